@@ -1,0 +1,7 @@
+"""pfl-bench: a benchmark toolkit for differentially private federated learning."""
+
+from pfl_bench._rooms import check_rooms
+
+__version__ = "0.1.0"
+
+check_rooms()

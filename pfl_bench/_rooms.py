@@ -1,0 +1,35 @@
+"""Start-up check that the packages ``privacy`` and ``tasks`` are this distribution's own.
+
+Both are generic names: a folder ``tasks/`` in the working directory, or another distribution, can
+shadow ours, and code that is not ours would then do the accounting.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+ROOMS = ("privacy", "tasks")
+
+
+def check_rooms() -> None:
+    """Check where ``privacy`` and ``tasks`` would be imported from, without importing them.
+
+    Raises:
+        ImportError: A foreign package shadows one of them; the message names its folder.
+    """
+    home = Path(__file__).resolve().parent.parent
+    for room in ROOMS:
+        spec = importlib.util.find_spec(room)
+        expected = home / room / "__init__.py"
+        found = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+        if found == expected:
+            continue
+        if found is None and spec is not None and spec.submodule_search_locations:
+            found = Path(next(iter(spec.submodule_search_locations))).resolve()
+        where = f"is shadowed by {found}" if found else "is not installed"
+        raise ImportError(
+            f"pfl-bench's own package '{room}' {where}; it should be {expected.parent}. "
+            f"Run from another folder, rename the foreign '{room}', or use a virtual environment "
+            "of its own for pfl-bench."
+        )

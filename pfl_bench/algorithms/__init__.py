@@ -1,0 +1,1 @@
+"""Federated algorithms, one file each; found by name (``pfl_bench.plugins``)."""

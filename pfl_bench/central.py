@@ -1,0 +1,317 @@
+"""The central trainer: the pooled training split, with or without example-level DP.
+
+Guarantee with a ``privacy`` section: unit one example, adjacency add or remove one example, batches
+by Poisson sampling with rate batch_size / examples, each example's gradient clipped to
+``clip_norm`` in L2 norm over all parameters, Gaussian noise by Opacus, and the *expected* batch
+size as denominator. Normalisation over examples of a batch is refused by Opacus' own validator.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfl_bench.config import CentralOptions
+from pfl_bench.config_file import ResolvedConfig
+from pfl_bench.flat_model import FlatModel
+from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
+from pfl_bench.rng import Purpose, seed_torch, stream, torch_seed
+from pfl_bench.types import ConfigError, FederatedSplit, Task
+from privacy.errors import BudgetExceededError
+from privacy.example_level import ExampleLevelPlan, make_example_level_plan
+
+
+class CentralTrainer:
+    """Trains a model on pooled examples; the runner drives it, one epoch a step.
+
+    Args:
+        resolved: The configuration, with a ``central`` section.
+        task: Data and loss.
+        model: Trained in place.
+        notice: Called with what a person must know.
+
+    Attributes:
+        total: Epochs of the run.
+        plan: What the run claims; None for a run that is not private.
+
+    Raises:
+        ConfigError: The settings do not fit the data or one another.
+        privacy.errors.PrivacyError: The claim cannot be met.
+    """
+
+    unit = "epoch"
+
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        task: Task,
+        model: FlatModel,
+        notice: Callable[[str], None],
+    ) -> None:
+        options = resolved.config.central
+        if options is None:
+            raise ConfigError("a central trainer needs the section 'central'")
+        self._options: CentralOptions = options
+        self._task = task
+        self._split: FederatedSplit = task.split("train")
+        self._model = model
+        self._seed = resolved.config.seed
+        self._notice = notice
+        self.total = options.num_epochs
+        if options.batch_size > self._split.num_examples:
+            raise ConfigError(
+                f"central.batch_size: {options.batch_size} is more than the "
+                f"{self._split.num_examples} training examples; lower it"
+            )
+        self._steps_per_epoch = math.ceil(self._split.num_examples / options.batch_size)
+        self._optimizer = build_optimizer(
+            options.optimizer, model.parameters, options.learning_rate
+        )
+        self.plan = self._make_plan(resolved)
+        self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
+        if self.plan is not None:
+            self._private = PrivateSteps(self.plan, model, self._optimizer, task, options)
+            self._private.generator.manual_seed(torch_seed(self._seed, Purpose.NOISE))
+
+    def _make_plan(self, resolved: ResolvedConfig) -> ExampleLevelPlan | None:
+        privacy = resolved.config.privacy
+        if privacy is None:
+            return None
+        mechanism = resolved.tree["privacy"]["mechanism"]
+        if mechanism["name"] != "gaussian":
+            raise ConfigError(
+                f"privacy.mechanism.name: '{mechanism['name']}' is not available for central "
+                "training; example-level DP is DP-SGD: use {name: gaussian, clip_norm: ...}"
+            )
+        return make_example_level_plan(
+            num_examples=self._split.num_examples,
+            batch_size=self._options.batch_size,
+            steps=self._steps_per_epoch * self.total,
+            clip_norm=mechanism["clip_norm"],
+            epsilon=privacy.epsilon,
+            noise_multiplier=privacy.noise_multiplier,
+            delta=privacy.delta,
+            accountant=privacy.accountant,
+            num_parameters=self._model.num_parameters,
+        )
+
+    def advance(self, index: int) -> dict[str, float]:
+        """Run one epoch.
+
+        Args:
+            index: The epoch, 1-based.
+
+        Returns:
+            The epoch's scalars.
+
+        Raises:
+            privacy.errors.BudgetExceededError: The epoch would exceed the budget.
+        """
+        started = time.perf_counter()
+        if self.plan is not None:
+            self._check_budget(self.plan, index)
+        rng = stream(self._seed, Purpose.CENTRAL_BATCHES, index)
+        augmentation = stream(self._seed, Purpose.AUGMENTATION, index)
+        seed_torch(self._seed, Purpose.CENTRAL_MODEL, self._model.device, index)
+        self._model.module.train()
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._model.device)
+        seen = lost = 0
+        rate = 0.0
+        batches = self._shuffled(rng) if self.plan is None else self._poisson(rng)
+        total_steps = self._steps_per_epoch * self.total
+        for position, batch in enumerate(batches):
+            step = (index - 1) * self._steps_per_epoch + position + 1
+            factor = rate_factor(self._options.schedule, step, total_steps)
+            rate = self._options.learning_rate * factor
+            set_rate(self._optimizer, rate)
+            if self.plan is None:
+                loss_sum += self._plain_step(batch, augmentation) * len(batch)
+            else:
+                batch_loss, batch_lost = self._private.step(self._split, batch, augmentation)
+                loss_sum += batch_loss
+                lost += batch_lost
+            seen += len(batch)
+        scalars = {
+            "train/num_examples": float(seen),
+            "train/num_steps": float(self._steps_per_epoch),
+            "train/learning_rate": rate,
+        }
+        if seen:
+            scalars["train/loss"] = float(loss_sum) / seen
+        if self.plan is not None:
+            scalars["train/num_nonfinite"] = float(lost)
+            if lost:
+                self._notice(
+                    f"epoch {index}: the gradients of {lost} examples were not finite and "
+                    "contributed nothing; a lower central.learning_rate usually mends this"
+                )
+        scalars["time/round_seconds"] = time.perf_counter() - started
+        return scalars
+
+    def _check_budget(self, plan: ExampleLevelPlan, epoch: int) -> None:
+        last_step = epoch * self._steps_per_epoch
+        if plan.max_steps is not None and last_step > plan.max_steps:
+            raise BudgetExceededError(
+                f"epoch {epoch} would end at step {last_step}; the budget epsilon = "
+                f"{plan.epsilon:g} is spent after step {plan.max_steps}"
+            )
+
+    def _shuffled(self, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+        order = rng.permutation(self._split.num_examples)
+        for start in range(0, len(order), self._options.batch_size):
+            yield order[start : start + self._options.batch_size]
+
+    def _poisson(self, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+        count = self._split.num_examples
+        rate = self._options.batch_size / count
+        for _ in range(self._steps_per_epoch):
+            yield np.flatnonzero(rng.random(count) < rate).astype(np.int64)
+
+    def _plain_step(self, batch: NDArray[np.int64], rng: np.random.Generator) -> Tensor:
+        examples = self._split.read_examples(batch, rng)
+        outputs = self._model.module(examples.inputs.to(self._model.device))
+        loss = self._task.loss(outputs, examples.targets.to(self._model.device))
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return loss.detach()
+
+    def load_central(self) -> None:
+        """Nothing to do: the model is trained in place."""
+
+    def epsilons(self, done: int) -> dict[str, float]:
+        """Both epsilons after ``done`` epochs; empty without privacy and for slow accountants."""
+        if self.plan is None or self._accountant != "rdp":
+            return {}
+        statement = self.plan.statement(done * self._steps_per_epoch)
+        return {
+            "privacy/epsilon_simulated": statement.simulated.epsilon,
+            "privacy/epsilon_actual": statement.actual.epsilon,
+        }
+
+    def statement(self, done: int) -> dict[str, Any] | None:
+        """The privacy statement after ``done`` epochs, as plain data."""
+        if self.plan is None:
+            return None
+        return self.plan.statement(done * self._steps_per_epoch).to_json_dict()
+
+    def statement_text(self, done: int) -> str:
+        """The privacy statement after ``done`` epochs, for a person."""
+        if self.plan is None:
+            return "Privacy: none. Gradients are neither clipped nor noised."
+        return self.plan.statement(done * self._steps_per_epoch).to_text()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes from epoch to epoch."""
+        state: dict[str, Any] = {
+            "central": self._model.vector.clone(),
+            "optimizer": self._optimizer.state_dict(),
+        }
+        if self.plan is not None:
+            state["noise_generator"] = self._private.generator.get_state()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave."""
+        self._model.vector.copy_(state["central"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self.plan is not None:
+            self._private.generator.set_state(state["noise_generator"])
+
+
+class PrivateSteps:
+    """DP-SGD steps by Opacus on batches that the trainer draws.
+
+    Args:
+        plan: Noise multiplier and clipping bound.
+        model: Its module is wrapped for per-example gradients.
+        optimizer: Steps along the noised gradient.
+        task: Loss.
+        options: Expected and physical batch size.
+
+    Raises:
+        ConfigError: A layer of the model mixes examples, or Opacus has no rule for it.
+    """
+
+    def __init__(
+        self,
+        plan: ExampleLevelPlan,
+        model: FlatModel,
+        optimizer: torch.optim.Optimizer,
+        task: Task,
+        options: CentralOptions,
+    ) -> None:
+        from opacus import GradSampleModule
+        from opacus.optimizers import DPOptimizer
+        from opacus.validators import ModuleValidator
+
+        errors = ModuleValidator.validate(model.module, strict=False)
+        if errors:
+            raise ConfigError(f"model: not fit for example-level DP: {errors[0]}")
+        self.generator = torch.Generator(device=model.device)
+        self._task = task
+        self._model = model
+        self._options = options
+        self._module = GradSampleModule(model.module, loss_reduction="mean")
+        self._optimizer = DPOptimizer(
+            optimizer,
+            noise_multiplier=plan.noise_multiplier,
+            max_grad_norm=plan.clip_norm,
+            expected_batch_size=options.batch_size,
+            loss_reduction="mean",
+            generator=self.generator,
+        )
+
+    def step(
+        self, split: FederatedSplit, batch: NDArray[np.int64], rng: np.random.Generator
+    ) -> tuple[Tensor, int]:
+        """Take one noised step, in physical batches that fit the memory.
+
+        Args:
+            split: The training split.
+            batch: Indices of the drawn examples; may be empty: the step is then noise alone.
+            rng: Drives augmentation.
+
+        Returns:
+            Sum of the examples' losses, and how many examples' gradients were not finite.
+        """
+        device = self._model.device
+        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        lost = 0
+        pieces = np.split(
+            batch,
+            range(self._options.physical_batch_size, len(batch), self._options.physical_batch_size),
+        )
+        for piece in pieces:
+            self._optimizer.zero_grad(set_to_none=True)
+            if len(piece):
+                examples = split.read_examples(piece, rng)
+                outputs = self._module(examples.inputs.to(device))
+                loss = self._task.loss(outputs, examples.targets.to(device))
+                loss.backward()  # type: ignore[no-untyped-call]
+                loss_sum += loss.detach() * len(piece)
+                lost += self._drop_nonfinite()
+            else:
+                for parameter in self._model.parameters:
+                    cast("Any", parameter).grad_sample = parameter.new_zeros((0, *parameter.shape))
+            self._optimizer.signal_skip_step(do_skip=piece is not pieces[-1])
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss_sum, lost
+
+    def _drop_nonfinite(self) -> int:
+        """Zero the gradients of examples that are not finite: 0 * inf would poison the sum."""
+        samples = [cast("Tensor", cast("Any", p).grad_sample) for p in self._model.parameters]
+        finite = torch.stack([s.flatten(1).isfinite().all(dim=1) for s in samples]).all(dim=0)
+        lost = int((~finite).sum())
+        if lost:
+            for sample in samples:
+                sample[~finite] = 0.0
+        return lost

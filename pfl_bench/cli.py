@@ -1,0 +1,158 @@
+"""The command line. Only the standard library is imported here, so that --help answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import sys
+from collections.abc import Sequence
+
+EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+# What the user's machine, not our code, is to be blamed for.
+_MACHINE_ERRORS = {
+    errno.ENOSPC: "no space is left on the device",
+    errno.EDQUOT: "the disk quota is exceeded",
+    errno.EFBIG: "the file size limit is exceeded",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission is denied",
+    errno.EPERM: "the operation is not permitted",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="pfl-bench",
+        description="Benchmarks for differentially private federated learning: one command a row "
+        "of a published table, epsilons that can be audited.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _add_run(commands)
+    _add_table(commands)
+    _add_data(commands)
+    _add_privacy(commands)
+    _add_report(commands)
+    return parser
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = commands.add_parser("run", help="run one row")
+    run.add_argument("config", metavar="CONFIG.yaml", help="file, or a bundled demo/<row>.yaml")
+    run.add_argument("overrides", nargs="*", metavar="key=value", help="wins over the file")
+    run.add_argument("--out", metavar="DIR", help="run folder (default: runs/NAME/seed-N)")
+    run.add_argument("--resume", action="store_true", help="go on with an unfinished run")
+    run.add_argument("--seed", type=int, metavar="N", help="same as seed=N")
+    run.set_defaults(module="run")
+
+
+def _add_table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    table = commands.add_parser("table", help="run every row of a folder; done rows are skipped")
+    table.add_argument("folder", metavar="FOLDER", help="folder of row files, or a bundled one")
+    table.add_argument("overrides", nargs="*", metavar="key=value", help="applied to every row")
+    table.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds a row (default 1)")
+    table.add_argument("--only", metavar="ROW", help="run this row alone")
+    table.add_argument("--format", choices=("md", "csv", "latex"), default="md")
+    table.add_argument("--out", metavar="DIR", help="folder of the runs (default: runs/FOLDER)")
+    table.set_defaults(module="table")
+
+
+def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    data = commands.add_parser("data", help="prepare, download and describe data")
+    actions = data.add_subparsers(dest="action", metavar="ACTION", required=True)
+    prepare = actions.add_parser("prepare", help="raw public files -> store")
+    prepare.add_argument("task", metavar="TASK")
+    prepare.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
+    prepare.add_argument("--source", required=True, metavar="DIR")
+    prepare.add_argument("--out", required=True, metavar="FILE.h5")
+    download = actions.add_parser("download", help="fetch the published files")
+    download.add_argument("task", metavar="TASK")
+    download.add_argument("--out", metavar="DIR", help="target folder (default: data/TASK)")
+    stats = actions.add_parser("stats", help="users, examples, skew of a store")
+    stats.add_argument("file", metavar="FILE.h5")
+    stats.add_argument("--json", action="store_true")
+    data.set_defaults(module="data")
+
+
+def _add_privacy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    privacy = commands.add_parser("privacy", help="privacy calculations without a run")
+    actions = privacy.add_subparsers(dest="action", metavar="ACTION", required=True)
+    calibrate = actions.add_parser("calibrate", help="noise multiplier for an epsilon")
+    calibrate.add_argument("--epsilon", type=float, required=True, metavar="E")
+    epsilon = actions.add_parser("epsilon", help="epsilon of a noise multiplier")
+    epsilon.add_argument("--noise-multiplier", type=float, required=True, metavar="Z")
+    for action in (calibrate, epsilon):
+        action.add_argument("--population", type=int, required=True, metavar="N")
+        action.add_argument("--cohort", type=int, required=True, metavar="C")
+        action.add_argument("--rounds", type=int, required=True, metavar="T")
+        action.add_argument("--delta", type=float, metavar="D", help="default: N^-1.1")
+        action.add_argument("--accountant", choices=("rdp", "pld", "prv"), default="rdp")
+        action.add_argument(
+            "--sampling",
+            choices=("poisson", "fixed_size", "full"),
+            default="poisson",
+            help="how a round's users are drawn (default poisson)",
+        )
+        action.add_argument("--json", action="store_true")
+    privacy.set_defaults(module="privacy")
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    report = commands.add_parser("report", help="one self-contained page of run folders")
+    report.add_argument("runs", nargs="+", metavar="RUN_DIR")
+    report.add_argument("--out", default="report.html", metavar="FILE.html")
+    report.set_defaults(module="report")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: Arguments without the program's name; None for the process's own.
+
+    Returns:
+        0 done, 1 a check or a row failed, 2 the user's input is wrong, 130 interrupted.
+    """
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.version:
+        from pfl_bench import __version__
+
+        print(__version__)
+        return EXIT_DONE
+    if arguments.command is None:
+        parser.print_help()
+        return EXIT_INPUT
+    try:
+        module = importlib.import_module(f"pfl_bench.commands.{arguments.module}")
+        return int(module.main(arguments))
+    except KeyboardInterrupt:
+        print("pfl-bench: interrupted; a run goes on with --resume", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe such as `| head` went away: nothing is wrong, nothing is left to say.
+        sys.stdout = None
+        return EXIT_DONE
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        print(f"pfl-bench: {message}", file=sys.stderr)
+        return EXIT_INPUT
+
+
+def explain(error: Exception) -> str | None:
+    """What to tell the user of an error that is theirs to mend; None for one that is ours."""
+    from pfl_bench.types import UserInputError
+    from privacy.errors import PrivacyError
+
+    if isinstance(error, (UserInputError, PrivacyError)):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
+        where = f"{error.filename}: " if error.filename else ""
+        return (
+            f"{where}{_MACHINE_ERRORS[error.errno]}; free space or give another --out, then go on "
+            "with --resume where a run was under way"
+        )
+    return None

@@ -1,0 +1,1 @@
+"""The subcommands of ``pfl-bench``, one module each, imported when one is called."""

@@ -1,0 +1,41 @@
+"""Row files on disk or bundled with the package."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+
+from pfl_bench.types import ConfigError
+
+_HOME = Path(__file__).resolve().parent.parent
+
+
+def bundled_configs() -> Path:
+    """The folder of bundled rows: inside an installed package, or beside it in a checkout."""
+    installed = _HOME / "bundled_configs"
+    return installed if installed.is_dir() else _HOME.parent / "configs"
+
+
+def locate(name: str, folder: bool) -> Path:
+    """Find a row file or a folder of rows.
+
+    Args:
+        name: A path; or one inside the bundled rows, such as "demo" or "demo/central.yaml".
+        folder: Whether a folder is meant.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    path = Path(name)
+    inner = name.removeprefix("configs/")
+    for candidate in (path, bundled_configs() / inner):
+        if candidate.is_dir() if folder else candidate.is_file():
+            return candidate
+    root = bundled_configs()
+    known = sorted(
+        {str((p.parent if folder else p).relative_to(root)) for p in root.rglob("*.yaml")}
+    )
+    near = get_close_matches(inner, known, n=1, cutoff=0.4)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    kind = "folder of rows" if folder else "row file"
+    raise ConfigError(f"{name}: no such {kind}{hint} Bundled: {', '.join(known)}")

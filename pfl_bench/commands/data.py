@@ -1,0 +1,99 @@
+"""``pfl-bench data``: prepare, download and describe data."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress, TaskID
+
+from pfl_bench import plugins
+from pfl_bench.config_file import validate_options
+from pfl_bench.types import DataError
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the action that was asked for."""
+    actions = {"prepare": _prepare, "download": _download, "stats": _stats}
+    return actions[arguments.action](arguments)
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    module = plugins.load(plugins.PREPARE, arguments.task)
+    where = f"pfl-bench data prepare {arguments.task}"
+    options = validate_options(module.Options, arguments.overrides, where)
+    source, out = Path(arguments.source), Path(arguments.out)
+    if not source.is_dir():
+        raise DataError(f"--source {source}: no such folder; give the folder of the raw files")
+    with ProgressPrinter() as progress:
+        facts = module.prepare(source, out, options, progress)
+    _print_facts(facts)
+    print(f"store: {out}", file=sys.stderr)
+    return 0
+
+
+def _download(arguments: argparse.Namespace) -> int:
+    module = plugins.load(plugins.PREPARE, arguments.task)
+    if not hasattr(module, "download"):
+        raise DataError(
+            f"pfl-bench data download {arguments.task}: this task has no download; its README "
+            f"(tasks/{arguments.task}/README.md) says where its files are published. With the "
+            f"files: pfl-bench data prepare {arguments.task} --source DIR --out FILE.h5"
+        )
+    target = Path(arguments.out or Path("data") / arguments.task)
+    with ProgressPrinter() as progress:
+        module.download(target, progress)
+    print(f"downloaded: {target}", file=sys.stderr)
+    return 0
+
+
+def _stats(arguments: argparse.Namespace) -> int:
+    from pfl_bench.stats import format_statistics, store_statistics
+    from pfl_bench.store import Store
+
+    with Store(Path(arguments.file)) as store:
+        statistics = store_statistics(store)
+    print(json.dumps(statistics) if arguments.json else format_statistics(statistics))
+    return 0
+
+
+def _print_facts(facts: dict[str, Any]) -> None:
+    for key, value in facts.items():
+        shown = json.dumps(value) if isinstance(value, (dict, list)) else value
+        print(f"{key}: {shown}")
+
+
+class ProgressPrinter:
+    """Shows (what, done, total): a bar on a terminal, else a plain line each ten seconds."""
+
+    def __init__(self) -> None:
+        self._bars = Progress() if sys.stderr.isatty() else None
+        self._tasks: dict[str, TaskID] = {}
+        self._last = time.monotonic()
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        """Show that ``done`` of ``total`` (None: unknown) are through."""
+        if self._bars is not None:
+            if what not in self._tasks:
+                self._tasks[what] = self._bars.add_task(what, total=total)
+            self._bars.update(self._tasks[what], completed=done, total=total)
+        elif time.monotonic() - self._last > 10.0:
+            self._last = time.monotonic()
+            of = "" if total is None else f"/{total}"
+            print(f"{what}: {done}{of}", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Callable[[str, int, int | None], None]:
+        """Start the bars."""
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the bars down."""
+        if self._bars is not None:
+            self._bars.stop()

@@ -1,0 +1,40 @@
+"""``pfl-bench run``: one row."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from pfl_bench.commands._locate import locate
+from pfl_bench.config_file import load_config
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run one row and print its numbers."""
+    overrides = list(arguments.overrides)
+    if arguments.seed is not None:
+        overrides.append(f"seed={arguments.seed}")
+    resolved = load_config(locate(arguments.config, folder=False), overrides)
+    name = resolved.config.name
+    out = Path(arguments.out or Path("runs") / name / f"seed-{resolved.config.seed}")
+
+    from pfl_bench.report.page import write_report
+    from pfl_bench.report.table import format_table, rows_from_summaries
+    from pfl_bench.run_folder import read_json
+    from pfl_bench.runner import run
+
+    if read_json(out / "summary.json") is not None:
+        print(f"{out}: this run is finished; it is not run again", file=sys.stderr)
+    summary = run(resolved, out, resume=arguments.resume)
+    page = write_report([out], out / "report.html")
+    if summary["privacy"] is not None:
+        from privacy.statement import PrivacyStatement
+
+        print(PrivacyStatement.from_json_dict(summary["privacy"]).to_text(), end="\n\n")
+    for metric, value in summary["metrics"].items():
+        print(f"{metric:32} {value:.6g}")
+    print()
+    print(format_table(rows_from_summaries([summary]), "md"))
+    print(f"report: {page}", file=sys.stderr)
+    return 0

@@ -1,0 +1,294 @@
+"""Reading a configuration: YAML, ``key=value`` overrides, plug-in options, errors with a place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from pfl_bench import plugins
+from pfl_bench.config import CONFIG_VERSION, RunConfig
+from pfl_bench.types import ConfigError, PluginError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with the core schema's numbers and booleans, and without duplicate keys."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise yaml.MarkedYAMLError(
+                problem=f"key {key!r} is not text", problem_mark=key_node.start_mark
+            )
+        if key in seen:
+            raise yaml.MarkedYAMLError(
+                problem=f"key '{key}' stands twice", problem_mark=key_node.start_mark
+            )
+        seen.add(key)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+# YAML 1.1 reads 1e-3 as text and "no", "on" and "off" as booleans; readers expect neither.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float"))]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|false|False)$"), list("tTfF")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^(?:[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
+)
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A configuration that is complete and valid.
+
+    Attributes:
+        config: The typed configuration.
+        task_options: Options of the task plug-in.
+        model_options: Options of the model, its name among them.
+        algorithm_options: Options of the algorithm; None for central training.
+        mechanism_options: Options of the mechanism; None without ``privacy``.
+        tree: The whole as plain data, every default filled in.
+        overrides: The ``key=value`` texts that were given.
+        source: The file that it was read from.
+    """
+
+    config: RunConfig
+    task_options: BaseModel
+    model_options: BaseModel
+    algorithm_options: BaseModel | None
+    mechanism_options: BaseModel | None
+    tree: dict[str, Any]
+    overrides: tuple[str, ...]
+    source: Path
+
+    def to_yaml(self) -> str:
+        """The resolved configuration as YAML, overridden keys listed in its head."""
+        head = ["# Resolved configuration: every default is filled in."]
+        head += [f"# override: {text}" for text in self.overrides]
+        body: str = yaml.safe_dump(self.tree, sort_keys=False, allow_unicode=True)
+        return "\n".join(head) + "\n" + body
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> ResolvedConfig:
+    """Read a configuration file and resolve it, overrides winning over the file.
+
+    Args:
+        path: A YAML file.
+        overrides: Texts ``dotted.key=value``; the value is read as YAML.
+
+    Raises:
+        ConfigError: The file or an override is wrong; the message has file, dotted path, what is
+            allowed and the nearest name.
+    """
+    tree = read_yaml(path)
+    for text in overrides:
+        apply_override(tree, text)
+    return resolve(tree, path, tuple(overrides))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping.
+
+    Raises:
+        ConfigError: The file cannot be read, is not YAML, or is not a mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as a text file: {error}") from None
+    try:
+        tree = yaml.load(text, Loader=_Loader)  # _Loader derives from SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: a configuration is a mapping of keys to values")
+    return tree
+
+
+def apply_override(tree: dict[str, Any], text: str) -> None:
+    """Set one dotted key in a configuration tree.
+
+    Raises:
+        ConfigError: The text is not ``key=value``, or a part of the key is not a section.
+    """
+    key, equals, value_text = text.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"override '{text}': write key=value, such as federated.num_rounds=10")
+    try:
+        value = yaml.load(value_text, Loader=_Loader)  # _Loader derives from SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"override '{text}': the value is not valid YAML: {error}") from None
+    node = tree
+    for depth, part in enumerate(parts[:-1]):
+        if node.get(part) is None:
+            node[part] = {}
+        node = node[part]
+        if not isinstance(node, dict):
+            where = ".".join(parts[: depth + 1])
+            raise ConfigError(f"override '{text}': '{where}' is a value or list, not a section")
+    node[parts[-1]] = value
+
+
+def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> ResolvedConfig:
+    """Check a configuration tree against the core's and the plug-ins' types.
+
+    Raises:
+        ConfigError: Something is unknown, missing, wrong-typed or contradictory.
+    """
+    version = tree.get("version")
+    if version != CONFIG_VERSION:
+        raise ConfigError(
+            f"{path}: version: {version!r} is not {CONFIG_VERSION}, the version of the "
+            "configuration format that this pfl-bench reads; port the file, or use the pfl-bench "
+            "that it was written for"
+        )
+    config = _validate(RunConfig, tree, "", path)
+    task, task_options = _plugin(plugins.TASK, config.task, "task", path)
+    model_type = plugins.options_type(plugins.MODEL, task)
+    model_options = _validate(model_type, config.model, "model", path)
+    resolved = config.model_dump(mode="json")
+    resolved["task"] = {"name": task, **task_options.model_dump(mode="json")}
+    resolved["model"] = model_options.model_dump(mode="json")
+    algorithm_options = mechanism_options = None
+    if config.federated is not None:
+        where = "federated.algorithm"
+        name, algorithm_options = _plugin(
+            plugins.ALGORITHM, config.federated.algorithm, where, path
+        )
+        filled = {"name": name, **algorithm_options.model_dump(mode="json")}
+        resolved["federated"]["algorithm"] = filled
+        if config.federated.engine != "auto":
+            try:
+                plugins.load(plugins.ENGINE, config.federated.engine)
+            except PluginError as error:
+                raise ConfigError(f"{path}: federated.engine: {error}") from None
+    if config.privacy is not None:
+        where = "privacy.mechanism"
+        name, mechanism_options = _plugin(plugins.MECHANISM, config.privacy.mechanism, where, path)
+        filled = {"name": name, **mechanism_options.model_dump(mode="json")}
+        resolved["privacy"]["mechanism"] = filled
+    config = _validate(RunConfig, resolved, "", path)
+    return ResolvedConfig(
+        config,
+        task_options,
+        model_options,
+        algorithm_options,
+        mechanism_options,
+        resolved,
+        overrides,
+        path,
+    )
+
+
+def _plugin(
+    kind: plugins.PluginKind, section: Mapping[str, Any], where: str, path: Path
+) -> tuple[str, BaseModel]:
+    name = section.get("name")
+    if not isinstance(name, str):
+        names = ", ".join(plugins.available(kind))
+        raise ConfigError(f"{path}: {where}.name: give the name of a {kind.word}: {names}")
+    try:
+        options_type = plugins.options_type(kind, name)
+    except PluginError as error:
+        raise ConfigError(f"{path}: {where}.name: {error}") from None
+    options = {key: value for key, value in section.items() if key != "name"}
+    return name, _validate(options_type, options, where, path)
+
+
+def _validate(model: type[M], data: Mapping[str, Any], where: str, path: Path) -> M:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        lines = [_explain(model, detail, where) for detail in error.errors()]
+        raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from None
+
+
+def _explain(model: type[BaseModel], detail: Any, where: str) -> str:
+    """One pydantic error as "dotted.path: what is wrong, and the nearest right name"."""
+    parts = [str(part) for part in detail["loc"]]
+    dotted = ".".join([where, *parts] if where else parts)
+    if detail["type"] == "extra_forbidden":
+        siblings = _fields_at(model, parts[:-1])
+        near = get_close_matches(parts[-1], siblings, n=1, cutoff=0.5)
+        if near:
+            hint = f"did you mean '{near[0]}'?"
+        else:
+            elsewhere = [path for path in _all_paths(RunConfig) if path.endswith("." + parts[-1])]
+            hint = f"did you mean '{elsewhere[0]}'?" if elsewhere else ""
+        return f"{dotted}: unknown key; {hint} Allowed here: {', '.join(siblings) or 'none'}."
+    if detail["type"] == "missing":
+        return f"{dotted}: required, but missing"
+    message = detail["msg"].removeprefix("Value error, ")
+    given = detail.get("input")
+    shown = "" if isinstance(given, (dict, list)) or not dotted else f" (given: {given!r})"
+    return f"{dotted}: {message}{shown}" if dotted else message
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _fields_at(model: type[BaseModel], parts: Sequence[str]) -> list[str]:
+    for part in parts:
+        if part.isdigit():
+            continue
+        found = model.model_fields.get(part)
+        section = _section(found.annotation) if found else None
+        if section is None:
+            return []
+        model = section
+    return list(model.model_fields)
+
+
+def _all_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
+    paths = []
+    for name, info in model.model_fields.items():
+        paths.append(prefix + name)
+        section = _section(info.annotation)
+        if section is not None:
+            paths += _all_paths(section, f"{prefix}{name}.")
+    return paths
+
+
+def validate_options(model: type[M], overrides: Sequence[str], where: str) -> M:
+    """Read ``key=value`` texts into typed options that no file belongs to.
+
+    Args:
+        model: The options' type.
+        overrides: Texts ``key=value``.
+        where: What messages name as the place, such as the command.
+
+    Raises:
+        ConfigError: A key is unknown or a value is wrong.
+    """
+    tree: dict[str, Any] = {}
+    for text in overrides:
+        apply_override(tree, text)
+    return _validate(model, tree, "", Path(where))

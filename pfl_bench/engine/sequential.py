@@ -1,0 +1,148 @@
+"""The sequential engine: one client after another. It is the reference that others must equal."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from pfl_bench.flat_model import FlatModel
+from pfl_bench.rng import Purpose, seed_torch, stream
+from pfl_bench.types import Examples, FederatedSplit, LocalResult, LocalTraining
+
+
+class Options(BaseModel):
+    """Options of the sequential engine.
+
+    Attributes:
+        data_workers: Threads that read clients ahead of training; 0 reads in line.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    data_workers: int = Field(default=0, ge=0)
+
+
+class SequentialEngine:
+    """Trains clients one by one on the memory of one flat model.
+
+    A client's draws come from its own streams, named by (seed, round, user): neither the order of
+    clients nor the number of reading threads changes a result.
+
+    Args:
+        options: See ``Options``.
+        model: Its memory is the working copy; its dropout, if any, is on during training.
+        split: The training split.
+        loss: Mean loss of a batch from (outputs, targets).
+        local: How a client trains.
+        seed: The run's seed.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        model: FlatModel,
+        split: FederatedSplit,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        local: LocalTraining,
+        seed: int,
+    ) -> None:
+        self._options = options
+        self._model = model
+        self._split = split
+        self._loss = loss
+        self._local = local
+        self._seed = seed
+        self._update = torch.empty_like(model.vector)
+
+    def train(
+        self, users: NDArray[np.int64], round_index: int, central: Tensor
+    ) -> Iterator[LocalResult]:
+        """Train each user from the central parameters.
+
+        Args:
+            users: Indices into the training split.
+            round_index: The round, 1-based.
+            central: Shape (P,).
+
+        Yields:
+            One result a user, in the order of ``users``. Its ``update`` is overwritten by the
+            next client: use it before asking for the next.
+        """
+        self._model.module.train()
+        for user, examples in self._read_ahead(users, round_index):
+            yield self._train_client(user, examples, round_index, central)
+
+    def _read(self, user: int, round_index: int) -> Examples:
+        rng = stream(self._seed, Purpose.AUGMENTATION, round_index, user)
+        return self._split.read_user(user, rng)
+
+    def _read_ahead(
+        self, users: NDArray[np.int64], round_index: int
+    ) -> Iterator[tuple[int, Examples]]:
+        workers = self._options.data_workers
+        if workers == 0:
+            for user in users.tolist():
+                yield user, self._read(user, round_index)
+            return
+        with ThreadPoolExecutor(workers, thread_name_prefix="read-client") as pool:
+            waiting: deque[tuple[int, Future[Examples]]] = deque()
+            for user in users.tolist():
+                waiting.append((user, pool.submit(self._read, user, round_index)))
+                # Reading further ahead would hold more clients in memory and gain nothing.
+                if len(waiting) > 2 * workers:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            for user, future in waiting:
+                yield user, future.result()
+
+    def _train_client(
+        self, user: int, examples: Examples, round_index: int, central: Tensor
+    ) -> LocalResult:
+        model, local = self._model, self._local
+        work, slices, parameters = model.vector, model.slices, model.parameters
+        rng = stream(self._seed, Purpose.LOCAL_TRAINING, round_index, user)
+        seed_torch(self._seed, Purpose.LOCAL_TRAINING, work.device, round_index, user)
+        inputs = examples.inputs.to(work.device, non_blocking=True)
+        targets = examples.targets.to(work.device, non_blocking=True)
+        work.copy_(central)
+        total_loss = torch.zeros((), device=work.device)
+        steps = 0
+        step_limit = local.max_steps if local.max_steps is not None else -1
+        for _ in range(local.epochs):
+            order = torch.from_numpy(rng.permutation(len(examples))).to(work.device)
+            batches = zip(
+                inputs[order].split(local.batch_size),
+                targets[order].split(local.batch_size),
+                strict=True,
+            )
+            for batch_inputs, batch_targets in batches:
+                if steps == step_limit:
+                    break
+                loss = self._loss(model.module(batch_inputs), batch_targets)
+                gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+                if local.proximal_weight:
+                    work.lerp_(central, local.learning_rate * local.proximal_weight)
+                torch._foreach_add_(slices, gradients, alpha=-local.learning_rate)
+                total_loss += loss.detach()
+                steps += 1
+        torch.sub(work, central, out=self._update)
+        return LocalResult(user, self._update, len(examples), steps, total_loss / max(steps, 1))
+
+
+def build(
+    options: Options,
+    model: FlatModel,
+    split: FederatedSplit,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    local: LocalTraining,
+    seed: int,
+) -> SequentialEngine:
+    """Build the engine; see ``SequentialEngine``."""
+    return SequentialEngine(options, model, split, loss, local, seed)

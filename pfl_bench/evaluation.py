@@ -1,0 +1,70 @@
+"""Evaluation on a whole split: pooled, and as a distribution over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from pfl_bench.types import FederatedSplit, Metric
+
+PERCENTILES = (10, 50, 90)
+
+
+@torch.no_grad()
+def evaluate(
+    module: nn.Module,
+    split: FederatedSplit,
+    metrics: Sequence[Metric],
+    batch_size: int,
+    device: torch.device,
+) -> dict[str, float]:
+    """Evaluate a model on all examples of a split, in one pass.
+
+    Args:
+        module: The model; put in evaluation mode, and back into the mode it was in.
+        split: Users and examples.
+        metrics: Empty accumulators.
+        batch_size: Examples a forward pass.
+        device: Where the model lives.
+
+    Returns:
+        Under "<split>/": each metric over all examples (every example weighs the same); for each
+        value that examples have on their own, such as accuracy, also "<value>_by_client" (mean of
+        the clients' means: every client weighs the same) and "client_<value>_p10", "_p50", "_p90"
+        (percentiles over clients, linear between ranks); and "num_examples", "num_clients".
+    """
+    was_training = module.training
+    module.eval()
+    columns: dict[str, list[NDArray[np.float64]]] = {}
+    for start in range(0, split.num_examples, batch_size):
+        examples = split.read_range(start, min(start + batch_size, split.num_examples))
+        outputs = module(examples.inputs.to(device))
+        targets = examples.targets.to(device)
+        for metric in metrics:
+            for name, values in metric.update(outputs, targets).items():
+                columns.setdefault(name, []).append(values.double().cpu().numpy())
+    module.train(was_training)
+    result: dict[str, float] = {}
+    for metric in metrics:
+        result.update(metric.compute())
+    for name, parts in columns.items():
+        result.update(_over_clients(name, np.concatenate(parts), split.offsets))
+    result["num_examples"] = split.num_examples
+    result["num_clients"] = split.num_users
+    return {f"{split.name}/{name}": float(value) for name, value in result.items()}
+
+
+def _over_clients(
+    name: str, values: NDArray[np.float64], offsets: NDArray[np.int64]
+) -> dict[str, float]:
+    means = np.add.reduceat(values, offsets[:-1]) / np.diff(offsets)
+    result = {f"{name}_by_client": float(means.mean())}
+    finite = means[np.isfinite(means)]
+    for percentile in PERCENTILES:
+        value = np.percentile(finite, percentile) if len(finite) == len(means) else np.nan
+        result[f"client_{name}_p{percentile}"] = float(value)
+    return result

@@ -1,0 +1,286 @@
+"""The federated trainer: one loop for private and non-private federated learning.
+
+Privacy is a mechanism in the loop's hand; "none" is one more mechanism. A round, in order: would
+it exceed the budget, draw the cohort, train and clip client by client into a running sum, noise
+the sum once, write the ledger, take the central step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pfl_bench import plugins
+from pfl_bench.config import FederatedOptions
+from pfl_bench.config_file import ResolvedConfig
+from pfl_bench.flat_model import FlatModel, batchnorm_layers
+from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
+from pfl_bench.rng import Purpose, stream
+from pfl_bench.sampling import build_sampler
+from pfl_bench.types import Algorithm, ConfigError, Engine, LocalTraining, Task
+from privacy.aggregate import Aggregate
+from privacy.ledger import Ledger
+from privacy.mechanism import Mechanism, NoiseScale
+from privacy.plan import PlanRequest, PrivacyPlan, make_plan
+
+
+class FederatedTrainer:
+    """Trains a model over rounds; the runner drives it.
+
+    Args:
+        resolved: The configuration, with a ``federated`` section.
+        task: Data and loss.
+        model: Its memory is the clients' working copy; its initial values are the start.
+        folder: The run's folder, where a private run keeps its ledger.
+        notice: Called with what a person must know.
+
+    Attributes:
+        total: Rounds of the run.
+        central: Shape (P,): the central parameters.
+        plan: What the run claims; None for a run that is not private.
+
+    Raises:
+        ConfigError: The settings do not fit the data or one another.
+        privacy.errors.PlanError: The accounting of the settings would be wrong.
+    """
+
+    unit = "round"
+
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        task: Task,
+        model: FlatModel,
+        folder: Path,
+        notice: Callable[[str], None],
+    ) -> None:
+        options = resolved.config.federated
+        if options is None:
+            raise ConfigError("a federated trainer needs the section 'federated'")
+        self.total = options.num_rounds
+        self._options = options
+        self._seed = resolved.config.seed
+        self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
+        self._notice = notice
+        self._model = model
+        self._split = task.split("train")
+        self._sampler = build_sampler(options.sampling, self._split.num_users, options.cohort_size)
+        self._algorithm = _build_algorithm(resolved, options)
+        layers = batchnorm_layers(model.module)
+        self.plan = self._make_plan(resolved, layers)
+        if layers and self.plan is None:
+            raise ConfigError(
+                f"model: BatchNorm layers keep running statistics ({', '.join(layers[:3])}), which "
+                "federated training neither sends nor averages; use GroupNorm or frozen statistics"
+            )
+        self._mechanism: Mechanism
+        if self.plan is None:
+            self._mechanism = _build_mechanism("none", None, _no_noise(options))
+            self._ledger = None
+        else:
+            self._mechanism = self.plan.mechanism
+            self._ledger = Ledger.open(folder / "ledger.jsonl")
+        self._engine = _build_engine(resolved, options, task, model, self._algorithm, notice)
+        self.central = model.vector.clone()
+        self._optimizer = build_optimizer(
+            options.central_optimizer, [self.central], options.central_learning_rate
+        )
+
+    def _make_plan(self, resolved: ResolvedConfig, layers: tuple[str, ...]) -> PrivacyPlan | None:
+        privacy, options = resolved.config.privacy, self._options
+        if privacy is None or privacy.population_size is None:
+            return None
+        name = resolved.tree["privacy"]["mechanism"]["name"]
+        return make_plan(
+            PlanRequest(
+                mechanism=name,
+                mechanism_build=lambda noise: _build_mechanism(
+                    name, resolved.mechanism_options, noise
+                ),
+                scheme=options.sampling,
+                population_size=privacy.population_size,
+                num_users=self._split.num_users,
+                hypothetical_population=privacy.hypothetical_population,
+                cohort_size=options.cohort_size,
+                noise_cohort_size=privacy.noise_cohort_size,
+                num_rounds=options.num_rounds,
+                weighting=options.weighting,
+                epsilon=privacy.epsilon,
+                noise_multiplier=privacy.noise_multiplier,
+                delta=privacy.delta,
+                accountant=privacy.accountant,
+                uploads=self._algorithm.uploads,
+                batchnorm_layers=layers,
+                num_parameters=self._model.num_parameters,
+            )
+        )
+
+    def advance(self, index: int) -> dict[str, float]:
+        """Run one round.
+
+        Args:
+            index: The round, 1-based.
+
+        Returns:
+            The round's scalars.
+
+        Raises:
+            privacy.errors.BudgetExceededError: The round would exceed the budget; nothing was
+                drawn or trained.
+        """
+        started = time.perf_counter()
+        if self.plan is not None:
+            self.plan.check_round(index)
+        users = self._sampler.draw(stream(self._seed, Purpose.SAMPLING, index))
+        aggregate = Aggregate.zeros(self._model.num_parameters, self.central.device)
+        loss_sum = torch.zeros((), device=self.central.device)
+        num_examples = num_steps = 0
+        lost: list[int] = []
+        for result in self._engine.train(users, index, self.central):
+            by_examples = self._options.weighting == "examples"
+            weight = float(result.num_examples) if by_examples else 1.0
+            if self._mechanism.accumulate(aggregate, result.update, weight).finite:
+                loss_sum += result.loss
+                num_examples += result.num_examples
+                num_steps += result.num_steps
+            else:
+                lost.append(result.user)
+        if lost:
+            self._name_lost_clients(lost, index)
+        release = self._mechanism.release(aggregate, stream(self._seed, Purpose.NOISE, index))
+        if self.plan is not None and self._ledger is not None:
+            entry = self.plan.ledger_entry(index, len(users), release, aggregate)
+            self._ledger.append(entry)
+        rate = self._take_central_step(release.mean_update, index)
+        scalars = {
+            "train/cohort_size": float(len(users)),
+            "train/num_examples": float(num_examples),
+            "train/num_steps": float(num_steps),
+            "train/num_nonfinite": float(aggregate.num_nonfinite),
+            "train/update_norm": float(torch.linalg.vector_norm(release.mean_update)),
+            "train/central_learning_rate": rate,
+        }
+        if aggregate.num_contributions:
+            scalars["train/loss"] = float(loss_sum) / aggregate.num_contributions
+        if self.plan is not None:
+            scalars |= {
+                "privacy/clip_norm": float(release.clip_norm or 0.0),
+                "privacy/update_noise_stddev": release.update_noise_stddev,
+                "privacy/fraction_clipped": aggregate.num_clipped
+                / max(1, aggregate.num_contributions),
+            }
+            if release.noisy_fraction_unclipped is not None:
+                scalars["privacy/noisy_fraction_unclipped"] = release.noisy_fraction_unclipped
+        scalars["time/round_seconds"] = time.perf_counter() - started
+        return scalars
+
+    def _take_central_step(self, mean_update: torch.Tensor, index: int) -> float:
+        schedule = self._options.central_schedule
+        factor = rate_factor(schedule, index, self.total)
+        rate = self._options.central_learning_rate * factor
+        set_rate(self._optimizer, rate)
+        self.central.grad = self._algorithm.central_gradient(mean_update)
+        self._optimizer.step()
+        return rate
+
+    def _name_lost_clients(self, users: list[int], index: int) -> None:
+        ids = self._split.client_ids()
+        names = ", ".join(f"'{ids[user]}'" for user in users[:10])
+        more = f" and {len(users) - 10} more" if len(users) > 10 else ""
+        self._notice(
+            f"round {index}: the update of client {names}{more} was not finite and contributed "
+            "nothing; a lower federated.local_learning_rate usually mends this"
+        )
+
+    def load_central(self) -> None:
+        """Put the central parameters into the model, for evaluation."""
+        self._model.vector.copy_(self.central)
+
+    def epsilons(self, done: int) -> dict[str, float]:
+        """Both epsilons after ``done`` rounds, as scalars.
+
+        Empty for a run without privacy, and under accountants that take seconds an answer (PLD,
+        PRV), whose epsilons are in the statement alone.
+        """
+        if self.plan is None or self._accountant != "rdp":
+            return {}
+        statement = self.plan.statement(done)
+        return {
+            "privacy/epsilon_simulated": statement.simulated.epsilon,
+            "privacy/epsilon_actual": statement.actual.epsilon,
+        }
+
+    def statement(self, done: int) -> dict[str, Any] | None:
+        """The privacy statement after ``done`` rounds, as plain data."""
+        return None if self.plan is None else self.plan.statement(done).to_json_dict()
+
+    def statement_text(self, done: int) -> str:
+        """The privacy statement after ``done`` rounds, for a person."""
+        if self.plan is None:
+            return "Privacy: none. Updates are neither clipped nor noised."
+        return self.plan.statement(done).to_text()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes from round to round."""
+        return {
+            "central": self.central,
+            "optimizer": self._optimizer.state_dict(),
+            "mechanism": self._mechanism.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave."""
+        self.central.copy_(state["central"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._mechanism.load_state_dict(state["mechanism"])
+
+
+def _no_noise(options: FederatedOptions) -> NoiseScale:
+    return NoiseScale(0.0, options.cohort_size, options.cohort_size)
+
+
+def _build_mechanism(name: str, options: Any, noise: NoiseScale) -> Mechanism:
+    module = plugins.load(plugins.MECHANISM, name)
+    mechanism: Mechanism = module.build(options or module.Options(), noise)
+    return mechanism
+
+
+def _build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algorithm:
+    local = LocalTraining(
+        epochs=options.local_epochs,
+        max_steps=options.local_steps,
+        batch_size=options.local_batch_size,
+        learning_rate=options.local_learning_rate,
+    )
+    name = resolved.tree["federated"]["algorithm"]["name"]
+    module = plugins.load(plugins.ALGORITHM, name)
+    algorithm: Algorithm = module.build(resolved.algorithm_options, local)
+    return algorithm
+
+
+def _build_engine(
+    resolved: ResolvedConfig,
+    options: FederatedOptions,
+    task: Task,
+    model: FlatModel,
+    algorithm: Algorithm,
+    notice: Callable[[str], None],
+) -> Engine:
+    name = options.engine
+    if name == "auto":
+        name = "sequential"
+        notice(f"engine: auto picked '{name}' for {model.device.type}")
+    module = plugins.load(plugins.ENGINE, name)
+    engine: Engine = module.build(
+        module.Options(data_workers=options.data_workers),
+        model,
+        task.split("train"),
+        task.loss,
+        algorithm.local_training,
+        resolved.config.seed,
+    )
+    return engine

@@ -1,0 +1,51 @@
+"""Writing files so that a reader finds the old content or the new, never half of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Replace a file as a whole: written beside it, flushed to the disk, renamed over it.
+
+    Raises:
+        OSError: The folder is not writable or the disk is full; the old content is still there and
+            nothing else is left behind.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def to_json_value(value: Any) -> Any:
+    """Make a value fit for JSON, which has no NaN and no infinity: they become text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, dict):
+        return {str(key): to_json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json_value(item) for item in value]
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically, non-finite numbers as the texts "nan", "inf" and "-inf"."""
+    text = json.dumps(to_json_value(value), indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomically(path, text + "\n")

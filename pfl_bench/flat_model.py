@@ -1,0 +1,68 @@
+"""A model whose trainable parameters are views into one flat vector.
+
+Resetting a client, taking its update and clipping are then one operation each, and the privacy
+code sees nothing but flat vectors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class FlatModel:
+    """Wraps a module; ``vector`` is its parameters.
+
+    Args:
+        module: The model; its trainable parameters must be float32. It is changed in place: its
+            parameters become views into ``vector``.
+        device: Where it lives.
+
+    Attributes:
+        module: The model.
+        vector: Shape (P,), float32: all trainable parameters, in the module's order.
+        parameters: The module's trainable parameters (they require gradients).
+        slices: The same memory as ``parameters``, without gradients, for in-place steps.
+
+    Raises:
+        ValueError: No trainable parameter, or one that is not float32.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self.module = module.to(device)
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        odd = [n for n, p in module.named_parameters() if p.dtype != torch.float32]
+        if odd or not self.parameters:
+            what = f"parameters that are not float32: {odd}" if odd else "no trainable parameters"
+            raise ValueError(f"the model has {what}; training needs float32 parameters")
+        self.vector = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        start = 0
+        for parameter in self.parameters:
+            stop = start + parameter.numel()
+            parameter.data = self.vector[start:stop].view(parameter.shape)
+            start = stop
+        self.slices = [p.detach() for p in self.parameters]
+
+    @property
+    def num_parameters(self) -> int:
+        """P, the number of trainable parameters."""
+        return self.vector.numel()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        return self.vector.device
+
+
+def batchnorm_layers(module: nn.Module) -> tuple[str, ...]:
+    """Names of BatchNorm layers that keep running statistics.
+
+    Such statistics are computed from examples and would leave the client outside the update: no
+    clipping or noise covers them.
+    """
+    return tuple(
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, _BatchNorm) and layer.track_running_stats
+    )

@@ -1,0 +1,1 @@
+"""Metric families, one file each; found by name (``pfl_bench.plugins``)."""

@@ -1,0 +1,93 @@
+"""Plug-ins by folder scan: a name in a configuration becomes a module, loaded when first used.
+
+A task is a folder ``tasks/<name>/`` with ``task.py`` and ``models.py``; algorithms, mechanisms and
+metrics are one file each. Every plug-in module exposes a pydantic model ``Options`` and a function
+``build``. Nothing is registered by hand, and nothing is imported that is not asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from pfl_bench.types import PluginError
+
+
+@dataclass(frozen=True, slots=True)
+class PluginKind:
+    """A kind of plug-in and where its modules are.
+
+    Attributes:
+        word: What messages call it.
+        package: Package that is scanned.
+        module: Module inside a plug-in's folder; None when a plug-in is one file.
+    """
+
+    word: str
+    package: str
+    module: str | None = None
+
+
+TASK = PluginKind("task", "tasks", "task")
+MODEL = PluginKind("task's models", "tasks", "models")
+PREPARE = PluginKind("preparable task", "tasks", "prepare")
+ALGORITHM = PluginKind("algorithm", "pfl_bench.algorithms")
+MECHANISM = PluginKind("mechanism", "privacy.mechanisms")
+METRIC = PluginKind("metric family", "pfl_bench.metrics")
+ENGINE = PluginKind("engine", "pfl_bench.engine")
+
+KINDS = (TASK, MODEL, PREPARE, ALGORITHM, MECHANISM, METRIC, ENGINE)
+
+
+def available(kind: PluginKind) -> list[str]:
+    """List the names of all plug-ins of a kind, sorted, without importing them."""
+    spec = importlib.util.find_spec(kind.package)
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    names = set()
+    for folder in map(Path, folders):
+        if kind.module is None:
+            names |= {p.stem for p in folder.glob("*.py") if not p.stem.startswith("_")}
+        else:
+            names |= {p.parent.name for p in folder.glob(f"*/{kind.module}.py")}
+    return sorted(names)
+
+
+def load(kind: PluginKind, name: str) -> ModuleType:
+    """Import the plug-in ``name`` of a kind.
+
+    Raises:
+        PluginError: There is none of that name (with the nearest one), or its module lacks
+            ``Options`` or ``build``.
+    """
+    names = available(kind)
+    if name not in names:
+        near = get_close_matches(name, names, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise PluginError(f"no {kind.word} named '{name}'{hint} There are: {', '.join(names)}.")
+    path = f"{kind.package}.{name}" + (f".{kind.module}" if kind.module else "")
+    module = importlib.import_module(path)
+    wanted = ("Options", "prepare") if kind is PREPARE else ("Options", "build")
+    missing = [attribute for attribute in wanted if not hasattr(module, attribute)]
+    if missing:
+        raise PluginError(
+            f"plug-in module {path} lacks {' and '.join(missing)}: a {kind.word} exposes a "
+            f"pydantic model 'Options' and a function '{wanted[1]}'."
+        )
+    return module
+
+
+def options_type(kind: PluginKind, name: str) -> type[BaseModel]:
+    """The typed options of a plug-in."""
+    return cast("type[BaseModel]", load(kind, name).Options)
+
+
+def build(kind: PluginKind, name: str, options: BaseModel, *args: Any) -> Any:
+    """Build a plug-in from validated options."""
+    return load(kind, name).build(options, *args)

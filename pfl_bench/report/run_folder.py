@@ -1,0 +1,197 @@
+"""Reading a run folder, finished or not, for people to look at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pfl_bench.report.table import as_float
+from pfl_bench.types import RunFolderError
+
+_FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run folder says.
+
+    Attributes:
+        path: The run folder.
+        config_text: ``config.yaml`` as written.
+        config: ``config.yaml`` as parsed.
+        rounds: Lines of ``metrics.jsonl``, each with "round"; non-finite numbers are floats.
+        environment: ``environment.json``; empty when absent.
+        statement: ``privacy.json``; None when absent.
+        summary: ``summary.json``; None while the run is unfinished.
+    """
+
+    path: Path
+    config_text: str
+    config: Mapping[str, Any]
+    rounds: tuple[Mapping[str, Any], ...]
+    environment: Mapping[str, Any]
+    statement: Mapping[str, Any] | None
+    summary: Mapping[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        """Name of the row; the folder's name where nothing says it."""
+        return str((self.summary or {}).get("name") or self.config.get("name") or self.path.name)
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the run; None where nothing says it."""
+        value = (self.summary or self.config).get("seed")
+        return value if isinstance(value, int) else None
+
+    @property
+    def setting(self) -> str:
+        """Setting of the run; "unknown" where nothing says it."""
+        return str((self.summary or self.config).get("setting") or "unknown")
+
+    @property
+    def status(self) -> str:
+        """ "finished", "budget_exhausted" or "unfinished"."""
+        return "unfinished" if self.summary is None else str(self.summary.get("status", "finished"))
+
+    @property
+    def task(self) -> str:
+        """Name of the task; empty where nothing says it."""
+        task = (self.summary or self.config).get("task", "")
+        return str(task.get("name", "") if isinstance(task, Mapping) else task)
+
+    @property
+    def last_round(self) -> int:
+        """The last round that was logged, 0 if none was."""
+        return int(self.rounds[-1]["round"]) if self.rounds else 0
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the run makes a privacy statement."""
+        return self.statement is not None and self.statement.get("unit") != "none"
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Rounds at which a scalar was logged, and its values there.
+
+        Args:
+            key: Name of the scalar, such as "val/accuracy".
+
+        Returns:
+            Two lists of the same length, empty if the scalar never occurs.
+        """
+        points = [
+            (int(row["round"]), value)
+            for row in self.rounds
+            if (value := as_float(row.get(key))) is not None
+        ]
+        return [point[0] for point in points], [point[1] for point in points]
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run folder.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        What is there; a missing ``summary.json`` means an unfinished run.
+
+    Raises:
+        RunFolderError: The folder is missing, is none of ours, or has a damaged file.
+    """
+    if not path.is_dir():
+        what = "is not a folder" if path.exists() else "does not exist"
+        raise RunFolderError(
+            f"run folder {path} {what}; expected the folder that `pfl-bench run --out` wrote"
+        )
+    config_path = path / "config.yaml"
+    if not config_path.is_file():
+        raise RunFolderError(
+            f"{path} has no config.yaml, so it is not a run folder; expected config.yaml and "
+            "metrics.jsonl as `pfl-bench run` writes them (for several runs name each folder)"
+        )
+    config_text = _read_text(config_path)
+    try:
+        config = yaml.safe_load(config_text)
+    except yaml.YAMLError as error:
+        raise RunFolderError(f"{config_path} is not YAML: {error}; run the row again") from None
+    if not isinstance(config, dict):
+        raise RunFolderError(f"{config_path} holds {type(config).__name__}, expected a mapping")
+    summary = _read_object(path / "summary.json")
+    _check_version(path / "summary.json", summary)
+    statement = _read_object(path / "privacy.json")
+    if statement is None and summary is not None and isinstance(summary.get("privacy"), dict):
+        statement = summary["privacy"]
+    return RunRecord(
+        path=path,
+        config_text=config_text,
+        config=config,
+        rounds=tuple(_read_metrics(path / "metrics.jsonl")),
+        environment=_read_object(path / "environment.json") or {},
+        statement=statement,
+        summary=summary,
+    )
+
+
+def _read_text(path: Path) -> str:
+    """Read a text file; errors name it."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}; expected UTF-8 text") from None
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object; None if the file does not exist."""
+    if not path.exists():
+        return None
+    try:
+        value = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise RunFolderError(
+            f"{path} is not JSON (line {error.lineno}: {error.msg}); expected one object, written "
+            "whole: delete the file if the run is to be resumed, or run the row again"
+        ) from None
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{path} holds {type(value).__name__}, expected one JSON object")
+    return value
+
+
+def _check_version(path: Path, summary: Mapping[str, Any] | None) -> None:
+    """Refuse summaries of another layout."""
+    if summary is not None and summary.get("format_version") != _FORMAT_VERSION:
+        raise RunFolderError(
+            f"{path} has format_version {summary.get('format_version')!r}, expected "
+            f"{_FORMAT_VERSION}: it was written by another release of pfl-bench"
+        )
+
+
+def _read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read ``metrics.jsonl``; a torn last line, which a kill leaves behind, is no error."""
+    if not path.exists():
+        return []
+    lines = _read_text(path).split("\n")
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise RunFolderError(
+                f"{path}, line {number} is not JSON ({error.msg}); expected one object a round"
+            ) from None
+        if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+            raise RunFolderError(
+                f"{path}, line {number} is {line[:60]!r}; expected an object with an integer "
+                '"round"'
+            )
+        rows.append(row)
+    return rows

@@ -1,0 +1,229 @@
+"""The folder of a run: who may write it, whether it is fresh, unfinished or done."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import yaml
+from filelock import FileLock, Timeout
+
+from pfl_bench.config_file import ResolvedConfig
+from pfl_bench.files import write_atomically, write_json
+from pfl_bench.types import DataFacts, RunFolderError
+
+SUMMARY_VERSION = 1
+PACKAGES = (
+    "pfl-bench",
+    "torch",
+    "torchvision",
+    "opacus",
+    "dp-accounting",
+    "numpy",
+    "h5py",
+    "scikit-learn",
+    "pydantic",
+    "wandb",
+)
+# What may differ between a run and its resumption without changing any result.
+NOT_COMPARED = ("logging", "expected", "num_threads")
+
+
+class RunFolder:
+    """One run's folder, locked while the context is open.
+
+    Args:
+        path: The folder; made when missing.
+
+    Raises:
+        RunFolderError: Another process holds it, or it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = FileLock(path / ".lock", timeout=0)
+
+    def __enter__(self) -> RunFolder:
+        """Make and lock the folder."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+        except Timeout:
+            raise RunFolderError(
+                f"{self.path}: another process is writing this run; wait for it, or give another "
+                "folder with --out"
+            ) from None
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.path}: this run folder cannot be made or written ({error.strerror}); give "
+                "another with --out"
+            ) from None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Release the folder."""
+        self._lock.release()
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are."""
+        return self.path / "checkpoints"
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of a finished run, or None."""
+        return read_json(self.path / "summary.json")
+
+    def prepare(self, resolved: ResolvedConfig, resume: bool) -> bool:
+        """Decide whether the run may start here, and write its configuration.
+
+        Args:
+            resolved: The configuration that is about to run.
+            resume: Whether the user asked to go on with what is there.
+
+        Returns:
+            Whether the folder holds this very run, finished.
+
+        Raises:
+            RunFolderError: The folder holds something else, or an unfinished run without
+                ``resume``.
+        """
+        recorded = self.path / "config.yaml"
+        if not recorded.exists():
+            foreign = [p.name for p in self.path.iterdir() if not p.name.startswith(".")]
+            if foreign:
+                raise RunFolderError(
+                    f"{self.path}: holds files but no run (found: {', '.join(sorted(foreign)[:5])})"
+                    "; give an empty or new folder with --out"
+                )
+            write_atomically(recorded, resolved.to_yaml())
+            return False
+        differing = self._differences(recorded, resolved)
+        if differing:
+            raise RunFolderError(
+                f"{self.path}: holds a run of another configuration; these differ: "
+                f"{', '.join(differing)}. Give another folder with --out, or undo the difference"
+            )
+        if self.summary() is not None:
+            return True
+        if not resume:
+            raise RunFolderError(
+                f"{self.path}: holds an unfinished run of this configuration; add --resume to go "
+                "on with it, or give another folder with --out"
+            )
+        return False
+
+    def _differences(self, recorded: Path, resolved: ResolvedConfig) -> list[str]:
+        try:
+            before = yaml.safe_load(recorded.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise RunFolderError(f"{recorded}: damaged: {error}") from None
+        return _differing_paths(before, resolved.tree)
+
+    def write_environment(self, facts: DataFacts, device: torch.device) -> None:
+        """Record versions, hardware, commit and data of this start of the run."""
+        write_json(self.path / "environment.json", environment(facts, device))
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object, or None when there is no such file.
+
+    Raises:
+        RunFolderError: The file is damaged.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise RunFolderError(f"{path}: not readable as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{path}: not a JSON object")
+    return value
+
+
+def _differing_paths(before: Any, now: Any, prefix: str = "") -> list[str]:
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [] if before == now else [f"{prefix.rstrip('.')} ({before!r} -> {now!r})"]
+    paths = []
+    for key in sorted(set(before) | set(now)):
+        if prefix or key not in NOT_COMPARED:
+            paths += _differing_paths(before.get(key), now.get(key), f"{prefix}{key}.")
+    return paths
+
+
+def environment(facts: DataFacts, device: torch.device) -> dict[str, Any]:
+    """Describe versions, hardware, commit and data."""
+    hardware: dict[str, Any] = {
+        "machine": platform.machine(),
+        "processor": _processor_name(),
+        "logical_cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "device": str(device),
+    }
+    if device.type == "cuda":
+        hardware["accelerator"] = torch.cuda.get_device_name(device)
+        hardware["cuda"] = torch.version.cuda
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": package_versions(),
+        "hardware": hardware,
+        "git": _git_state(),
+        "data": {"source": facts.source, "variant": facts.variant, "checksum": facts.checksum},
+    }
+
+
+def package_versions() -> dict[str, str | None]:
+    """Versions of the packages that can change a result; None for one that is absent."""
+    versions: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def _processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit of the checkout that this package runs from, or None for an installed package."""
+    home = Path(__file__).resolve().parent.parent
+    if not (home / ".git").exists():
+        return None
+    try:
+        commit = _git(home, "rev-parse", "HEAD")
+        changed = bool(_git(home, "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "uncommitted_changes": changed}
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

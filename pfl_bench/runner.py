@@ -1,0 +1,341 @@
+"""Drives a run from configuration to summary: the parts that all trainers share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from pfl_bench import plugins
+from pfl_bench.checkpoint import load_latest, save_checkpoint
+from pfl_bench.config import EvaluationOptions, RunConfig
+from pfl_bench.config_file import ResolvedConfig
+from pfl_bench.evaluation import evaluate
+from pfl_bench.files import to_json_value, write_json
+from pfl_bench.flat_model import FlatModel
+from pfl_bench.rng import Purpose, seed_torch
+from pfl_bench.run_folder import SUMMARY_VERSION, RunFolder
+from pfl_bench.run_log import RunLog
+from pfl_bench.types import ConfigError, Metric, RunFolderError, Task
+from pfl_bench.wandb_log import WandbLogger
+from privacy.errors import BudgetExceededError
+
+
+class Trainer(Protocol):
+    """What ``federated.py`` and ``central.py`` give the runner."""
+
+    @property
+    def unit(self) -> str:
+        """What one step is called: "round" or "epoch"."""
+
+    @property
+    def total(self) -> int:
+        """Steps of the whole run."""
+
+    def advance(self, index: int) -> dict[str, float]:
+        """Do step ``index``, 1-based, and give its scalars."""
+
+    def load_central(self) -> None:
+        """Put the parameters to evaluate into the model."""
+
+    def epsilons(self, done: int) -> dict[str, float]:
+        """Both epsilons after ``done`` steps, as scalars; empty without privacy."""
+
+    def statement(self, done: int) -> dict[str, Any] | None:
+        """The privacy statement after ``done`` steps, or None."""
+
+    def statement_text(self, done: int) -> str:
+        """The same for a person."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes from step to step."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave."""
+
+
+def run(resolved: ResolvedConfig, out: Path, resume: bool = False) -> dict[str, Any]:
+    """Run a configuration in a folder, or return what a finished run there has left.
+
+    Args:
+        resolved: The configuration.
+        out: The run's folder.
+        resume: Go on with an unfinished run of the same configuration.
+
+    Returns:
+        The summary, as in ``summary.json``.
+
+    Raises:
+        UserInputError: Configuration, data or folder do not fit.
+        privacy.errors.PrivacyError: The privacy claim could not be made truthfully.
+        OSError: The disk is full or went away; the folder can be resumed from.
+    """
+    with RunFolder(out) as folder:
+        if folder.prepare(resolved, resume):
+            summary = folder.summary()
+            if summary is not None:
+                return summary
+        return _Run(resolved, folder).execute()
+
+
+def resolve_device(name: str) -> torch.device:
+    """Find the device that a configuration asks for.
+
+    Raises:
+        ConfigError: It is not there; nothing falls back in silence.
+    """
+    mps = torch.backends.mps.is_available()
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else ("mps" if mps else "cpu")
+    if (name == "cuda" and not torch.cuda.is_available()) or (name == "mps" and not mps):
+        raise ConfigError(
+            f"device: '{name}' is not available on this machine; use device=cpu or device=auto"
+        )
+    if name == "cuda":
+        # Reruns are to be bit-identical, and fp32 is to mean fp32.
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.allow_tf32 = False
+    return torch.device(name)
+
+
+def build_model(resolved: ResolvedConfig, task: Task, device: torch.device) -> FlatModel:
+    """Build the row's model with weights drawn from the run's own stream."""
+    seed_torch(resolved.config.seed, Purpose.MODEL_INIT, torch.device("cpu"))
+    name = resolved.tree["task"]["name"]
+    return FlatModel(plugins.build(plugins.MODEL, name, resolved.model_options, task.facts), device)
+
+
+def build_task(resolved: ResolvedConfig) -> Task:
+    """Open the row's data."""
+    task: Task = plugins.build(plugins.TASK, resolved.tree["task"]["name"], resolved.task_options)
+    return task
+
+
+def build_trainer(
+    resolved: ResolvedConfig,
+    task: Task,
+    model: FlatModel,
+    folder: Path,
+    notice: Callable[[str], None],
+) -> Trainer:
+    """Build the trainer that the configuration's sections ask for."""
+    if resolved.config.central is not None:
+        from pfl_bench.central import CentralTrainer
+
+        return CentralTrainer(resolved, task, model, notice)
+    from pfl_bench.federated import FederatedTrainer
+
+    return FederatedTrainer(resolved, task, model, folder, notice)
+
+
+class _Run:
+    def __init__(self, resolved: ResolvedConfig, folder: RunFolder) -> None:
+        self._resolved = resolved
+        self._config: RunConfig = resolved.config
+        self._folder = folder
+        self._early_notices: list[str] = []
+        self._notice: Callable[[str], None] = self._early_notices.append
+        if self._config.num_threads is not None:
+            torch.set_num_threads(self._config.num_threads)
+        self._device = resolve_device(self._config.device)
+        self._task = build_task(resolved)
+        _check_splits(self._config.evaluation, self._task)
+        self._model = build_model(resolved, self._task, self._device)
+        self._trainer = build_trainer(
+            resolved, self._task, self._model, folder.path, lambda text: self._notice(text)
+        )
+        self._best: dict[str, Any] | None = None
+        self._headline = ""
+
+    def execute(self) -> dict[str, Any]:
+        started = time.monotonic()
+        trainer, path = self._trainer, self._folder.path
+        done = self._restore()
+        self._folder.write_environment(self._task.facts, self._device)
+        self._write_statement(trainer.total)
+        with RunLog(path, self._config.name, trainer.total, done) as log:
+            self._notice = log.notice
+            for text in self._early_notices:
+                log.notice(text)
+            wandb = WandbLogger.start(
+                self._config.logging.wandb, path, self._resolved.tree, self._config.name, log.notice
+            )
+            done, status = self._train(done, log, wandb)
+            self._save(done)
+            summary = self._summarise(done, status, time.monotonic() - started)
+            statement = self._write_statement(done)
+            if statement is not None:
+                wandb.statement(statement)
+            wandb.table_row(
+                {"name": summary["name"], "setting": summary["setting"], **summary["metrics"]}
+            )
+            wandb.finish()
+        write_json(path / "summary.json", summary)
+        return summary
+
+    def _train(self, done: int, log: RunLog, wandb: WandbLogger) -> tuple[int, str]:
+        trainer, config = self._trainer, self._config
+        for index in range(done + 1, trainer.total + 1):
+            try:
+                scalars = trainer.advance(index)
+            except BudgetExceededError as error:
+                log.notice(f"stopped before {trainer.unit} {index}: {error}")
+                return index - 1, "budget_exhausted"
+            headline = ""
+            if index % config.evaluation.every == 0 or index == trainer.total:
+                scalars |= trainer.epsilons(index)
+                scalars |= self._evaluate(config.evaluation.splits)
+                self._keep_best(index, scalars)
+                headline = _headline(scalars)
+            log.metrics(index, scalars, headline)
+            wandb.log(scalars, index)
+            if index % config.checkpoint.every == 0:
+                self._save(index)
+        return trainer.total, "finished"
+
+    def _evaluate(self, splits: list[str]) -> dict[str, float]:
+        self._trainer.load_central()
+        return self._evaluate_model(splits)
+
+    def _evaluate_model(self, splits: list[str]) -> dict[str, float]:
+        scalars: dict[str, float] = {}
+        for name in splits:
+            families = [plugins.load(plugins.METRIC, family) for family in self._task.metrics]
+            metrics: list[Metric] = [family.build(family.Options()) for family in families]
+            scalars |= evaluate(
+                self._model.module,
+                self._task.split(name),
+                metrics,
+                self._config.evaluation.batch_size,
+                self._device,
+            )
+        return scalars
+
+    def _keep_best(self, index: int, scalars: dict[str, float]) -> None:
+        wanted = self._config.evaluation.select_best
+        if wanted is None:
+            return
+        if wanted not in scalars:
+            measured = ", ".join(sorted(name for name in scalars if "/" in name))
+            raise ConfigError(
+                f"evaluation.select_best: '{wanted}' is not measured; there are: {measured}"
+            )
+        value = -scalars[wanted] if wanted.endswith("loss") else scalars[wanted]
+        if value == value and (self._best is None or value > self._best["value"]):
+            vector = self._model.vector.detach().cpu().clone()
+            self._best = {"value": value, "index": index, "vector": vector}
+
+    def _save(self, done: int) -> None:
+        state = {"trainer": self._trainer.state_dict(), "best": self._best}
+        save_checkpoint(self._folder.checkpoints, done, state, self._config.checkpoint.keep)
+
+    def _restore(self) -> int:
+        state = load_latest(self._folder.checkpoints)
+        if state is None:
+            return 0
+        try:
+            self._trainer.load_state_dict(state["trainer"])
+        except (KeyError, RuntimeError, ValueError, TypeError) as error:
+            raise RunFolderError(
+                f"{self._folder.checkpoints}: the newest checkpoint does not fit this "
+                f"configuration ({error}); start in a new folder with --out"
+            ) from None
+        self._best = state["best"]
+        done = int(state["step"])
+        self._early_notices.append(f"resumed after {self._trainer.unit} {done}")
+        return done
+
+    def _write_statement(self, done: int) -> dict[str, Any] | None:
+        statement = self._trainer.statement(done)
+        if statement is not None:
+            write_json(self._folder.path / "privacy.json", statement)
+        return statement
+
+    def _summarise(self, done: int, status: str, seconds: float) -> dict[str, Any]:
+        self._trainer.load_central()
+        if self._best is not None:
+            self._model.vector.copy_(self._best["vector"])
+        metrics = self._evaluate_model(self._config.evaluation.final_splits)
+        facts = self._task.facts
+        return {
+            "format_version": SUMMARY_VERSION,
+            "name": self._config.name,
+            "setting": self._config.setting,
+            "task": self._resolved.tree["task"]["name"],
+            "variant": facts.variant,
+            "seed": self._config.seed,
+            "rounds": done,
+            "status": status,
+            "selected": None if self._best is None else self._best["index"],
+            "num_parameters": self._model.num_parameters,
+            "metrics": metrics,
+            "expected": compare(self._config, facts.variant, metrics),
+            "privacy": self._trainer.statement(done),
+            "data": to_json_value(asdict(facts)),
+            "seconds": round(seconds, 3),
+        }
+
+
+def compare(config: RunConfig, variant: str, metrics: dict[str, float]) -> list[dict[str, Any]]:
+    """Set measured numbers beside the published ones.
+
+    Returns:
+        One entry an expected number, its verdict "reproduced" (within tolerance), "differs", or
+        "not comparable" with the reason in "why".
+    """
+    rows = []
+    for expected in config.expected:
+        measured = metrics.get(expected.metric)
+        why = ""
+        if measured is None:
+            names = ", ".join(sorted(metrics))
+            verdict, why = "not comparable", f"not measured; there are: {names}"
+        elif expected.variants is not None and variant not in expected.variants:
+            verdict = "not comparable"
+            why = f"data is {variant}; the published number is for {', '.join(expected.variants)}"
+        else:
+            near = abs(measured - expected.value) <= expected.tolerance
+            verdict = "reproduced" if near else "differs"
+        rows.append(
+            {
+                "metric": expected.metric,
+                "published": expected.value,
+                "tolerance": expected.tolerance,
+                "source": expected.source,
+                "measured": measured,
+                "difference": None if measured is None else measured - expected.value,
+                "verdict": verdict,
+                "why": why,
+            }
+        )
+    return rows
+
+
+def _check_splits(options: EvaluationOptions, task: Task) -> None:
+    for key in ("splits", "final_splits"):
+        for name in getattr(options, key):
+            if name not in task.split_names:
+                raise ConfigError(
+                    f"evaluation.{key}: the data have no split '{name}'; there are: "
+                    f"{', '.join(task.split_names)}"
+                )
+
+
+def _headline(scalars: dict[str, float]) -> str:
+    """The few numbers that a person watches."""
+    parts = []
+    for name, value in scalars.items():
+        metric = name.partition("/")[2]
+        if name == "train/loss" or metric == "accuracy":
+            parts.append(f"{name} {value:.4f}")
+    parts += [
+        f"epsilon ({kind}) {scalars[f'privacy/epsilon_{kind}']:.3g}"
+        for kind in ("simulated", "actual")
+        if f"privacy/epsilon_{kind}" in scalars
+    ]
+    return "  ".join(parts)

@@ -1,0 +1,170 @@
+"""Opening a store's file and checking, before anything is read, that it is one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from pfl_bench.store_columns import Descriptor, open_column
+from pfl_bench.store_layout import (
+    FORMAT,
+    LAYOUT_VERSION,
+    FieldSpec,
+    check_field_names,
+    check_split_name,
+)
+from pfl_bench.types import DataError
+
+_TEXTS = ("task", "variant", "source", "split_by", "content_sha256")
+_JSON = {"input_shape": list, "fields": dict, "counts": dict, "extra": dict}
+
+
+def damaged(path: Path, what: str) -> DataError:
+    """An error for a file that was a store once."""
+    return DataError(f"{path}: the store is damaged: {what}. Copy it again or prepare it again.")
+
+
+def open_file(path: Path) -> Any:
+    """Open an HDF5 file for reading.
+
+    Raises:
+        DataError: The file is missing, is a folder, is not HDF5, is cut, or cannot be opened.
+    """
+    if not path.exists():
+        raise DataError(
+            f"{path}: no such file. Check the path, or make the store with "
+            f"`pfl-bench data prepare TASK --source DIR --out {path}`."
+        )
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name the store's file in it.")
+    try:
+        with open(path, "rb") as file:
+            size = len(file.read(8))
+        if size == 0 or not h5py.is_hdf5(path):
+            raise DataError(
+                f"{path}: not an HDF5 file ({'it is empty' if not size else 'foreign or cut'}). "
+                "A store is written by `pfl-bench data prepare TASK --source DIR --out FILE.h5`."
+            )
+        return h5py.File(path, "r")
+    except (OSError, RuntimeError) as error:
+        if "truncated" in str(error):
+            raise damaged(path, f"the file is cut ({error})") from error
+        raise DataError(
+            f"{path}: cannot be opened ({error}). Check that you may read it, and copy or prepare "
+            "it again if it is damaged."
+        ) from error
+
+
+def read_attributes(file: Any, path: Path) -> dict[str, Any]:
+    """Read and check the attributes of a store, JSON ones decoded.
+
+    Raises:
+        DataError: Not a store, another layout version, or an attribute is missing or malformed.
+    """
+    if "format" not in file.attrs or file.attrs["format"] != FORMAT:
+        raise DataError(
+            f"{path}: an HDF5 file, but not a store of this toolkit: its attribute 'format' is "
+            f"not {FORMAT!r}. Prepare the data with `pfl-bench data prepare`."
+        )
+    version = file.attrs.get("layout_version")
+    if version != LAYOUT_VERSION:
+        raise DataError(
+            f"{path}: layout version {version}, but this release reads version {LAYOUT_VERSION}. "
+            "Prepare the data again with this release, or use the release that wrote the file."
+        )
+    attributes: dict[str, Any] = {"format": FORMAT, "layout_version": LAYOUT_VERSION}
+    for name in (*_TEXTS, *_JSON):
+        text = file.attrs.get(name)
+        if not isinstance(text, str):
+            raise damaged(path, f"attribute {name!r} is missing or is not text")
+        attributes[name] = text
+    for name, kind in _JSON.items():
+        try:
+            attributes[name] = json.loads(attributes[name])
+        except ValueError as error:
+            raise damaged(path, f"attribute {name!r} is not JSON ({error})") from error
+        if not isinstance(attributes[name], kind):
+            raise damaged(path, f"attribute {name!r} is not a JSON {kind.__name__}")
+    num_classes = file.attrs.get("num_classes")
+    if not isinstance(num_classes, np.integer) or num_classes < 1:
+        raise damaged(path, f"attribute 'num_classes' is {num_classes!r}, not a positive integer")
+    attributes["num_classes"] = int(num_classes)
+    if attributes["split_by"] not in ("user", "example"):
+        raise damaged(path, f"attribute 'split_by' is {attributes['split_by']!r}")
+    if not all(isinstance(size, int) for size in attributes["input_shape"]):
+        raise damaged(path, f"attribute 'input_shape' is {attributes['input_shape']}")
+    _check_splits(file, attributes["counts"], path)
+    return attributes
+
+
+def _check_splits(file: Any, counts: Mapping[str, Any], path: Path) -> None:
+    if "train" not in counts:
+        raise damaged(path, f"it has no split 'train', only {sorted(counts)}")
+    for name in counts:
+        try:
+            check_split_name(name)
+        except ValueError as error:
+            raise damaged(path, str(error)) from error
+        if not isinstance(file.get(name), h5py.Group):
+            raise damaged(path, f"it announces a split {name!r} but has none")
+
+
+def read_fields(announced: Mapping[str, Any], path: Path) -> dict[str, FieldSpec]:
+    """Turn the attribute ``fields`` into field specifications.
+
+    Raises:
+        DataError: The attribute is malformed.
+    """
+    try:
+        check_field_names(announced)
+        return {
+            name: FieldSpec(str(spec["dtype"]), tuple(spec["shape"]), bool(spec["ragged"]))
+            for name, spec in announced.items()
+        }
+    except (ValueError, TypeError, KeyError) as error:
+        raise damaged(path, f"attribute 'fields' is malformed ({error})") from error
+
+
+def read_offsets(
+    group: Any, descriptor: Descriptor, counts: Mapping[str, int], where: str
+) -> NDArray[np.int64]:
+    """Read and check where each user's examples begin.
+
+    Args:
+        group: The split's HDF5 group.
+        descriptor: The store's descriptor.
+        counts: The announced number of "users" and "examples".
+        where: File and split, for messages.
+
+    Returns:
+        Shape (U + 1,), int64.
+
+    Raises:
+        DataError: No user, a user without examples, or not what was announced.
+    """
+    column = open_column(group, "offsets", FieldSpec("int64"), None, descriptor, where)
+    offsets = column.read(0, column.num_rows)
+    if len(offsets) < 2:
+        raise DataError(
+            f"{where}: no users. Every split of a store has some; prepare the data again."
+        )
+    sizes = np.diff(offsets)
+    if offsets[0] != 0 or (sizes < 1).any():
+        user = int(np.argmax(sizes < 1))
+        raise DataError(
+            f"{where}: user {user} has {sizes[user]} examples (offsets start at {offsets[0]}); "
+            "every user has at least one. The file is damaged, copy or prepare it again."
+        )
+    found = {"users": len(sizes), "examples": int(offsets[-1])}
+    if found != counts:
+        raise DataError(
+            f"{where}: the file holds {found}, but announces {counts}. It is damaged; copy or "
+            "prepare it again."
+        )
+    return offsets

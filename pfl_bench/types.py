@@ -1,0 +1,230 @@
+"""The vocabulary of the toolkit: frozen dataclasses, Protocols and errors.
+
+This module imports nothing of ours. Everything that two rooms exchange is named here, so that a
+task, an engine and a trainer can be written and read without one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+SplitBy = Literal["user", "example"]
+
+
+class UserInputError(ValueError):
+    """The user's input is wrong; the message says what, where and how to mend it."""
+
+
+class ConfigError(UserInputError):
+    """A configuration file or a ``key=value`` override is wrong."""
+
+
+class DataError(UserInputError):
+    """A data file is missing, damaged, foreign or contradicts itself."""
+
+
+class PluginError(UserInputError):
+    """A task, algorithm, mechanism or metric of that name cannot be had."""
+
+
+class RunFolderError(UserInputError):
+    """A run folder cannot be used as asked: busy, foreign, read-only, other configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Labelled examples, ready for the model.
+
+    Attributes:
+        inputs: Shape (n, ...), the dtype that the model takes.
+        targets: Shape (n, ...), the dtype that the loss takes.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return int(self.inputs.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class DataFacts:
+    """What is known of the data behind a task, for statements, summaries and model shapes.
+
+    Attributes:
+        source: One line for a human, such as "MNIST test images with QMNIST writers".
+        variant: Machine name of the variant of the data, such as "qmnist-digits".
+        checksum: Digest of the content, "sha256:<hex>".
+        num_classes: Number of classes of the target.
+        input_shape: Shape of one example's input, without the leading axis.
+        split_by: Whether splits divide users ("user") or each user's examples ("example").
+        extra: Further facts, JSON-serialisable.
+    """
+
+    source: str
+    variant: str
+    checksum: str
+    num_classes: int
+    input_shape: tuple[int, ...]
+    split_by: SplitBy
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class FederatedSplit(Protocol):
+    """One split ("train", "val", "test"): users, each with a slice of the examples."""
+
+    @property
+    def name(self) -> str:
+        """Name of the split."""
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Shape (U + 1,): user u owns the examples ``offsets[u]:offsets[u + 1]``."""
+
+    @property
+    def num_users(self) -> int:
+        """Number of users, U."""
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples of all users."""
+
+    def client_ids(self) -> Sequence[str]:
+        """The users' identifiers, in the order of ``offsets``."""
+
+    def read_user(self, user: int, rng: np.random.Generator) -> Examples:
+        """Read one user's examples for training; ``rng`` drives augmentation and subsampling."""
+
+    def read_range(self, start: int, stop: int) -> Examples:
+        """Read the examples ``start:stop`` of all users, as evaluation sees them."""
+
+    def read_examples(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Examples:
+        """Read chosen examples of the pooled split for training, in the order of ``indices``."""
+
+
+class Task(Protocol):
+    """A learning problem on federated data; built by ``tasks/<name>/task.py``."""
+
+    @property
+    def facts(self) -> DataFacts:
+        """What is known of the data."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metric families that evaluation computes."""
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """Splits that the data has, "train" among them."""
+
+    def split(self, name: str) -> FederatedSplit:
+        """Open one split.
+
+        Raises:
+            DataError: The data has no split of that name.
+        """
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean training loss of a batch, a scalar that can be differentiated."""
+
+
+class Metric(Protocol):
+    """A streaming family of metrics over (outputs, targets); built by ``metrics/<family>.py``."""
+
+    def update(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Take a batch in.
+
+        Args:
+            outputs: Shape (n, ...), what the model gave.
+            targets: Shape (n, ...).
+
+        Returns:
+            Values that each example has on its own, each of shape (n,), for per-client views;
+            empty for a family that has none.
+        """
+
+    def merge(self, other: Any) -> None:
+        """Take in what another instance of the same family has seen."""
+
+    def compute(self) -> dict[str, float]:
+        """The metrics over all that was taken in."""
+
+
+class Sampler(Protocol):
+    """Draws a round's users, and knows what its randomness is worth in privacy."""
+
+    @property
+    def scheme(self) -> str:
+        """How users are drawn: "poisson", "fixed_size" or "full"."""
+
+    def draw(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Draw one round's users, sorted, none twice; may be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalResult:
+    """What one client's local training gives.
+
+    Attributes:
+        user: Index of the user in the training split.
+        update: Shape (P,), local minus central parameters, float32; valid until the next client.
+        num_examples: Examples that the client trained on, once each.
+        num_steps: Local optimizer steps.
+        loss: Mean training loss over the local steps, a scalar tensor.
+    """
+
+    user: int
+    update: Tensor
+    num_examples: int
+    num_steps: int
+    loss: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTraining:
+    """How a client trains: what engines execute.
+
+    Attributes:
+        epochs: Passes over the client's examples.
+        max_steps: Stop after so many steps even if epochs are left; None for no limit.
+        batch_size: Examples a step; the last batch of an epoch may be smaller.
+        learning_rate: Rate of local SGD.
+        proximal_weight: FedProx's mu: adds mu * (local - central) to each gradient; 0 for FedAvg.
+    """
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    max_steps: int | None = None
+    proximal_weight: float = 0.0
+
+
+class Algorithm(Protocol):
+    """A federated algorithm: how a client trains and what the centre does with the mean update."""
+
+    @property
+    def uploads(self) -> tuple[str, ...]:
+        """What each client sends. Mechanisms cover ("update",) and nothing else."""
+
+    @property
+    def local_training(self) -> LocalTraining:
+        """How each client trains."""
+
+    def central_gradient(self, mean_update: Tensor) -> Tensor:
+        """Turn the mean update, shape (P,), into the gradient that the central optimizer takes."""
+
+
+class Engine(Protocol):
+    """Runs the local training of a round's clients."""
+
+    def train(
+        self, users: NDArray[np.int64], round_index: int, central: Tensor
+    ) -> Iterator[LocalResult]:
+        """Train each user from ``central``, shape (P,), in the order of ``users``."""

@@ -1,0 +1,72 @@
+"""The running sum of one round: what crosses from clipping to the mechanism.
+
+Guarantee: everything here is before the noise and protects nobody. ``total`` and ``bit_sum`` are
+what a mechanism noises; the other fields are diagnostics of the simulation, which a deployment
+would not see and which no statement covers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Aggregate:
+    """A mutable accumulator; its memory does not grow with the cohort.
+
+    Attributes:
+        total: Shape (P,), float32: the sum of the (clipped, weighted) updates.
+        weight: Sum of the weights of the finite contributions.
+        bit_sum: Sum over finite contributions of (1 if unclipped else 0) - 1/2; adding or removing
+            one user changes it by 1/2.
+        num_contributions: Updates taken in, not counting those that were not finite.
+        num_nonfinite: Updates that were not finite and so contributed nothing.
+        num_clipped: Updates that were scaled down.
+        largest_norm: Largest norm of a finite update before clipping.
+        largest_clipped_norm: Largest norm of a contribution after clipping.
+    """
+
+    total: Tensor
+    weight: float = 0.0
+    bit_sum: float = 0.0
+    num_contributions: int = 0
+    num_nonfinite: int = 0
+    num_clipped: int = 0
+    largest_norm: float = 0.0
+    largest_clipped_norm: float = 0.0
+
+    @classmethod
+    def zeros(cls, num_parameters: int, device: torch.device | str = "cpu") -> Aggregate:
+        """Make an empty aggregate.
+
+        Args:
+            num_parameters: Length P of the updates.
+            device: Where the sum lives.
+        """
+        return cls(total=torch.zeros(num_parameters, dtype=torch.float32, device=device))
+
+    def merge(self, other: Aggregate) -> None:
+        """Take in what another worker has accumulated in the same round.
+
+        Args:
+            other: Not changed; its ``total`` has the same shape.
+
+        Raises:
+            ValueError: The shapes differ.
+        """
+        if self.total.shape != other.total.shape:
+            raise ValueError(
+                f"cannot merge sums of shapes {tuple(self.total.shape)} and "
+                f"{tuple(other.total.shape)}; all workers must train the same model"
+            )
+        self.total.add_(other.total.to(self.total.device))
+        self.weight += other.weight
+        self.bit_sum += other.bit_sum
+        self.num_contributions += other.num_contributions
+        self.num_nonfinite += other.num_nonfinite
+        self.num_clipped += other.num_clipped
+        self.largest_norm = max(self.largest_norm, other.largest_norm)
+        self.largest_clipped_norm = max(self.largest_clipped_norm, other.largest_clipped_norm)

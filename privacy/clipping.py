@@ -1,0 +1,183 @@
+"""L2 clipping of updates: the only way into a private sum.
+
+Guarantee: one unit (a user, or an example) changes the sum by a vector whose L2 norm is at most
+``clip_norm``, when the unit is added or removed, and by at most twice that when it is replaced.
+
+- Updates beyond the bound are scaled down to it; updates within it are added bit for bit, never
+  lifted to it.
+- The factor is smaller than ``clip_norm / norm`` by 2**-22 of it, which is more than the float32
+  rounding of the factor and of every product can add, so a clipped update is within the bound
+  after rounding too. An update counts as within the bound by its norm in float64; the rounding of
+  that norm (relative error below 1e-12) is the only slack.
+- An update with a NaN or an infinity contributes nothing, as if its unit had not taken part.
+- The rounding of the sum itself is not covered: like every float implementation, this one treats
+  the sum and the noise as real numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Smallest and largest finite bound: far inside float32, so that the margin below, which is
+# relative, also covers the absolute rounding of denormal products.
+MIN_CLIP_NORM = 2.0**-64
+MAX_CLIP_NORM = 2.0**64
+
+_MARGIN = 1.0 - 2.0**-22
+# Below this a float32 factor would be denormal, and lose the direction of the update.
+_SMALLEST_FLOAT32_FACTOR = 2.0**-100
+# On the CPU, a float64 copy of this many elements stays in the cache: 6.6 million elements take
+# 2.5 ms, where torch.linalg.vector_norm(dtype=float64) takes 31 ms.
+_CHUNK = 1 << 16
+
+
+class ClipOutcome(NamedTuple):
+    """What clipping did to one update.
+
+    Attributes:
+        norm: L2 norm before clipping; NaN or infinite if the update was not finite.
+        unclipped: Whether the update was within the bound (False if it was not finite).
+        finite: Whether every element was finite; if not, the update contributed nothing.
+        clipped_norm: L2 norm of what was contributed, before its rounding to float32.
+    """
+
+    norm: float
+    unclipped: bool
+    finite: bool
+    clipped_norm: float
+
+
+def check_clip_norm(clip_norm: float) -> None:
+    """Check a clipping bound.
+
+    Args:
+        clip_norm: L2 bound, ``inf`` for none.
+
+    Raises:
+        ValueError: The bound is NaN, not positive, or finite and outside
+            [``MIN_CLIP_NORM``, ``MAX_CLIP_NORM``].
+    """
+    if clip_norm == math.inf or MIN_CLIP_NORM <= clip_norm <= MAX_CLIP_NORM:
+        return
+    raise ValueError(
+        f"clip_norm is {clip_norm!r}, but must be between {MIN_CLIP_NORM:.3g} and "
+        f"{MAX_CLIP_NORM:.3g}, or inf for no clipping; use a bound near the norms of the updates, "
+        "such as 0.1"
+    )
+
+
+def l2_norm(update: Tensor) -> float:
+    """L2 norm accumulated in float64, so that neither overflow nor summation order matters.
+
+    Args:
+        update: Shape (P,), float32 (whose squares cannot overflow float64).
+
+    Returns:
+        The norm; NaN or infinity if and only if an element is NaN or infinite.
+    """
+    update = update.detach()
+    if update.device.type != "cpu":
+        return float(torch.linalg.vector_norm(update, dtype=torch.float64))
+    buffer = torch.empty(min(_CHUNK, update.numel()), dtype=torch.float64)
+    total = 0.0
+    for start in range(0, update.numel(), _CHUNK):
+        chunk = update[start : start + _CHUNK]
+        part = buffer[: chunk.numel()]
+        part.copy_(chunk)
+        total += float(torch.dot(part, part))
+    return math.sqrt(total)
+
+
+def clip_factor(norm: float, clip_norm: float) -> float:
+    """Factor that brings an update of this norm within the bound.
+
+    Args:
+        norm: L2 norm of the update, finite.
+        clip_norm: L2 bound, ``inf`` for none.
+
+    Returns:
+        Exactly 1 if ``norm <= clip_norm``, else slightly less than ``clip_norm / norm``.
+    """
+    if norm <= clip_norm:
+        return 1.0
+    return clip_norm / norm * _MARGIN
+
+
+def _outcome(norm: float, clip_norm: float) -> tuple[ClipOutcome, float]:
+    if not math.isfinite(norm):
+        return ClipOutcome(norm, unclipped=False, finite=False, clipped_norm=0.0), 0.0
+    factor = clip_factor(norm, clip_norm)
+    return ClipOutcome(norm, factor == 1.0, finite=True, clipped_norm=norm * factor), factor
+
+
+def _as_float32(update: Tensor) -> Tensor:
+    """Take the update in float32: halves gain range; a double beyond it becomes an infinity."""
+    if update.dim() != 1 or not update.is_floating_point():
+        raise ValueError(
+            f"an update must be a flat tensor of floats, but this one has shape "
+            f"{tuple(update.shape)} and dtype {update.dtype}; flatten the parameters first"
+        )
+    return update.detach().to(torch.float32)
+
+
+def add_clipped_(total: Tensor, update: Tensor, clip_norm: float) -> ClipOutcome:
+    """Add ``update * min(1, clip_norm / ||update||)`` to ``total``, in place.
+
+    Args:
+        total: Shape (P,), float32: the running sum.
+        update: Shape (P,), any float dtype, on the device of ``total``; computed in float32.
+        clip_norm: L2 bound, positive; ``inf`` adds the update as it is.
+
+    Returns:
+        What was done; an update that is not finite leaves ``total`` untouched.
+
+    Raises:
+        ValueError: The bound is not allowed, or the shapes, dtypes or devices do not fit.
+
+    Guarantee: ``total`` moves by at most ``clip_norm`` in L2 norm (see the module).
+    """
+    check_clip_norm(clip_norm)
+    update = _as_float32(update)
+    if total.dtype != torch.float32 or total.shape != update.shape:
+        raise ValueError(
+            f"total must be float32 of the update's shape {tuple(update.shape)}, but is "
+            f"{total.dtype} of shape {tuple(total.shape)}; use torch.zeros(P, dtype=torch.float32)"
+        )
+    if total.device != update.device:
+        raise ValueError(
+            f"total is on {total.device} and the update on {update.device}; move the update first"
+        )
+    outcome, factor = _outcome(l2_norm(update), clip_norm)
+    if not outcome.finite:
+        return outcome
+    if factor == 1.0:
+        total.add_(update)
+    elif factor >= _SMALLEST_FLOAT32_FACTOR:
+        total.add_(update, alpha=factor)
+    else:
+        total.add_(update.to(torch.float64).mul_(factor).to(torch.float32))
+    return outcome
+
+
+def clip(update: Tensor, clip_norm: float) -> Tensor:
+    """Clip one update without touching it.
+
+    Args:
+        update: Shape (P,), any float dtype.
+        clip_norm: L2 bound, positive; ``inf`` for none.
+
+    Returns:
+        Shape (P,), float32 (rounding back to a half could exceed the bound); zeros if the update
+        was not finite.
+
+    Raises:
+        ValueError: The bound or the update is not allowed.
+    """
+    update = _as_float32(update)
+    clipped = torch.zeros_like(update)
+    add_clipped_(clipped, update, clip_norm)
+    return clipped

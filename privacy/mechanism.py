@@ -1,0 +1,197 @@
+"""What a mechanism is: it takes clipped updates into a sum, noises it once, and releases it.
+
+Guarantee: unit and adjacency are the sampler's (``privacy.amplification``). Seen per round, a
+private mechanism with ``NoiseScale`` z is at least as private as one Gaussian mechanism with noise
+of standard deviation z times the sensitivity of the sum (``clip_norm`` when a user is added or
+removed, twice that, and so half the multiplier, when one is replaced); all that it releases
+(update, count) is paid from that one z.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from privacy.errors import PlanError, PrivacyError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privacy.aggregate import Aggregate
+    from privacy.clipping import ClipOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseScale:
+    """How much noise a round gets, and the two cohorts that it is scaled between.
+
+    Attributes:
+        noise_multiplier: z, the effective multiplier that the accountant sees for a deployment
+            with ``noise_cohort_size`` users a round: standard deviation of the noise on the sum
+            in multiples of clip_norm. 0 for no noise (epsilon is then infinite).
+        cohort_size: C_sm, the expected users of a round of this run, configured, positive.
+        noise_cohort_size: C_lg, the users of a round of the simulated deployment.
+    """
+
+    noise_multiplier: float
+    cohort_size: float
+    noise_cohort_size: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+            raise PrivacyError(
+                f"noise_multiplier is {self.noise_multiplier!r}, but must be finite and at least 0"
+            )
+        for name, value in (
+            ("cohort_size", self.cohort_size),
+            ("noise_cohort_size", self.noise_cohort_size),
+        ):
+            if not (math.isfinite(value) and value > 0):
+                raise PrivacyError(f"{name} is {value!r}, but must be finite and positive")
+
+    @property
+    def ratio(self) -> float:
+        """C_sm / C_lg: the noise of this run in parts of the deployment's."""
+        return self.cohort_size / self.noise_cohort_size
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What one round releases.
+
+    Attributes:
+        mean_update: Shape (P,), float32: the noised sum over the configured cohort size.
+        clip_norm: Bound that this round's updates were clipped to; None without clipping.
+        update_noise_stddev: Standard deviation of the noise in each element of the sum.
+        count_noise_stddev: That of the noise in the sum of the centred bits; None if no count is
+            released.
+        noisy_fraction_unclipped: Noisy fraction of updates within the bound; may lie outside
+            [0, 1]; None if no count is released.
+    """
+
+    mean_update: Tensor
+    clip_norm: float | None
+    update_noise_stddev: float
+    count_noise_stddev: float | None
+    noisy_fraction_unclipped: float | None
+
+
+class Mechanism(Protocol):
+    """One round's privacy; built by ``privacy/mechanisms/<name>.py``.
+
+    Each such module exposes ``Options`` (a strict, frozen pydantic model) and
+    ``build(options: Options, noise: NoiseScale) -> Mechanism``.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the mechanism, which is its module's."""
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it clips and noises, so that an accountant can say what a round costs."""
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The bound in force now; None without clipping."""
+
+    @property
+    def update_noise_multiplier(self) -> float:
+        """Noise on the deployment's sum of updates, in multiples of clip_norm; 0 for none."""
+
+    @property
+    def count_noise_stddev(self) -> float | None:
+        """Noise on the deployment's sum of centred bits; None if no count is released."""
+
+    def clip_settings(self) -> dict[str, float | str]:
+        """How updates are clipped, for the privacy statement: JSON-serialisable."""
+
+    def accumulate(self, aggregate: Aggregate, update: Tensor, weight: float) -> ClipOutcome:
+        """Take one client's update into the sum.
+
+        Args:
+            aggregate: The round's sum, changed in place.
+            update: Shape (P,), a float dtype; not changed.
+            weight: Weight of the client; private mechanisms allow 1 alone.
+
+        Raises:
+            PlanError: The mechanism does not allow the weight.
+        """
+
+    def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
+        """Noise the sum, once a round whatever the number of workers, and move the bound.
+
+        Args:
+            aggregate: The merged sum of all workers; not changed. May be empty.
+            rng: Source of the noise, used in a fixed order.
+        """
+
+    def state_dict(self) -> dict[str, float]:
+        """Everything that changes from round to round, for a checkpoint."""
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            PrivacyError: A key is missing or foreign, or a value is not allowed.
+        """
+
+
+def check_unit_weight(mechanism: str, weight: float) -> None:
+    """Check the weight of a client under a private mechanism.
+
+    Raises:
+        PlanError: The weight is not 1: it would scale the sensitivity, and if it follows the
+            number of examples, disclose that number.
+    """
+    if weight != 1.0:
+        raise PlanError(
+            f"the {mechanism} mechanism was given a client of weight {weight!r}, but every client "
+            "must have weight 1: a weight would scale what one user can change, which the noise "
+            "does not cover; use uniform weighting"
+        )
+
+
+def check_state_keys(mechanism: str, state: Mapping[str, float], expected: set[str]) -> None:
+    """Check that a saved state has the expected keys and no other.
+
+    Raises:
+        PrivacyError: A key is missing or foreign.
+    """
+    missing, foreign = sorted(expected - set(state)), sorted(set(state) - expected)
+    if missing or foreign:
+        raise PrivacyError(
+            f"the saved state is not one of the {mechanism} mechanism: missing keys {missing}, "
+            f"foreign keys {foreign}; resume with the configuration that the run was started with"
+        )
+
+
+def noised_mean(
+    total: Tensor, stddev: float, cohort_size: float, rng: np.random.Generator
+) -> Tensor:
+    """Add Gaussian noise to a sum and divide by the configured cohort size.
+
+    Args:
+        total: Shape (P,), float32; not changed.
+        stddev: Standard deviation of the noise in each element; 0 draws none.
+        cohort_size: The configured expected cohort. The realised one depends on who took part,
+            so dividing by it would release something that the noise does not cover.
+        rng: Source of the noise.
+
+    Returns:
+        Shape (P,), float32, on the device of ``total``.
+    """
+    import torch
+
+    if stddev == 0.0:
+        return total / cohort_size
+    # numpy and not torch's generator: its CPU engine keeps 32 bits of a seed, so that streams
+    # could collide, and its CUDA engine gives other numbers than its CPU one.
+    noise = rng.standard_normal(total.numel())
+    noise *= stddev
+    noisy = torch.from_numpy(noise).to(torch.float32).to(total.device)
+    return noisy.add_(total).div_(cohort_size)

@@ -1,0 +1,153 @@
+"""The Gaussian mechanism with a fixed clipping bound.
+
+Guarantee: unit user; each user moves the sum by at most ``clip_norm`` in L2 norm (added or
+removed; twice that if replaced), and the sum gets Gaussian noise of standard deviation
+``z * C_sm / C_lg * clip_norm`` in each element, once a round, an empty cohort included. The sum is
+divided by the configured cohort size. For a deployment with cohort C_lg = C_sm that is the
+Gaussian mechanism with multiplier z; this very run has the multiplier ``z * C_sm / C_lg``.
+
+Source: McMahan et al. 2018, "Learning differentially private recurrent language models",
+algorithm 1 (flat clipping, fixed-denominator estimator).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from privacy.aggregate import Aggregate
+from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome, add_clipped_
+from privacy.mechanism import (
+    NoiseScale,
+    Release,
+    check_state_keys,
+    check_unit_weight,
+    noised_mean,
+)
+
+
+class Options(BaseModel):
+    """Settings of the Gaussian mechanism.
+
+    Attributes:
+        clip_norm: L2 bound of a user's update.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM, le=MAX_CLIP_NORM)]
+
+
+def accumulate_clipped(
+    mechanism: str, aggregate: Aggregate, update: Tensor, weight: float, clip_norm: float
+) -> ClipOutcome:
+    """Clip one update into the sum and keep the counts.
+
+    Args:
+        mechanism: Name for the error message.
+        aggregate: The round's sum, changed in place.
+        update: Shape (P,), a float dtype; not changed.
+        weight: Must be 1.
+        clip_norm: L2 bound.
+
+    Raises:
+        PlanError: The weight is not 1.
+    """
+    check_unit_weight(mechanism, weight)
+    outcome = add_clipped_(aggregate.total, update, clip_norm)
+    if not outcome.finite:
+        aggregate.num_nonfinite += 1
+        return outcome
+    aggregate.weight += 1.0
+    aggregate.bit_sum += 0.5 if outcome.unclipped else -0.5
+    aggregate.num_contributions += 1
+    aggregate.num_clipped += not outcome.unclipped
+    aggregate.largest_norm = max(aggregate.largest_norm, outcome.norm)
+    aggregate.largest_clipped_norm = max(aggregate.largest_clipped_norm, outcome.clipped_norm)
+    return outcome
+
+
+class Gaussian:
+    """Clip to a fixed bound, sum, noise once, divide by the configured cohort size.
+
+    Args:
+        clip_norm: L2 bound of a user's update.
+        noise: Multiplier and cohorts.
+    """
+
+    name = "gaussian"
+    is_private = True
+    count_noise_stddev: float | None = None
+
+    def __init__(self, clip_norm: float, noise: NoiseScale) -> None:
+        self._clip_norm = clip_norm
+        self._noise = noise
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The bound, the same in every round."""
+        return self._clip_norm
+
+    @property
+    def update_noise_multiplier(self) -> float:
+        """All of z goes to the update."""
+        return self._noise.noise_multiplier
+
+    def clip_settings(self) -> dict[str, float | str]:
+        """How updates are clipped: to a fixed L2 bound."""
+        return {"kind": "fixed", "clip_norm": self._clip_norm}
+
+    def accumulate(self, aggregate: Aggregate, update: Tensor, weight: float) -> ClipOutcome:
+        """Clip one update into the sum.
+
+        Args:
+            aggregate: The round's sum, changed in place.
+            update: Shape (P,), a float dtype; not changed.
+            weight: Must be 1.
+
+        Raises:
+            PlanError: The weight is not 1.
+        """
+        return accumulate_clipped(self.name, aggregate, update, weight, self._clip_norm)
+
+    def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
+        """Noise the sum once and divide it by the configured cohort size.
+
+        Args:
+            aggregate: The merged sum of all workers; not changed. May be empty.
+            rng: Gives P normal draws (none if the multiplier is 0).
+        """
+        stddev = self._noise.noise_multiplier * self._noise.ratio * self._clip_norm
+        return Release(
+            mean_update=noised_mean(aggregate.total, stddev, self._noise.cohort_size, rng),
+            clip_norm=self._clip_norm,
+            update_noise_stddev=stddev,
+            count_noise_stddev=None,
+            noisy_fraction_unclipped=None,
+        )
+
+    def state_dict(self) -> dict[str, float]:
+        """Nothing changes from round to round."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Check that the state is empty.
+
+        Raises:
+            PrivacyError: It is not.
+        """
+        check_state_keys(self.name, state, set())
+
+
+def build(options: Options, noise: NoiseScale) -> Gaussian:
+    """Build the mechanism.
+
+    Args:
+        options: The clipping bound.
+        noise: Multiplier and cohorts.
+    """
+    return Gaussian(options.clip_norm, noise)

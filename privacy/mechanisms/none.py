@@ -1,0 +1,116 @@
+"""No privacy: the weighted mean of the updates, as they are.
+
+Guarantee: none; nothing is clipped, noised or accounted. Updates that are not finite are skipped,
+their weight with them, and counted, as the private mechanisms do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from privacy.aggregate import Aggregate
+from privacy.clipping import ClipOutcome, l2_norm
+from privacy.errors import PrivacyError
+from privacy.mechanism import NoiseScale, Release, check_state_keys
+
+
+class Options(BaseModel):
+    """There is nothing to set."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class NoPrivacy:
+    """Weighted mean; weights may be uniform or follow the number of examples."""
+
+    name = "none"
+    is_private = False
+    clip_norm: float | None = None
+    update_noise_multiplier = 0.0
+    count_noise_stddev: float | None = None
+
+    def clip_settings(self) -> dict[str, float | str]:
+        """How updates are clipped: not at all."""
+        return {"kind": "none"}
+
+    def accumulate(self, aggregate: Aggregate, update: Tensor, weight: float) -> ClipOutcome:
+        """Add ``weight * update`` to the sum.
+
+        Args:
+            aggregate: The round's sum, changed in place.
+            update: Shape (P,), a float dtype; not changed.
+            weight: Finite, at least 0.
+
+        Raises:
+            PrivacyError: The weight is negative or not finite.
+        """
+        if not (math.isfinite(weight) and weight >= 0):
+            raise PrivacyError(f"a client's weight is {weight!r}, but must be finite, at least 0")
+        update = update.detach().to(aggregate.total.dtype)
+        norm = l2_norm(update)
+        if not math.isfinite(norm):
+            aggregate.num_nonfinite += 1
+            return ClipOutcome(norm, unclipped=False, finite=False, clipped_norm=0.0)
+        aggregate.total.add_(update, alpha=weight)
+        aggregate.weight += weight
+        aggregate.bit_sum += 0.5
+        aggregate.num_contributions += 1
+        aggregate.largest_norm = max(aggregate.largest_norm, norm)
+        aggregate.largest_clipped_norm = max(aggregate.largest_clipped_norm, norm)
+        return ClipOutcome(norm, unclipped=True, finite=True, clipped_norm=norm)
+
+    def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
+        """Divide the sum by the realised total weight; an empty cohort gives a zero update.
+
+        Args:
+            aggregate: The merged sum of all workers; not changed.
+            rng: Not used.
+        """
+        weight = aggregate.weight
+        mean = (
+            aggregate.total / weight
+            if weight > 0
+            else aggregate.total.new_zeros(aggregate.total.shape)
+        )
+        return Release(
+            mean_update=mean,
+            clip_norm=None,
+            update_noise_stddev=0.0,
+            count_noise_stddev=None,
+            noisy_fraction_unclipped=None,
+        )
+
+    def state_dict(self) -> dict[str, float]:
+        """Nothing changes from round to round."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Check that the state is empty.
+
+        Raises:
+            PrivacyError: It is not.
+        """
+        check_state_keys(self.name, state, set())
+
+
+def build(options: Options, noise: NoiseScale) -> NoPrivacy:
+    """Build the mechanism.
+
+    Args:
+        options: Empty.
+        noise: Its multiplier must be 0.
+
+    Raises:
+        PrivacyError: Noise was asked for.
+    """
+    if noise.noise_multiplier != 0.0:
+        raise PrivacyError(
+            f"noise_multiplier is {noise.noise_multiplier!r} with the mechanism none, which adds "
+            "no noise; choose the mechanism gaussian, or leave the noise out"
+        )
+    return NoPrivacy()

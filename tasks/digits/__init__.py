@@ -1,0 +1,1 @@
+"""Demonstration task: scikit-learn's handwritten digits, dealt to artificial users."""

@@ -1,0 +1,46 @@
+"""Models of the digits task: softmax regression and one hidden layer."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from pfl_bench.types import DataFacts
+
+
+class Options(BaseModel):
+    """Options of the digits models.
+
+    Attributes:
+        name: "softmax" (64 -> classes) or "mlp" (64 -> hidden -> classes, ReLU).
+        hidden: Units of the hidden layer of "mlp", 1 to 4,096; "softmax" has none and ignores it.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Literal["softmax", "mlp"]
+    hidden: int = Field(default=64, ge=1, le=4096)
+
+
+def build(options: Options, facts: DataFacts) -> nn.Module:
+    """Build a model that gives logits of shape (n, num_classes).
+
+    Args:
+        options: Which model, and its size.
+        facts: Gives the input shape and the number of classes.
+
+    Returns:
+        The model, freshly initialised from torch's global generator.
+    """
+    num_inputs = prod(facts.input_shape)
+    if options.name == "softmax":
+        return nn.Sequential(nn.Flatten(), nn.Linear(num_inputs, facts.num_classes))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(num_inputs, options.hidden),
+        nn.ReLU(),
+        nn.Linear(options.hidden, facts.num_classes),
+    )

@@ -1,0 +1,1 @@
+"""FEMNIST: handwritten characters by writer (LEAF), and the same task on QMNIST's digits."""

@@ -1,0 +1,119 @@
+"""What the readers of the public forms share: their contract, and the checks on what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfl_bench.types import DataError, SplitBy
+from tasks.femnist.spool import ExampleSpool
+
+SIDE = 28
+NUM_PIXELS = SIDE * SIDE
+NUM_CHARACTERS = 62
+NUM_DIGITS = 10
+# Grey levels; a pixel that was v / 255 in float32 is off by less than 0.0001.
+LOSSLESS_ERROR = 0.01
+
+Progress = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a reader found out while it filled the spool.
+
+    Attributes:
+        source: One line for a human.
+        num_classes: Number of classes of the target.
+        split_by: How the publisher split the data; None if it is yet to be split.
+        extra: Further facts, JSON-serialisable.
+    """
+
+    source: str
+    num_classes: int
+    split_by: SplitBy | None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One public form of the data.
+
+    Attributes:
+        variant: Machine name.
+        looked_for: What the form looks like on disk, for messages.
+        is_there: Whether a folder shows signs of this form; it may still be incomplete.
+        read: Reads a folder into a spool.
+    """
+
+    variant: str
+    looked_for: str
+    is_there: Callable[[Path], bool]
+    read: Callable[[Path, ExampleSpool, Progress], Reading]
+
+
+def to_bytes(pixels: NDArray[Any], where: str) -> tuple[NDArray[np.uint8], float]:
+    """Turn pixels in [0, 1] into bytes.
+
+    Args:
+        pixels: Shape (n, 784) or (n, 28, 28), real numbers, 1 = white.
+        where: What messages name: the file and the user.
+
+    Returns:
+        Images of shape (n, 28, 28), 255 = white, and the largest rounding error in grey levels.
+
+    Raises:
+        DataError: A value is no number or outside [0, 1].
+    """
+    if pixels.dtype.kind not in "iuf":
+        raise DataError(f"{where}: the pixels are not all numbers; they must be 0 to 1, 1 = white")
+    outside = ~((pixels >= 0) & (pixels <= 1))  # written so that NaN is outside
+    if outside.any():
+        example = int(np.argwhere(outside)[0][0])
+        raise DataError(
+            f"{where}: example {example} has the pixel value {pixels[outside][0]}; pixels must be "
+            "in 0..1, 1 = white: give the data as published, not standardised or as bytes"
+        )
+    scaled = pixels.astype(np.float64) * 255.0
+    rounded = np.rint(scaled)
+    error = float(np.abs(scaled - rounded).max(initial=0.0))
+    return rounded.astype(np.uint8).reshape(-1, SIDE, SIDE), error
+
+
+def to_labels(values: NDArray[Any], num_classes: int, where: str) -> NDArray[np.uint8]:
+    """Turn labels, which may be floats such as 3.0, into bytes.
+
+    Args:
+        values: Shape (n,).
+        num_classes: Labels must be 0 to this less one.
+        where: What messages name: the file and the user.
+
+    Raises:
+        DataError: A label is no number, not whole or out of range.
+    """
+    if values.dtype.kind not in "iuf":
+        raise DataError(f"{where}: the labels are not all numbers 0..{num_classes - 1}")
+    wrong = ~((values >= 0) & (values < num_classes) & (values == np.floor(values)))
+    if wrong.any():
+        example = int(np.flatnonzero(wrong)[0])
+        raise DataError(
+            f"{where}: example {example} has the label {values[example]}; labels must be whole "
+            f"numbers in 0..{num_classes - 1}: is this another data set?"
+        )
+    return values.astype(np.uint8)
+
+
+def rounding_facts(error: float) -> dict[str, Any]:
+    """State how much of the pixels was lost to rounding, with a warning if it is not nothing."""
+    facts: dict[str, Any] = {"largest_rounding_error_grey_levels": error}
+    if error > LOSSLESS_ERROR:
+        facts["warning"] = (
+            f"not lossless: pixels were not multiples of 1/255 and moved by up to {error:.3f} "
+            "grey levels"
+        )
+    return facts

@@ -1,0 +1,103 @@
+"""Models of the FEMNIST task: LEAF's network, the one of Reddi et al., and softmax regression."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+from torch import nn
+
+from pfl_bench.types import ConfigError, DataFacts
+
+IMAGE_SHAPE = (1, 28, 28)
+
+
+class Options(BaseModel):
+    """Options of the FEMNIST models.
+
+    Attributes:
+        name: "leaf_cnn", "cnn" or "softmax".
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Literal["leaf_cnn", "cnn", "softmax"]
+
+
+def leaf_cnn(num_classes: int) -> nn.Module:
+    """Build LEAF's network for FEMNIST; 6,603,710 parameters at 62 classes.
+
+    Args:
+        num_classes: Number of logits.
+
+    Returns:
+        A network from shape (n, 1, 28, 28) to logits of shape (n, num_classes).
+
+    Source: Caldas et al. 2018, LEAF, models/femnist/cnn.py.
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, 32, kernel_size=5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, kernel_size=5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 7 * 7, 2048),
+        nn.ReLU(),
+        nn.Linear(2048, num_classes),
+    )
+
+
+def cnn(num_classes: int) -> nn.Module:
+    """Build the network with dropout for EMNIST; 1,206,590 parameters at 62 classes.
+
+    Args:
+        num_classes: Number of logits.
+
+    Returns:
+        A network from shape (n, 1, 28, 28) to logits of shape (n, num_classes).
+
+    Source: Reddi et al. 2021, "Adaptive Federated Optimization", table 4 (EMNIST CR).
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, 32, kernel_size=3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, kernel_size=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(64 * 12 * 12, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, num_classes),
+    )
+
+
+def softmax(num_classes: int) -> nn.Module:
+    """Build softmax regression on the pixels; 48,670 parameters at 62 classes."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(IMAGE_SHAPE), num_classes))
+
+
+def build(options: Options, facts: DataFacts) -> nn.Module:
+    """Build a model that gives logits of shape (n, num_classes).
+
+    Args:
+        options: Which model.
+        facts: Gives the number of classes; its inputs must be images of shape (1, 28, 28).
+
+    Returns:
+        The model, freshly initialised from torch's global generator.
+
+    Raises:
+        ConfigError: The data are not images of that shape.
+    """
+    if tuple(facts.input_shape) != IMAGE_SHAPE:
+        raise ConfigError(
+            f"model {options.name!r} of task femnist takes inputs of shape {IMAGE_SHAPE}, but the "
+            f"data ({facts.variant}) have {tuple(facts.input_shape)}; use femnist data"
+        )
+    builders = {"leaf_cnn": leaf_cnn, "cnn": cnn, "softmax": softmax}
+    return builders[options.name](facts.num_classes)

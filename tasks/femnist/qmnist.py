@@ -1,0 +1,158 @@
+"""Read MNIST images with QMNIST's writers: handwritten digits of real, named-by-number writers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfl_bench.types import DataError
+from tasks.femnist.forms import NUM_DIGITS, SIDE, Form, Progress, Reading
+from tasks.femnist.idx import find_idx, read_idx
+from tasks.femnist.spool import ExampleSpool
+from tasks.femnist.splitting import UNSPLIT
+
+UBYTE, INT = 0x08, 0x0C
+CLASS_COLUMN, WRITER_COLUMN, NUM_COLUMNS = 0, 2, 8
+NUM_ROWS = 60_000
+NUM_MNIST_TEST = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Images that belong to consecutive rows of one of QMNIST's label files.
+
+    Attributes:
+        images: Name of the image file.
+        num_images: Images that the published file has.
+        labels: Name of QMNIST's label file.
+        start: First image, and row, that is used.
+        stop: One after the last.
+        classes: Name of MNIST's own label file, which must agree if it is there; None if none.
+    """
+
+    images: str
+    num_images: int
+    labels: str
+    start: int
+    stop: int
+    classes: str | None = None
+
+
+TRAIN_LABELS = "qmnist-train-labels-idx2-int"
+TEST_LABELS = "qmnist-test-labels-idx2-int"
+MNIST_TRAIN = Part(
+    "train-images-idx3-ubyte", NUM_ROWS, TRAIN_LABELS, 0, NUM_ROWS, "train-labels-idx1-ubyte"
+)
+MNIST_TEST = Part(
+    "t10k-images-idx3-ubyte",
+    NUM_MNIST_TEST,
+    TEST_LABELS,
+    0,
+    NUM_MNIST_TEST,
+    "t10k-labels-idx1-ubyte",
+)
+QMNIST_TEST_IMAGES = "qmnist-test-images-idx3-ubyte"
+# The first 10,000 of QMNIST's test images redo MNIST's: only the others are new.
+QMNIST_TEST = Part(QMNIST_TEST_IMAGES, NUM_ROWS, TEST_LABELS, NUM_MNIST_TEST, NUM_ROWS)
+PARTS = (MNIST_TRAIN, MNIST_TEST, QMNIST_TEST)
+LOOKED_FOR = (
+    f"QMNIST: {TEST_LABELS}[.gz] with {MNIST_TEST.images}[.gz] and perhaps "
+    f"{QMNIST_TEST_IMAGES}[.gz], or {TRAIN_LABELS}[.gz] with {MNIST_TRAIN.images}[.gz]"
+)
+
+
+def is_there(source: Path) -> bool:
+    """Whether one of the files is there; MNIST's images alone count, to say what they lack."""
+    names = {part.images for part in PARTS} | {TRAIN_LABELS, TEST_LABELS}
+    return any(find_idx(source, name) for name in names)
+
+
+def read(source: Path, spool: ExampleSpool, progress: Progress) -> Reading:
+    """Read all parts that are there into the spool.
+
+    Args:
+        source: Folder with the idx files.
+        spool: Takes the examples, the ground turned to white.
+        progress: Told the images done.
+
+    Returns:
+        What was found: which parts were used and which were absent.
+
+    Raises:
+        DataError: A file is damaged, images lack QMNIST's labels, labels disagree, or no part is
+            complete.
+    """
+    used, absent = [], []
+    done = 0
+    for part in PARTS:
+        path = find_idx(source, part.images)
+        if path is None:
+            absent.append(part.images)
+            continue
+        images = read_idx(path, UBYTE, (part.num_images, SIDE, SIDE))
+        labels = _labels(source, part, path)
+        # MNIST has ink 255 on ground 0; LEAF's convention is the inverse.
+        images = 255 - images[part.start : part.stop]
+        _append(spool, images, labels[part.start : part.stop])
+        used.append(path.name)
+        done += part.stop - part.start
+        progress("reading MNIST/QMNIST (images)", done, None)
+    if not used:
+        raise DataError(
+            f"{source}: has QMNIST's labels but none of the image files "
+            f"{', '.join(part.images for part in PARTS)} (plain or .gz): put those there too"
+        )
+    what = "MNIST/QMNIST" if path_is_qmnist(used) else "MNIST"
+    return Reading(
+        source=f"{what} digits with QMNIST's writers ({', '.join(used)})",
+        num_classes=NUM_DIGITS,
+        split_by=None,
+        extra={"parts_used": used, "parts_absent": absent},
+    )
+
+
+def path_is_qmnist(used: list[str]) -> bool:
+    """Whether images of QMNIST itself are among the files."""
+    return any(name.startswith(QMNIST_TEST_IMAGES) for name in used)
+
+
+def _labels(source: Path, part: Part, images: Path) -> NDArray[np.int32]:
+    """Read and check QMNIST's labels of a part, shape (60,000, 8)."""
+    path = find_idx(source, part.labels)
+    if path is None:
+        raise DataError(
+            f"{images}: who wrote these digits is in {part.labels}[.gz], which is missing from "
+            f"{source}; get it from QMNIST and put it there"
+        )
+    labels: NDArray[np.int32] = read_idx(path, INT, (NUM_ROWS, NUM_COLUMNS))
+    classes, writers = labels[:, CLASS_COLUMN], labels[:, WRITER_COLUMN]
+    if classes.min() < 0 or classes.max() >= NUM_DIGITS or writers.min() < 0:
+        raise DataError(
+            f"{path}: column {CLASS_COLUMN} must be digits 0..9 and column {WRITER_COLUMN} "
+            "writers from 0; the file is damaged: get it anew"
+        )
+    mnist = find_idx(source, part.classes) if part.classes else None
+    if mnist is not None:
+        theirs = read_idx(mnist, UBYTE, (part.num_images,))
+        differing = np.flatnonzero(theirs != classes[: part.num_images])
+        if len(differing):
+            row = int(differing[0])
+            raise DataError(
+                f"{mnist}: image {row} is a {theirs[row]}, but {path} says {classes[row]} "
+                f"({len(differing)} rows differ); the files do not belong together: get them anew"
+            )
+    return labels
+
+
+def _append(spool: ExampleSpool, images: NDArray[np.uint8], labels: NDArray[np.int32]) -> None:
+    writers = labels[:, WRITER_COLUMN]
+    for writer in np.unique(writers):
+        rows = np.flatnonzero(writers == writer)
+        classes = labels[rows, CLASS_COLUMN].astype(np.uint8)
+        spool.append(UNSPLIT, f"qmnist-{writer:04d}", images[rows], classes)
+
+
+FORMS = (Form(variant="qmnist-digits", looked_for=LOOKED_FOR, is_there=is_there, read=read),)
