@@ -233,12 +233,9 @@ def _explain(model: type[BaseModel], detail: Any, where: str) -> str:
     dotted = ".".join([where, *parts] if where else parts)
     if detail["type"] == "extra_forbidden":
         siblings = _fields_at(model, parts[:-1])
-        near = get_close_matches(parts[-1], siblings, n=1, cutoff=0.5)
-        if near:
-            hint = f"did you mean '{near[0]}'?"
-        else:
-            elsewhere = [path for path in _all_paths(RunConfig) if path.endswith("." + parts[-1])]
-            hint = f"did you mean '{elsewhere[0]}'?" if elsewhere else ""
+        elsewhere = [name for name in _all_paths(RunConfig) if name.endswith("." + parts[-1])]
+        near = elsewhere or get_close_matches(parts[-1], siblings, n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else ""
         return f"{dotted}: unknown key; {hint} Allowed here: {', '.join(siblings) or 'none'}."
     if detail["type"] == "missing":
         return f"{dotted}: required, but missing"

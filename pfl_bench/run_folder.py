@@ -169,7 +169,7 @@ def environment(facts: DataFacts, device: torch.device) -> dict[str, Any]:
     """Describe versions, hardware, commit and data."""
     hardware: dict[str, Any] = {
         "machine": platform.machine(),
-        "processor": _processor_name(),
+        "processor": processor_name(),
         "logical_cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "device": str(device),
@@ -200,7 +200,8 @@ def package_versions() -> dict[str, str | None]:
     return versions
 
 
-def _processor_name() -> str:
+def processor_name() -> str:
+    """Name of the processor, as far as the platform tells."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -48,7 +48,7 @@ def assemble(
         for name, spec in fields.items()
     }
     try:
-        with h5py.File(path, "w") as file:
+        with h5py.File(path, "w", libver=("v110", "v110")) as file:
             counts = {
                 name: _write_split(file.create_group(name), name, spools[name], fields, digest)
                 for name in ordered_splits(spools)

@@ -67,9 +67,19 @@ class Spool:
                 self._rows[unit].append(len(columns[name]))
 
     def freeze(self) -> None:
-        """End appending: hand the buffers to the operating system, index the segments."""
-        for file in self._files.values():
+        """End appending: hand the buffers to the operating system, index the segments.
+
+        Raises:
+            OSError: The disk is full, or an append was broken off and left columns unequal.
+        """
+        for name, file in self._files.items():
             file.flush()
+            expected = self.total_rows(name) * self._row_bytes[name]
+            if file.tell() != expected:
+                raise OSError(
+                    f"temporary file {file.name} has {file.tell()} bytes instead of {expected}: "
+                    "an append to the store was interrupted"
+                )
         for unit, rows in self._rows.items():
             self._counts[unit] = _as_int64(rows)
             self._starts[unit] = np.cumsum(self._counts[unit]) - self._counts[unit]

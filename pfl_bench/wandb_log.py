@@ -10,17 +10,19 @@ import json
 import os
 import secrets
 import shlex
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pfl_bench.files import write_json
+
 Notice = Callable[[str], None]
 
 _INIT_SECONDS = 10.0
 _FINISH_SECONDS = 30.0
+_PROBE_SECONDS = 5.0
 
 
 class WandbOptions(BaseModel):
@@ -147,9 +149,10 @@ class WandbLogger:
             action(self._run)
         except Exception as error:
             self._run = None
+            command = _sync_command(self._run_dir, "*run-*")
             self._on_notice(
                 f"W&B logging stopped ({_one_line(error)}); the run goes on. What was logged lies "
-                f"in {self._run_dir / 'wandb'}; to upload it: {_sync_command(self._run_dir, '*run-*')}"
+                f"in {self._run_dir / 'wandb'}; to upload it: {command}"
             )
 
 
@@ -180,9 +183,10 @@ def _start_run(
         "settings": settings,
     }
     # Messages about the login follow the session's settings, not those of the run.
-    wandb.setup(settings)
+    session = wandb.setup(settings)
     if options.mode == "online":
         try:
+            _require_server(session.settings.base_url)
             return wandb.init(mode="online", **arguments)
         except Exception as error:
             on_notice(
@@ -193,6 +197,19 @@ def _start_run(
             wandb.teardown()
             wandb.setup(settings)
     return wandb.init(mode="offline", **arguments)
+
+
+def _require_server(url: str) -> None:
+    """Raise OSError unless the W&B server answers, with whatever status, in a few seconds."""
+    import urllib.error
+    import urllib.request
+
+    # wandb itself retries an unreachable server until its timeout, and some releases for ever.
+    try:
+        with urllib.request.urlopen(url, timeout=_PROBE_SECONDS):
+            return
+    except urllib.error.HTTPError as error:
+        error.close()
 
 
 def _settings(wandb: Any) -> Any:
@@ -240,11 +257,7 @@ def _run_identifier(run_dir: Path, options: WandbOptions, on_notice: Notice) -> 
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             on_notice(f"{path} is damaged ({_one_line(error)}); a new W&B run is started")
     identifier = secrets.token_hex(4)
-    descriptor, temporary = tempfile.mkstemp(dir=run_dir, prefix=".wandb-", suffix=".json")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        json.dump({"format_version": 1, "id": identifier, **place}, stream, indent=2)
-        stream.write("\n")
-    os.replace(temporary, path)
+    write_json(path, {"format_version": 1, "id": identifier, **place})
     return identifier
 
 

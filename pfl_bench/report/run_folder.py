@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from pfl_bench.report.table import as_float
+from pfl_bench.report.rows import as_float, rows_from_summaries
 from pfl_bench.types import RunFolderError
 
 _FORMAT_VERSION = 1
@@ -51,12 +51,17 @@ class RunRecord:
 
     @property
     def setting(self) -> str:
-        """Setting of the run; "unknown" where nothing says it."""
-        return str((self.summary or self.config).get("setting") or "unknown")
+        """Setting of the run, read off the configuration's sections while it is unfinished."""
+        if self.summary is not None:
+            return str(self.summary.get("setting", "unknown"))
+        private = bool(self.config.get("privacy"))
+        if self.config.get("central"):
+            return "central_dp" if private else "central"
+        return "private_federated" if private else "federated"
 
     @property
     def status(self) -> str:
-        """ "finished", "budget_exhausted" or "unfinished"."""
+        """How the run stands: "finished", "budget_exhausted" or "unfinished"."""
         return "unfinished" if self.summary is None else str(self.summary.get("status", "finished"))
 
     @property
@@ -69,6 +74,27 @@ class RunRecord:
     def last_round(self) -> int:
         """The last round that was logged, 0 if none was."""
         return int(self.rounds[-1]["round"]) if self.rounds else 0
+
+    @property
+    def planned_rounds(self) -> int | None:
+        """Rounds (central training: epochs) that the configuration asks for."""
+        for section, key in (("federated", "num_rounds"), ("central", "num_epochs")):
+            options = self.config.get(section)
+            if isinstance(options, Mapping) and isinstance(options.get(key), int):
+                return int(options[key])
+        return None
+
+    @property
+    def expected(self) -> list[Mapping[str, Any]]:
+        """Published values, with "published" and, once the run is finished, the verdicts."""
+        if self.summary is not None:
+            return list(self.summary["expected"])
+        entries = self.config.get("expected") or []
+        return [
+            {**entry, "published": entry.get("value")}
+            for entry in entries
+            if isinstance(entry, Mapping) and "metric" in entry
+        ]
 
     @property
     def is_private(self) -> bool:
@@ -123,7 +149,8 @@ def read_run(path: Path) -> RunRecord:
     if not isinstance(config, dict):
         raise RunFolderError(f"{config_path} holds {type(config).__name__}, expected a mapping")
     summary = _read_object(path / "summary.json")
-    _check_version(path / "summary.json", summary)
+    if summary is not None:
+        _check_summary(path / "summary.json", summary)
     statement = _read_object(path / "privacy.json")
     if statement is None and summary is not None and isinstance(summary.get("privacy"), dict):
         statement = summary["privacy"]
@@ -162,13 +189,17 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def _check_version(path: Path, summary: Mapping[str, Any] | None) -> None:
+def _check_summary(path: Path, summary: Mapping[str, Any]) -> None:
     """Refuse summaries of another layout."""
-    if summary is not None and summary.get("format_version") != _FORMAT_VERSION:
+    if summary.get("format_version") != _FORMAT_VERSION:
         raise RunFolderError(
             f"{path} has format_version {summary.get('format_version')!r}, expected "
             f"{_FORMAT_VERSION}: it was written by another release of pfl-bench"
         )
+    try:
+        rows_from_summaries([summary])
+    except RunFolderError as error:
+        raise RunFolderError(f"{path}: {error}") from None
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:

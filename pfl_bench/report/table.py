@@ -1,6 +1,6 @@
-"""Rows of a table: what is published beside what was measured, as Markdown, CSV or LaTeX.
+"""Tables of published and measured values, as Markdown, CSV or LaTeX.
 
-Pure functions over the ``summary.json`` objects of finished runs; nothing is read or written here.
+Pure functions over rows; ``rows_from_summaries`` makes the rows.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 import csv
 import io
 import math
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
-from pfl_bench.types import RunFolderError
+from pfl_bench.report.rows import RowResult as RowResult
+from pfl_bench.report.rows import rows_from_summaries as rows_from_summaries
 
 TableFormat = Literal["md", "csv", "latex"]
 
@@ -45,125 +44,6 @@ _LATEX_ESCAPES = str.maketrans(
         "±": r"$\pm$",
     }
 )
-
-
-@dataclass(frozen=True)
-class RowResult:
-    """One line of a table: a metric of a row, over all its seeds.
-
-    Attributes:
-        name: Name of the row.
-        setting: "central", "federated", "private_federated" or "central_dp".
-        variant: Variant of the data; several are joined by ", ".
-        metric: Full name of the metric, such as "test/accuracy".
-        published: The published value, None where nothing is published.
-        source: Where it is published: paper, table, cell.
-        measured: One value a seed, in the order of the seeds.
-        verdict: "reproduced", "differs", "not comparable" or "nothing published".
-        epsilon_simulated: Epsilon of the simulated deployment, largest over seeds; may be inf.
-        epsilon_actual: Epsilon of the run itself, largest over seeds; may be inf.
-        delta_simulated: Delta of ``epsilon_simulated``.
-        note: What a reader must know to read the line; may be empty.
-        delta_actual: Delta of ``epsilon_actual``.
-    """
-
-    name: str
-    setting: str
-    variant: str
-    metric: str
-    published: float | None
-    source: str | None
-    measured: tuple[float, ...]
-    verdict: str
-    epsilon_simulated: float | None
-    epsilon_actual: float | None
-    delta_simulated: float | None
-    note: str
-    delta_actual: float | None = None
-
-    @property
-    def mean(self) -> float | None:
-        """Mean over seeds; None without a measurement."""
-        return math.fsum(self.measured) / len(self.measured) if self.measured else None
-
-    @property
-    def sd(self) -> float | None:
-        """Standard deviation over seeds with ``ddof=1``; None below two seeds."""
-        if len(self.measured) < 2:
-            return None
-        if not all(math.isfinite(value) for value in self.measured):
-            return math.nan
-        return statistics.stdev(self.measured)
-
-    @property
-    def difference(self) -> float | None:
-        """Mean minus published; None where one of them is missing."""
-        if self.mean is None or self.published is None:
-            return None
-        return self.mean - self.published
-
-
-def as_float(value: Any) -> float | None:
-    """Read a number as run folders write it: non-finite ones are strings.
-
-    Args:
-        value: A JSON value.
-
-    Returns:
-        The number, or None when ``value`` is none.
-    """
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return float(value)
-    if isinstance(value, str) and value in {"nan", "inf", "-inf"}:
-        return float(value)
-    return None
-
-
-def rows_from_summaries(summaries: Sequence[Mapping[str, Any]]) -> list[RowResult]:
-    """Group summaries by row over seeds, and compare each row with what is published.
-
-    A row with k expected values gives k lines. A row without gives one: its first test metric
-    named accuracy, else its first test metric, else its first metric.
-
-    Args:
-        summaries: Contents of ``summary.json``, one a run, in any order of seeds.
-
-    Returns:
-        The lines, rows in the order in which they first occur.
-
-    Raises:
-        RunFolderError: A summary lacks what a line needs.
-    """
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for index, summary in enumerate(summaries):
-        _check_summary(summary, index)
-        groups.setdefault(summary["name"], []).append(summary)
-    rows: list[RowResult] = []
-    for runs in groups.values():
-        runs.sort(key=lambda run: int(run["seed"]))
-        expected = [entry for run in runs for entry in run["expected"]]
-        if expected:
-            metrics = list(dict.fromkeys(str(entry["metric"]) for entry in expected))
-        else:
-            metrics = headline_metrics(runs[0]["metrics"])
-        rows += [_row(runs, metric) for metric in metrics]
-    return rows
-
-
-def headline_metrics(metrics: Mapping[str, Any]) -> list[str]:
-    """Name the metric that speaks for a run without expected values.
-
-    Args:
-        metrics: Final metrics of a run.
-
-    Returns:
-        One name, or none if there is no metric.
-    """
-    test = [name for name in metrics if name.startswith("test/")]
-    accuracy = [name for name in test if name.rsplit("/", 1)[-1] == "accuracy"]
-    return (accuracy or test or list(metrics))[:1]
 
 
 def format_table(rows: Sequence[RowResult], fmt: TableFormat) -> str:
@@ -240,130 +120,6 @@ def footnotes(rows: Sequence[RowResult]) -> tuple[list[str], list[int | None]]:
             notes.append(text)
         marks.append(notes.index(text))
     return notes, marks
-
-
-def _check_summary(summary: Mapping[str, Any], index: int) -> None:
-    """Check the members that a line is made of."""
-    kinds: dict[str, Any] = {
-        "name": str,
-        "setting": str,
-        "variant": str,
-        "seed": int,
-        "metrics": Mapping,
-        "expected": Sequence,
-    }
-    for key, kind in kinds.items():
-        if not isinstance(summary.get(key), kind):
-            raise RunFolderError(
-                f"summary {index} ({summary.get('name', 'without a name')!r}): {key!r} is "
-                f"{summary.get(key)!r}; expected a {kind.__name__.lower()} as pfl-bench writes it "
-                "into summary.json; run the row again"
-            )
-    for entry in summary["expected"]:
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("metric"), str):
-            raise RunFolderError(
-                f"summary {index} ({summary['name']!r}): an entry of 'expected' is {entry!r}; "
-                "expected an object that names its 'metric'; run the row again"
-            )
-
-
-def _row(runs: Sequence[Mapping[str, Any]], metric: str) -> RowResult:
-    """Make one line out of the runs of one row."""
-    entries = [entry for run in runs for entry in run["expected"] if entry["metric"] == metric]
-    values = [_measured(run, metric) for run in runs]
-    measured = tuple(value for value in values if value is not None)
-    first = entries[0] if entries else {}
-    published = as_float(first.get("published"))
-    variants = list(dict.fromkeys(run["variant"] for run in runs))
-    epsilons = {side: _largest_epsilon(runs, side) for side in ("simulated", "actual")}
-    verdict, why = _verdict(entries, measured, published)
-    return RowResult(
-        name=runs[0]["name"],
-        setting=runs[0]["setting"],
-        variant=", ".join(variants),
-        metric=metric,
-        published=published,
-        source=first.get("source"),
-        measured=measured,
-        verdict=verdict,
-        epsilon_simulated=epsilons["simulated"][0],
-        epsilon_actual=epsilons["actual"][0],
-        delta_simulated=epsilons["simulated"][1],
-        note="; ".join([*why, *_notes(runs, values, variants)]),
-        delta_actual=epsilons["actual"][1],
-    )
-
-
-def _measured(run: Mapping[str, Any], metric: str) -> float | None:
-    """What a run measured for a metric."""
-    value = as_float(run["metrics"].get(metric))
-    if value is not None:
-        return value
-    for entry in run["expected"]:
-        if entry["metric"] == metric:
-            return as_float(entry.get("measured"))
-    return None
-
-
-def _verdict(
-    entries: Sequence[Mapping[str, Any]], measured: tuple[float, ...], published: float | None
-) -> tuple[str, list[str]]:
-    """Judge the mean over seeds; also say why where a run says why."""
-    if published is None:
-        return "nothing published", []
-    incomparable = [entry for entry in entries if entry.get("verdict") == "not comparable"]
-    if incomparable:
-        reasons = [str(entry["why"]) for entry in incomparable if entry.get("why")]
-        return "not comparable", list(dict.fromkeys(reasons))
-    if not measured:
-        return "not comparable", ["nothing was measured"]
-    tolerance = as_float(entries[0].get("tolerance")) or 0.0
-    difference = abs(math.fsum(measured) / len(measured) - published)
-    # The published cell is rounded: without slack, 0.76 - 0.75 would exceed a tolerance of 0.01.
-    if difference <= tolerance * (1 + 1e-9) + 1e-12:
-        return "reproduced", []
-    return "differs", [f"tolerance {tolerance:g}"]
-
-
-def _notes(
-    runs: Sequence[Mapping[str, Any]], values: Sequence[float | None], variants: Sequence[str]
-) -> list[str]:
-    """Say what sets these runs apart from one clean row."""
-    notes = []
-    if len(variants) > 1:
-        notes.append("the seeds saw different data: " + ", ".join(variants))
-    seeds = [run["seed"] for run in runs]
-    repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-    if repeated:
-        notes.append("several runs of seed " + ", ".join(map(str, repeated)))
-    missing = [str(run["seed"]) for run, value in zip(runs, values, strict=True) if value is None]
-    if missing:
-        notes.append("not measured by seed " + ", ".join(missing))
-    stopped = [run for run in runs if run.get("status") == "budget_exhausted"]
-    if stopped:
-        rounds = ", ".join(sorted({str(run.get("rounds", "?")) for run in stopped}))
-        notes.append(f"stopped by the privacy budget after {rounds} rounds")
-    notes += [
-        f"the seeds differ in their {side} epsilon, the largest is shown"
-        for side in ("simulated", "actual")
-        if len({_epsilon(run, side) for run in runs}) > 1
-    ]
-    return notes
-
-
-def _epsilon(run: Mapping[str, Any], side: str) -> tuple[float | None, float | None]:
-    """Epsilon and delta of one side of a run's privacy statement."""
-    claim = (run.get("privacy") or {}).get(side) or {}
-    return as_float(claim.get("epsilon")), as_float(claim.get("delta"))
-
-
-def _largest_epsilon(
-    runs: Sequence[Mapping[str, Any]], side: str
-) -> tuple[float | None, float | None]:
-    """The claim that holds for every run: the largest epsilon, with its delta."""
-    claims = [_epsilon(run, side) for run in runs]
-    private = [claim for claim in claims if claim[0] is not None]
-    return max(private, key=lambda claim: claim[0] or 0.0, default=(None, None))
 
 
 def _cells(row: RowResult, mark: int | None) -> list[str]:

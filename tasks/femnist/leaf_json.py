@@ -20,8 +20,8 @@ from tasks.femnist.forms import (
     to_bytes,
     to_labels,
 )
-from tasks.femnist.spool import ExampleSpool
 from tasks.femnist.splitting import UNSPLIT
+from tasks.femnist.spool import ExampleSpool
 
 LOOKED_FOR = (
     "LEAF JSON: folders train/ and test/ (and perhaps val/) with *.json, or all_data*.json, "
@@ -94,7 +94,7 @@ def _split_by(source: Path, spool: ExampleSpool) -> SplitBy:
     pooled = set().union(*users.values())
     if sum(map(len, users.values())) == len(pooled):
         return "user"
-    in_several = sorted(u for u in pooled if 1 < sum(u in split for split in users.values()))
+    in_several = sorted(u for u in pooled if sum(u in split for split in users.values()) > 1)
     in_some = sorted(u for u in pooled if any(u not in split for split in users.values()))
     raise DataError(
         f"{source}: the splits {', '.join(users)} share some users but not all: "

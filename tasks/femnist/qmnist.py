@@ -1,8 +1,8 @@
-"""Read MNIST images with QMNIST's writers: handwritten digits of real, named-by-number writers."""
+"""Read MNIST images with QMNIST's writers: digits of real writers, known by number."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pfl_bench.types import DataError
 from tasks.femnist.forms import NUM_DIGITS, SIDE, Form, Progress, Reading
 from tasks.femnist.idx import find_idx, read_idx
-from tasks.femnist.spool import ExampleSpool
 from tasks.femnist.splitting import UNSPLIT
+from tasks.femnist.spool import ExampleSpool
 
 UBYTE, INT = 0x08, 0x0C
 CLASS_COLUMN, WRITER_COLUMN, NUM_COLUMNS = 0, 2, 8
@@ -55,7 +55,7 @@ MNIST_TEST = Part(
     "t10k-labels-idx1-ubyte",
 )
 QMNIST_TEST_IMAGES = "qmnist-test-images-idx3-ubyte"
-# The first 10,000 of QMNIST's test images redo MNIST's: only the others are new.
+# The first 10,000 of QMNIST's test images redo MNIST's: they are used only if those are absent.
 QMNIST_TEST = Part(QMNIST_TEST_IMAGES, NUM_ROWS, TEST_LABELS, NUM_MNIST_TEST, NUM_ROWS)
 PARTS = (MNIST_TRAIN, MNIST_TEST, QMNIST_TEST)
 LOOKED_FOR = (
@@ -92,6 +92,8 @@ def read(source: Path, spool: ExampleSpool, progress: Progress) -> Reading:
         if path is None:
             absent.append(part.images)
             continue
+        if part is QMNIST_TEST and MNIST_TEST.images in absent:
+            part = replace(part, start=0)
         images = read_idx(path, UBYTE, (part.num_images, SIDE, SIDE))
         labels = _labels(source, part, path)
         # MNIST has ink 255 on ground 0; LEAF's convention is the inverse.
@@ -105,18 +107,12 @@ def read(source: Path, spool: ExampleSpool, progress: Progress) -> Reading:
             f"{source}: has QMNIST's labels but none of the image files "
             f"{', '.join(part.images for part in PARTS)} (plain or .gz): put those there too"
         )
-    what = "MNIST/QMNIST" if path_is_qmnist(used) else "MNIST"
     return Reading(
-        source=f"{what} digits with QMNIST's writers ({', '.join(used)})",
+        source=f"MNIST/QMNIST digits with QMNIST's writers ({', '.join(used)})",
         num_classes=NUM_DIGITS,
         split_by=None,
         extra={"parts_used": used, "parts_absent": absent},
     )
-
-
-def path_is_qmnist(used: list[str]) -> bool:
-    """Whether images of QMNIST itself are among the files."""
-    return any(name.startswith(QMNIST_TEST_IMAGES) for name in used)
 
 
 def _labels(source: Path, part: Part, images: Path) -> NDArray[np.int32]:

@@ -102,7 +102,7 @@ def _read_file(
 def _arrays(group: Any, where: str) -> tuple[NDArray[Any], NDArray[Any]]:
     import h5py
 
-    parts = [group.get(key) if isinstance(group, h5py.Group) else None for key in _KEYS]
+    parts: list[Any] = [group.get(key) if isinstance(group, h5py.Group) else None for key in _KEYS]
     if not all(isinstance(part, h5py.Dataset) for part in parts):
         raise DataError(f"{where}: must have the data sets {' and '.join(map(repr, _KEYS))}")
     pixels, labels = parts

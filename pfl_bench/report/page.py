@@ -1,0 +1,250 @@
+"""The report of one or more runs: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.files import write_atomically
+from pfl_bench.report import panels, table
+from pfl_bench.report.rows import RowResult, as_float, rows_from_summaries
+from pfl_bench.report.run_folder import RunRecord, read_run
+from pfl_bench.report.words import StatementWords, describe
+from pfl_bench.types import RunFolderError
+
+_SETTINGS = {
+    "central": "central",
+    "central_dp": "central, example-level DP",
+    "federated": "federated",
+    "private_federated": "private federated",
+}
+
+
+@dataclass(frozen=True)
+class _Statement:
+    """A privacy statement with the runs that make it."""
+
+    title: str
+    words: StatementWords
+    is_planned: bool
+
+
+def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
+    """Write the page.
+
+    Args:
+        run_dirs: Run folders, finished or not; several seeds of one row have the same name.
+        out: The file to write, replaced as a whole; its folder is made when missing.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        RunFolderError: There is no run folder, or one is missing or damaged.
+        OSError: ``out`` cannot be written.
+    """
+    if not run_dirs:
+        raise RunFolderError("there is no run folder to report on; name at least one")
+    if out.is_dir():
+        raise RunFolderError(
+            f"{out} is a folder; name the HTML file to write, as {out}/report.html"
+        )
+    page = render([read_run(path) for path in run_dirs])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, page)
+    return out
+
+
+def render(runs: Sequence[RunRecord]) -> str:
+    """Make the page's text.
+
+    Args:
+        runs: At least one run.
+
+    Returns:
+        A whole HTML document.
+    """
+    import jinja2
+
+    groups: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        groups.setdefault(run.name, []).append(run)
+    for group in groups.values():
+        group.sort(key=lambda run: -1 if run.seed is None else run.seed)
+    rows = _rows(groups)
+    notes, marks = table.footnotes(rows)
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pfl_bench.report", package_path=""),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template("page.html").render(
+        title=_title(runs),
+        subtitle=_subtitle(groups),
+        rows=[_cells(row, mark) for row, mark in zip(rows, marks, strict=True)],
+        notes=notes,
+        any_private=any(run.is_private for run in runs),
+        legend=panels.legend(groups),
+        learning=panels.learning_panels(groups),
+        clients=panels.client_panels(groups),
+        statements=_statements(groups),
+        runs=[_run_facts(run) for group in groups.values() for run in group],
+    )
+
+
+def _title(runs: Sequence[RunRecord]) -> str:
+    """Name the row, or the tasks of several rows."""
+    names = list(dict.fromkeys(run.name for run in runs))
+    if len(names) == 1:
+        return names[0]
+    tasks = [task for task in dict.fromkeys(run.task for run in runs) if task]
+    return f"{', '.join(tasks)}: {len(names)} rows" if tasks else f"{len(names)} rows"
+
+
+def _subtitle(groups: Mapping[str, Sequence[RunRecord]]) -> str:
+    """Count rows and runs."""
+    runs = [run for group in groups.values() for run in group]
+    parts = [_count(len(groups), "row"), _count(len(runs), "run")]
+    unfinished = sum(run.summary is None for run in runs)
+    if unfinished:
+        parts.append(f"{unfinished} unfinished")
+    return ", ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    """Write a number of things."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _rows(groups: Mapping[str, Sequence[RunRecord]]) -> list[RowResult]:
+    """Make the table's lines; a row without a finished run is listed as unfinished."""
+    rows: list[RowResult] = []
+    for group in groups.values():
+        summaries = [run.summary for run in group if run.summary is not None]
+        waiting = [run for run in group if run.summary is None]
+        if not summaries:
+            rows += _unfinished_rows(group)
+            continue
+        note = f"{len(waiting)} of {len(group)} seeds unfinished and left out" if waiting else ""
+        rows += [
+            replace(row, note="; ".join(filter(None, (row.note, note))))
+            for row in rows_from_summaries(summaries)
+        ]
+    return rows
+
+
+def _unfinished_rows(group: Sequence[RunRecord]) -> list[RowResult]:
+    """Show what is published for a row of which no run has finished."""
+    run = group[0]
+    statement = run.statement or {}
+    claims = {kind: statement.get(kind) or {} for kind in ("simulated", "actual")}
+    note = "; ".join(f"{_progress(one)} so far" for one in group)
+    if run.is_private:
+        note += "; the epsilons are those of the whole run"
+    data = run.environment.get("data")
+    return [
+        RowResult(
+            name=run.name,
+            setting=run.setting,
+            variant=str(data.get("variant", "-")) if isinstance(data, Mapping) else "-",
+            metric=str(entry.get("metric", "-")),
+            published=as_float(entry.get("published")),
+            source=str(entry["source"]) if entry.get("source") else None,
+            measured=(),
+            verdict="unfinished",
+            epsilon_simulated=as_float(claims["simulated"].get("epsilon")),
+            epsilon_actual=as_float(claims["actual"].get("epsilon")),
+            delta_simulated=as_float(claims["simulated"].get("delta")),
+            note=note,
+            delta_actual=as_float(claims["actual"].get("delta")),
+        )
+        for entry in run.expected or [{}]
+    ]
+
+
+def _progress(run: RunRecord) -> str:
+    """How far a run came."""
+    unit = panels.step_unit(run)
+    if run.planned_rounds is None:
+        return _count(run.last_round, unit)
+    return f"{run.last_round} of {_count(run.planned_rounds, unit)}"
+
+
+def _cells(row: RowResult, mark: int | None) -> dict[str, Any]:
+    """The texts of a line of the table."""
+    return {
+        "name": row.name,
+        "setting": _SETTINGS.get(row.setting, row.setting),
+        "variant": row.variant,
+        "metric": row.metric,
+        "published": table.format_value(row.published),
+        "measured": table.format_measured(row),
+        "difference": table.format_value(row.difference, signed=True),
+        "verdict": row.verdict,
+        "mark": None if mark is None else mark + 1,
+        "simulated": table.format_epsilon(row.epsilon_simulated, row.delta_simulated),
+        "actual": table.format_epsilon(row.epsilon_actual, row.delta_actual),
+        "unit": ", per example" if row.setting == "central_dp" else ", per user",
+    }
+
+
+def _statements(groups: Mapping[str, Sequence[RunRecord]]) -> list[_Statement]:
+    """Put each private run's statement into words; equal ones of a row are said once."""
+    statements = []
+    for name, group in groups.items():
+        distinct: dict[str, list[RunRecord]] = {}
+        for run in group:
+            if run.is_private:
+                key = json.dumps([run.statement, run.summary is None], sort_keys=True)
+                distinct.setdefault(key, []).append(run)
+        for runs in distinct.values():
+            seeds = ", ".join(str(run.seed) for run in runs if run.seed is not None)
+            title = name if len(distinct) == 1 or not seeds else f"{name}, seed {seeds}"
+            words = describe(runs[0].statement or {})
+            statements.append(_Statement(title, words, runs[0].summary is None))
+    return statements
+
+
+def _run_facts(run: RunRecord) -> dict[str, Any]:
+    """What the page says of one run beside its curves."""
+    summary = run.summary or {}
+    data = summary.get("data") or run.environment.get("data") or {}
+    nonfinite = run.series("train/num_nonfinite")[1]
+    return {
+        "name": run.name,
+        "folder": str(run.path),
+        "seed": "-" if run.seed is None else run.seed,
+        "status": run.status.replace("_", " "),
+        "progress": _progress(run),
+        "seconds": _duration(as_float(summary.get("seconds"))),
+        "nonfinite": f"{sum(nonfinite):.0f}" if nonfinite else "-",
+        "data": {
+            key: value if isinstance(value, str | int | float) else json.dumps(value)
+            for key, value in data.items()
+        },
+        "metrics": {
+            name: table.format_value(as_float(value))
+            for name, value in (summary.get("metrics") or {}).items()
+        },
+        "config": run.config_text,
+        "environment": json.dumps(run.environment, indent=2, ensure_ascii=False),
+        "statement": (
+            json.dumps(run.statement, indent=2, ensure_ascii=False) if run.statement else ""
+        ),
+    }
+
+
+def _duration(seconds: float | None) -> str:
+    """Write a time span for reading."""
+    if seconds is None:
+        return "-"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

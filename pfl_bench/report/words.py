@@ -1,0 +1,147 @@
+"""A privacy statement in words, for a page; the numbers are those of ``privacy.json``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pfl_bench.report.rows import as_float
+from pfl_bench.report.table import format_epsilon
+
+_UNITS = {
+    "user": "one user: all the examples that this user holds, in every round",
+    "example": "one example of the pooled training data",
+}
+_SAMPLING = {
+    "poisson": "each joins a round on its own, with probability {q}",
+    "fixed_size": "a fixed number is drawn each round without replacement (a fraction {q})",
+    "full": "all take part in every round",
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One of the two epsilons, in words.
+
+    Attributes:
+        kind: "simulated" or "actual".
+        epsilon: The number, with delta beside it.
+        about: Whose guarantee it is.
+        detail: Population, cohort, sampling and noise.
+    """
+
+    kind: str
+    epsilon: str
+    delta: str
+    about: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class StatementWords:
+    """A statement, ready for a page.
+
+    Attributes:
+        unit: What is protected.
+        claims: The simulated and the actual epsilon.
+        facts: Labels and values of everything else that the claims rest on.
+        not_covered: What an observer can learn outside the mechanism.
+        notes: Further sentences of the statement.
+    """
+
+    unit: str
+    claims: tuple[Claim, ...]
+    facts: tuple[tuple[str, str], ...]
+    not_covered: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def describe(statement: Mapping[str, Any]) -> StatementWords:
+    """Put a privacy statement into words.
+
+    Args:
+        statement: Contents of ``privacy.json``.
+
+    Returns:
+        The words; members that the statement lacks are left out.
+    """
+    unit = str(statement.get("unit", "unknown"))
+    clip = statement.get("clip")
+    facts = [
+        ("Neighbouring data sets", statement.get("adjacency")),
+        ("Mechanism", statement.get("mechanism")),
+        ("Accountant", statement.get("accountant")),
+        ("Rounds" if unit == "user" else "Steps", _number(statement.get("rounds"))),
+        ("Clipping", _pairs(clip) if isinstance(clip, Mapping) else clip),
+        (
+            "Noise multiplier (standard deviation in multiples of the clip norm)",
+            _number(statement.get("noise_multiplier")),
+        ),
+        ("Noise multiplier of the update alone", _number(statement.get("update_noise_multiplier"))),
+        (
+            "Standard deviation of the noise on the count of unclipped users",
+            _number(statement.get("count_noise_stddev")),
+        ),
+        (
+            "Budget: stops before epsilon (simulated) exceeds",
+            _number(statement.get("budget_epsilon")),
+        ),
+        ("Trained parameters", _number(statement.get("num_parameters"))),
+    ]
+    return StatementWords(
+        unit=_UNITS.get(unit, unit),
+        claims=tuple(
+            _claim(kind, statement[kind], unit)
+            for kind in ("simulated", "actual")
+            if isinstance(statement.get(kind), Mapping)
+        ),
+        facts=tuple((label, str(value)) for label, value in facts if value not in (None, "")),
+        not_covered=tuple(map(str, statement.get("not_covered") or ())),
+        notes=tuple(map(str, statement.get("notes") or ())),
+    )
+
+
+def _claim(kind: str, side: Mapping[str, Any], unit: str) -> Claim:
+    """Put one side of the statement into words."""
+    epsilon, delta = as_float(side.get("epsilon")), as_float(side.get("delta"))
+    subject = "users" if unit == "user" else "examples"
+    about = {
+        "simulated": "What a deployment with this cohort and this noise would guarantee.",
+        "actual": "What this very run guarantees.",
+    }[kind]
+    if epsilon is not None and math.isinf(epsilon):
+        about += " Without noise there is no guarantee."
+    sampling = _SAMPLING.get(str(side.get("sampling")), str(side.get("sampling")))
+    detail = (
+        f"{_number(side.get('population_size'))} {subject}, "
+        f"{_number(side.get('cohort_size'))} expected a {'round' if unit == 'user' else 'step'}; "
+        f"{sampling.format(q=_number(side.get('sampling_probability')))}; "
+        f"noise multiplier {_number(side.get('noise_multiplier'))}"
+    )
+    return Claim(
+        kind=kind,
+        epsilon=format_epsilon(epsilon, None),
+        delta=_number(delta),
+        about=about,
+        detail=detail,
+    )
+
+
+def _number(value: Any) -> str:
+    """Write a number for reading: separated thousands, four significant digits."""
+    number = as_float(value)
+    if number is None:
+        return "" if value is None else str(value)
+    if not math.isfinite(number):
+        return str(number)
+    if number == int(number) and abs(number) < 1e15:
+        return f"{int(number):,}"
+    return f"{number:.4g}"
+
+
+def _pairs(members: Mapping[str, Any]) -> str:
+    """Write an object's members in one line."""
+    written = [(key.replace("_", " "), _number(value)) for key, value in members.items()]
+    return ", ".join(f"{key} {value}" for key, value in written if value)

@@ -1,0 +1,202 @@
+"""Read FEMNIST's raw source, NIST Special Database 19: PNGs by writer, their classes by content.
+
+``by_write`` says who wrote an image but not what it shows, ``by_class`` says what it shows but not
+who wrote it: the same file is in both, so its MD5 joins them, as LEAF does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfl_bench.types import DataError
+from tasks.femnist.forms import NUM_CHARACTERS, SIDE, Form, Progress, Reading
+from tasks.femnist.splitting import UNSPLIT
+from tasks.femnist.spool import ExampleSpool
+
+SEARCH_DEPTH = 3
+RAW_SIDE = 128
+AMBIGUOUS = -1
+EXAMPLES_REPORTED = 10
+PROGRESS_EVERY = 1000
+PROBLEMS = ("unmatched", "ambiguous", "unreadable", "wrong_size")
+
+
+def find_folder(source: Path, name: str) -> Path | None:
+    """Find the folder ``name``, which has hsf_* folders within, at most three levels down."""
+    level = [source]
+    for _ in range(SEARCH_DEPTH + 1):
+        for folder in level:
+            inner = folder / name
+            if any(p.is_dir() for p in (*inner.glob("hsf_*"), *inner.glob("*/hsf_*"))):
+                return inner
+        level = [
+            child
+            for folder in level
+            for child in _folders(folder)
+            if not child.name.startswith("hsf_")
+        ]
+    return None
+
+
+def class_of_code(code: str) -> int | None:
+    """Class of a hexadecimal ASCII code: digits 0..9, capitals 10..35, small letters 36..61.
+
+    Returns:
+        The class, or None if the code is not that of such a character.
+    """
+    if not re.fullmatch(r"[0-9a-fA-F]{2}", code):
+        return None
+    value = int(code, 16)
+    for first, last, start in (("0", "9", 0), ("A", "Z", 10), ("a", "z", 36)):
+        if ord(first) <= value <= ord(last):
+            return value - ord(first) + start
+    return None
+
+
+def read(source: Path, spool: ExampleSpool, progress: Progress) -> Reading:
+    """Read all images that have a class into the spool.
+
+    Images without a class, of two classes, unreadable or not 128 x 128 are left out, counted and
+    named in the facts.
+
+    Args:
+        source: Folder that holds ``by_write`` and ``by_class``, at most three levels down.
+        spool: Takes the examples.
+        progress: Told the files done.
+
+    Returns:
+        What was found and what was left out.
+
+    Raises:
+        DataError: A folder is missing or without images, or no image could be used.
+    """
+    folders = {name: find_folder(source, name) for name in ("by_write", "by_class")}
+    by_write, by_class = folders["by_write"], folders["by_class"]
+    if by_write is None or by_class is None:
+        missing = "by_write" if by_write is None else "by_class"
+        raise DataError(
+            f"{source}: NIST's folder {missing} (with hsf_* folders in it) is not there. Both are "
+            "needed: by_write says who wrote an image, and only the same file in by_class says "
+            "which character it is; unpack both archives side by side"
+        )
+    classes, num_class_files = _classes_by_digest(by_class, progress)
+    left_out: dict[str, list[str]] = {problem: [] for problem in PROBLEMS}
+    done = 0
+    for writer, paths in _writers(by_write):
+        images, labels = [], []
+        for path in paths:
+            loaded = _load(path, classes)
+            if isinstance(loaded, str):
+                left_out[loaded].append(str(path.relative_to(by_write)))
+            else:
+                images.append(loaded[0])
+                labels.append(loaded[1])
+        if images:
+            spool.append(UNSPLIT, writer, np.stack(images), np.array(labels, dtype=np.uint8))
+        done += len(paths)
+        progress("reading NIST by_write (images)", done, None)
+    counts = {problem: len(names) for problem, names in left_out.items()}
+    if not spool.clients(UNSPLIT):
+        raise DataError(
+            f"{by_write}: none of {done} images can be used ({counts}); by_class has "
+            f"{num_class_files} images: do the two folders come from the same release?"
+        )
+    return Reading(
+        source="NIST Special Database 19 by_write, classes from by_class, 28 x 28 by Lanczos",
+        num_classes=NUM_CHARACTERS,
+        split_by=None,
+        extra={
+            "by_write_images": done,
+            "by_class_images": num_class_files,
+            "left_out": counts,
+            "left_out_examples": {k: v[:EXAMPLES_REPORTED] for k, v in left_out.items() if v},
+        },
+    )
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() == ".png")
+
+
+def _hsf_folders(folder: Path) -> list[Path]:
+    # NIST's *.mit are lists beside the images, unpacked by some tools as folders.
+    return [p for p in _folders(folder) if p.name.startswith("hsf_") and "mit" not in p.name]
+
+
+def _writers(by_write: Path) -> Iterator[tuple[str, list[Path]]]:
+    for hsf in _hsf_folders(by_write):
+        for writer in _folders(hsf):
+            yield writer.name, [image for kind in _folders(writer) for image in _images(kind)]
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.md5(data, usedforsecurity=False).digest()
+
+
+def _classes_by_digest(by_class: Path, progress: Progress) -> tuple[dict[bytes, int], int]:
+    """Class of every image of by_class by its MD5; ``AMBIGUOUS`` if it is filed under two."""
+    classes: dict[bytes, int] = {}
+    done = 0
+    for folder in _folders(by_class):
+        label = class_of_code(folder.name)
+        if label is None:
+            raise DataError(
+                f"{folder}: the folders of by_class must be named by hexadecimal ASCII codes of "
+                "digits and letters (30..39, 41..5a, 61..7a); move this one elsewhere"
+            )
+        for hsf in _hsf_folders(folder):
+            for path in _images(hsf):
+                try:
+                    digest = _digest(path.read_bytes())
+                except OSError as error:
+                    raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+                if classes.setdefault(digest, label) != label:
+                    classes[digest] = AMBIGUOUS
+                done += 1
+                if done % PROGRESS_EVERY == 0:
+                    progress("reading NIST by_class (images)", done, None)
+    return classes, done
+
+
+def _load(path: Path, classes: dict[bytes, int]) -> tuple[NDArray[np.uint8], int] | str:
+    """Load one image; returns it with its class, or which of ``PROBLEMS`` it has."""
+    from PIL import Image
+
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return "unreadable"
+    label = classes.get(_digest(data))
+    if label is None or label == AMBIGUOUS:
+        return "unmatched" if label is None else "ambiguous"
+    try:
+        with Image.open(BytesIO(data)) as image:
+            if image.size != (RAW_SIDE, RAW_SIDE):
+                return "wrong_size"
+            small: Any = image.convert("L").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return "unreadable"
+    return np.asarray(small, dtype=np.uint8), label
+
+
+LOOKED_FOR = "NIST SD 19: by_write/hsf_*/<writer>/<type>/*.png with by_class/<hex>/hsf_*/*.png"
+FORMS = (
+    Form(
+        variant="nist",
+        looked_for=LOOKED_FOR,
+        is_there=lambda source: any(find_folder(source, n) for n in ("by_write", "by_class")),
+        read=read,
+    ),
+)

@@ -1,0 +1,31 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.helpers import make_tree
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Callable[..., Path]:
+    """Write a small configuration file: ``config_file("central", seed=4)``."""
+
+    def write(setting: str, **changes: Any) -> Path:
+        path = tmp_path / f"{setting}.yaml"
+        path.write_text(yaml.safe_dump(make_tree(setting, **changes)), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Two test processes on two cores: more threads would only wait for one another."""
+    torch.set_num_threads(1)

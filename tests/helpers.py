@@ -1,0 +1,66 @@
+"""Small configurations on the digits, which need no download."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.config_file import ResolvedConfig, resolve
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+FEDERATED: dict[str, Any] = {
+    "version": 1,
+    "name": "small",
+    "seed": 3,
+    "device": "cpu",
+    "task": {"name": "digits", "num_users": 60},
+    "model": {"name": "softmax"},
+    "federated": {
+        "num_rounds": 6,
+        "cohort_size": 12,
+        "sampling": "poisson",
+        "local_batch_size": 4,
+        "local_learning_rate": 0.3,
+    },
+    "evaluation": {"every": 2, "splits": ["val"], "final_splits": ["test"]},
+    "checkpoint": {"every": 2},
+}
+PRIVACY: dict[str, Any] = {
+    "mechanism": {"name": "adaptive_gaussian", "clip_norm": 0.5, "quantile": 0.4},
+    "population_size": 60,
+    "noise_cohort_size": 30,
+    "epsilon": 5.0,
+}
+CENTRAL: dict[str, Any] = {
+    **{k: v for k, v in FEDERATED.items() if k != "federated"},
+    "central": {"num_epochs": 4, "batch_size": 32, "learning_rate": 0.3},
+}
+CENTRAL_DP: dict[str, Any] = {
+    **CENTRAL,
+    "privacy": {"mechanism": {"name": "gaussian", "clip_norm": 1.0}, "epsilon": 5.0},
+}
+TREES = {
+    "federated": FEDERATED,
+    "private_federated": {**FEDERATED, "privacy": PRIVACY},
+    "central": CENTRAL,
+    "central_dp": CENTRAL_DP,
+}
+
+
+def make_tree(setting: str, **changes: Any) -> dict[str, Any]:
+    """A small configuration tree; ``changes`` are dotted keys with ``__`` for the dot."""
+    tree = copy.deepcopy(TREES[setting])
+    for key, value in changes.items():
+        node = tree
+        *parents, last = key.split("__")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return tree
+
+
+def make_config(setting: str, **changes: Any) -> ResolvedConfig:
+    """A resolved small configuration."""
+    return resolve(make_tree(setting, **changes), Path("test.yaml"), ())

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, log_loss
+from torch import nn
+
+from pfl_bench.evaluation import evaluate
+from pfl_bench.metrics.classification import Classification
+from pfl_bench.runner import build_task
+from pfl_bench.types import UserInputError
+from tests.helpers import make_config
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(64, 10)
+
+
+def test_metrics_agree_with_scikit_learn_and_with_each_client_alone() -> None:
+    split = build_task(make_config("federated")).split("val")
+    module = linear()
+    result = evaluate(module, split, [Classification()], 32, torch.device("cpu"))
+    examples = split.read_range(0, split.num_examples)
+    with torch.no_grad():
+        logits = module(examples.inputs)
+    predicted, truth = logits.argmax(1).numpy(), examples.targets.numpy()
+    assert result["val/accuracy"] == pytest.approx(accuracy_score(truth, predicted))
+    probabilities = logits.double().softmax(1).numpy()
+    assert result["val/loss"] == pytest.approx(
+        log_loss(truth, probabilities, labels=range(10)), rel=1e-5
+    )
+    bounds = zip(split.offsets[:-1], split.offsets[1:], strict=True)
+    per_client = [accuracy_score(truth[a:b], predicted[a:b]) for a, b in bounds]
+    assert result["val/accuracy_by_client"] == pytest.approx(np.mean(per_client))
+    for percentile in (10, 50, 90):
+        expected = np.percentile(per_client, percentile)
+        assert result[f"val/client_accuracy_p{percentile}"] == pytest.approx(expected)
+    assert result["val/num_examples"] == split.num_examples
+
+
+@settings(deadline=None, max_examples=15)
+@given(batch_size=st.integers(1, 400))
+def test_the_batch_size_does_not_matter(batch_size: int) -> None:
+    split = build_task(make_config("federated")).split("val")
+    module = linear()
+    reference = evaluate(module, split, [Classification()], 400, torch.device("cpu"))
+    other = evaluate(module, split, [Classification()], batch_size, torch.device("cpu"))
+    assert other == pytest.approx(reference, rel=1e-6)
+
+
+def test_merging_equals_one_pass_in_any_order() -> None:
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(40, 10), torch.randint(0, 10, (40,))
+    whole, left, right = Classification(), Classification(), Classification()
+    whole.update(outputs, targets)
+    order = torch.randperm(40)
+    left.update(outputs[order[:13]], targets[order[:13]])
+    right.update(outputs[order[13:]], targets[order[13:]])
+    right.merge(left)
+    assert right.compute() == pytest.approx(whole.compute(), rel=1e-6)
+
+
+def test_a_model_that_is_not_finite_scores_nothing() -> None:
+    metric = Classification()
+    values = metric.update(torch.full((3, 10), float("nan")), torch.zeros(3, dtype=torch.int64))
+    assert values["accuracy"].sum() == 0
+    assert metric.compute()["accuracy"] == 0
+    assert np.isnan(metric.compute()["loss"])
+
+
+def test_no_examples_is_an_error_not_a_number() -> None:
+    with pytest.raises(UserInputError, match="zero examples"):
+        Classification().compute()
+
+
+def test_evaluation_leaves_the_mode_as_it_was() -> None:
+    split = build_task(make_config("federated")).split("val")
+    module = linear().train()
+    evaluate(module, split, [Classification()], 64, torch.device("cpu"))
+    assert module.training

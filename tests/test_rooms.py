@@ -1,0 +1,84 @@
+"""The direction of imports between rooms, read from the source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import REPOSITORY
+
+OURS = ("pfl_bench", "privacy", "tasks")
+TASKS_MAY_IMPORT = ("pfl_bench.types", "pfl_bench.store", "pfl_bench.metrics", "tasks")
+
+
+def modules(room: str) -> list[Path]:
+    return sorted((REPOSITORY / room).rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def ours(path: Path) -> set[str]:
+    return {name for name in imported(path) if name.partition(".")[0] in OURS}
+
+
+def within(name: str, allowed: str) -> bool:
+    return name == allowed or name.startswith(allowed + ".")
+
+
+def test_there_are_modules_to_look_at() -> None:
+    assert all(len(modules(room)) > 5 for room in OURS)
+
+
+@pytest.mark.parametrize("path", modules("privacy"), ids=lambda p: p.name)
+def test_privacy_imports_neither_other_package(path: Path) -> None:
+    assert all(within(name, "privacy") for name in ours(path))
+
+
+@pytest.mark.parametrize("path", modules("tasks"), ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_tasks_import_types_store_and_metrics_alone(path: Path) -> None:
+    for name in ours(path) - {"pfl_bench"}:
+        assert any(within(name, allowed) for allowed in TASKS_MAY_IMPORT), name
+
+
+@pytest.mark.parametrize("path", modules("pfl_bench"), ids=lambda p: p.name)
+def test_the_core_names_no_task(path: Path) -> None:
+    assert not [name for name in ours(path) if within(name, "tasks")]
+
+
+def test_types_import_nothing_of_ours() -> None:
+    assert ours(REPOSITORY / "pfl_bench" / "types.py") == set()
+
+
+def test_only_plugins_loads_by_name() -> None:
+    loaders = {
+        path.relative_to(REPOSITORY).as_posix()
+        for room in OURS
+        for path in modules(room)
+        if "importlib.import_module" in path.read_text(encoding="utf-8")
+    }
+    # cli.py imports its own subcommand modules, to keep --help quick.
+    assert loaders == {"pfl_bench/plugins.py", "pfl_bench/cli.py"}
+
+
+@pytest.mark.parametrize("room", ["privacy", "tasks"])
+def test_a_foreign_package_of_the_same_name_is_named(room: str, tmp_path: Path) -> None:
+    foreign = tmp_path / room
+    foreign.mkdir()
+    (foreign / "__init__.py").write_text("", encoding="utf-8")
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(REPOSITORY)!r}]; import pfl_bench"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"own package '{room}' is shadowed by {foreign}" in done.stderr
