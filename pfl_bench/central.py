@@ -183,6 +183,9 @@ class CentralTrainer:
         self._optimizer.step()
         return loss.detach()
 
+    def close(self) -> None:
+        """Nothing to close."""
+
     def load_central(self) -> None:
         """Nothing to do: the model is trained in place."""
 

@@ -152,7 +152,8 @@ class PrivacyOptions(Strict):
 
     @model_validator(mode="after")
     def _noise_is_determined(self) -> PrivacyOptions:
-        if self.epsilon is None and self.noise_multiplier is None:
+        unset = self.epsilon is None and self.noise_multiplier is None
+        if unset and self.mechanism.get("name") != "none":
             raise ValueError(
                 "give epsilon (the noise is calibrated to it), noise_multiplier, or both (epsilon "
                 "is then a budget that stops the run)"
@@ -282,7 +283,8 @@ class RunConfig(Strict):
 
     @property
     def setting(self) -> Setting:
-        """Which of the settings this run is."""
+        """Which of the settings this run is; the mechanism "none" is no privacy."""
+        private = self.privacy is not None and self.privacy.mechanism.get("name") != "none"
         if self.central is not None:
-            return "central" if self.privacy is None else "central_dp"
-        return "federated" if self.privacy is None else "private_federated"
+            return "central_dp" if private else "central"
+        return "private_federated" if private else "federated"

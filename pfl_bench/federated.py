@@ -196,6 +196,11 @@ class FederatedTrainer:
             "nothing; a lower federated.local_learning_rate usually mends this"
         )
 
+    def close(self) -> None:
+        """Close the ledger."""
+        if self._ledger is not None:
+            self._ledger.close()
+
     def load_central(self) -> None:
         """Put the central parameters into the model, for evaluation."""
         self._model.vector.copy_(self.central)

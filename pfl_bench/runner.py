@@ -39,6 +39,9 @@ class Trainer(Protocol):
     def advance(self, index: int) -> dict[str, float]:
         """Do step ``index``, 1-based, and give its scalars."""
 
+    def close(self) -> None:
+        """Close files."""
+
     def load_central(self) -> None:
         """Put the parameters to evaluate into the model."""
 
@@ -79,7 +82,11 @@ def run(resolved: ResolvedConfig, out: Path, resume: bool = False) -> dict[str, 
             summary = folder.summary()
             if summary is not None:
                 return summary
-        return _Run(resolved, folder).execute()
+        prepared = _Run(resolved, folder)
+        try:
+            return prepared.execute()
+        finally:
+            prepared.close()
 
 
 def resolve_device(name: str) -> torch.device:
@@ -151,6 +158,9 @@ class _Run:
         )
         self._best: dict[str, Any] | None = None
         self._headline = ""
+
+    def close(self) -> None:
+        self._trainer.close()
 
     def execute(self) -> dict[str, Any]:
         started = time.monotonic()

@@ -23,6 +23,9 @@ from pfl_bench.store_layout import (
 from pfl_bench.store_spool import Spool
 
 _IDS_A_BLOCK = 1 << 16
+# From 1.10 on, metadata has checksums; earlier files let HDF5 crash or hang on a flipped bit.
+# Text attributes are of fixed length for the same reason: the heap of variable ones has none.
+_HDF5_VERSIONS = ("v110", "v110")
 
 
 def assemble(
@@ -48,12 +51,13 @@ def assemble(
         for name, spec in fields.items()
     }
     try:
-        with h5py.File(path, "w", libver=("v110", "v110")) as file:
+        with h5py.File(path, "w", libver=_HDF5_VERSIONS) as file:
             counts = {
                 name: _write_split(file.create_group(name), name, spools[name], fields, digest)
                 for name in ordered_splits(spools)
             }
-            file.attrs.update(
+            _write_attributes(
+                file,
                 {
                     "format": FORMAT,
                     "layout_version": LAYOUT_VERSION,
@@ -61,7 +65,7 @@ def assemble(
                     "fields": json.dumps(announced),
                     "counts": json.dumps(counts),
                     "content_sha256": digest.hexdigest(),
-                }
+                },
             )
     except RuntimeError as error:
         # So HDF5 reports a disk that fills up when the file is closed.
@@ -78,6 +82,15 @@ def synchronise(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _write_attributes(file: Any, attributes: Mapping[str, str | int]) -> None:
+    for name, value in attributes.items():
+        if isinstance(value, str):
+            data = value.encode()
+            file.attrs.create(name, data, dtype=h5py.string_dtype("utf-8", max(1, len(data))))
+        else:
+            file.attrs[name] = value
 
 
 def _write_split(

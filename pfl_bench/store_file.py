@@ -67,7 +67,7 @@ def read_attributes(file: Any, path: Path) -> dict[str, Any]:
     Raises:
         DataError: Not a store, another layout version, or an attribute is missing or malformed.
     """
-    if "format" not in file.attrs or file.attrs["format"] != FORMAT:
+    if _text(file, "format") != FORMAT:
         raise DataError(
             f"{path}: an HDF5 file, but not a store of this toolkit: its attribute 'format' is "
             f"not {FORMAT!r}. Prepare the data with `pfl-bench data prepare`."
@@ -80,8 +80,8 @@ def read_attributes(file: Any, path: Path) -> dict[str, Any]:
         )
     attributes: dict[str, Any] = {"format": FORMAT, "layout_version": LAYOUT_VERSION}
     for name in (*_TEXTS, *_JSON):
-        text = file.attrs.get(name)
-        if not isinstance(text, str):
+        text = _text(file, name)
+        if text is None:
             raise damaged(path, f"attribute {name!r} is missing or is not text")
         attributes[name] = text
     for name, kind in _JSON.items():
@@ -101,6 +101,17 @@ def read_attributes(file: Any, path: Path) -> dict[str, Any]:
         raise damaged(path, f"attribute 'input_shape' is {attributes['input_shape']}")
     _check_splits(file, attributes["counts"], path)
     return attributes
+
+
+def _text(file: Any, name: str) -> str | None:
+    """A text attribute of fixed or variable length; None if it is anything else."""
+    value = file.attrs.get(name)
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    return value if isinstance(value, str) else None
 
 
 def _check_splits(file: Any, counts: Mapping[str, Any], path: Path) -> None:

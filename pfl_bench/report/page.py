@@ -189,7 +189,7 @@ def _cells(row: RowResult, mark: int | None) -> dict[str, Any]:
         "mark": None if mark is None else mark + 1,
         "simulated": table.format_epsilon(row.epsilon_simulated, row.delta_simulated),
         "actual": table.format_epsilon(row.epsilon_actual, row.delta_actual),
-        "unit": ", per example" if row.setting == "central_dp" else ", per user",
+        "unit": "per example" if row.setting == "central_dp" else "per user",
     }
 
 

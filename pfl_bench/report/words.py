@@ -85,7 +85,7 @@ def describe(statement: Mapping[str, Any]) -> StatementWords:
             _number(statement.get("count_noise_stddev")),
         ),
         (
-            "Budget: stops before epsilon (simulated) exceeds",
+            "Stops before epsilon (simulated) exceeds",
             _number(statement.get("budget_epsilon")),
         ),
         ("Trained parameters", _number(statement.get("num_parameters"))),

@@ -95,6 +95,21 @@ class DigitsSplit:
             )
         return Examples(self._inputs[start:stop].clone(), self._targets[start:stop].clone())
 
+    def read_examples(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Examples:
+        """Read chosen examples, in the order of ``indices``; ``rng`` stays untouched.
+
+        Raises:
+            IndexError: An index is outside the split.
+        """
+        outside = indices[(indices < 0) | (indices >= self.num_examples)]
+        if len(outside):
+            raise IndexError(
+                f"example {outside[0]} of split {self.name!r}: "
+                f"there are examples 0 to {self.num_examples - 1}"
+            )
+        chosen = torch.from_numpy(indices)
+        return Examples(self._inputs[chosen], self._targets[chosen])
+
 
 class DigitsTask:
     """Classify handwritten digits; cross entropy loss.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from pathlib import Path
 from typing import Self
@@ -42,7 +43,8 @@ class ExampleSpool:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # closing retries a write that failed
+            self._file.close()
 
     def append(
         self, split: str, client_id: str, images: NDArray[np.uint8], labels: NDArray[np.uint8]
@@ -62,6 +64,7 @@ class ExampleSpool:
             self._file.seek(self._end)
             self._file.write(np.ascontiguousarray(images).tobytes())
             self._file.write(np.ascontiguousarray(labels).tobytes())
+            self._file.flush()  # so that a full disk is seen here
         except OSError as error:
             raise DataError(
                 f"cannot write temporary data into {self._folder} after {self._end} bytes "

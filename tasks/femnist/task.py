@@ -18,6 +18,7 @@ from pfl_bench.types import DataError, DataFacts, Examples
 
 TASK_NAME = "femnist"
 WHITE = 255.0
+IMAGE_SHAPE = (28, 28)
 
 
 class Options(BaseModel):
@@ -96,6 +97,33 @@ class FemnistSplit:
         return to_examples(
             self._stored.read("inputs", start, stop), self._stored.read("targets", start, stop)
         )
+
+    def read_examples(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Examples:
+        """Read chosen examples, in the order of ``indices``; ``rng`` stays untouched.
+
+        Args:
+            indices: Shape (n,), examples counted over all writers; may repeat, may be empty.
+            rng: Not used, as images are not augmented.
+
+        Raises:
+            IndexError: An index is outside the split.
+        """
+        outside = indices[(indices < 0) | (indices >= self.num_examples)]
+        if len(outside):
+            raise IndexError(
+                f"example {outside[0]} of split {self.name!r}: "
+                f"there are examples 0 to {self.num_examples - 1}"
+            )
+        images = np.empty((len(indices), *IMAGE_SHAPE), dtype=np.uint8)
+        labels = np.empty(len(indices), dtype=np.uint8)
+        order = np.argsort(indices)
+        # One read a run of neighbours: a whole range in order costs two reads.
+        for run in np.split(order, np.flatnonzero(np.diff(indices[order]) != 1) + 1):
+            if len(run):
+                start = int(indices[run[0]])
+                images[run] = self._stored.read("inputs", start, start + len(run))
+                labels[run] = self._stored.read("targets", start, start + len(run))
+        return to_examples(images, labels)
 
 
 class FemnistTask:

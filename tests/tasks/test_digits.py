@@ -87,6 +87,19 @@ def test_reading_gives_fresh_tensors_and_draws_nothing(task: DigitsTask) -> None
     assert torch.equal(split.read_user(7, rng).inputs, again.inputs)
 
 
+def test_chosen_examples_come_in_their_order(task: DigitsTask) -> None:
+    split = task.split("val")
+    rng = np.random.default_rng(0)
+    whole = split.read_range(0, 299)
+    for chosen in ([298, 3, 3, 0], []):
+        examples = split.read_examples(np.array(chosen, dtype=np.int64), rng)
+        assert torch.equal(examples.inputs, whole.inputs[chosen])
+        assert torch.equal(examples.targets, whole.targets[chosen])
+    for wrong in (-1, 299):
+        with pytest.raises(IndexError, match="examples 0 to 298"):
+            split.read_examples(np.array([0, wrong]), rng)
+
+
 @pytest.mark.parametrize("user", [-1, 300])
 def test_a_user_that_is_not_there_is_refused(task: DigitsTask, user: int) -> None:
     with pytest.raises(IndexError, match="users 0 to 299"):
@@ -179,7 +192,7 @@ def test_models_have_the_documented_size_and_give_logits(
     assert outputs.shape == (5, 10)
     loss = task.loss(outputs, examples.targets)
     assert loss.shape == ()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
 
 
 def test_the_task_can_be_learned(task: DigitsTask) -> None:
@@ -190,7 +203,7 @@ def test_the_task_can_be_learned(task: DigitsTask) -> None:
     test = task.split("test").read_range(0, 299)
     for _ in range(200):
         optimizer.zero_grad()
-        task.loss(model(train.inputs), train.targets).backward()
+        task.loss(model(train.inputs), train.targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     accuracy = (model(test.inputs).argmax(1) == test.targets).float().mean()
     assert accuracy > 0.88

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +187,36 @@ def test_an_output_that_cannot_be_written_is_refused(source: Path, tmp_path: Pat
         prepared(source, tmp_path / "absent" / "out.h5")
     with pytest.raises(ValueError, match=r"is a folder; --out"):
         prepared(source, tmp_path)
+
+
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from pfl_bench.types import DataError
+from tasks.femnist.prepare import Options, prepare
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))
+try:
+    prepare(Path(sys.argv[1]), Path(sys.argv[2]), Options(), lambda *step: None)
+except DataError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits on file sizes on Windows")
+def test_a_full_disk_is_said_and_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    # The examples are 61,230 bytes.
+    (tmp_path / "o").mkdir()
+    out = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(source), str(tmp_path / "o" / "x.h5"), "20000"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    assert "cannot write temporary data" in out.stdout
+    assert "free space" in out.stdout
+    assert list((tmp_path / "o").iterdir()) == []
 
 
 def test_an_interrupt_leaves_nothing_behind(source: Path, tmp_path: Path) -> None:

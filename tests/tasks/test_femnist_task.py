@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pfl_bench.store import FieldSpec, StoreWriter
@@ -15,11 +17,12 @@ from tests.tasks.femnist_files import make_users, pairs, prepared, write_leaf
 USERS = make_users({"f0000_14": 30, "f0001_41": 7})
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    write_leaf(tmp_path / "raw" / "all_data_0.json", USERS)
-    prepared(tmp_path / "raw", tmp_path / "femnist.h5", train_fraction=1.0, val_fraction=0.0)
-    return tmp_path / "femnist.h5"
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("femnist")
+    write_leaf(folder / "raw" / "all_data_0.json", USERS)
+    prepared(folder / "raw", folder / "femnist.h5", train_fraction=1.0, val_fraction=0.0)
+    return folder / "femnist.h5"
 
 
 def open_task(store: Path, max_examples_per_user: int | None = None) -> FemnistTask:
@@ -63,6 +66,24 @@ def test_a_range_reads_what_the_users_have(store: Path) -> None:
     assert torch.equal(torch.cat(users), everything.inputs)
 
 
+@given(chosen=st.lists(st.integers(0, 36), max_size=50))
+def test_chosen_examples_come_in_their_order(store: Path, chosen: list[int]) -> None:
+    split = open_task(store).split("train")
+    whole = split.read_range(0, 37)
+    rng = np.random.default_rng(0)
+    examples = split.read_examples(np.array(chosen, dtype=np.int64), rng)
+    assert torch.equal(examples.inputs, whole.inputs[chosen])
+    assert torch.equal(examples.targets, whole.targets[chosen])
+    assert examples.inputs.shape == (len(chosen), 1, 28, 28)
+
+
+@pytest.mark.parametrize("wrong", [-1, 37])
+def test_chosen_examples_that_are_not_there_are_refused(store: Path, wrong: int) -> None:
+    split = open_task(store).split("train")
+    with pytest.raises(IndexError, match="examples 0 to 36"):
+        split.read_examples(np.array([0, wrong]), np.random.default_rng(0))
+
+
 def test_large_users_are_subsampled_anew_at_each_read(store: Path) -> None:
     split = open_task(store, max_examples_per_user=10).split("train")
     whole = {image.numpy().tobytes() for image in split.read_range(0, 30).inputs}
@@ -88,7 +109,7 @@ def test_the_loss_is_cross_entropy(store: Path) -> None:
     outputs = torch.zeros(4, 62, requires_grad=True)
     loss = open_task(store).loss(outputs, torch.arange(4))
     assert loss.item() == pytest.approx(np.log(62))
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
 
 
 def test_a_missing_file_is_refused_with_the_command_that_makes_it(tmp_path: Path) -> None:

@@ -1,0 +1,261 @@
+"""The ledger: one line a released round, append-only, chained, so that spending can be audited.
+
+Guarantee: a round is counted once and only once. Rounds are 1, 2, ... without a gap; a line holds
+the SHA-256 of the line before, so that an altered, dropped or reordered line breaks the chain
+(the last line alone has no follower; the run's statement must agree with it). A resumed run
+replays rounds that are recorded already: the line must come out the same, else the round would
+have been released twice with different noise, and the budget spent twice.
+
+A line is canonical JSON (sorted keys, no spaces, no time of day), so a replay can give the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from privacy.errors import LedgerError
+
+_START = "0" * 64
+
+
+def canonical_line(entry: Mapping[str, Any], previous: str) -> bytes:
+    """One line of the ledger, with its newline.
+
+    Args:
+        entry: The round's record; JSON-serialisable, all numbers finite.
+        previous: SHA-256 of the line before, 64 hexadecimal digits.
+
+    Raises:
+        LedgerError: The entry cannot be written as JSON, or has a key "previous".
+    """
+    if "previous" in entry:
+        raise LedgerError(
+            "a ledger entry must not set 'previous', which the ledger computes; leave it out"
+        )
+    try:
+        text = json.dumps(
+            {**entry, "previous": previous},
+            sort_keys=True,
+            separators=(",", ":"),
+            allow_nan=False,
+        )
+    except (TypeError, ValueError) as error:
+        raise LedgerError(
+            f"round {entry.get('round')!r} cannot be recorded: {error}; entries hold strings, "
+            "finite numbers, null, lists and mappings"
+        ) from error
+    return text.encode() + b"\n"
+
+
+def _digest(line: bytes) -> str:
+    """SHA-256 of a line, its newline left out."""
+    return hashlib.sha256(line.rstrip(b"\n")).hexdigest()
+
+
+def read_ledger(path: Path | str) -> list[dict[str, Any]]:
+    """Read and verify a ledger without changing it.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The entries in order, "previous" included; a last line that a kill has torn is left out.
+
+    Raises:
+        LedgerError: The file is missing, a line is damaged or altered, or rounds are not 1 .. n.
+    """
+    return _load(Path(path))[0]
+
+
+def _load(path: Path) -> tuple[list[dict[str, Any]], list[str], int]:
+    """Entries, digests of their lines, and the length in bytes of the sound part."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise LedgerError(
+            f"cannot read the ledger {path}: {error.strerror}; a run that has released a round "
+            "has one in its folder"
+        ) from error
+    entries: list[dict[str, Any]] = []
+    digests: list[str] = []
+    lines = content.splitlines(keepends=True)
+    length = 0
+    for number, line in enumerate(lines, start=1):
+        entry = _parse(line) if line.endswith(b"\n") else None
+        if entry is None:
+            if number == len(lines):
+                break
+            raise LedgerError(
+                f"{path}, line {number}: not a line of a ledger; it has been damaged. Restore the "
+                "file from a copy, or start a new run folder"
+            )
+        _check_line(path, number, entry, digests[-1] if digests else _START)
+        entries.append(entry)
+        digests.append(_digest(line))
+        length += len(line)
+    return entries, digests, length
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line, parse_constant=_refuse_constant)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def _check_line(path: Path, number: int, entry: dict[str, Any], previous: str) -> None:
+    if entry.get("round") != number or isinstance(entry.get("round"), bool):
+        raise LedgerError(
+            f"{path}, line {number}: holds round {entry.get('round')!r} where {number} belongs; a "
+            "line was dropped, doubled or moved. Restore the file, or start a new run folder"
+        )
+    if entry.get("previous") != previous:
+        raise LedgerError(
+            f"{path}, line {number}: does not follow from the line before (its 'previous' is "
+            f"{str(entry.get('previous'))[:12]}..., expected {previous[:12]}...); a line was "
+            "altered. Restore the file, or start a new run folder"
+        )
+
+
+class Ledger:
+    """An open ledger; make one with ``Ledger.open``, and close it (or use it in ``with``).
+
+    Args:
+        path: The file.
+        digests: SHA-256 of each recorded line.
+        descriptor: Open file descriptor, in append mode.
+    """
+
+    def __init__(self, path: Path, digests: list[str], descriptor: int) -> None:
+        self._path = path
+        self._digests = digests
+        self._descriptor: int | None = descriptor
+
+    @classmethod
+    def open(cls, path: Path | str) -> Ledger:
+        """Open a ledger for appending; make it if it is missing, mend a torn last line.
+
+        Args:
+            path: The file; its folder must exist.
+
+        Raises:
+            LedgerError: The chain or the rounds do not hold, or the file cannot be opened.
+        """
+        path = Path(path)
+        created = not path.exists()
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise LedgerError(
+                f"cannot open the ledger {path} for writing: {error.strerror}; check the folder "
+                "and its permissions"
+            ) from error
+        try:
+            _, digests, length = _load(path)
+            if os.fstat(descriptor).st_size > length:
+                os.ftruncate(descriptor, length)
+                os.fsync(descriptor)
+            if created:
+                _sync_folder(path.parent)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(path, digests, descriptor)
+
+    @property
+    def last_round(self) -> int:
+        """Number of the last recorded round; 0 if there is none."""
+        return len(self._digests)
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Record a round, or verify that a replayed round is the recorded one.
+
+        Args:
+            entry: The record, with "round" from 1; on disk when this returns.
+
+        Raises:
+            LedgerError: The round is missing or leaves a gap, a replayed round differs from the
+                recorded one, the entry is not JSON, or the ledger is closed.
+        """
+        if self._descriptor is None:
+            raise LedgerError(f"the ledger {self._path} is closed; open it again to append")
+        number = entry.get("round")
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise LedgerError(f"a ledger entry's round is {number!r}, but must be 1 or more")
+        if number > self.last_round + 1:
+            raise LedgerError(
+                f"round {number} cannot follow round {self.last_round} in {self._path}: the rounds "
+                "between would go unaccounted; resume from a checkpoint of round "
+                f"{self.last_round} or earlier"
+            )
+        line = canonical_line(entry, self._digests[number - 2] if number > 1 else _START)
+        if number <= self.last_round:
+            if _digest(line) != self._digests[number - 1]:
+                raise LedgerError(self._replay_message(number, line))
+            return
+        self._write(line)
+        self._digests.append(_digest(line))
+
+    def _write(self, line: bytes) -> None:
+        assert self._descriptor is not None
+        start = os.fstat(self._descriptor).st_size
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(self._descriptor, line[written:])
+            os.fsync(self._descriptor)
+        except OSError as error:
+            os.ftruncate(self._descriptor, start)
+            raise LedgerError(
+                f"cannot write the ledger {self._path}: {error.strerror}; make room and resume"
+            ) from error
+
+    def _replay_message(self, number: int, line: bytes) -> str:
+        recorded = read_ledger(self._path)[number - 1]
+        replayed = json.loads(line)
+        keys = sorted(
+            key for key in {*recorded, *replayed} if recorded.get(key) != replayed.get(key)
+        )
+        return (
+            f"round {number} is recorded in {self._path} already, and its replay differs (in "
+            f"{', '.join(keys)}): this machine does not reproduce the recorded rounds. Released "
+            "twice with different noise, the round would count twice against the budget; resume "
+            "on the machine and the versions that recorded it, or start a new run folder"
+        )
+
+    def close(self) -> None:
+        """Close the file; closing twice is allowed."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new file's name survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,143 @@
+"""What a privacy plan refuses: combinations whose accounting would be untrue of what runs.
+
+Guarantee: each check names a clause of the proof that would break: the cohort is drawn as it is
+accounted, one user moves the sum by at most the clip, nothing of a client bypasses the clip.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from privacy.accountant import check_accountant
+from privacy.amplification import check_scheme
+from privacy.errors import PlanError, PrivacyError
+
+if TYPE_CHECKING:
+    from privacy.plan_types import PlanRequest
+
+
+def check_sizes(request: PlanRequest) -> None:
+    """Check what holds with and without privacy: names, counts, and that the cohort can be drawn.
+
+    Raises:
+        PrivacyError: A name is unknown or a count is out of its range.
+        PlanError: The cohort is larger than the data's users.
+    """
+    check_scheme(request.scheme)
+    if request.weighting not in ("uniform", "examples"):
+        raise PrivacyError(
+            f"weighting is {request.weighting!r}, but must be 'uniform' or 'examples'"
+        )
+    counts = {
+        "population_size": request.population_size,
+        "num_users": request.num_users,
+        "cohort_size": request.cohort_size,
+        "num_rounds": request.num_rounds,
+        "num_parameters": request.num_parameters,
+    }
+    if request.noise_cohort_size is not None:
+        counts["noise_cohort_size"] = request.noise_cohort_size
+    for name, count in counts.items():
+        if count != int(count) or count < 1:
+            raise PrivacyError(f"{name} is {count!r}, but must be a whole number, at least 1")
+    if request.cohort_size > request.num_users:
+        raise PlanError(
+            f"cohort_size {request.cohort_size} is more than the {request.num_users} users in the "
+            "data, so no such cohort can be drawn without drawing a user twice; lower cohort_size "
+            "(noise_cohort_size may stay larger, within population_size)"
+        )
+    if request.scheme == "full" and request.cohort_size != request.num_users:
+        raise PlanError(
+            f"under full participation every one of the {request.num_users} users is in the "
+            f"cohort, but cohort_size is {request.cohort_size}; set cohort_size to "
+            f"{request.num_users}, or sample by poisson"
+        )
+
+
+def check_not_private(request: PlanRequest) -> None:
+    """Check a run without privacy: it must not be configured as if it had some.
+
+    Raises:
+        PlanError: A budget or noise is set.
+    """
+    if request.epsilon is not None or request.noise_multiplier:
+        setting = "epsilon" if request.epsilon is not None else "noise_multiplier"
+        raise PlanError(
+            f"{setting} is set with the mechanism {request.mechanism}, which neither clips nor "
+            "noises, so no epsilon could be stated; choose the mechanism gaussian or "
+            f"adaptive_gaussian, or leave {setting} out"
+        )
+
+
+def check_private(request: PlanRequest, clip_norm: float | None) -> None:
+    """Check a private run: accounting, sensitivity, and that nothing bypasses the clip.
+
+    Args:
+        request: What the run is configured to do.
+        clip_norm: The mechanism's bound.
+
+    Raises:
+        PlanError: The accounting would be untrue of what runs.
+        PrivacyError: There is no such accountant.
+    """
+    check_accountant(request.accountant, request.scheme)
+    _check_populations(request)
+    _check_sensitivity(request, clip_norm)
+    _check_uploads(request)
+
+
+def _check_populations(request: PlanRequest) -> None:
+    if request.population_size != request.num_users and not request.hypothetical_population:
+        raise PlanError(
+            f"population_size is {request.population_size}, but the data have "
+            f"{request.num_users} users: the simulated epsilon would be that of a population "
+            "nobody has. Set population_size to the data's users, or declare "
+            "hypothetical_population: true, which the privacy statement will say"
+        )
+    noise_cohort = request.noise_cohort_size or request.cohort_size
+    if noise_cohort > request.population_size:
+        raise PlanError(
+            f"a round of the simulated deployment has {noise_cohort} users (noise_cohort_size, "
+            f"else cohort_size), but its population_size is {request.population_size}: the "
+            "sampling probability would exceed 1; lower noise_cohort_size"
+        )
+    if request.scheme == "full" and noise_cohort != request.population_size:
+        raise PlanError(
+            f"under full participation the simulated cohort is its whole population, but "
+            f"noise_cohort_size is {noise_cohort} and population_size {request.population_size}; "
+            "make them equal, or sample by poisson"
+        )
+
+
+def _check_sensitivity(request: PlanRequest, clip_norm: float | None) -> None:
+    if request.weighting == "examples":
+        raise PlanError(
+            "weighting by examples with a private mechanism: a user with many examples would move "
+            "the sum by more than clip_norm, and the weights would disclose how many examples a "
+            "user has; set weighting: uniform"
+        )
+    if clip_norm is None or not math.isfinite(clip_norm):
+        raise PlanError(
+            f"clip_norm is {clip_norm!r} with the private mechanism {request.mechanism}: without a "
+            "finite bound one user could move the sum by any amount, and no noise hides that; set "
+            "a finite clip_norm, such as 0.1"
+        )
+
+
+def _check_uploads(request: PlanRequest) -> None:
+    if request.uploads != ("update",):
+        others = [upload for upload in request.uploads if upload != "update"]
+        raise PlanError(
+            f"the algorithm's clients send {list(request.uploads)}, but only 'update' is clipped "
+            f"and noised: {others or 'nothing else'} would reach the server in the clear, or "
+            "nothing would be noised; choose an algorithm whose clients send the update alone, "
+            "such as fedavg, or the mechanism none"
+        )
+    if request.batchnorm_layers:
+        layers = ", ".join(request.batchnorm_layers)
+        raise PlanError(
+            f"the model gathers running statistics of users' data in BatchNorm layers ({layers}): "
+            "they would reach the server without clipping or noise; replace them by GroupNorm, or "
+            "freeze their statistics"
+        )

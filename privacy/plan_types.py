@@ -1,0 +1,109 @@
+"""What a privacy plan is asked for, and the settings that it accounts.
+
+Guarantee: a ``Setting`` is one claim: unit user, the adjacency that it names, users drawn by its
+scheme, noise of its multiplier. ``privacy.plan`` sees to it that the run is what is claimed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from privacy.accountant import compute_epsilon
+from privacy.statement import Accounted
+
+if TYPE_CHECKING:
+    from privacy.mechanism import Mechanism, NoiseScale
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What a run is configured to do, as far as privacy is concerned.
+
+    Attributes:
+        mechanism: Name of the mechanism.
+        mechanism_build: Builds it from a noise scale; the caller has resolved the plug-in.
+        scheme: How users are drawn: "poisson", "fixed_size" or "full".
+        population_size: Users of the deployment whose privacy is simulated.
+        num_users: Users in the data that this run draws from.
+        hypothetical_population: Whether ``population_size`` may differ from ``num_users``.
+        cohort_size: Users of a round of this run; expected under "poisson".
+        noise_cohort_size: Users of a round of the deployment; None for ``cohort_size``.
+        num_rounds: Rounds that are planned.
+        weighting: "uniform" or "examples".
+        epsilon: Budget of the simulated epsilon; None for none.
+        noise_multiplier: z; None to calibrate it to ``epsilon``.
+        delta: In (0, 1); None for N ** -1.1 of the population of each setting.
+        accountant: "rdp", "pld" or "prv".
+        uploads: What a client of the algorithm sends; private mechanisms allow "update" alone.
+        batchnorm_layers: Names of BatchNorm layers that gather running statistics in training.
+        num_parameters: Number of trainable parameters, P.
+    """
+
+    mechanism: str
+    mechanism_build: Callable[[NoiseScale], Mechanism]
+    scheme: str
+    population_size: int
+    num_users: int
+    hypothetical_population: bool
+    cohort_size: int
+    noise_cohort_size: int | None
+    num_rounds: int
+    weighting: str
+    epsilon: float | None
+    noise_multiplier: float | None
+    delta: float | None
+    accountant: str
+    uploads: tuple[str, ...]
+    batchnorm_layers: tuple[str, ...]
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One of the two settings that are accounted.
+
+    Attributes:
+        population_size: Users to draw from.
+        cohort_size: Users of a round; expected under "poisson".
+        scheme: "poisson", "fixed_size" or "full".
+        noise_multiplier: Standard deviation of the noise in multiples of clip_norm.
+        delta: In (0, 1); None without privacy.
+        accountant: "rdp", "pld", "prv" or "none".
+        event: One round, a ``DpEvent``; None without privacy.
+        adjacency: "add-or-remove-one", "replace-one" or "none".
+    """
+
+    population_size: int
+    cohort_size: int
+    scheme: str
+    noise_multiplier: float
+    delta: float | None
+    accountant: str
+    event: Any
+    adjacency: str
+
+    @property
+    def sampling_probability(self) -> float:
+        """Probability that a given user takes part in a given round."""
+        return self.cohort_size / self.population_size
+
+    def epsilon(self, rounds: int) -> float:
+        """Epsilon after so many rounds; infinite without privacy."""
+        if self.event is None or self.delta is None:
+            return math.inf
+        return compute_epsilon(self.event, rounds, self.delta, self.accountant, self.adjacency)
+
+    def accounted(self, rounds: int) -> Accounted:
+        """The setting with its epsilon after so many rounds, for a statement."""
+        return Accounted(
+            population_size=self.population_size,
+            cohort_size=self.cohort_size,
+            sampling=self.scheme,
+            sampling_probability=self.sampling_probability,
+            noise_multiplier=self.noise_multiplier,
+            delta=self.delta,
+            epsilon=self.epsilon(rounds),
+        )

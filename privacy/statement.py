@@ -1,0 +1,212 @@
+"""The privacy statement: what a run guarantees, to whom, under which assumptions, and what not.
+
+Guarantee: the statement carries two epsilons, both labelled. ``actual`` is what this very run has,
+with its own users, cohort and noise, if its noise were secret. ``simulated`` is what a deployment
+with ``noise_cohort_size`` users a round would have. They differ whenever a small cohort stands for
+a large one; neither is ever printed as "epsilon" alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from privacy.errors import PrivacyError
+
+NOT_COVERED = (
+    "Validation and test metrics, which are computed from users' data without noise.",
+    "Model selection: choosing a round or a run by such metrics.",
+    "Hyperparameter tuning: other runs on the same data, each of which spends its own epsilon.",
+    "Data preparation: vocabularies, filters, label lists and normalisation taken from the data.",
+    "The run's own diagnostics, such as realised cohort sizes, norms before noise and training "
+    "losses, which a deployment would not publish.",
+    "The noise of this simulation: its generator is seeded, so whoever knows the seed can remove "
+    "it, and it protects nobody; a deployment draws it from a secret source.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Accounted:
+    """One labelled epsilon and everything that it rests on.
+
+    Attributes:
+        population_size: Users (or examples) to draw from.
+        cohort_size: Users (or examples) of a round; expected under "poisson".
+        sampling: "poisson", "fixed_size" or "full".
+        sampling_probability: cohort_size / population_size.
+        noise_multiplier: Standard deviation of the noise in multiples of clip_norm.
+        delta: In (0, 1); None without privacy.
+        epsilon: At ``delta``, after the rounds of the statement; infinite without a guarantee.
+    """
+
+    population_size: int
+    cohort_size: float
+    sampling: str
+    sampling_probability: float
+    noise_multiplier: float
+    delta: float | None
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyStatement:
+    """What a run guarantees.
+
+    Attributes:
+        unit: Whom it protects: "user", "example" or "none".
+        adjacency: "add-or-remove-one", "replace-one" or "none".
+        mechanism: Name of the mechanism.
+        accountant: "rdp", "pld", "prv" or "none".
+        rounds: Rounds (or steps) that were run.
+        num_parameters: Number of trainable parameters P: the length of what is noised.
+        clip: How updates were clipped.
+        noise_multiplier: z, the effective multiplier that the accountant sees for the deployment.
+        update_noise_multiplier: That of the noise on the updates; more than z if a count is paid.
+        count_noise_stddev: Noise on the deployment's sum of centred bits; None without a count.
+        simulated: Epsilon of the deployment that the noise stands for.
+        actual: Epsilon of this very run.
+        budget_epsilon: Bound that the simulated epsilon was held to; None for none.
+        not_covered: What an observer can learn outside of the mechanism, a sentence each.
+        notes: What a reader should know of this run's accounting, a sentence each.
+    """
+
+    unit: str
+    adjacency: str
+    mechanism: str
+    accountant: str
+    rounds: int
+    num_parameters: int
+    clip: Mapping[str, float | str]
+    noise_multiplier: float
+    update_noise_multiplier: float
+    count_noise_stddev: float | None
+    simulated: Accounted
+    actual: Accounted
+    budget_epsilon: float | None
+    not_covered: tuple[str, ...] = NOT_COVERED
+    notes: tuple[str, ...] = ()
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """The statement as JSON takes it; an infinite epsilon is the string "inf"."""
+        return {
+            "unit": self.unit,
+            "adjacency": self.adjacency,
+            "mechanism": self.mechanism,
+            "accountant": self.accountant,
+            "rounds": self.rounds,
+            "num_parameters": self.num_parameters,
+            "clip": dict(self.clip),
+            "noise_multiplier": self.noise_multiplier,
+            "update_noise_multiplier": self.update_noise_multiplier,
+            "count_noise_stddev": self.count_noise_stddev,
+            "simulated": _accounted_to_json(self.simulated),
+            "actual": _accounted_to_json(self.actual),
+            "budget_epsilon": self.budget_epsilon,
+            "not_covered": list(self.not_covered),
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_json_dict(cls, document: Mapping[str, Any]) -> PrivacyStatement:
+        """Read what ``to_json_dict`` wrote.
+
+        Args:
+            document: The statement as JSON gives it.
+
+        Raises:
+            PrivacyError: A key is missing or foreign, or an epsilon is no number.
+        """
+        names = {field.name for field in fields(cls)}
+        _check_keys("a privacy statement", document, names)
+        values = {
+            **document,
+            "clip": dict(document["clip"]),
+            "simulated": _accounted_from_json("simulated", document["simulated"]),
+            "actual": _accounted_from_json("actual", document["actual"]),
+            "not_covered": tuple(document["not_covered"]),
+            "notes": tuple(document["notes"]),
+        }
+        return cls(**values)
+
+    def to_text(self) -> str:
+        """The statement in some fifteen lines for a human."""
+        clip = ", ".join(f"{key} {_number(value)}" for key, value in self.clip.items())
+        lines = ["Privacy statement"]
+        if self.unit == "none":
+            lines += [
+                "  no privacy: nothing is clipped or noised; both epsilons, simulated and actual, "
+                "are infinite",
+                f"  rounds               {self.rounds}, {self.num_parameters} parameters",
+            ]
+            return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+        lines += [
+            f"  epsilon (simulated)  {_accounted_to_text(self.simulated)}",
+            f"  epsilon (actual)     {_accounted_to_text(self.actual)}",
+            f"  protects             one {self.unit}, adjacency {self.adjacency}",
+            f"  rounds               {self.rounds}, accountant {self.accountant}",
+            f"  mechanism            {self.mechanism} on {self.num_parameters} parameters",
+            f"  clipping             {clip}",
+            f"  noise multiplier     {self.noise_multiplier:.6g} in effect, "
+            f"{self.update_noise_multiplier:.6g} on the updates"
+            + (
+                f", count noise {self.count_noise_stddev:.6g}"
+                if self.count_noise_stddev is not None
+                else ""
+            ),
+            "  budget               "
+            + (
+                "none set"
+                if self.budget_epsilon is None
+                else f"epsilon (simulated) at most {self.budget_epsilon:g}"
+            ),
+        ]
+        lines += [f"  note: {note}" for note in self.notes]
+        lines += [f"  not covered: {sentence}" for sentence in self.not_covered]
+        return "\n".join(lines)
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def json_epsilon(epsilon: float) -> float | str:
+    """An epsilon as JSON takes it: JSON has no infinity, so that is the string "inf"."""
+    return epsilon if math.isfinite(epsilon) else "inf"
+
+
+def _accounted_to_json(accounted: Accounted) -> dict[str, Any]:
+    return {**asdict(accounted), "epsilon": json_epsilon(accounted.epsilon)}
+
+
+def _accounted_from_json(label: str, document: Mapping[str, Any]) -> Accounted:
+    _check_keys(f"{label} of a privacy statement", document, {f.name for f in fields(Accounted)})
+    epsilon = document["epsilon"]
+    if epsilon == "inf":
+        epsilon = math.inf
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)):
+        raise PrivacyError(
+            f"the {label} epsilon of a privacy statement is {epsilon!r}, but must be a number or "
+            '"inf"; the file is damaged'
+        )
+    return Accounted(**{**document, "epsilon": float(epsilon)})
+
+
+def _check_keys(what: str, document: Mapping[str, Any], names: set[str]) -> None:
+    missing, foreign = sorted(names - set(document)), sorted(set(document) - names)
+    if missing or foreign:
+        raise PrivacyError(
+            f"{what} lacks {missing} and has the foreign keys {foreign}; it is damaged, or of "
+            "another version"
+        )
+
+
+def _accounted_to_text(accounted: Accounted) -> str:
+    delta = "" if accounted.delta is None else f" at delta {accounted.delta:.4g}"
+    return (
+        f"{accounted.epsilon:.4g}{delta}: {accounted.cohort_size:g} of "
+        f"{accounted.population_size} a round ({accounted.sampling}, "
+        f"q = {accounted.sampling_probability:.4g}), noise multiplier "
+        f"{accounted.noise_multiplier:.6g}"
+    )
