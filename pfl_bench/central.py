@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -298,7 +299,10 @@ class PrivateSteps:
                 examples = split.read_examples(piece, rng)
                 outputs = self._module(examples.inputs.to(device))
                 loss = self._task.loss(outputs, examples.targets.to(device))
-                loss.backward()  # type: ignore[no-untyped-call]
+                with warnings.catch_warnings():
+                    # Opacus hooks the first layer too, whose inputs need no gradient.
+                    warnings.filterwarnings("ignore", "Full backward hook is firing")
+                    loss.backward()  # type: ignore[no-untyped-call]
                 loss_sum += loss.detach() * len(piece)
                 lost += self._drop_nonfinite()
             else:

@@ -20,7 +20,8 @@ def main(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out or Path("runs") / name / f"seed-{resolved.config.seed}")
 
     from pfl_bench.report.page import write_report
-    from pfl_bench.report.table import format_table, rows_from_summaries
+    from pfl_bench.report.rows import rows_from_summaries
+    from pfl_bench.report.table import format_table
     from pfl_bench.run_folder import read_json
     from pfl_bench.runner import run
 

@@ -6,12 +6,15 @@ import argparse
 import sys
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import EXIT_DONE, EXIT_FAILED, explain
 from pfl_bench.commands._locate import locate
 from pfl_bench.config_file import ResolvedConfig, load_config
 from pfl_bench.types import ConfigError
+
+if TYPE_CHECKING:
+    from pfl_bench.report.table import TableFormat
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -94,11 +97,12 @@ def _run_one(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | Non
     return summary
 
 
-def _print_table(done: list[tuple[Path, dict[str, Any]]], fmt: str, out: Path) -> bool:
+def _print_table(done: list[tuple[Path, dict[str, Any]]], fmt: TableFormat, out: Path) -> bool:
     """Print and save the table and the page; tell whether a verdict is "differs"."""
     from pfl_bench.files import write_atomically
     from pfl_bench.report.page import write_report
-    from pfl_bench.report.table import format_table, rows_from_summaries
+    from pfl_bench.report.rows import rows_from_summaries
+    from pfl_bench.report.table import format_table
 
     rows = rows_from_summaries([summary for _, summary in done])
     text = format_table(rows, fmt)

@@ -118,8 +118,8 @@ class SequentialEngine:
         for _ in range(local.epochs):
             order = torch.from_numpy(rng.permutation(len(examples))).to(work.device)
             batches = zip(
-                inputs[order].split(local.batch_size),
-                targets[order].split(local.batch_size),
+                torch.split(inputs[order], local.batch_size),
+                torch.split(targets[order], local.batch_size),
                 strict=True,
             )
             for batch_inputs, batch_targets in batches:

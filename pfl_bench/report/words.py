@@ -14,6 +14,10 @@ _UNITS = {
     "user": "one user: all the examples that this user holds, in every round",
     "example": "one example of the pooled training data",
 }
+_ADJACENCY = {
+    "add-or-remove-one": "one has all the data of one {unit} more than the other",
+    "replace-one": "the data of one {unit} are replaced by others",
+}
 _SAMPLING = {
     "poisson": "each joins a round on its own, with probability {q}",
     "fixed_size": "a fixed number is drawn each round without replacement (a fraction {q})",
@@ -69,8 +73,9 @@ def describe(statement: Mapping[str, Any]) -> StatementWords:
     """
     unit = str(statement.get("unit", "unknown"))
     clip = statement.get("clip")
+    adjacency = str(statement.get("adjacency") or "")
     facts = [
-        ("Neighbouring data sets", statement.get("adjacency")),
+        ("Neighbouring data sets", _ADJACENCY.get(adjacency, adjacency).replace("{unit}", unit)),
         ("Mechanism", statement.get("mechanism")),
         ("Accountant", statement.get("accountant")),
         ("Rounds" if unit == "user" else "Steps", _number(statement.get("rounds"))),
@@ -109,7 +114,7 @@ def _claim(kind: str, side: Mapping[str, Any], unit: str) -> Claim:
     subject = "users" if unit == "user" else "examples"
     about = {
         "simulated": "What a deployment with this cohort and this noise would guarantee.",
-        "actual": "What this very run guarantees.",
+        "actual": "What this very run would guarantee if its noise were secret.",
     }[kind]
     if epsilon is not None and math.isinf(epsilon):
         about += " Without noise there is no guarantee."
@@ -117,7 +122,7 @@ def _claim(kind: str, side: Mapping[str, Any], unit: str) -> Claim:
     detail = (
         f"{_number(side.get('population_size'))} {subject}, "
         f"{_number(side.get('cohort_size'))} expected a {'round' if unit == 'user' else 'step'}; "
-        f"{sampling.format(q=_number(side.get('sampling_probability')))}; "
+        f"{sampling.replace('{q}', _number(side.get('sampling_probability')))}; "
         f"noise multiplier {_number(side.get('noise_multiplier'))}"
     )
     return Claim(

@@ -22,7 +22,7 @@ from pfl_bench.types import RunFolderError
 
 PRIVACY: dict[str, Any] = {
     "unit": "user",
-    "adjacency": "add or remove one user",
+    "adjacency": "add-or-remove-one",
     "mechanism": "adaptive_gaussian",
     "accountant": "rdp",
     "rounds": 60,
@@ -290,6 +290,7 @@ def test_the_statement_is_in_words(page_text: str) -> None:
     assert "Validation metrics were computed on the clear model." in text
     assert text.count("Privacy: demo-private-federated") == 1
     assert "Trained parameters 7,850" in text
+    assert "one has all the data of one user more than the other" in text
 
 
 def test_equal_folders_give_equal_pages(tmp_path: Path) -> None:
@@ -317,6 +318,7 @@ def test_no_noise_is_no_guarantee(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", "row", "private_federated", rounds=5, finished=False)
     statement = json.loads((folder / "privacy.json").read_text())
     statement["simulated"]["epsilon"] = statement["actual"]["epsilon"] = "inf"
+    statement["simulated"]["delta"] = statement["actual"]["delta"] = None
     (folder / "privacy.json").write_text(json.dumps(statement))
     text = Page(write_report([folder], tmp_path / "a.html").read_text()).text
     assert "Without noise there is no guarantee." in text

@@ -245,18 +245,23 @@ def test_ijson_reads_in_c() -> None:
     assert ijson.backend == "yajl2_c"
 
 
+# The peak by the kernel: getrusage's includes the parent's from before exec.
 MEASURE = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from tasks.femnist.prepare import Options, prepare
 import ijson, h5py, numpy
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 before = peak()
 facts = prepare(Path(sys.argv[1]), Path(sys.argv[2]), Options(), lambda *step: None)
 print(before, peak(), sum(split["examples"] for split in facts["splits"].values()))
 """
 
 
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="peak memory needs Linux's /proc"
+)
 @pytest.mark.slow
 def test_a_large_file_is_read_in_bounded_memory(tmp_path: Path) -> None:
     images, _ = make_users({"a": 50})["a"]
@@ -286,4 +291,5 @@ def test_a_large_file_is_read_in_bounded_memory(tmp_path: Path) -> None:
     )
     before, after, examples = map(int, out.stdout.split())
     assert examples == per_user * num_users
-    assert after - before < 300 * 1024, f"{(after - before) / 1024:.0f} MiB above the baseline"
+    # 21 MiB when this was written, for a file of 125 MB as for one of 500 MB.
+    assert after - before < 100 * 1024, f"{(after - before) / 1024:.0f} MiB above the baseline"

@@ -1,0 +1,309 @@
+"""Rows over seeds and the three formats; goldens written by hand from the rows below."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import Any
+
+import pytest
+
+from pfl_bench.report.table import (
+    RowResult,
+    format_epsilon,
+    format_table,
+    format_value,
+    rows_from_summaries,
+)
+from pfl_bench.types import RunFolderError
+
+
+def summary(
+    name: str = "fedavg",
+    seed: int = 0,
+    accuracy: float | str = 0.75,
+    published: float | None = 0.7472,
+    **changes: Any,
+) -> dict[str, Any]:
+    """A finished run's summary."""
+    expected = []
+    if published is not None:
+        expected.append(
+            {
+                "metric": "test/accuracy",
+                "published": published,
+                "tolerance": 0.01,
+                "source": "LEAF, table 2",
+                "measured": accuracy,
+                "difference": 0.0,
+                "verdict": "reproduced",
+                "why": "",
+            }
+        )
+    return {
+        "format_version": 1,
+        "name": name,
+        "setting": "federated",
+        "task": "femnist",
+        "variant": "femnist-3550",
+        "seed": seed,
+        "rounds": 60,
+        "status": "finished",
+        "metrics": {"test/loss": 1.0, "test/accuracy": accuracy},
+        "expected": expected,
+        "privacy": None,
+        **changes,
+    }
+
+
+def privacy(simulated: float | str, actual: float | str) -> dict[str, Any]:
+    """The two claims of a statement."""
+    return {
+        "simulated": {"epsilon": simulated, "delta": 1e-6},
+        "actual": {"epsilon": actual, "delta": 2e-6},
+    }
+
+
+ROWS = [
+    RowResult(
+        name="fedavg",
+        setting="federated",
+        variant="femnist-3550",
+        metric="test/accuracy",
+        published=0.7472,
+        source="LEAF, table 2",
+        measured=(0.75, 0.76),
+        verdict="reproduced",
+        epsilon_simulated=None,
+        epsilon_actual=None,
+        delta_simulated=None,
+        note="tolerance 0.01",
+    ),
+    RowResult(
+        name="a|b_100%",
+        setting="private_federated",
+        variant="v1, v2",
+        metric="test/map",
+        published=58.03,
+        source=None,
+        measured=(55.5,),
+        verdict="differs",
+        epsilon_simulated=2.0,
+        epsilon_actual=4.324,
+        delta_simulated=8.4026e-06,
+        note="",
+        delta_actual=8.4026e-06,
+    ),
+    RowResult(
+        name="none",
+        setting="central_dp",
+        variant="v1",
+        metric="test/loss",
+        published=None,
+        source=None,
+        measured=(),
+        verdict="nothing published",
+        epsilon_simulated=math.inf,
+        epsilon_actual=math.inf,
+        delta_simulated=1e-6,
+        note="",
+        delta_actual=1e-6,
+    ),
+]
+
+CSV = """\
+row,setting,data,metric,published,mean,sd,seeds,difference,verdict,epsilon (simulated),\
+delta (simulated),epsilon (actual),delta (actual),source,note
+fedavg,federated,femnist-3550,test/accuracy,0.7472,0.755,0.007071067811865481,2,\
+0.007800000000000029,reproduced,,,,,"LEAF, table 2",tolerance 0.01
+a|b_100%,private_federated,"v1, v2",test/map,58.03,55.5,,1,-2.530000000000001,differs,2.0,\
+8.4026e-06,4.324,8.4026e-06,,
+none,central_dp,v1,test/loss,,,,0,,nothing published,inf,1e-06,inf,1e-06,,
+"""
+
+LATEX = r"""% needs \usepackage{booktabs}
+\begin{table}
+\centering
+\begin{tabular}{llllrrrlrr}
+\toprule
+row & setting & data & metric & published & measured & difference & verdict
+ & $\varepsilon$ (simulated) & $\varepsilon$ (actual) \\
+\midrule
+fedavg & federated & femnist-3550 & test/accuracy & 0.7472
+ & 0.7550 $\pm$ 0.0071 (2 seeds) & $+$0.0078 & reproduced\textsuperscript{1} & -- & -- \\
+a|b\_100\% & private\_federated & v1, v2 & test/map & 58.03 & 55.50 (1 seed) & $-$2.5300
+ & differs & 2 (delta 8.4e-06) & 4.32 (delta 8.4e-06) \\
+none & central\_dp & v1 & test/loss & -- & -- & -- & nothing published
+ & inf (no guarantee) & inf (no guarantee) \\
+\bottomrule
+\end{tabular}
+\par\smallskip\raggedright\footnotesize
+\textsuperscript{1} published in LEAF, table 2; tolerance 0.01\par
+\end{table}
+""".replace("\n &", " &")
+
+
+def test_markdown_is_aligned_and_notes_are_below() -> None:
+    lines = format_table(ROWS, "md").splitlines()
+    assert len({len(line) for line in lines[:5]}) == 1
+    cells = [[cell.strip() for cell in line.split(" | ")] for line in lines[:5]]
+    assert cells[0][:5] == ["| row", "setting", "data", "metric", "published"]
+    assert cells[2][5:8] == ["0.7550 ± 0.0071 (2 seeds)", "+0.0078", "reproduced [1]"]
+    assert cells[3][0] == r"| a\|b_100%"
+    assert cells[3][8:] == ["2 (delta 8.4e-06)", "4.32 (delta 8.4e-06) |"]
+    assert cells[4][4:9] == ["-", "-", "-", "nothing published", "inf (no guarantee)"]
+    assert lines[5:] == ["", "[1] published in LEAF, table 2; tolerance 0.01"]
+
+
+def test_markdown_golden() -> None:
+    assert format_table(rows_from_summaries([summary()]), "md") == (
+        "| row    | setting   | data         | metric        | published |        measured "
+        "| difference | verdict        | epsilon (simulated) | epsilon (actual) |\n"
+        "| ------ | --------- | ------------ | ------------- | --------: | --------------: "
+        "| ---------: | -------------- | ------------------: | ---------------: |\n"
+        "| fedavg | federated | femnist-3550 | test/accuracy |    0.7472 | 0.7500 (1 seed) "
+        "|    +0.0028 | reproduced [1] |                   - |                - |\n"
+        "\n"
+        "[1] published in LEAF, table 2; tolerance 0.01\n"
+    )
+
+
+def test_csv_golden_and_round_trip() -> None:
+    text = format_table(ROWS, "csv")
+    assert text == CSV
+    lines = list(csv.DictReader(io.StringIO(text)))
+    assert float(lines[0]["sd"]) == ROWS[0].sd
+    assert lines[1]["row"] == "a|b_100%"
+
+
+def test_latex_golden() -> None:
+    assert format_table(ROWS, "latex") == LATEX
+
+
+@pytest.mark.parametrize("fmt", ["md", "csv", "latex"])
+def test_no_rows_is_a_table_too(fmt: Any) -> None:
+    assert format_table([], fmt).endswith("\n")
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(ValueError, match="fmt is 'html'; allowed are 'md', 'csv' and 'latex'"):
+        format_table(ROWS, "html")  # type: ignore[arg-type]
+
+
+def test_seeds_are_grouped_in_their_order() -> None:
+    rows = rows_from_summaries(
+        [summary(seed=2, accuracy=0.76), summary("other"), summary(seed=0, accuracy=0.74)]
+    )
+    assert [(row.name, row.measured) for row in rows] == [
+        ("fedavg", (0.74, 0.76)),
+        ("other", (0.75,)),
+    ]
+    assert rows[0].mean == 0.75
+    # By hand: both are 0.01 from the mean, so the sample variance is 2 * 0.01^2 / (2 - 1).
+    assert rows[0].sd == pytest.approx(math.sqrt(2) * 0.01, rel=1e-12)
+    assert rows[1].sd is None
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "verdict"),
+    [
+        # 0.7472 +- 0.01: each seed may be outside as long as the mean is inside.
+        ((0.72, 0.7744), "reproduced"),
+        ((0.76, 0.757), "differs"),
+        # The bound itself counts, although 0.7572 - 0.7472 exceeds 0.01 in floating point.
+        ((0.7572,), "reproduced"),
+        (("nan",), "differs"),
+    ],
+)
+def test_the_verdict_is_on_the_mean(accuracies: tuple[Any, ...], verdict: str) -> None:
+    summaries = [summary(seed=seed, accuracy=value) for seed, value in enumerate(accuracies)]
+    assert rows_from_summaries(summaries)[0].verdict == verdict
+
+
+def test_not_comparable_stays_so() -> None:
+    run = summary()
+    run["expected"][0] |= {"verdict": "not comparable", "why": "other data"}
+    row = rows_from_summaries([run, summary(seed=1)])[0]
+    assert (row.verdict, row.note) == ("not comparable", "other data")
+    run = summary()
+    run["expected"][0] |= {"measured": None, "verdict": "not comparable", "why": "not measured"}
+    run["metrics"] = {}
+    row = rows_from_summaries([run])[0]
+    assert (row.verdict, row.measured, row.difference) == ("not comparable", (), None)
+
+
+def test_several_expected_values_give_several_lines() -> None:
+    run = summary()
+    run["expected"].append({**run["expected"][0], "metric": "test/loss", "published": 1.0})
+    rows = rows_from_summaries([run])
+    assert [(row.metric, row.difference) for row in rows] == [
+        ("test/accuracy", pytest.approx(0.0028)),
+        ("test/loss", 0.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "chosen"),
+    [
+        ({"val/accuracy": 0.1, "test/loss": 1.0, "test/accuracy": 0.2}, "test/accuracy"),
+        ({"val/accuracy": 0.1, "test/f1": 1.0, "test/map": 0.2}, "test/f1"),
+        ({"val/f1": 0.1}, "val/f1"),
+    ],
+)
+def test_without_expected_values_one_metric_speaks(metrics: dict[str, float], chosen: str) -> None:
+    row = rows_from_summaries([summary(published=None, metrics=metrics)])[0]
+    assert (row.metric, row.verdict, row.published) == (chosen, "nothing published", None)
+
+
+def test_notes_say_what_is_unusual() -> None:
+    row = rows_from_summaries(
+        [
+            summary(seed=0, variant="a", privacy=privacy(2.0, 4.3)),
+            summary(seed=1, variant="b", privacy=privacy(1.5, "inf"), status="budget_exhausted"),
+            summary(seed=1, variant="b", privacy=privacy(1.5, "inf"), metrics={}),
+        ]
+    )[0]
+    assert row.variant == "a, b"
+    assert row.note.split("; ") == [
+        "tolerance 0.01",
+        "the seeds saw different data: a, b",
+        "several runs of seed 1",
+        "stopped by the privacy budget after 60 rounds",
+        "the seeds differ in their simulated epsilon, the largest is shown",
+        "the seeds differ in their actual epsilon, the largest is shown",
+    ]
+    assert (row.epsilon_simulated, row.delta_simulated) == (2.0, 1e-6)
+    assert (row.epsilon_actual, row.delta_actual) == (math.inf, 2e-6)
+
+
+def test_a_value_that_one_seed_lacks_is_noted() -> None:
+    runs = [summary(seed=0, published=None), summary(seed=1, published=None, metrics={})]
+    row = rows_from_summaries(runs)[0]
+    assert row.measured == (0.75,)
+    assert row.note == "not measured by seed 1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": None}, r"summary 0 \(None\): 'name' is None; expected a str"),
+        ({"seed": "x"}, "'seed' is 'x'; expected a int"),
+        ({"metrics": []}, "'metrics' is \\[\\]; expected a mapping"),
+        ({"expected": [{"published": 1}]}, "an entry of 'expected' is .* names its 'metric'"),
+    ],
+)
+def test_foreign_summaries_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RunFolderError, match=message):
+        rows_from_summaries([summary(**changes)])
+
+
+def test_numbers_are_written_for_reading() -> None:
+    assert format_value(0.75) == "0.7500"
+    assert format_value(58.0345) == "58.03"
+    assert format_value(-0.5, signed=True) == "-0.5000"
+    assert format_value(math.nan) == "nan"
+    assert format_value(None) == "-"
+    assert format_epsilon(0.9943, 1e-10) == "0.994 (delta 1e-10)"
+    assert format_epsilon(12345.6, None) == "12346"
+    assert format_epsilon(math.inf, 1e-5) == "inf (no guarantee)"
