@@ -179,13 +179,14 @@ class _Run:
             self._save(done)
             summary = self._summarise(done, status, time.monotonic() - started)
             statement = self._write_statement(done)
+            # First: sending the rest to W&B may wait for a network.
+            write_json(path / "summary.json", summary)
             if statement is not None:
                 wandb.statement(statement)
             wandb.table_row(
                 {"name": summary["name"], "setting": summary["setting"], **summary["metrics"]}
             )
             wandb.finish()
-        write_json(path / "summary.json", summary)
         return summary
 
     def _train(self, done: int, log: RunLog, wandb: WandbLogger) -> tuple[int, str]:

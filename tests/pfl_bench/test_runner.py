@@ -1,0 +1,273 @@
+"""Whole runs on the digits: what they leave, and that they can be repeated and resumed."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from pfl_bench.checkpoint import load_latest
+from pfl_bench.config_file import load_config
+from pfl_bench.run_log import read_metrics
+from pfl_bench.runner import compare, run
+from pfl_bench.types import ConfigError, RunFolderError
+from privacy.ledger import read_ledger
+from tests.helpers import TREES, make_config
+
+SETTINGS = sorted(TREES)
+
+
+def weights(folder: Path) -> torch.Tensor:
+    state = load_latest(folder / "checkpoints")
+    assert state is not None
+    vector: torch.Tensor = state["trainer"]["central"]
+    return vector
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_run_leaves_the_whole_folder(setting: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    summary = run(make_config(setting), out)
+    assert summary == json.loads((out / "summary.json").read_text())
+    assert summary["setting"] == setting
+    assert summary["status"] == "finished"
+    assert 0.2 < summary["metrics"]["test/accuracy"] <= 1
+    rows = read_metrics(out / "metrics.jsonl")
+    assert [row["round"] for row in rows] == list(range(1, summary["rounds"] + 1))
+    assert all("val/accuracy" in row for row in rows[1::2])
+    environment = json.loads((out / "environment.json").read_text())
+    assert environment["data"]["checksum"].startswith("sha256:")
+    assert environment["packages"]["torch"] == torch.__version__.partition("+")[0]
+    recorded = yaml.safe_load((out / "config.yaml").read_text())
+    assert recorded == make_config(setting).tree
+    is_private = setting in ("private_federated", "central_dp")
+    assert (out / "privacy.json").exists() == is_private
+    assert (out / "ledger.jsonl").exists() == (setting == "private_federated")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(
+    setting: str, tmp_path: Path
+) -> None:
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        run(make_config(setting, seed=seed), tmp_path / name)
+    assert torch.equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not torch.equal(weights(tmp_path / "a"), weights(tmp_path / "c"))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("model", ["softmax", "mlp"])
+def test_a_run_cut_after_a_checkpoint_resumes_to_the_same_bits(
+    setting: str, model: str, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"model__name": model, "evaluation__select_best": "val/accuracy"}
+    changes["checkpoint"] = {"every": 2, "keep": 10}
+    if setting in ("federated", "private_federated"):
+        changes["federated__central_optimizer"] = {"name": "yogi"}
+        changes["federated__central_schedule"] = {"warmup": 2, "decay": "cosine"}
+        changes["federated__central_learning_rate"] = 0.03
+    else:
+        changes["central__optimizer"] = {"name": "adam"}
+        changes["central__learning_rate"] = 0.01
+    config = make_config(setting, **changes)
+    straight, cut = tmp_path / "straight", tmp_path / "cut"
+    whole = run(config, straight)
+    run(config, cut)
+    # What a kill some steps after the checkpoint of step 2 leaves behind.
+    (cut / "summary.json").unlink()
+    for path in (cut / "checkpoints").iterdir():
+        if path.name != "step-00000002.pt":
+            path.unlink()
+    with pytest.raises(RunFolderError, match="--resume"):
+        run(config, cut)
+    resumed = run(config, cut, resume=True)
+    assert torch.equal(weights(cut), weights(straight))
+    assert resumed["metrics"] == whole["metrics"]
+    assert resumed["selected"] == whole["selected"]
+    rounds = [row["round"] for row in read_metrics(cut / "metrics.jsonl")]
+    assert rounds == list(range(1, whole["rounds"] + 1))
+    if setting == "private_federated":
+        first, second = (read_ledger(f / "ledger.jsonl") for f in (straight, cut))
+        assert first == second
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    config = make_config("federated")
+    first = run(config, tmp_path / "run")
+    stamp = (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns
+    assert run(config, tmp_path / "run") == first
+    assert run(config, tmp_path / "run", resume=True) == first
+    assert (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns == stamp
+
+
+def test_a_folder_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    run(make_config("federated"), tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"federated\.num_rounds \(6 -> 7\)"):
+        run(make_config("federated", federated__num_rounds=7), tmp_path / "run", resume=True)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious", encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"thesis\.tex"):
+        run(make_config("federated"), tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name[0] != ".") == ["thesis.tex"]
+
+
+def test_logging_may_change_between_start_and_resumption(tmp_path: Path) -> None:
+    config = make_config("federated")
+    run(config, tmp_path / "run")
+    changed = make_config("federated", logging__wandb__project="elsewhere")
+    assert run(changed, tmp_path / "run")["rounds"] == 6
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"\x80\x04\x95not a checkpoint"])
+def test_a_damaged_checkpoint_is_named(content: bytes, tmp_path: Path) -> None:
+    config = make_config("federated")
+    run(config, tmp_path)
+    (tmp_path / "summary.json").unlink()
+    newest = sorted((tmp_path / "checkpoints").iterdir())[-1]
+    newest.write_bytes(content)
+    with pytest.raises(RunFolderError, match=newest.name):
+        run(config, tmp_path, resume=True)
+
+
+def test_a_checkpoint_with_a_pickle_is_not_executed(tmp_path: Path) -> None:
+    config = make_config("federated")
+    run(config, tmp_path)
+    (tmp_path / "summary.json").unlink()
+    newest = sorted((tmp_path / "checkpoints").iterdir())[-1]
+
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "sprung",))
+
+    torch.save({"version": 1, "trap": Trap()}, newest)
+    with pytest.raises(RunFolderError, match="damaged"):
+        run(config, tmp_path, resume=True)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_budget_stops_the_run_before_it_is_exceeded(tmp_path: Path) -> None:
+    config = make_config(
+        "private_federated", privacy__noise_multiplier=2.5, privacy__epsilon=2.0,
+        federated__num_rounds=50,
+    )  # fmt: skip
+    summary = run(config, tmp_path)
+    assert summary["status"] == "budget_exhausted"
+    done = summary["rounds"]
+    assert 0 < done < 50
+    assert len(read_ledger(tmp_path / "ledger.jsonl")) == done
+    assert summary["privacy"]["simulated"]["epsilon"] <= 2.0
+    assert summary["privacy"]["rounds"] == done
+    # One more round would have exceeded it.
+    from privacy.calibration import epsilon_of_rounds
+
+    delta = summary["privacy"]["simulated"]["delta"]
+    assert epsilon_of_rounds(2.5, delta, "poisson", 60, 30, done + 1, "rdp") > 2.0
+
+
+def test_a_central_budget_stops_at_whole_epochs(tmp_path: Path) -> None:
+    config = make_config(
+        "central_dp", privacy__noise_multiplier=1.0, privacy__epsilon=1.5, central__num_epochs=40
+    )
+    summary = run(config, tmp_path)
+    assert summary["status"] == "budget_exhausted"
+    assert summary["privacy"]["simulated"]["epsilon"] <= 1.5
+
+
+@pytest.mark.parametrize("setting", ["federated", "private_federated"])
+def test_clients_that_diverge_contribute_nothing_and_are_named(
+    setting: str, tmp_path: Path
+) -> None:
+    # A rate of 1e38 overflows every client's float32 parameters.
+    config = make_config(
+        setting, model__name="mlp", federated__local_learning_rate=1e38, federated__num_rounds=2,
+        federated__local_epochs=3,
+    )  # fmt: skip
+    summary = run(config, tmp_path)
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert rows[0]["train/num_nonfinite"] == rows[0]["train/cohort_size"]
+    assert "client 'train-00" in (tmp_path / "run.log").read_text()
+    assert "not finite" in (tmp_path / "run.log").read_text()
+    assert math.isfinite(summary["metrics"]["test/loss"])
+    assert torch.isfinite(weights(tmp_path)).all()
+
+
+def test_selection_keeps_the_best_model(tmp_path: Path) -> None:
+    config = make_config(
+        "federated", evaluation__select_best="val/accuracy", evaluation__every=1,
+        federated__local_learning_rate=30.0, federated__num_rounds=8,
+    )  # fmt: skip
+    summary = run(config, tmp_path)
+    accuracies = [float(str(r["val/accuracy"])) for r in read_metrics(tmp_path / "metrics.jsonl")]
+    assert summary["selected"] == accuracies.index(max(accuracies)) + 1
+
+
+def test_an_unmeasured_selection_metric_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"val/f1.*val/accuracy"):
+        run(make_config("federated", evaluation__select_best="val/f1"), tmp_path)
+
+
+def test_a_split_that_the_data_lack_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no split 'dev'"):
+        run(make_config("federated", evaluation__splits=["dev"]), tmp_path)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_expected_numbers_get_a_verdict() -> None:
+    def entry(value: float, **more: Any) -> dict[str, Any]:
+        source = {"metric": "test/accuracy", "tolerance": 0.01, "source": "table 1"}
+        return {"value": value, **source, **more}
+
+    entries = [
+        entry(0.905),
+        entry(0.95),
+        entry(0.905, variants=["other"]),
+        entry(0.9, metric="test/f1"),
+    ]
+    config = make_config("federated", expected=entries).config
+    verdicts = [row["verdict"] for row in compare(config, "digits", {"test/accuracy": 0.9})]
+    assert verdicts == ["reproduced", "differs", "not comparable", "not comparable"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"federated__weighting": "examples"}, "weighting by examples"),
+        ({"federated__sampling": "fixed_size", "privacy__accountant": "pld"}, "fixed-size"),
+        ({"privacy__noise_cohort_size": 61}, "noise_cohort_size"),
+        ({"privacy__population_size": 1000}, "hypothetical_population"),
+        ({"federated__cohort_size": 61}, "cohort_size"),
+        ({"privacy__mechanism__count_noise_stddev": 0.01}, "count"),
+    ],
+)
+def test_plans_that_would_be_wrong_are_refused_before_training(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        run(make_config("private_federated", **changes), tmp_path)
+    assert not (tmp_path / "metrics.jsonl").exists()
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("row", sorted(TREES))
+def test_threads_that_read_ahead_change_nothing(row: str, tmp_path: Path) -> None:
+    if "federated" not in row:
+        pytest.skip("central training reads in line")
+    run(make_config(row), tmp_path / "a")
+    run(make_config(row, federated__data_workers=3), tmp_path / "b")
+    assert torch.equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+
+
+def test_bundled_demo_rows_load() -> None:
+    rows = sorted(Path(__file__).parents[2].glob("configs/demo/*.yaml"))
+    assert [row.stem for row in rows] == [
+        "central", "central_dp", "federated", "private_federated"
+    ]  # fmt: skip
+    for row in rows:
+        assert load_config(row).config.name.startswith("demo-")

@@ -1,0 +1,213 @@
+"""One suite for all accountants, and the events that they are given."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from dp_accounting import dp_event
+from hypothesis import given, settings
+
+from privacy.accountant import LARGEST_EPSILON, compute_epsilon
+from privacy.amplification import round_event
+from privacy.errors import PlanError, PrivacyError
+
+ACCOUNTANTS = ("rdp", "pld", "prv")
+FLAIR_DELTA = 41_131**-1.1
+every_accountant = pytest.mark.parametrize("accountant", ACCOUNTANTS)
+
+
+def epsilon(
+    noise: float = 1.0,
+    rounds: int = 100,
+    population: int = 1000,
+    cohort: float = 10,
+    delta: float = 1e-5,
+    accountant: str = "rdp",
+    scheme: str = "poisson",
+) -> float:
+    event, adjacency = round_event(scheme, noise, population, cohort)
+    return compute_epsilon(event, rounds, delta, accountant, adjacency)
+
+
+# Origin: dp-accounting 0.6.0 and Opacus, as recorded in the project's facts.
+@pytest.mark.parametrize(
+    ("accountant", "noise", "cohort", "wanted", "tolerance"),
+    [
+        ("rdp", 18.668, 5000, 2.0, 0.005),
+        ("pld", 18.668, 5000, 1.841, 0.005),
+        ("pld", 17.333, 5000, 2.0, 0.005),
+        ("prv", 17.41, 5000, 2.0, 0.01),
+        # The run that simulates it with 200 users: noise 200 / 5,000 of it.
+        ("rdp", 18.668 * 200 / 5000, 200, 4.324, 0.005),
+        ("pld", 18.668 * 200 / 5000, 200, 3.773, 0.005),
+        ("prv", 18.668 * 200 / 5000, 200, 3.773, 0.01),
+    ],
+)
+def test_flair_golden_epsilons(
+    accountant: str, noise: float, cohort: int, wanted: float, tolerance: float
+) -> None:
+    got = epsilon(noise, 5000, 41_131, cohort, FLAIR_DELTA, accountant)
+    assert got == pytest.approx(wanted, rel=tolerance)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_gboard_golden_epsilon(accountant: str) -> None:
+    """Source: google-research/federated: z = 8.35, rho = 0.0144 zCDP, epsilon .994 at 1e-10."""
+    rounds = round(0.0144 * 2 * 8.35**2)
+    got = epsilon(8.35, rounds, 1000, 1000, 1e-10, accountant, "full")
+    assert got <= 1.25
+    assert got >= 0.9
+
+
+@every_accountant
+def test_a_single_gaussian_has_its_analytic_epsilon(accountant: str) -> None:
+    """Source: Balle and Wang 2018, theorem 8: the exact delta of a Gaussian at an epsilon."""
+    from scipy.stats import norm
+
+    got = epsilon(3.0, 9, 50, 50, 1e-5, accountant, "full")
+    mu = math.sqrt(9) / 3.0
+
+    def delta_at(eps: float) -> float:
+        return float(norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * norm.cdf(-mu / 2 - eps / mu))
+
+    assert delta_at(got) <= 1e-5
+    looseness = {"rdp": 1.15, "pld": 1.001, "prv": 1.01}[accountant]
+    assert delta_at(got / looseness) > 1e-5
+
+
+@every_accountant
+@settings(max_examples=12, deadline=None)
+@given(
+    noise=st.floats(min_value=0.6, max_value=20.0),
+    rounds=st.integers(min_value=1, max_value=2000),
+    cohort=st.integers(min_value=1, max_value=99),
+)
+def test_monotone_in_noise_rounds_and_cohort(
+    accountant: str, noise: float, rounds: int, cohort: int
+) -> None:
+    base = epsilon(noise, rounds, cohort=cohort, accountant=accountant)
+    slack = base * 1e-6
+    assert base >= 0.0
+    assert epsilon(noise * 1.1, rounds, cohort=cohort, accountant=accountant) <= base + slack
+    assert epsilon(noise, rounds * 2, cohort=cohort, accountant=accountant) >= base - slack
+    assert epsilon(noise, rounds, cohort=cohort * 2, accountant=accountant) >= base - slack
+    smaller = epsilon(noise, rounds, cohort=cohort, delta=1e-7, accountant=accountant)
+    assert smaller >= base - slack
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    noise=st.floats(min_value=0.5, max_value=20.0),
+    rounds=st.integers(min_value=1, max_value=3000),
+    cohort=st.integers(min_value=1, max_value=200),
+)
+def test_rdp_is_looser_than_pld_and_prv_is_between_its_error_of_pld(
+    noise: float, rounds: int, cohort: int
+) -> None:
+    rdp, pld, prv = (epsilon(noise, rounds, cohort=cohort, accountant=a) for a in ACCOUNTANTS)
+    assert rdp >= pld * (1 - 1e-6)
+    assert prv == pytest.approx(pld, rel=0.01, abs=0.025)
+
+
+@every_accountant
+@pytest.mark.parametrize("scheme", ["poisson", "full"])
+def test_no_rounds_cost_nothing_and_no_noise_costs_everything(accountant: str, scheme: str) -> None:
+    cohort = 1000 if scheme == "full" else 10
+    assert epsilon(1.0, 0, cohort=cohort, accountant=accountant, scheme=scheme) == 0.0
+    assert epsilon(0.0, 0, cohort=cohort, accountant=accountant, scheme=scheme) == 0.0
+    assert epsilon(0.0, 1, cohort=cohort, accountant=accountant, scheme=scheme) == math.inf
+
+
+@every_accountant
+def test_sampling_everybody_by_poisson_is_full_participation(accountant: str) -> None:
+    sampled = epsilon(5.0, 100, 1000, 1000, accountant=accountant)
+    full = epsilon(5.0, 100, 1000, 1000, accountant=accountant, scheme="full")
+    assert sampled == pytest.approx(full, rel=0.01)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize("noise", [0.3, 0.05, 0.01, 1e-4])
+def test_tiny_noise_is_accounted_or_infinite_but_never_an_error(
+    accountant: str, noise: float
+) -> None:
+    assert epsilon(noise, 1000, cohort=100, accountant=accountant) > 100.0
+    assert epsilon(1e-4, 1000, cohort=100, accountant=accountant) == math.inf
+    assert epsilon(0.3, 1000, cohort=100, accountant=accountant) <= LARGEST_EPSILON
+
+
+def test_prv_says_when_an_epsilon_is_beyond_it() -> None:
+    with pytest.raises(PlanError, match="accountant pld or rdp"):
+        epsilon(0.1, 1000, cohort=100, accountant="prv")
+
+
+def test_fixed_size_is_replace_one_with_twice_the_sensitivity() -> None:
+    event, adjacency = round_event("fixed_size", 4.0, 1000, 10)
+    assert adjacency == "replace-one"
+    assert event == dp_event.SampledWithoutReplacementDpEvent(
+        1000, 10, dp_event.GaussianDpEvent(2.0)
+    )
+    # Everybody, replaced: the sum moves by twice the clip, as with half the noise.
+    everybody = epsilon(4.0, 10, 100, 100, scheme="fixed_size")
+    assert everybody == pytest.approx(epsilon(2.0, 10, 100, 100, scheme="full"))
+    assert epsilon(4.0, 100, scheme="fixed_size") > epsilon(4.0, 100, scheme="poisson")
+
+
+def test_poisson_and_full_events() -> None:
+    gaussian = dp_event.GaussianDpEvent(2.0)
+    assert round_event("poisson", 2.0, 1000, 10) == (
+        dp_event.PoissonSampledDpEvent(0.01, gaussian),
+        "add-or-remove-one",
+    )
+    assert round_event("full", 2.0, 10, 10) == (gaussian, "add-or-remove-one")
+
+
+@pytest.mark.parametrize("accountant", ["pld", "prv"])
+def test_fixed_size_by_a_numerical_accountant_is_refused(accountant: str) -> None:
+    with pytest.raises(PlanError, match=r"use the accountant rdp.*Supported"):
+        epsilon(accountant=accountant, scheme="fixed_size")
+
+
+def test_an_event_under_another_adjacency_is_refused() -> None:
+    event, _ = round_event("poisson", 1.0, 100, 10)
+    with pytest.raises(PlanError, match="add-or-remove-one adjacency"):
+        compute_epsilon(event, 1, 1e-5, "rdp", "replace-one")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        dp_event.LaplaceDpEvent(1.0),
+        dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(1.0)),
+        dp_event.NonPrivateDpEvent(),
+        "gaussian",
+    ],
+)
+def test_events_that_nobody_here_accounts(event: Any) -> None:
+    with pytest.raises(PlanError, match="cannot account"):
+        compute_epsilon(event, 1, 1e-5, "rdp", "add-or-remove-one")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"accountant": "moments"}, "accountant is 'moments'"),
+        ({"delta": 0.0}, "delta is 0.0"),
+        ({"delta": 1.0}, "delta is 1.0"),
+        ({"delta": math.nan}, "delta"),
+        ({"rounds": -1}, "rounds is -1"),
+        ({"noise": -1.0}, "noise_multiplier is -1.0"),
+        ({"noise": math.inf}, "noise_multiplier is inf"),
+        ({"cohort": 1001}, "more than population_size"),
+        ({"cohort": 0}, "cohort_size is 0"),
+        ({"population": 0}, "population_size is 0"),
+        ({"scheme": "shuffle"}, "scheme is 'shuffle'"),
+        ({"scheme": "full"}, "make them equal"),
+        ({"scheme": "fixed_size", "cohort": 1.5}, "whole number"),
+    ],
+)
+def test_arguments_out_of_range(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(PrivacyError, match=message):
+        epsilon(**arguments)

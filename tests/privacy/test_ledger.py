@@ -1,0 +1,172 @@
+"""The ledger: each released round is counted once, and tampering shows."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privacy.errors import LedgerError
+from privacy.ledger import Ledger, canonical_line, read_ledger
+
+
+def entry(number: int, **changes: Any) -> dict[str, Any]:
+    return {"round": number, "clip_norm": 0.1 / number, "cohort": {"size": 3}, **changes}
+
+
+def write(path: Path, rounds: int) -> list[bytes]:
+    with Ledger.open(path) as ledger:
+        for number in range(1, rounds + 1):
+            ledger.append(entry(number))
+    return path.read_bytes().splitlines(keepends=True)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+def test_rounds_are_chained(path: Path) -> None:
+    write(path, 3)
+    entries = read_ledger(path)
+    assert [e["round"] for e in entries] == [1, 2, 3]
+    assert entries[0]["previous"] == "0" * 64
+    assert len({e["previous"] for e in entries}) == 3
+
+
+def test_lines_are_canonical(path: Path) -> None:
+    lines = write(path, 1)
+    assert lines[0] == canonical_line(dict(reversed(entry(1).items())), "0" * 64)
+    assert b" " not in lines[0]
+
+
+def test_a_replay_gives_the_same_file(path: Path) -> None:
+    write(path, 5)
+    before = path.read_bytes()
+    with Ledger.open(path) as ledger:
+        assert ledger.last_round == 5
+        for number in (3, 4, 5):
+            ledger.append(entry(number))
+        assert path.read_bytes() == before
+        ledger.append(entry(6))
+    assert read_ledger(path)[-1]["round"] == 6
+
+
+def test_a_replay_that_differs_is_refused(path: Path) -> None:
+    write(path, 3)
+    before = path.read_bytes()
+    with Ledger.open(path) as ledger:
+        with pytest.raises(LedgerError, match=r"in clip_norm\).*does not reproduce.*count twice"):
+            ledger.append(entry(2, clip_norm=0.3))
+        with pytest.raises(LedgerError, match="in extra"):
+            ledger.append(entry(3, extra=1))
+    assert path.read_bytes() == before
+
+
+def test_a_gap_is_refused(path: Path) -> None:
+    write(path, 2)
+    with Ledger.open(path) as ledger, pytest.raises(LedgerError, match="cannot follow round 2"):
+        ledger.append(entry(4))
+
+
+@pytest.mark.parametrize("torn", [1, 20, -1])
+def test_a_torn_last_line_is_mended(path: Path, torn: int) -> None:
+    lines = write(path, 3)
+    path.write_bytes(b"".join(lines[:2]) + lines[2][:torn])
+    assert len(read_ledger(path)) == 2
+    assert path.read_bytes() != b"".join(lines[:2])
+    with Ledger.open(path) as ledger:
+        assert ledger.last_round == 2
+        assert path.read_bytes() == b"".join(lines[:2])
+        ledger.append(entry(3))
+    assert path.read_bytes() == b"".join(lines)
+
+
+def test_a_last_line_that_was_not_flushed_is_mended(path: Path) -> None:
+    lines = write(path, 2)
+    path.write_bytes(lines[0] + b"\0" * 50 + b"\n")
+    with Ledger.open(path) as ledger:
+        assert ledger.last_round == 1
+
+
+def test_damage_elsewhere_names_the_line(path: Path) -> None:
+    lines = write(path, 4)
+    path.write_bytes(lines[0] + lines[1][:10] + b"\n" + lines[2] + lines[3])
+    with pytest.raises(LedgerError, match="line 2: not a line"):
+        Ledger.open(path)
+
+
+def test_an_altered_line_breaks_the_chain(path: Path) -> None:
+    lines = write(path, 4)
+    path.write_bytes(lines[0] + lines[1].replace(b"0.05", b"0.01") + lines[2] + lines[3])
+    with pytest.raises(LedgerError, match="line 3: does not follow"):
+        read_ledger(path)
+    with pytest.raises(LedgerError, match="line 3: does not follow"):
+        Ledger.open(path)
+
+
+@pytest.mark.parametrize("order", [(0, 2, 3), (1, 2, 3), (0, 0, 1), (0, 2, 1)])
+def test_dropped_doubled_and_moved_lines_are_found(path: Path, order: tuple[int, ...]) -> None:
+    lines = write(path, 4)
+    path.write_bytes(b"".join(lines[index] for index in order))
+    with pytest.raises(LedgerError, match="was dropped, doubled or moved"):
+        read_ledger(path)
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.0, True, None, "1"])
+def test_rounds_that_are_no_rounds(path: Path, number: Any) -> None:
+    with Ledger.open(path) as ledger, pytest.raises(LedgerError, match="round is"):
+        ledger.append({"round": number})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {1, 2}])
+def test_values_that_are_not_json(path: Path, value: Any) -> None:
+    with Ledger.open(path) as ledger:
+        with pytest.raises(LedgerError, match="cannot be recorded"):
+            ledger.append(entry(1, norm=value))
+        assert ledger.last_round == 0
+    assert path.read_bytes() == b""
+
+
+def test_previous_is_the_ledgers_own(path: Path) -> None:
+    with Ledger.open(path) as ledger, pytest.raises(LedgerError, match="previous"):
+        ledger.append(entry(1, previous="0" * 64))
+
+
+def test_a_closed_ledger_says_so(path: Path) -> None:
+    ledger = Ledger.open(path)
+    ledger.close()
+    ledger.close()
+    with pytest.raises(LedgerError, match="closed"):
+        ledger.append(entry(1))
+
+
+def test_files_that_cannot_be_had(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="cannot read"):
+        read_ledger(tmp_path / "missing.jsonl")
+    with pytest.raises(LedgerError, match="cannot open"):
+        Ledger.open(tmp_path / "no folder" / "ledger.jsonl")
+
+
+def test_opening_a_hundred_thousand_rounds_is_quick(path: Path) -> None:
+    import hashlib
+
+    previous, lines = "0" * 64, []
+    padding = {f"key_{i}": i * 0.1 for i in range(15)}
+    for number in range(1, 100_001):
+        line = canonical_line({**entry(number), **padding}, previous)
+        previous = hashlib.sha256(line[:-1]).hexdigest()
+        lines.append(line)
+    path.write_bytes(b"".join(lines))
+    start = time.process_time()
+    with Ledger.open(path) as ledger:
+        assert ledger.last_round == 100_000
+    assert time.process_time() - start < 3.0
+
+
+def test_the_file_is_json_lines(path: Path) -> None:
+    for line in write(path, 3):
+        assert isinstance(json.loads(line), dict)
