@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 done, 1 a check or a row failed, 2 the user's input is wrong, 130 interrupted.
     """
     parser = build_parser()
-    arguments = parser.parse_args(argv)
+    arguments = _parse(parser, argv)
     if arguments.version:
         from pfl_bench import __version__
 
@@ -140,6 +140,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"pfl-bench: {message}", file=sys.stderr)
         return EXIT_INPUT
+
+
+def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse, with key=value overrides allowed before and after the options."""
+    arguments, rest = parser.parse_known_args(argv)
+    foreign = [text for text in rest if text.startswith("-") or "=" not in text]
+    if foreign or (rest and not hasattr(arguments, "overrides")):
+        parser.error(f"unrecognized arguments: {' '.join(foreign or rest)}")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
+    return arguments
 
 
 def explain(error: Exception) -> str | None:

@@ -113,7 +113,9 @@ def _ragged_rows(values: Any, spec: FieldSpec, here: str) -> tuple[NDArray[Any],
 def _exact(values: NDArray[Any], spec: FieldSpec, here: str) -> NDArray[Any]:
     """Values in the dtype of the field, C-contiguous; refused if one would change."""
     dtype = spec.numpy_dtype
-    if values.dtype == dtype or np.can_cast(values.dtype, dtype, "safe"):
+    # NumPy calls int64 to float64 safe, though it rounds beyond 2^53.
+    rounds = values.dtype.kind in "iu" and dtype.kind == "f"
+    if values.dtype == dtype or (np.can_cast(values.dtype, dtype, "safe") and not rounds):
         return np.ascontiguousarray(values, dtype=dtype)
     numbers = "iuf" if dtype.kind == "f" else "iu"
     if values.dtype.kind not in numbers or dtype.kind == "b":
@@ -123,8 +125,9 @@ def _exact(values: NDArray[Any], spec: FieldSpec, here: str) -> NDArray[Any]:
         )
     with np.errstate(over="ignore", invalid="ignore"):
         cast = values.astype(dtype)
-        same = (cast == values) | ((cast != cast) & (values != values))
-    # Signed and unsigned 64-bit values can compare equal after wrapping round: signs must agree.
+        back = cast.astype(values.dtype)
+    same = (back == values) | ((back != back) & (values != values))
+    # Between signed and unsigned the way back undoes the wrapping round: signs must agree.
     same &= (cast < 0) == (values < 0)
     if not same.all():
         example = values[~same].reshape(-1)[0]

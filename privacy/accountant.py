@@ -188,13 +188,16 @@ def _without_excluded_orders() -> Iterator[None]:
 
 
 def _pld_interval(rdp_epsilon: float) -> float:
-    """Grid of the privacy loss: dp-accounting's 1e-4 near epsilon 1, in proportion elsewhere.
+    """Grid of the privacy loss: dp-accounting's 1e-4 around epsilon 2, in proportion elsewhere.
 
-    Both the relative rounding error and the number of points then stay about the same. Powers of
-    ten, so that neighbouring noises and rounds share one grid and epsilon stays monotone in them.
+    Pessimistic rounding adds about 0.75 * rounds * interval**2 to epsilon [measured], below 0.2 %
+    for 40,000 rounds. Few steps, and coarser only as epsilon grows: epsilon stays monotone.
     """
-    exponent = math.floor(math.log10(max(rdp_epsilon, 0.02) / 0.2))
-    return float(10.0 ** (exponent - 5))
+    if rdp_epsilon < 0.2:
+        return 1e-5
+    if rdp_epsilon < 20.0:
+        return 1e-4
+    return float(10.0 ** (math.floor(math.log10(rdp_epsilon / 2.0)) - 4))
 
 
 def _pld_epsilon(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from privacy.accountant import check_accountant, check_delta, epsilon_at
+from privacy.accountant import LARGEST_EPSILON, check_accountant, check_delta, epsilon_at
 from privacy.amplification import check_population, round_event
 from privacy.errors import PrivacyError
 
@@ -175,8 +175,11 @@ def _check(
     cohort_size: float,
     accountant: str,
 ) -> None:
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise PrivacyError(f"epsilon is {epsilon!r}, but must be positive and finite")
+    if not 0 < epsilon <= LARGEST_EPSILON:
+        raise PrivacyError(
+            f"epsilon is {epsilon!r}, but must be positive and at most {LARGEST_EPSILON:g}, beyond "
+            "which nothing is promised; usual budgets are from 0.1 to 10"
+        )
     check_delta(delta)
     check_population(scheme, population_size, cohort_size)
     check_accountant(accountant, scheme)

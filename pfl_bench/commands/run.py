@@ -36,6 +36,6 @@ def main(arguments: argparse.Namespace) -> int:
     for metric, value in summary["metrics"].items():
         print(f"{metric:32} {value:.6g}")
     print()
-    print(format_table(rows_from_summaries([summary]), "md"))
+    print(format_table(rows_from_summaries([summary]), "md"), end="")
     print(f"report: {page}", file=sys.stderr)
     return 0

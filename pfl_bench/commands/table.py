@@ -106,9 +106,9 @@ def _print_table(done: list[tuple[Path, dict[str, Any]]], fmt: TableFormat, out:
 
     rows = rows_from_summaries([summary for _, summary in done])
     text = format_table(rows, fmt)
-    print(text)
+    print(text, end="")
     suffix = "tex" if fmt == "latex" else fmt
-    write_atomically(out / f"table.{suffix}", text if text.endswith("\n") else text + "\n")
+    write_atomically(out / f"table.{suffix}", text)
     page = write_report([run_folder for run_folder, _ in done], out / "report.html")
     print(f"report: {page.resolve()}", file=sys.stderr)
     return any(row.verdict == "differs" for row in rows)

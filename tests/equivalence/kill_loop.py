@@ -1,0 +1,108 @@
+"""Starts a run again and again and kills it with SIGKILL at random moments, until it is done.
+
+A program of its own, so that it may fork: python kill_loop.py FOLDER KILLS EVERY SETTING. Prints
+one JSON object: how often it killed, during what, and whether all runs ended like the
+uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pfl_bench.checkpoint import load_latest
+from pfl_bench.run_log import read_metrics
+from pfl_bench.runner import run
+from tests.helpers import make_config
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Everything that must not depend on interruptions; times are left out."""
+    state = load_latest(folder / "checkpoints")
+    assert state is not None
+    ledger = folder / "ledger.jsonl"
+    rows = [
+        {key: value for key, value in row.items() if not key.startswith("time/")}
+        for row in read_metrics(folder / "metrics.jsonl")
+    ]
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["seconds"]
+    return {
+        "weights": state["trainer"]["central"].numpy().tobytes().hex(),
+        "ledger": ledger.read_text() if ledger.exists() else None,
+        "metrics": rows,
+        "summary": summary,
+    }
+
+
+def attempt(config: Any, folder: Path, kill_after: float) -> bool:
+    """Run in a child; kill it after so many seconds. Tell whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            sys.stderr = Path(os.devnull).open("w", encoding="utf-8")
+            run(config, folder, resume=True)
+            code = 0
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + kill_after
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            if status != 0:
+                raise SystemExit(f"the run itself failed with status {status}")
+            return False
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
+
+
+def main() -> None:
+    """See the module."""
+    root, kills, every, setting = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    torch.set_num_threads(1)
+    changes: dict[str, Any] = {"checkpoint__every": every, "model__name": "mlp"}
+    if "federated" in setting:
+        changes["federated__num_rounds"] = 15
+    else:
+        changes["central__num_epochs"] = 15
+    config = make_config(setting, **changes)
+    sys.stderr = Path(os.devnull).open("w", encoding="utf-8")
+    started = time.monotonic()
+    run(config, root / "reference")
+    length = time.monotonic() - started
+    reference = outcome(root / "reference")
+    moments = random.Random(f"{setting} {every}")
+    killed, finished, differing, stalled = 0, 0, [], 0
+    while killed < kills:
+        folder = root / f"run-{finished}"
+        # Mostly early in what is left, now and then late; always longer if nothing moves.
+        limit = length * (0.05 + moments.random() ** 2) + 0.02 * stalled
+        if attempt(config, folder, limit):
+            killed += 1
+            stalled += 1
+            continue
+        stalled = 0
+        if outcome(folder) != reference:
+            differing.append(str(folder))
+        finished += 1
+    last = root / f"run-{finished}"
+    while attempt(config, last, 600.0):
+        pass
+    if outcome(last) != reference:
+        differing.append(str(last))
+    print(json.dumps({"killed": killed, "finished": finished + 1, "differing": differing}))
+
+
+if __name__ == "__main__":
+    main()

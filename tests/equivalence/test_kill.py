@@ -1,0 +1,39 @@
+"""kill -9 at any moment, then resume: the same weights, metrics and ledger, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import REPOSITORY
+
+LOOP = REPOSITORY / "tests" / "equivalence" / "kill_loop.py"
+
+
+@pytest.mark.parametrize(
+    ("setting", "every", "kills"),
+    [
+        ("private_federated", 3, 20),
+        # A checkpoint each round: most kills fall into the writing of ledger or checkpoint.
+        ("private_federated", 1, 10),
+        ("central_dp", 2, 4),
+    ],
+)
+def test_kills_change_nothing(setting: str, every: int, kills: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(LOOP), str(tmp_path), str(kills), str(every), setting],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert result["killed"] == kills
+    assert result["differing"] == []
