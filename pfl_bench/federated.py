@@ -86,6 +86,8 @@ class FederatedTrainer:
             self._ledger = Ledger.open(folder / "ledger.jsonl")
         self._engine = _build_engine(resolved, options, task, model, self._algorithm, notice)
         self.central = model.vector.clone()
+        self._gradient = torch.zeros_like(self.central)
+        self.central.grad = self._gradient
         self._optimizer = build_optimizer(
             options.central_optimizer, [self.central], options.central_learning_rate
         )
@@ -183,7 +185,7 @@ class FederatedTrainer:
         factor = rate_factor(schedule, index, self.total)
         rate = self._options.central_learning_rate * factor
         set_rate(self._optimizer, rate)
-        self.central.grad = self._algorithm.central_gradient(mean_update)
+        self._algorithm.central_gradient(mean_update, out=self._gradient)
         self._optimizer.step()
         return rate
 

@@ -217,8 +217,8 @@ class Algorithm(Protocol):
     def local_training(self) -> LocalTraining:
         """How each client trains."""
 
-    def central_gradient(self, mean_update: Tensor) -> Tensor:
-        """Turn the mean update, shape (P,), into the gradient that the central optimizer takes."""
+    def central_gradient(self, mean_update: Tensor, out: Tensor) -> None:
+        """Write to ``out``, shape (P,), the gradient that the central optimizer takes."""
 
 
 class Engine(Protocol):

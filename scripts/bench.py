@@ -78,7 +78,7 @@ def make_store(path: Path, num_users: int, mean_examples: float) -> None:
         source="generated noise of FEMNIST's shape, for timing only",
         split_by="user",
         num_classes=NUM_CLASSES,
-        input_shape=(1, 28, 28),
+        input_shape=(28, 28),
         fields=fields,
     ) as writer:
         for user, size in enumerate(np.maximum(1, sizes.astype(int))):

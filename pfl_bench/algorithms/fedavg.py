@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
@@ -27,9 +28,9 @@ class FedAvg:
     local_training: LocalTraining
     uploads: tuple[str, ...] = ("update",)
 
-    def central_gradient(self, mean_update: Tensor) -> Tensor:
-        """The negative mean update: optimizers descend."""
-        return mean_update.neg()
+    def central_gradient(self, mean_update: Tensor, out: Tensor) -> None:
+        """Write the negative mean update to ``out``: optimizers descend."""
+        torch.neg(mean_update, out=out)
 
 
 def build(options: Options, local_training: LocalTraining) -> FedAvg:

@@ -131,6 +131,8 @@ class SequentialEngine:
                     work.lerp_(central, local.learning_rate * local.proximal_weight)
                 torch._foreach_add_(slices, gradients, alpha=-local.learning_rate)
                 total_loss += loss.detach()
+                # Freed now, their memory serves the next step; kept, it would be paged in anew.
+                del gradients, loss
                 steps += 1
         torch.sub(work, central, out=self._update)
         return LocalResult(user, self._update, len(examples), steps, total_loss / max(steps, 1))

@@ -2,10 +2,6 @@
 
 import contextlib
 import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +9,6 @@ import pytest
 from pfl_bench.store import FieldSpec, Store
 from pfl_bench.types import DataError
 from tests.pfl_bench.store_samples import data, fill, fill_users, writer
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -214,66 +208,3 @@ def test_writer_must_be_open(tmp_path):
         writer(tmp_path / "toy.h5").append("train", "a", **data())
     with pytest.raises(ValueError, match="split 'a/b' is not a name"), writer(tmp_path / "t") as w:
         w.append("a/b", "a", **data())
-
-
-FULL_DISK_SCRIPT = """
-import resource, signal, sys
-import numpy as np
-from pfl_bench.store import FieldSpec, StoreWriter
-from pfl_bench.types import DataError
-
-limit = int(sys.argv[2])
-if limit:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-row = np.zeros((40, 1000), np.uint8)
-fields = {"a": FieldSpec("uint8", (1000,)), "b": FieldSpec("uint8", (1000,))}
-phase = "append"
-try:
-    with StoreWriter(sys.argv[1], task="t", variant="v", source="s", split_by="user",
-                     num_classes=1, input_shape=(1,), fields=fields) as writer:
-        for user in range(100):
-            writer.append("train", str(user), a=row, b=row)
-        phase = "finalise"
-except DataError as error:
-    print(phase, error)
-"""
-
-
-def run_full_disk(file, limit):
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", FULL_DISK_SCRIPT, str(file), str(limit)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="needs a limit on file sizes")
-@pytest.mark.parametrize(("limit", "phase"), [(1_000_000, "append"), (6_000_000, "finalise")])
-def test_file_that_cannot_grow(tmp_path, limit, phase):
-    (tmp_path / ".toy.h5.partial-1-x").mkdir()
-    output = run_full_disk(tmp_path / "toy.h5", limit)
-    assert output.startswith(phase)
-    assert "File too large" in output
-    assert "Free space" in output
-    assert "Killed runs left" in output
-    assert os.listdir(tmp_path) == [".toy.h5.partial-1-x"]
-
-
-@pytest.mark.parametrize(("size", "phase"), [("4m", "append"), ("12m", "finalise")])
-def test_full_disk(tmp_path, size, phase):
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(tmp_path)]
-    try:
-        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("mounting a small file system needs root")
-    try:
-        output = run_full_disk(tmp_path / "toy.h5", 0)
-        assert output.startswith(phase)
-        assert "[Errno 28]" in output
-        assert os.listdir(tmp_path) == []
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)

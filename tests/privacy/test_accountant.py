@@ -53,13 +53,15 @@ def test_flair_golden_epsilons(
     assert got == pytest.approx(wanted, rel=tolerance)
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "pld"])
-def test_gboard_golden_epsilon(accountant: str) -> None:
-    """Source: google-research/federated: z = 8.35, rho = 0.0144 zCDP, epsilon .994 at 1e-10."""
-    rounds = round(0.0144 * 2 * 8.35**2)
-    got = epsilon(8.35, rounds, 1000, 1000, 1e-10, accountant, "full")
-    assert got <= 1.25
-    assert got >= 0.9
+def test_gboard_golden_epsilon() -> None:
+    """Source: google-research/federated: rho = .0144 zCDP has epsilon .994 at delta 1e-10.
+
+    A Gaussian of multiplier z has rho = 1 / (2 z**2).
+    """
+    noise = 1.0 / math.sqrt(2 * 0.0144)
+    exact, loose = (epsilon(noise, 1, 1000, 1000, 1e-10, a, "full") for a in ("pld", "rdp"))
+    assert exact == pytest.approx(0.994, rel=0.005)
+    assert exact < loose < 1.1 * exact
 
 
 @every_accountant
@@ -79,10 +81,10 @@ def test_a_single_gaussian_has_its_analytic_epsilon(accountant: str) -> None:
 
 
 @every_accountant
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     noise=st.floats(min_value=0.8, max_value=20.0),
-    rounds=st.integers(min_value=1, max_value=2000),
+    rounds=st.integers(min_value=1, max_value=300),
     cohort=st.integers(min_value=1, max_value=99),
 )
 def test_monotone_in_noise_rounds_and_cohort(
@@ -98,7 +100,7 @@ def test_monotone_in_noise_rounds_and_cohort(
     assert smaller >= base - slack
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     noise=st.floats(min_value=0.8, max_value=20.0),
     rounds=st.integers(min_value=1, max_value=3000),

@@ -55,7 +55,7 @@ def test_opacus_golden_multipliers() -> None:
     assert calibrate_noise_multiplier(*arguments, "rdp") == pytest.approx(18.672, rel=0.01)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     epsilon=st.floats(min_value=0.2, max_value=5.0),
     cohort=st.integers(min_value=1, max_value=1000),
@@ -95,7 +95,7 @@ def test_max_rounds_is_the_last_round_within_the_budget(accountant: str) -> None
         assert max_rounds(2.0, *arguments, 1.0, accountant, limit) == min(limit, rounds)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     epsilon=st.floats(min_value=0.3, max_value=10.0),
     noise=st.floats(min_value=1.0, max_value=30.0),
