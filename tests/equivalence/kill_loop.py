@@ -49,7 +49,6 @@ def attempt(config: Any, folder: Path, kill_after: float) -> bool:
     if child == 0:
         code = 1
         try:
-            sys.stderr = Path(os.devnull).open("w", encoding="utf-8")
             run(config, folder, resume=True)
             code = 0
         finally:
@@ -77,7 +76,6 @@ def main() -> None:
     else:
         changes["central__num_epochs"] = 15
     config = make_config(setting, **changes)
-    sys.stderr = Path(os.devnull).open("w", encoding="utf-8")
     started = time.monotonic()
     run(config, root / "reference")
     length = time.monotonic() - started

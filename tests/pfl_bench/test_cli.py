@@ -88,7 +88,6 @@ def test_overrides_stand_before_or_after_options(
         (["data", "prepare", "digits", "--source", ".", "--out", "x.h5"], "femnist"),
         (["data", "prepare", "femnist", "--source", "/no/such", "--out", "x.h5"], "/no/such"),
         (["data", "stats", "/no/such.h5"], "/no/such.h5"),
-        (["data", "download", "femnist"], "README"),
         (["report", "/no/such"], "/no/such"),
     ],
 )

@@ -162,9 +162,15 @@ def test_facts_and_attributes(tmp_path):
 def test_layout_is_contiguous_datasets_a_split(path):
     with h5py.File(path) as file:
         assert set(file) == {"train", "test"}
-        assert set(file["train"]) == {"offsets", "client_ids", *FIELDS, "tags_offsets"}
+        offsets = {"offsets", "client_ids_offsets", "tags_offsets"}
+        assert set(file["train"]) == {"client_ids", *FIELDS, *offsets}
         assert all(file["train"][name].chunks is None for name in file["train"])
-        assert h5py.check_string_dtype(file["train/client_ids"].dtype).length is None
+        assert all(file["train"][name].dtype == np.int64 for name in offsets)
+        assert file["train/client_ids"].dtype == np.uint8
+        identifiers = sorted(CLIENTS)
+        assert bytes(file["train/client_ids"][:]).decode() == "".join(identifiers)
+        lengths = [len(client_id.encode()) for client_id in identifiers]
+        assert np.diff(file["train/client_ids_offsets"]).tolist() == lengths
         assert file.attrs["layout_version"] == 1
 
 

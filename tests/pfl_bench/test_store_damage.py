@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pfl_bench.store import Store
-from pfl_bench.store_columns import Descriptor, open_column
+from pfl_bench.store.columns import Descriptor, open_column
 from pfl_bench.types import DataError
 from tests.pfl_bench.store_samples import FIELDS, fill_users
 
@@ -99,6 +99,10 @@ BOUNDS = np.append(0, np.cumsum(np.tile([0, 1, 2], 21)))
         (replace("test/offsets", data=[0, 5, 5, 27]), "user 1 has 0 examples"),
         (replace("test/offsets", data=[1, 5, 27]), "offsets start at 1"),
         (replace("test/offsets", data=[0, 27]), "announces"),
+        (replace("test/offsets", data=[0, 2**63 - 1, -2, 27]), "user 1 has -"),
+        (replace("test/client_ids"), "'client_ids' is missing"),
+        (replace("test/client_ids_offsets", data=[0, 27]), r"\(10,\) was announced"),
+        (replace("test/client_ids", data=["u21"] * 9, dtype=h5py.string_dtype()), "only numbers"),
         (replace("train/targets", data=np.zeros(63, np.int64)), "dtype int64"),
         (replace("train/targets", data=np.zeros(62, np.uint8)), r"shape \(62,\)"),
         (replace("train/targets", data=["x"] * 63, dtype=h5py.string_dtype()), "only numbers"),
@@ -118,12 +122,33 @@ def test_damage_that_only_reading_can_see(path):
     with h5py.File(path, "r+") as file:
         file["train/tags_offsets"][5] = 40
         file["train/inputs"][0] = 99
-        del file["test/client_ids"]
+    with Store(path) as store, pytest.raises(DataError, match="bounds of examples 3:8 are damaged"):
+        store.split("train").read("tags", 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "value", "words"),
+    [
+        ("client_ids", 4, 0xFF, r"client id b'u\\xff2' is not UTF-8"),
+        ("client_ids", 5, ord("1"), "'u21' follows 'u21'; they ascend"),
+        ("client_ids", 4, ord("1"), "'u12' follows 'u21'; they ascend"),
+        ("client_ids_offsets", 0, 1, "do not divide"),
+        ("client_ids_offsets", 3, 6, "do not divide"),
+        ("client_ids_offsets", 3, -(2**63), "do not divide"),
+        ("client_ids_offsets", slice(1, 3), [2**63 - 1, -2], "do not divide"),
+        ("client_ids_offsets", 9, 26, "do not divide"),
+        ("client_ids_offsets", 9, 2**63 - 1, "do not divide"),
+    ],
+)
+def test_damaged_identifiers(path, name, index, value, words):
+    with h5py.File(path, "r+") as file:
+        file["test"][name][index] = value
     with Store(path) as store:
-        with pytest.raises(DataError, match=r"bounds of examples 3:8 are damaged"):
-            store.split("train").read("tags", 3, 8)
-        with pytest.raises(DataError, match="client_ids are missing"):
+        with pytest.raises(DataError, match=words) as error:
             store.split("test").client_ids()
+        assert f"{path}: split 'test'" in str(error.value)
+        with pytest.raises(DataError, match="content has SHA-256"):
+            store.verify()
 
 
 def test_verify_sees_one_changed_value(path):

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.store_layout import BLOCK_BYTES, ContentDigest, FieldSpec, offsets_name
+from pfl_bench.store.layout import BLOCK_BYTES, ContentDigest, FieldSpec, offsets_name
 from pfl_bench.types import DataError
 
 
@@ -149,7 +149,7 @@ class RaggedColumn:
         """
         bounds = self._bounds.read(start, stop + 1)
         first, last = int(bounds[0]), int(bounds[-1])
-        if not 0 <= first <= last <= self._items.num_rows or (np.diff(bounds) < 0).any():
+        if not 0 <= first <= last <= self._items.num_rows or (bounds[1:] < bounds[:-1]).any():
             raise DataError(
                 f"{self._where}: the bounds of examples {start}:{stop} are damaged; copy or "
                 "prepare the file again."

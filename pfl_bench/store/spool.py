@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.store_layout import BLOCK_BYTES, FieldSpec, offsets_name
+from pfl_bench.store.layout import BLOCK_BYTES, FieldSpec, offsets_name
 
 _BUFFER_BYTES = 256 << 10
 _EXAMPLES = ""  # the unit of columns that have one row an example
@@ -98,6 +98,10 @@ class Spool:
         counts = np.zeros(len(self.clients), dtype=np.int64)
         np.add.at(counts, _as_int64(self._owners), self._counts[_EXAMPLES])
         return counts
+
+    def total_examples(self) -> int:
+        """Examples of all clients."""
+        return int(_as_int64(self._rows[_EXAMPLES]).sum())
 
     def total_rows(self, column: str) -> int:
         """Rows of a column: examples, or items for a ragged field."""

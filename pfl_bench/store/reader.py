@@ -1,9 +1,8 @@
-"""The federated store: one HDF5 layout for all tasks, read a client at a time.
+"""Reading a store, a client at a time.
 
 A client is a slice of contiguous arrays; opening a split reads one array, ``offsets``, however
 many clients there are. Slices are read by position straight from the file: no call into HDF5 a
 client, no memory map whose pages would count as the process's, safe across threads and forks.
-The layout is in ``store_layout``; ``StoreWriter`` and ``FieldSpec`` are exported from here.
 """
 
 from __future__ import annotations
@@ -13,22 +12,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import h5py
-
-from pfl_bench.store_columns import Column, Descriptor, RaggedColumn, open_column
-from pfl_bench.store_file import damaged, open_file, read_attributes, read_fields, read_offsets
-from pfl_bench.store_layout import (
-    FORMAT,
-    LAYOUT_VERSION,
+from pfl_bench.store.columns import Column, Descriptor, RaggedColumn, open_column
+from pfl_bench.store.layout import (
+    CLIENT_IDS,
     ContentDigest,
     FieldSpec,
     offsets_name,
     ordered_splits,
 )
-from pfl_bench.store_writer import StoreWriter
+from pfl_bench.store.opening import (
+    damaged,
+    decode_client_ids,
+    open_file,
+    read_attributes,
+    read_fields,
+    read_offsets,
+)
 from pfl_bench.types import DataError, DataFacts
-
-__all__ = ["FORMAT", "LAYOUT_VERSION", "FieldSpec", "Store", "StoreSplit", "StoreWriter"]
 
 
 class StoreSplit:
@@ -56,50 +56,38 @@ class StoreSplit:
         self._origin = path, checksum, name
         self.fields = dict(fields)
         self._where = f"{path}: split {name!r}"
-        self._group = group
         self.offsets = read_offsets(group, descriptor, counts, self._where)
         self.num_users = len(self.offsets) - 1
         self.num_examples = int(self.offsets[-1])
+
+        def column(dataset: str, spec: FieldSpec, rows: int | None, where: str) -> Column:
+            return open_column(group, dataset, spec, rows, descriptor, where)
+
+        def bounds(field: str, parts: int, where: str) -> Column:
+            return column(offsets_name(field), FieldSpec("int64"), parts + 1, where)
+
+        self._ids = column(CLIENT_IDS, FieldSpec("uint8"), None, self._where)
+        self._id_bounds = bounds(CLIENT_IDS, self.num_users, self._where)
         self._columns: dict[str, Column | RaggedColumn] = {}
         for field, spec in fields.items():
             where = f"{self._where}, field {field!r}"
             rows = None if spec.ragged else self.num_examples
-            column = open_column(group, field, spec, rows, descriptor, where)
-            if not spec.ragged:
-                self._columns[field] = column
-                continue
-            bounds = open_column(
-                group,
-                offsets_name(field),
-                FieldSpec("int64"),
-                self.num_examples + 1,
-                descriptor,
-                where,
+            values = column(field, spec, rows, where)
+            self._columns[field] = (
+                RaggedColumn(values, bounds(field, self.num_examples, where), where)
+                if spec.ragged
+                else values
             )
-            self._columns[field] = RaggedColumn(column, bounds, where)
 
     def client_ids(self) -> list[str]:
         """Read the users' identifiers, in the order of ``offsets``.
 
         Raises:
             ValueError: The store is closed.
-            DataError: The identifiers are missing or cannot be read.
+            DataError: The identifiers are damaged, or the file was cut after it was opened.
         """
-        if not self._group:
-            raise ValueError(f"{self._where}: the store is closed; read inside its `with` block.")
-        dataset = self._group.get("client_ids")
-        text = isinstance(dataset, h5py.Dataset) and h5py.check_string_dtype(dataset.dtype)
-        if not text or dataset.shape != (self.num_users,):
-            raise DataError(
-                f"{self._where}: client_ids are missing or are not {self.num_users} strings; "
-                "prepare the data again."
-            )
-        try:
-            return [str(client_id) for client_id in dataset.asstr()[:]]
-        except (OSError, RuntimeError, UnicodeDecodeError) as error:
-            raise DataError(
-                f"{self._where}: client_ids cannot be read ({error}); prepare the data again."
-            ) from error
+        bounds = self._id_bounds.read(0, self._id_bounds.num_rows)
+        return decode_client_ids(self._ids.read(0, self._ids.num_rows), bounds, self._where)
 
     def read(self, field: str, start: int, stop: int) -> Any:
         """Read a field of the examples ``start:stop``.
@@ -130,9 +118,14 @@ class StoreSplit:
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen_split, self._origin
 
-    def digest(self, field: str, digest: ContentDigest) -> None:
-        """Feed all of a field to a digest, in blocks."""
-        self._columns[field].digest(digest, self.name, field)
+    def digest(self, digest: ContentDigest) -> None:
+        """Feed all arrays to a digest, in blocks."""
+        digest.begin(self.name, "offsets", "<i8", self.offsets.shape)
+        digest.update(self.offsets.astype("<i8"))
+        self._id_bounds.digest(digest, self.name, offsets_name(CLIENT_IDS))
+        self._ids.digest(digest, self.name, CLIENT_IDS)
+        for field, column in self._columns.items():
+            column.digest(digest, self.name, field)
 
 
 class Store:
@@ -216,13 +209,7 @@ class Store:
         """
         digest = ContentDigest()
         for name in self.split_names:
-            split = self._splits[name]
-            digest.begin(name, "offsets", "<i8", split.offsets.shape)
-            digest.update(split.offsets.astype("<i8"))
-            digest.begin(name, "client_ids", "utf-8", (split.num_users,))
-            digest.identifiers(split.client_ids())
-            for field in self.fields:
-                split.digest(field, digest)
+            self._splits[name].digest(digest)
         if digest.hexdigest() != self.attributes["content_sha256"]:
             raise damaged(
                 self.path,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import glob
 import json
 import os
@@ -13,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pfl_bench.store_assembly import assemble, synchronise
-from pfl_bench.store_checks import check_client_id, check_train_differs_from_test, columns_of
-from pfl_bench.store_layout import FieldSpec, check_field_names, check_split_name, ordered_splits
-from pfl_bench.store_spool import Spool
+from pfl_bench.store.assembly import assemble, synchronise_folder
+from pfl_bench.store.checks import check_client_id, check_train_differs_from_test, columns_of
+from pfl_bench.store.layout import FieldSpec, check_field_names, check_split_name, ordered_splits
+from pfl_bench.store.spool import Spool
 from pfl_bench.types import DataError, SplitBy
 
 
@@ -210,13 +209,9 @@ class StoreWriter:
             "input_shape": json.dumps(self._input_shape),
             "extra": json.dumps(self._extra),
         }
-        needed, free = self._spooled_bytes(), shutil.disk_usage(self._folder).free
-        if free < needed:
-            # Said beforehand: HDF5 keeps a file that it could not complete open until exit.
-            raise OSError(errno.ENOSPC, f"{needed} more bytes are needed, {free} are free")
         assemble(staged, self._spools, self._fields, attributes)
         os.replace(staged, self.path)
-        synchronise(self.path.parent)
+        synchronise_folder(self.path.parent)
 
 
 def _check_target(path: Path) -> None:

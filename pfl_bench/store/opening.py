@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.store_columns import Descriptor, open_column
-from pfl_bench.store_layout import (
+from pfl_bench.store.columns import Descriptor, open_column
+from pfl_bench.store.layout import (
     FORMAT,
     LAYOUT_VERSION,
     FieldSpec,
@@ -165,17 +167,46 @@ def read_offsets(
         raise DataError(
             f"{where}: no users. Every split of a store has some; prepare the data again."
         )
-    sizes = np.diff(offsets)
-    if offsets[0] != 0 or (sizes < 1).any():
-        user = int(np.argmax(sizes < 1))
+    # Compared, not subtracted: differences of damaged numbers can wrap round.
+    empty = offsets[1:] <= offsets[:-1]
+    if offsets[0] != 0 or empty.any():
+        user = int(np.argmax(empty))
+        start, stop = offsets[user : user + 2].tolist()
         raise DataError(
-            f"{where}: user {user} has {sizes[user]} examples (offsets start at {offsets[0]}); "
+            f"{where}: user {user} has {stop - start} examples (offsets start at {offsets[0]}); "
             "every user has at least one. The file is damaged, copy or prepare it again."
         )
-    found = {"users": len(sizes), "examples": int(offsets[-1])}
+    found = {"users": len(empty), "examples": int(offsets[-1])}
     if found != counts:
         raise DataError(
             f"{where}: the file holds {found}, but announces {counts}. It is damaged; copy or "
             "prepare it again."
         )
     return offsets
+
+
+def decode_client_ids(text: NDArray[np.uint8], bounds: NDArray[np.int64], where: str) -> list[str]:
+    """Turn a split's identifiers into strings.
+
+    Args:
+        text: All identifiers in UTF-8, one after another.
+        bounds: Shape (U + 1,): user u's is ``text[bounds[u]:bounds[u + 1]]``.
+        where: File and split, for messages.
+
+    Raises:
+        DataError: The bounds do not divide the text, it is not UTF-8, or the identifiers do not
+            ascend.
+    """
+    mend = "The file is damaged; copy or prepare it again."
+    empty = bounds[1:] <= bounds[:-1]
+    if bounds[0] != 0 or bounds[-1] != len(text) or empty.any():
+        raise DataError(f"{where}: client_ids_offsets do not divide the identifiers. {mend}")
+    data = text.tobytes()
+    try:
+        client_ids = [data[start:stop].decode() for start, stop in pairwise(bounds.tolist())]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: client id {error.object!r} is not UTF-8. {mend}") from error
+    if not all(map(operator.lt, client_ids, client_ids[1:])):
+        earlier, later = next(pair for pair in pairwise(client_ids) if pair[0] >= pair[1])
+        raise DataError(f"{where}: client id {later!r} follows {earlier!r}; they ascend. {mend}")
+    return client_ids

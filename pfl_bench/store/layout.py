@@ -1,13 +1,17 @@
 """What a store file looks like: names, versions, fields and the digest of the content.
 
-``store_writer`` writes this layout and ``store`` reads it; both take every name from here.
+``StoreWriter`` writes this layout and ``Store`` reads it; both take every name from here.
 
 Layout of the HDF5 file, one group a split, users sorted by identifier within it::
 
-    /<split>/offsets           int64 (U + 1): user u owns the examples offsets[u]:offsets[u + 1]
-    /<split>/client_ids        UTF-8 strings of variable length (U)
-    /<split>/<field>           (N, *shape), or all examples' items one after another if ragged
-    /<split>/<field>_offsets   int64 (N + 1), for ragged fields only
+    /<split>/offsets              int64 (U + 1): user u owns the examples offsets[u]:offsets[u + 1]
+    /<split>/client_ids           uint8: the identifiers in UTF-8, one after another
+    /<split>/client_ids_offsets   int64 (U + 1): user u's is client_ids[...[u]:...[u + 1]]
+    /<split>/<field>              (N, *shape), or all examples' items one after another if ragged
+    /<split>/<field>_offsets      int64 (N + 1), for ragged fields only
+
+Identifiers are no HDF5 strings: those of variable length lie in a heap without checksums, where
+one flipped bit makes HDF5 loop for ever.
 """
 
 from __future__ import annotations
@@ -26,10 +30,11 @@ FORMAT = "pfl-bench-store"
 LAYOUT_VERSION = 1
 BLOCK_BYTES = 4 << 20
 TARGETS = "targets"
+CLIENT_IDS = "client_ids"
 
 _USUAL_SPLITS = ("train", "val", "test")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-_RESERVED = ("offsets", "client_ids")
+_RESERVED = ("offsets", CLIENT_IDS)
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ def check_field_names(names: Iterable[str]) -> None:
 
 
 def offsets_name(field: str) -> str:
-    """Name of the dataset that says where each example's items of a ragged field begin."""
+    """Name of the dataset that says where each example's items, or each identifier, begin."""
     return f"{field}_offsets"
 
 
@@ -125,8 +130,8 @@ def ordered_splits(names: Iterable[str]) -> tuple[str, ...]:
 class ContentDigest:
     """SHA-256 over a store's arrays: splits in order, in each offsets, client_ids and fields.
 
-    Every array is preceded by a line with its path, dtype and shape, so that no two different
-    stores give the same stream of bytes. Identifiers count as UTF-8, each followed by a NUL.
+    An array's offsets come before it. Every array is preceded by a line with its path, dtype and
+    shape, so that no two different stores give the same stream of bytes.
     """
 
     def __init__(self) -> None:
@@ -136,13 +141,9 @@ class ContentDigest:
         """Announce the next array."""
         self._hash.update(f"{split}/{name} {dtype} {list(shape)}\n".encode())
 
-    def update(self, data: bytes | NDArray[Any]) -> None:
-        """Take in the next bytes of the announced array; an ndarray must be contiguous."""
-        self._hash.update(data.data if isinstance(data, np.ndarray) else data)
-
-    def identifiers(self, client_ids: Iterable[str]) -> None:
-        """Take in the next client identifiers."""
-        self._hash.update("".join(f"{client_id}\0" for client_id in client_ids).encode())
+    def update(self, values: NDArray[Any]) -> None:
+        """Take in the next values of the announced array, C-contiguous."""
+        self._hash.update(values.data)
 
     def hexdigest(self) -> str:
         """The digest of all that was taken in, in hexadecimal."""

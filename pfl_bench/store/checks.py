@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.store_layout import TARGETS, FieldSpec, offsets_name
-from pfl_bench.store_spool import Spool
+from pfl_bench.store.layout import TARGETS, FieldSpec, offsets_name
+from pfl_bench.store.spool import Spool
 from pfl_bench.types import DataError
 
 
 def check_client_id(client_id: str, where: str) -> None:
-    """Refuse an identifier that HDF5 cannot hold unchanged.
+    """Refuse an identifier that is not plain text.
 
     Raises:
         DataError: Not a string, empty, with a NUL, or not encodable as UTF-8.

@@ -1,0 +1,13 @@
+"""The federated store: one HDF5 layout for all tasks, read a client at a time.
+
+``StoreWriter`` writes a file: arrays arrive in any order (``checks``), wait in temporary files
+(``spool``) and are put together sorted by user (``assembly``). ``Store`` reads it: the file is
+checked when it is opened (``opening``), then clients are slices of its arrays (``columns``).
+Both take names and versions from ``layout``.
+"""
+
+from pfl_bench.store.layout import FORMAT, LAYOUT_VERSION, FieldSpec
+from pfl_bench.store.reader import Store, StoreSplit
+from pfl_bench.store.writer import StoreWriter
+
+__all__ = ["FORMAT", "LAYOUT_VERSION", "FieldSpec", "Store", "StoreSplit", "StoreWriter"]

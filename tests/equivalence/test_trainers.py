@@ -1,0 +1,185 @@
+"""Trainers against one another: privacy switched off is FedAvg; one client with all is SGD."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pfl_bench.checkpoint import load_latest
+from pfl_bench.config_file import ResolvedConfig
+from pfl_bench.federated import FederatedTrainer
+from pfl_bench.flat_model import FlatModel
+from pfl_bench.runner import build_model, build_task, run
+from pfl_bench.types import DataFacts, Examples
+from tests.helpers import make_config
+
+
+def weights(config: ResolvedConfig, folder: Path) -> torch.Tensor:
+    run(config, folder)
+    state = load_latest(folder / "checkpoints")
+    assert state is not None
+    vector: torch.Tensor = state["trainer"]["central"]
+    return vector
+
+
+def private(mechanism: dict[str, Any], **changes: Any) -> ResolvedConfig:
+    # Fixed-size cohorts: the realised size is the configured one, so both denominators agree.
+    return make_config(
+        "federated",
+        federated__sampling="fixed_size",
+        privacy={
+            "mechanism": mechanism,
+            "population_size": 60,
+            "noise_multiplier": 0.0,
+        },
+        **changes,
+    )
+
+
+def test_a_mechanism_that_neither_clips_nor_noises_is_none_bit_for_bit(tmp_path: Path) -> None:
+    plain = make_config("federated", federated__sampling="fixed_size")
+    reference = weights(plain, tmp_path / "plain")
+    wide = {"name": "gaussian", "clip_norm": 1e6}
+    assert torch.equal(reference, weights(private(wide), tmp_path / "wide"))
+    narrow = {"name": "gaussian", "clip_norm": 1e-3}
+    assert not torch.equal(reference, weights(private(narrow), tmp_path / "narrow"))
+    none = weights(private({"name": "none"}), tmp_path / "none")
+    assert torch.equal(reference, none)
+
+
+def test_a_run_without_noise_claims_no_epsilon(tmp_path: Path) -> None:
+    summary = run(private({"name": "gaussian", "clip_norm": 1.0}), tmp_path)
+    assert summary["privacy"]["simulated"]["epsilon"] == "inf"
+    assert summary["privacy"]["actual"]["epsilon"] == "inf"
+
+
+def test_simulated_noise_scales_with_the_cohort(tmp_path: Path) -> None:
+    """Noise of C_sm/C_lg: the deployment's and the run's means have the same noise."""
+    spreads = []
+    for noise_cohort in (12, 24, 48):
+        mechanism = {"name": "gaussian", "clip_norm": 1e-4}
+        config = make_config(
+            "federated",
+            federated__num_rounds=1,
+            privacy={
+                "mechanism": mechanism,
+                "population_size": 60,
+                "noise_cohort_size": noise_cohort,
+                "noise_multiplier": 100.0,
+            },
+        )
+        task = build_task(config)
+        model = build_model(config, task, torch.device("cpu"))
+        folder = tmp_path / str(noise_cohort)
+        folder.mkdir()
+        trainer = FederatedTrainer(config, task, model, folder, lambda text: None)
+        before = trainer.central.clone()
+        trainer.advance(1)
+        trainer.close()
+        # The clipped updates are a hundredth of the noise, so what is left is its mean's.
+        spreads.append(float((trainer.central - before).std()) * noise_cohort / 1e-2)
+    np.testing.assert_allclose(spreads, 1.0, rtol=0.1)
+
+
+class OneClient:
+    """All training examples as one user's."""
+
+    def __init__(self, split: Any) -> None:
+        self._split = split
+        self.name = "train"
+        self.num_users = 1
+        self.num_examples = split.num_examples
+        self.offsets = np.array([0, split.num_examples])
+
+    def client_ids(self) -> list[str]:
+        return ["everybody"]
+
+    def read_user(self, user: int, rng: np.random.Generator) -> Examples:
+        return self._split.read_range(0, self.num_examples)
+
+    def read_range(self, start: int, stop: int) -> Examples:
+        return self._split.read_range(start, stop)
+
+    def read_examples(self, indices: np.ndarray, rng: np.random.Generator) -> Examples:
+        return self._split.read_examples(indices, rng)
+
+
+class OneClientTask:
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        self.facts: DataFacts = task.facts
+        self.metrics = task.metrics
+        self.split_names = task.split_names
+        self.loss = task.loss
+
+    def split(self, name: str) -> Any:
+        split = self._task.split(name)
+        return OneClient(split) if name == "train" else split
+
+
+@pytest.mark.parametrize("model_name", ["softmax", "mlp"])
+def test_one_client_with_all_examples_is_central_sgd(model_name: str, tmp_path: Path) -> None:
+    """Full participation of one client, rate 1: each round is an epoch of plain SGD."""
+    changes = {
+        "model__name": model_name,
+        "federated__cohort_size": 1,
+        "federated__sampling": "full",
+        "federated__local_batch_size": 32,
+        "federated__num_rounds": 3,
+    }
+    config = make_config("federated", **changes)
+    task = OneClientTask(build_task(config))
+    model = build_model(config, task, torch.device("cpu"))
+    trainer = FederatedTrainer(config, task, model, tmp_path, lambda text: None)
+    plain = build_model(config, task, torch.device("cpu"))
+    train_by_hand(plain, task, rounds=3)
+    for index in (1, 2, 3):
+        trainer.advance(index)
+    torch.testing.assert_close(trainer.central, plain.vector, rtol=1e-4, atol=1e-5)
+
+
+def train_by_hand(model: FlatModel, task: Any, rounds: int) -> None:
+    from pfl_bench.rng import Purpose, stream
+
+    optimizer = torch.optim.SGD(model.parameters, lr=0.3)
+    everything = task.split("train").read_user(0, np.random.default_rng())
+    for index in range(1, rounds + 1):
+        order = stream(3, Purpose.LOCAL_TRAINING, index, 0).permutation(len(everything))
+        for start in range(0, len(order), 32):
+            chosen = order[start : start + 32]
+            optimizer.zero_grad()
+            outputs = model.module(everything.inputs[chosen])
+            task.loss(outputs, everything.targets[chosen]).backward()
+            optimizer.step()
+
+
+def test_fedprox_with_weight_zero_is_fedavg_and_otherwise_stays_closer(tmp_path: Path) -> None:
+    def moved(name: str, **algorithm: Any) -> torch.Tensor:
+        config = make_config(
+            "federated",
+            federated__algorithm={"name": name, **algorithm},
+            federated__local_epochs=5,
+            federated__num_rounds=1,
+        )
+        task = build_task(config)
+        start = build_model(config, task, torch.device("cpu")).vector
+        folder = tmp_path / f"{name}{algorithm}"
+        return weights(config, folder) - start
+
+    fedavg = moved("fedavg")
+    assert torch.equal(fedavg, moved("fedprox", proximal_weight=0.0))
+    near = moved("fedprox", proximal_weight=1.0)
+    assert float(near.norm()) < 0.9 * float(fedavg.norm())
+
+
+def test_weighting_by_examples_is_the_weighted_mean(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"federated__sampling": "full", "federated__cohort_size": 60}
+    uniform = weights(make_config("federated", **changes), tmp_path / "uniform")
+    weighted = weights(
+        make_config("federated", federated__weighting="examples", **changes), tmp_path / "weighted"
+    )
+    assert not torch.allclose(uniform, weighted)
