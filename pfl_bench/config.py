@@ -131,7 +131,8 @@ class PrivacyOptions(Strict):
 
     Attributes:
         mechanism: Plug-in name and options, such as {name: gaussian, clip_norm: 0.1}.
-        population_size: Users of the deployment whose privacy is computed (federated: required).
+        population_size: Users of the deployment whose privacy is computed (federated: required, no
+            default); "training_users" says that they are those of the data, however many.
         hypothetical_population: Must be true when ``population_size`` is not the number of users
             in the data; the statement then says so.
         noise_cohort_size: Cohort whose noise is simulated; null for ``cohort_size`` itself.
@@ -142,7 +143,7 @@ class PrivacyOptions(Strict):
     """
 
     mechanism: dict[str, Any]
-    population_size: PositiveInt | None = None
+    population_size: PositiveInt | Literal["training_users"] | None = None
     hypothetical_population: bool = False
     noise_cohort_size: PositiveInt | None = None
     epsilon: PositiveFloat | None = None
@@ -268,7 +269,7 @@ class RunConfig(Strict):
             if self.privacy.population_size is None:
                 raise ValueError(
                     "privacy.population_size is required and has no default: the number of users "
-                    "of the deployment, usually the users of the training split"
+                    "of the deployment, or training_users for those of the data"
                 )
         elif self.privacy is not None and (
             self.privacy.population_size is not None

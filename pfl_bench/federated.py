@@ -97,6 +97,9 @@ class FederatedTrainer:
         if privacy is None or privacy.population_size is None:
             return None
         name = resolved.tree["privacy"]["mechanism"]["name"]
+        population = privacy.population_size
+        if population == "training_users":
+            population = self._split.num_users
         return make_plan(
             PlanRequest(
                 mechanism=name,
@@ -104,7 +107,7 @@ class FederatedTrainer:
                     name, resolved.mechanism_options, noise
                 ),
                 scheme=options.sampling,
-                population_size=privacy.population_size,
+                population_size=population,
                 num_users=self._split.num_users,
                 hypothetical_population=privacy.hypothetical_population,
                 cohort_size=options.cohort_size,

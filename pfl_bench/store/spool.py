@@ -26,6 +26,9 @@ class Spool:
         folder: Existing folder for the temporary files; the caller removes it.
         split: Name of the split, part of the files' names.
         fields: The fields of the store.
+
+    Raises:
+        OSError: A temporary file cannot be made.
     """
 
     def __init__(self, folder: Path, split: str, fields: Mapping[str, FieldSpec]) -> None:
@@ -38,11 +41,16 @@ class Spool:
         self._units: dict[str, str] = {}
         self._row_bytes: dict[str, int] = {}
         self._files: dict[str, BinaryIO] = {}
-        for field, spec in fields.items():
-            self._add_column(folder, split, field, spec.row_bytes, field if spec.ragged else "")
-            if spec.ragged:
-                self._rows[field] = array("q")
-                self._add_column(folder, split, offsets_name(field), 8, _EXAMPLES)
+        try:
+            for field, spec in fields.items():
+                unit = field if spec.ragged else _EXAMPLES
+                self._add_column(folder, split, field, spec.row_bytes, unit)
+                if spec.ragged:
+                    self._rows[field] = array("q")
+                    self._add_column(folder, split, offsets_name(field), 8, _EXAMPLES)
+        except OSError:
+            self.close()
+            raise
 
     def _add_column(self, folder: Path, split: str, name: str, row_bytes: int, unit: str) -> None:
         self._units[name] = unit

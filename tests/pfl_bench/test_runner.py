@@ -171,6 +171,12 @@ def test_a_budget_stops_the_run_before_it_is_exceeded(tmp_path: Path) -> None:
     assert epsilon_of_rounds(2.5, delta, "poisson", 60, 30, done + 1, "rdp") > 2.0
 
 
+def test_the_population_can_be_said_to_be_the_data_s_users(tmp_path: Path) -> None:
+    config = make_config("private_federated", privacy__population_size="training_users")
+    summary = run(config, tmp_path)
+    assert summary["privacy"]["simulated"]["population_size"] == 60
+
+
 def test_a_central_budget_stops_at_whole_epochs(tmp_path: Path) -> None:
     config = make_config(
         "central_dp", privacy__noise_multiplier=1.0, privacy__epsilon=1.5, central__num_epochs=40

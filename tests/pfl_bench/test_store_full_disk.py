@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from pfl_bench.store.spool import Spool
+from tests.pfl_bench.store_samples import FIELDS
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 # Every attempt is a process of its own, since what is tested once killed it; they are forked,
@@ -125,3 +128,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
         check(
             outcomes(tmp_path, "ballast", iter(range((pages - 1) * page, 0, -page))), "[Errno 28]"
         )
+
+
+def test_temporary_files_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "train.targets.raw").mkdir()  # in the way of the second file
+    with pytest.raises(OSError, match=r"train\.targets\.raw"):
+        Spool(tmp_path, "train", FIELDS)  # a file left open would be a warning, so an error
