@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pfl_bench.types import RunFolderError
+
 
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Replace a file as a whole: written beside it, flushed to the disk, renamed over it.
@@ -49,3 +51,27 @@ def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically, non-finite numbers as the texts "nan", "inf" and "-inf"."""
     text = json.dumps(to_json_value(value), indent=2, ensure_ascii=False, allow_nan=False)
     write_atomically(path, text + "\n")
+
+
+def read_text(path: Path) -> str:
+    """Read a text file; errors name it."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}; expected UTF-8 text") from None
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object; None if the file does not exist."""
+    if not path.exists():
+        return None
+    try:
+        value = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise RunFolderError(
+            f"{path} is not JSON (line {error.lineno}: {error.msg}); expected one object, written "
+            "whole: delete the file if the run is to be resumed, or run the row again"
+        ) from None
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{path} holds {type(value).__name__}, expected one JSON object")
+    return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -18,7 +17,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.files import write_atomically, write_json
+from pfl_bench.files import read_json, write_atomically, write_json
 from pfl_bench.types import DataFacts, RunFolderError
 
 SUMMARY_VERSION = 1
@@ -136,23 +135,6 @@ class RunFolder:
     def write_environment(self, facts: DataFacts, device: torch.device) -> None:
         """Record versions, hardware, commit and data of this start of the run."""
         write_json(self.path / "environment.json", environment(facts, device))
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object, or None when there is no such file.
-
-    Raises:
-        RunFolderError: The file is damaged.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError) as error:
-        raise RunFolderError(f"{path}: not readable as JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise RunFolderError(f"{path}: not a JSON object")
-    return value
 
 
 def _differing_paths(before: Any, now: Any, prefix: str = "") -> list[str]:

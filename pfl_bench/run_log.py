@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -18,7 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from pfl_bench.files import to_json_value, write_atomically
+from pfl_bench.files import read_text, to_json_value, write_atomically
+from pfl_bench.types import RunFolderError
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -103,27 +104,34 @@ class RunLog:
             self._bar.stop()
 
 
-def read_metrics(path: Path) -> list[dict[str, object]]:
-    """Read ``metrics.jsonl``; a torn last line is left out."""
-    rows = []
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read ``metrics.jsonl``; a torn last line, which a kill leaves behind, is no error."""
+    if not path.exists():
         return []
-    for line in text.split("\n")[:-1]:
+    lines = read_text(path).split("\n")
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
-        except ValueError:
-            break
-        if not isinstance(row, dict):
-            break
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise RunFolderError(
+                f"{path}, line {number} is not JSON ({error.msg}); expected one object a round"
+            ) from None
+        if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+            raise RunFolderError(
+                f"{path}, line {number} is {line[:60]!r}; expected an object with an integer "
+                '"round"'
+            )
         rows.append(row)
     return rows
 
 
 def drop_after(path: Path, step: int) -> None:
     """Drop the lines of rounds after ``step``: a resumed run writes them again."""
-    rows = read_metrics(path)
-    kept = [row for row in rows if isinstance(row.get("round"), int) and row["round"] <= step]  # type: ignore[operator]
     if path.exists():
+        kept = [row for row in read_metrics(path) if row["round"] <= step]
         write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))

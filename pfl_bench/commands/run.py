@@ -19,10 +19,10 @@ def main(arguments: argparse.Namespace) -> int:
     name = resolved.config.name
     out = Path(arguments.out or Path("runs") / name / f"seed-{resolved.config.seed}")
 
+    from pfl_bench.files import read_json
     from pfl_bench.report.page import write_report
     from pfl_bench.report.rows import rows_from_summaries
     from pfl_bench.report.table import format_table
-    from pfl_bench.run_folder import read_json
     from pfl_bench.runner import run
 
     if read_json(out / "summary.json") is not None:

@@ -77,8 +77,8 @@ def _seeds(row: Path, arguments: argparse.Namespace) -> list[ResolvedConfig]:
 
 
 def _run_one(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | None:
+    from pfl_bench.files import read_json
     from pfl_bench.report.page import write_report
-    from pfl_bench.run_folder import read_json
     from pfl_bench.runner import run
 
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import Any
 
 import yaml
 
+from pfl_bench.files import read_json, read_text
 from pfl_bench.report.rows import as_float, rows_from_summaries
+from pfl_bench.run_log import read_metrics
 from pfl_bench.types import RunFolderError
 
 _FORMAT_VERSION = 1
@@ -141,52 +142,28 @@ def read_run(path: Path) -> RunRecord:
             f"{path} has no config.yaml, so it is not a run folder; expected config.yaml and "
             "metrics.jsonl as `pfl-bench run` writes them (for several runs name each folder)"
         )
-    config_text = _read_text(config_path)
+    config_text = read_text(config_path)
     try:
         config = yaml.safe_load(config_text)
     except yaml.YAMLError as error:
         raise RunFolderError(f"{config_path} is not YAML: {error}; run the row again") from None
     if not isinstance(config, dict):
         raise RunFolderError(f"{config_path} holds {type(config).__name__}, expected a mapping")
-    summary = _read_object(path / "summary.json")
+    summary = read_json(path / "summary.json")
     if summary is not None:
         _check_summary(path / "summary.json", summary)
-    statement = _read_object(path / "privacy.json")
+    statement = read_json(path / "privacy.json")
     if statement is None and summary is not None and isinstance(summary.get("privacy"), dict):
         statement = summary["privacy"]
     return RunRecord(
         path=path,
         config_text=config_text,
         config=config,
-        rounds=tuple(_read_metrics(path / "metrics.jsonl")),
-        environment=_read_object(path / "environment.json") or {},
+        rounds=tuple(read_metrics(path / "metrics.jsonl")),
+        environment=read_json(path / "environment.json") or {},
         statement=statement,
         summary=summary,
     )
-
-
-def _read_text(path: Path) -> str:
-    """Read a text file; errors name it."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}; expected UTF-8 text") from None
-
-
-def _read_object(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if the file does not exist."""
-    if not path.exists():
-        return None
-    try:
-        value = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise RunFolderError(
-            f"{path} is not JSON (line {error.lineno}: {error.msg}); expected one object, written "
-            "whole: delete the file if the run is to be resumed, or run the row again"
-        ) from None
-    if not isinstance(value, dict):
-        raise RunFolderError(f"{path} holds {type(value).__name__}, expected one JSON object")
-    return value
 
 
 def _check_summary(path: Path, summary: Mapping[str, Any]) -> None:
@@ -200,29 +177,3 @@ def _check_summary(path: Path, summary: Mapping[str, Any]) -> None:
         rows_from_summaries([summary])
     except RunFolderError as error:
         raise RunFolderError(f"{path}: {error}") from None
-
-
-def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read ``metrics.jsonl``; a torn last line, which a kill leaves behind, is no error."""
-    if not path.exists():
-        return []
-    lines = _read_text(path).split("\n")
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                break
-            raise RunFolderError(
-                f"{path}, line {number} is not JSON ({error.msg}); expected one object a round"
-            ) from None
-        if not isinstance(row, dict) or not isinstance(row.get("round"), int):
-            raise RunFolderError(
-                f"{path}, line {number} is {line[:60]!r}; expected an object with an integer "
-                '"round"'
-            )
-        rows.append(row)
-    return rows

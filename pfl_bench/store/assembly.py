@@ -88,7 +88,7 @@ def assemble(
             for block in array.blocks:
                 file.write(block.data)
                 digest.update(block)
-        # Only the digest's characters are others than planned, so everything stays in its place.
+        # Of the plan only the digest's characters change, so everything stays in its place.
         final = _structure(arrays, attributes, digest)
         assert (final.positions, final.size) == (planned.positions, planned.size)
         for position, piece in final.pieces:

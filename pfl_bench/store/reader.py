@@ -73,11 +73,10 @@ class StoreSplit:
             where = f"{self._where}, field {field!r}"
             rows = None if spec.ragged else self.num_examples
             values = column(field, spec, rows, where)
-            self._columns[field] = (
-                RaggedColumn(values, bounds(field, self.num_examples, where), where)
-                if spec.ragged
-                else values
-            )
+            self._columns[field] = values
+            if spec.ragged:
+                ends = bounds(field, self.num_examples, where)
+                self._columns[field] = RaggedColumn(values, ends, where)
 
     def client_ids(self) -> list[str]:
         """Read the users' identifiers, in the order of ``offsets``.
