@@ -39,6 +39,23 @@ class RunFolderError(UserInputError):
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A published file that ``pfl-bench data download`` can fetch and verify.
+
+    Attributes:
+        name: File name under the target folder.
+        urls: The addresses that have it, http or https, in the order in which they are tried.
+        size: Its bytes; None if unknown.
+        digest: Digest of its content, "md5:<hex>" or "sha256:<hex>".
+    """
+
+    name: str
+    urls: tuple[str, ...]
+    size: int | None
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Examples:
     """Labelled examples, ready for the model.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from rich.progress import Progress, TaskID
 
 from pfl_bench import plugins
 from pfl_bench.config_file import validate_options
-from pfl_bench.types import DataError
+from pfl_bench.download import download
+from pfl_bench.types import DataError, RemoteFile
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -39,16 +41,31 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
 def _download(arguments: argparse.Namespace) -> int:
     module = plugins.load(plugins.PREPARE, arguments.task)
-    if not hasattr(module, "download"):
+    files: tuple[RemoteFile, ...] = getattr(module, "FILES", ())
+    prepare = f"pfl-bench data prepare {arguments.task}"
+    if not files:
         raise DataError(
             f"pfl-bench data download {arguments.task}: this task has no download; its README "
             f"(tasks/{arguments.task}/README.md) says where its files are published. With the "
-            f"files: pfl-bench data prepare {arguments.task} --source DIR --out FILE.h5"
+            f"files: {prepare} --source DIR --out FILE.h5"
         )
     target = Path(arguments.out or Path("data") / arguments.task)
-    with ProgressPrinter() as progress:
-        module.download(target, progress)
-    print(f"downloaded: {target}", file=sys.stderr)
+    advice = (
+        f"Without network: put the files ({', '.join(file.name for file in files)}) into a folder "
+        f"DIR yourself and call {prepare} --source DIR --out FILE.h5"
+    )
+    try:
+        with ProgressPrinter() as progress:
+            paths = download(files, target, progress, advice)
+    except KeyboardInterrupt:
+        print(
+            f"What has come is kept in {target}: the same command goes on from there.",
+            file=sys.stderr,
+        )
+        raise
+    print(f"downloaded and verified: {len(paths)} files in {target}", file=sys.stderr)
+    print(getattr(module, "FILES_NOTE", f"These are the files of {arguments.task}."))
+    print(f"next: {prepare} --source {shlex.quote(str(target))} --out {arguments.task}.h5")
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pfl_bench.store import FieldSpec, StoreWriter
-from pfl_bench.types import ConfigError, DataError, SplitBy
+from pfl_bench.types import ConfigError, DataError, RemoteFile, SplitBy
 from tasks.femnist import leaf_json, nist, qmnist, tff
 from tasks.femnist.forms import SIDE, Form, Progress, Reading
 from tasks.femnist.splitting import Part, divide
@@ -19,6 +19,40 @@ FORMS: tuple[Form, ...] = (*leaf_json.FORMS, *tff.FORMS, *nist.FORMS, *qmnist.FO
 SPLIT_OPTIONS = ("split_by", "train_fraction", "val_fraction", "split_seed")
 FIELDS = {"inputs": FieldSpec("uint8", (SIDE, SIDE)), "targets": FieldSpec("uint8")}
 NAMES_SHOWN = 10
+
+_QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
+_MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
+# Digests: torchvision's classes MNIST and QMNIST.
+FILES = (
+    RemoteFile(
+        "train-images-idx3-ubyte.gz",
+        tuple(f"{mirror}train-images-idx3-ubyte.gz" for mirror in _MNIST),
+        None,
+        "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    ),
+    RemoteFile(
+        "qmnist-train-labels-idx2-int.gz",
+        (f"{_QMNIST}qmnist-train-labels-idx2-int.gz",),
+        463_024,
+        "md5:0058f8dd561b90ffdd0f734c6a30e5e4",
+    ),
+    RemoteFile(
+        "qmnist-test-images-idx3-ubyte.gz",
+        (f"{_QMNIST}qmnist-test-images-idx3-ubyte.gz",),
+        None,
+        "md5:1394631089c404de565df7b7aeaf9412",
+    ),
+    RemoteFile(
+        "qmnist-test-labels-idx2-int.gz",
+        (f"{_QMNIST}qmnist-test-labels-idx2-int.gz",),
+        526_800,
+        "md5:5b5b05890a5e13444e108efe57b788aa",
+    ),
+)
+FILES_NOTE = (
+    "These are MNIST/QMNIST digits with their real writers (variant qmnist-digits, 120,000 digits "
+    "of 10 classes), not FEMNIST: report results on them as MNIST/QMNIST."
+)
 
 
 class Options(BaseModel):
