@@ -8,11 +8,10 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException, HTTPResponse, InvalidURL
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from urllib.request import Request, build_opener
 
 from filelock import FileLock, Timeout
 
@@ -26,6 +25,7 @@ CHUNK_BYTES = 1 << 16
 TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
 RANGE_REFUSED = 416
 LOCK = ".download.lock"
+PLAIN_NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9_.-]*")
 DIGEST = re.compile("md5:[0-9a-f]{32}|sha256:[0-9a-f]{64}")
 CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
@@ -53,7 +53,7 @@ def download(
         PluginError: ``files`` is declared wrongly.
         OSError: The folder is not writable or the disk is full.
     """
-    _check_declaration(files)
+    check_declaration(files)
     try:
         target.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -69,21 +69,17 @@ def download(
     return [target / file.name for file in files]
 
 
-def _check_declaration(files: Sequence[RemoteFile]) -> None:
+def check_declaration(files: Sequence[RemoteFile]) -> None:
+    """Refuse, by a PluginError, files that are declared wrongly."""
     names = [file.name for file in files]
     for file in files:
-        wrong = None
-        if (
-            not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", file.name)
-            or names.count(file.name) > 1
-        ):
-            wrong = f"name {file.name!r} must be a plain file name, used once"
+        wrong = ""
+        if not PLAIN_NAME.fullmatch(file.name) or names.count(file.name) > 1:
+            wrong = "name must be a plain file name, used once"
         elif not file.urls or not all(re.match("https?://", url) for url in file.urls):
-            wrong = f"urls {file.urls!r} must be at least one http or https address"
+            wrong = f"urls {file.urls!r} must be one or more http or https addresses"
         elif not DIGEST.fullmatch(file.digest):
             wrong = f"digest {file.digest!r} must be md5:HEX or sha256:HEX in small letters"
-        elif file.size is not None and file.size < 1:
-            wrong = f"size {file.size} must be a positive number of bytes, or None"
         if wrong:
             raise PluginError(f"FILES of the task's prepare.py, {file.name!r}: {wrong}")
 
@@ -124,11 +120,7 @@ def _locked(target: Path) -> Iterator[None]:
 
 
 class _TryError(Exception):
-    """One request did not give the file.
-
-    Attributes:
-        again: Whether the same request may succeed when repeated.
-    """
+    """One request did not give the file; ``again``: repeated, it may."""
 
     def __init__(self, message: str, *, again: bool) -> None:
         super().__init__(message)
@@ -183,19 +175,16 @@ def _fetch(file: RemoteFile, target: Path, progress: Progress, advice: str) -> N
     if file.size is not None and partial.size >= file.size and not partial.is_whole:
         partial.restart()
     failures = []
-    for url in file.urls if not partial.is_whole else ():
-        failure = _try_mirror(url, file, partial, progress)
+    for url in file.urls:
+        failure = None if partial.is_whole else _try_mirror(url, file, partial, progress)
         if failure is None:
-            break
+            partial.path.replace(path)
+            return
         failures.append(f"\n  - {url}: {failure}")
-    if not partial.is_whole:
-        kept = ""
-        if partial.size:
-            kept = f"The {partial.size} bytes that came are kept: the same command goes on from there. "
-        raise DataError(
-            f"{file.name}: could not be fetched into {target}:{''.join(failures)}\n{kept}{advice}"
-        )
-    partial.path.replace(path)
+    kept = "What came is kept: the same command goes on from there. " if partial.size else ""
+    raise DataError(
+        f"{file.name}: could not be fetched into {target}:{''.join(failures)}\n{kept}{advice}"
+    )
 
 
 def _try_mirror(url: str, file: RemoteFile, partial: _Running, progress: Progress) -> str | None:
@@ -243,25 +232,20 @@ def _request(url: str, file: RemoteFile, partial: _Running, progress: Progress) 
     if not partial.is_whole:
         got = f"{partial.digest}{_bytes(partial.size)}"
         partial.restart()
-        # What was kept may come from another mirror: only a whole answer convicts this one.
         raise _TryError(
             f"another or a damaged file came: expected {file.digest}{_bytes(file.size)}, got {got}",
-            again=kept > 0,
+            again=kept > 0,  # the kept part may be another mirror's fault
         )
 
 
 @contextmanager
 def _response(url: str, partial: _Running) -> Iterator[HTTPResponse]:
-    """Ask for the part that is missing.
-
-    Raises:
-        _TryError: The server cannot be reached, or refuses.
-    """
+    """Ask for the part that is missing; ``_TryError`` if the server is not there or refuses."""
     headers = {"User-Agent": "pfl-bench"}
     if partial.size:
         headers["Range"] = f"bytes={partial.size}-"
     try:
-        response = urlopen(Request(url, headers=headers), timeout=TIMEOUT_S)
+        response = build_opener().open(Request(url, headers=headers), timeout=TIMEOUT_S)
     except HTTPError as error:
         with error:
             refused = error.code == RANGE_REFUSED and partial.size > 0
@@ -270,22 +254,18 @@ def _response(url: str, partial: _Running) -> Iterator[HTTPResponse]:
             again = refused or error.code in TRANSIENT
             raise _TryError(f"HTTP {error.code} {error.reason}", again=again) from error
     except URLError as error:
-        again = isinstance(error.reason, ConnectionResetError)
-        raise _TryError(_words(error.reason), again=again) from error
+        reset = isinstance(error.reason, ConnectionResetError)
+        raise _TryError(_words(error.reason), again=reset) from error
+    except (InvalidURL, ValueError) as error:  # an address, perhaps a proxy's, makes no sense
+        raise _TryError(_words(error), again=False) from error
     except (OSError, HTTPException) as error:
         raise _TryError(_words(error), again=True) from error
-    except ValueError as error:  # a proxy of the environment, or a redirection, makes no sense
-        raise _TryError(_words(error), again=False) from error
     with response:
         yield response
 
 
 def _declared_size(response: HTTPResponse, partial: _Running) -> int | None:
-    """Bytes of the whole file by the answer's headers; None if they do not say.
-
-    Raises:
-        _TryError: The answer is not the content, or not the part that was asked for.
-    """
+    """Bytes of the whole file by the answer's headers, which may not say; checks its part."""
     length = response.headers.get("Content-Length", "")
     if response.status == 200:
         return int(length) if length.isdecimal() else None
@@ -312,8 +292,8 @@ def _chunks(response: HTTPResponse) -> Iterator[bytes]:
         yield chunk
 
 
-def _words(error: Any) -> str:
-    return f"{type(error).__name__}: {error}" if isinstance(error, Exception) else str(error)
+def _words(error: BaseException | str) -> str:
+    return error if isinstance(error, str) else f"{type(error).__name__}: {error}"
 
 
 def _bytes(size: int | None) -> str:

@@ -15,7 +15,6 @@ from rich.progress import Progress, TaskID
 
 from pfl_bench import plugins
 from pfl_bench.config_file import validate_options
-from pfl_bench.download import download
 from pfl_bench.types import DataError, RemoteFile
 
 
@@ -40,6 +39,8 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
 
 def _download(arguments: argparse.Namespace) -> int:
+    from pfl_bench.download import download
+
     module = plugins.load(plugins.PREPARE, arguments.task)
     files: tuple[RemoteFile, ...] = getattr(module, "FILES", ())
     prepare = f"pfl-bench data prepare {arguments.task}"
