@@ -6,59 +6,23 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from pfl_bench import plugins
+from pfl_bench.building import build_model, build_task, build_trainer, resolve_device
 from pfl_bench.checkpoint import load_latest, save_checkpoint
 from pfl_bench.config import EvaluationOptions, RunConfig
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.evaluation import evaluate
 from pfl_bench.files import to_json_value, write_json
-from pfl_bench.flat_model import FlatModel
-from pfl_bench.rng import Purpose, seed_torch
 from pfl_bench.run_folder import SUMMARY_VERSION, RunFolder
 from pfl_bench.run_log import RunLog
 from pfl_bench.types import ConfigError, Metric, RunFolderError, Task
+from pfl_bench.verdict import compare
 from pfl_bench.wandb_log import WandbLogger
 from privacy.errors import BudgetExceededError
-
-
-class Trainer(Protocol):
-    """What ``federated.py`` and ``central.py`` give the runner."""
-
-    @property
-    def unit(self) -> str:
-        """What one step is called: "round" or "epoch"."""
-
-    @property
-    def total(self) -> int:
-        """Steps of the whole run."""
-
-    def advance(self, index: int) -> dict[str, float]:
-        """Do step ``index``, 1-based, and give its scalars."""
-
-    def close(self) -> None:
-        """Close files."""
-
-    def load_central(self) -> None:
-        """Put the parameters to evaluate into the model."""
-
-    def epsilons(self, done: int) -> dict[str, float]:
-        """Both epsilons after ``done`` steps, as scalars; empty without privacy."""
-
-    def statement(self, done: int) -> dict[str, Any] | None:
-        """The privacy statement after ``done`` steps, or None."""
-
-    def statement_text(self, done: int) -> str:
-        """The same for a person."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that changes from step to step."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave."""
 
 
 def run(resolved: ResolvedConfig, out: Path, resume: bool = False) -> dict[str, Any]:
@@ -87,57 +51,6 @@ def run(resolved: ResolvedConfig, out: Path, resume: bool = False) -> dict[str, 
             return prepared.execute()
         finally:
             prepared.close()
-
-
-def resolve_device(name: str) -> torch.device:
-    """Find the device that a configuration asks for.
-
-    Raises:
-        ConfigError: It is not there; nothing falls back in silence.
-    """
-    mps = torch.backends.mps.is_available()
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else ("mps" if mps else "cpu")
-    if (name == "cuda" and not torch.cuda.is_available()) or (name == "mps" and not mps):
-        raise ConfigError(
-            f"device: '{name}' is not available on this machine; use device=cpu or device=auto"
-        )
-    if name == "cuda":
-        # Reruns are to be bit-identical, and fp32 is to mean fp32.
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.allow_tf32 = False
-    return torch.device(name)
-
-
-def build_model(resolved: ResolvedConfig, task: Task, device: torch.device) -> FlatModel:
-    """Build the row's model with weights drawn from the run's own stream."""
-    seed_torch(resolved.config.seed, Purpose.MODEL_INIT, torch.device("cpu"))
-    name = resolved.tree["task"]["name"]
-    return FlatModel(plugins.build(plugins.MODEL, name, resolved.model_options, task.facts), device)
-
-
-def build_task(resolved: ResolvedConfig) -> Task:
-    """Open the row's data."""
-    task: Task = plugins.build(plugins.TASK, resolved.tree["task"]["name"], resolved.task_options)
-    return task
-
-
-def build_trainer(
-    resolved: ResolvedConfig,
-    task: Task,
-    model: FlatModel,
-    folder: Path,
-    notice: Callable[[str], None],
-) -> Trainer:
-    """Build the trainer that the configuration's sections ask for."""
-    if resolved.config.central is not None:
-        from pfl_bench.central import CentralTrainer
-
-        return CentralTrainer(resolved, task, model, notice)
-    from pfl_bench.federated import FederatedTrainer
-
-    return FederatedTrainer(resolved, task, model, folder, notice)
 
 
 class _Run:
@@ -290,41 +203,6 @@ class _Run:
             "data": to_json_value(asdict(facts)),
             "seconds": round(seconds, 3),
         }
-
-
-def compare(config: RunConfig, variant: str, metrics: dict[str, float]) -> list[dict[str, Any]]:
-    """Set measured numbers beside the published ones.
-
-    Returns:
-        One entry an expected number, its verdict "reproduced" (within tolerance), "differs", or
-        "not comparable" with the reason in "why".
-    """
-    rows = []
-    for expected in config.expected:
-        measured = metrics.get(expected.metric)
-        why = ""
-        if measured is None:
-            names = ", ".join(sorted(metrics))
-            verdict, why = "not comparable", f"not measured; there are: {names}"
-        elif expected.variants is not None and variant not in expected.variants:
-            verdict = "not comparable"
-            why = f"data is {variant}; the published number is for {', '.join(expected.variants)}"
-        else:
-            near = abs(measured - expected.value) <= expected.tolerance
-            verdict = "reproduced" if near else "differs"
-        rows.append(
-            {
-                "metric": expected.metric,
-                "published": expected.value,
-                "tolerance": expected.tolerance,
-                "source": expected.source,
-                "measured": measured,
-                "difference": None if measured is None else measured - expected.value,
-                "verdict": verdict,
-                "why": why,
-            }
-        )
-    return rows
 
 
 def _check_splits(options: EvaluationOptions, task: Task) -> None:

@@ -35,11 +35,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pfl_bench.building import build_model, build_task
 from pfl_bench.config_file import resolve
 from pfl_bench.federated import FederatedTrainer
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.run_folder import package_versions, processor_name
-from pfl_bench.runner import build_model, build_task
 from pfl_bench.sampling import build_sampler
 from pfl_bench.store import FieldSpec, StoreWriter
 

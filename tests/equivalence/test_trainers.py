@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from pfl_bench.building import build_model, build_task
 from pfl_bench.checkpoint import load_latest
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.federated import FederatedTrainer
 from pfl_bench.flat_model import FlatModel
-from pfl_bench.runner import build_model, build_task, run
+from pfl_bench.runner import run
 from pfl_bench.types import DataFacts, Examples
 from tests.helpers import make_config
 

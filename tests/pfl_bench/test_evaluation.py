@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss
 from torch import nn
 
+from pfl_bench.building import build_task
 from pfl_bench.evaluation import evaluate
 from pfl_bench.metrics.classification import Classification
-from pfl_bench.runner import build_task
 from pfl_bench.types import UserInputError
 from tests.helpers import make_config
 

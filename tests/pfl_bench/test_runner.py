@@ -14,8 +14,9 @@ import yaml
 from pfl_bench.checkpoint import load_latest
 from pfl_bench.config_file import load_config
 from pfl_bench.run_log import read_metrics
-from pfl_bench.runner import compare, run
+from pfl_bench.runner import run
 from pfl_bench.types import ConfigError, RunFolderError
+from pfl_bench.verdict import compare
 from privacy.ledger import read_ledger
 from tests.helpers import TREES, make_config
 

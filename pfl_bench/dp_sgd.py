@@ -1,0 +1,114 @@
+"""DP-SGD steps by Opacus.
+
+Guarantee: see ``privacy.example_level``; the batches must be Poisson samples, which is the caller's
+part (``central.py``).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfl_bench.config import CentralOptions
+from pfl_bench.flat_model import FlatModel
+from pfl_bench.types import ConfigError, FederatedSplit, Task
+from privacy.example_level import ExampleLevelPlan
+
+
+class PrivateSteps:
+    """DP-SGD steps by Opacus on batches that the trainer draws.
+
+    Args:
+        plan: Noise multiplier and clipping bound.
+        model: Its module is wrapped for per-example gradients.
+        optimizer: Steps along the noised gradient.
+        task: Loss.
+        options: Expected and physical batch size.
+
+    Raises:
+        ConfigError: A layer of the model mixes examples, or Opacus has no rule for it.
+    """
+
+    def __init__(
+        self,
+        plan: ExampleLevelPlan,
+        model: FlatModel,
+        optimizer: torch.optim.Optimizer,
+        task: Task,
+        options: CentralOptions,
+    ) -> None:
+        from opacus import GradSampleModule
+        from opacus.optimizers import DPOptimizer
+        from opacus.validators import ModuleValidator
+
+        errors = ModuleValidator.validate(model.module, strict=False)
+        if errors:
+            raise ConfigError(f"model: not fit for example-level DP: {errors[0]}")
+        self.generator = torch.Generator(device=model.device)
+        self._task = task
+        self._model = model
+        self._options = options
+        self._module = GradSampleModule(model.module, loss_reduction="mean")
+        self._optimizer = DPOptimizer(
+            optimizer,
+            noise_multiplier=plan.noise_multiplier,
+            max_grad_norm=plan.clip_norm,
+            expected_batch_size=options.batch_size,
+            loss_reduction="mean",
+            generator=self.generator,
+        )
+
+    def step(
+        self, split: FederatedSplit, batch: NDArray[np.int64], rng: np.random.Generator
+    ) -> tuple[Tensor, int]:
+        """Take one noised step, in physical batches that fit the memory.
+
+        Args:
+            split: The training split.
+            batch: Indices of the drawn examples; may be empty: the step is then noise alone.
+            rng: Drives augmentation.
+
+        Returns:
+            Sum of the examples' losses, and how many examples' gradients were not finite.
+        """
+        device = self._model.device
+        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        lost = 0
+        pieces = np.split(
+            batch,
+            range(self._options.physical_batch_size, len(batch), self._options.physical_batch_size),
+        )
+        for piece in pieces:
+            self._optimizer.zero_grad(set_to_none=True)
+            if len(piece):
+                examples = split.read_examples(piece, rng)
+                outputs = self._module(examples.inputs.to(device))
+                loss = self._task.loss(outputs, examples.targets.to(device))
+                with warnings.catch_warnings():
+                    # Opacus hooks the first layer too, whose inputs need no gradient.
+                    warnings.filterwarnings("ignore", "Full backward hook is firing")
+                    loss.backward()  # type: ignore[no-untyped-call]
+                loss_sum += loss.detach() * len(piece)
+                lost += self._drop_nonfinite()
+            else:
+                for parameter in self._model.parameters:
+                    cast("Any", parameter).grad_sample = parameter.new_zeros((0, *parameter.shape))
+            self._optimizer.signal_skip_step(do_skip=piece is not pieces[-1])
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss_sum, lost
+
+    def _drop_nonfinite(self) -> int:
+        """Zero the gradients of examples that are not finite: 0 * inf would poison the sum."""
+        samples = [cast("Tensor", cast("Any", p).grad_sample) for p in self._model.parameters]
+        finite = torch.stack([s.flatten(1).isfinite().all(dim=1) for s in samples]).all(dim=0)
+        lost = int((~finite).sum())
+        if lost:
+            for sample in samples:
+                sample[~finite] = 0.0
+        return lost

@@ -1,0 +1,42 @@
+"""Published numbers beside measured ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pfl_bench.config import RunConfig
+
+
+def compare(config: RunConfig, variant: str, metrics: dict[str, float]) -> list[dict[str, Any]]:
+    """Set measured numbers beside the published ones.
+
+    Returns:
+        One entry an expected number, its verdict "reproduced" (within tolerance), "differs", or
+        "not comparable" with the reason in "why".
+    """
+    rows = []
+    for expected in config.expected:
+        measured = metrics.get(expected.metric)
+        why = ""
+        if measured is None:
+            names = ", ".join(sorted(metrics))
+            verdict, why = "not comparable", f"not measured; there are: {names}"
+        elif expected.variants is not None and variant not in expected.variants:
+            verdict = "not comparable"
+            why = f"data is {variant}; the published number is for {', '.join(expected.variants)}"
+        else:
+            near = abs(measured - expected.value) <= expected.tolerance
+            verdict = "reproduced" if near else "differs"
+        rows.append(
+            {
+                "metric": expected.metric,
+                "published": expected.value,
+                "tolerance": expected.tolerance,
+                "source": expected.source,
+                "measured": measured,
+                "difference": None if measured is None else measured - expected.value,
+                "verdict": verdict,
+                "why": why,
+            }
+        )
+    return rows
