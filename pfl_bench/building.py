@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,11 +39,11 @@ class Trainer(Protocol):
     def epsilons(self, done: int) -> dict[str, float]:
         """Both epsilons after ``done`` steps, as scalars; empty without privacy."""
 
-    def statement(self, done: int) -> dict[str, Any] | None:
-        """The privacy statement after ``done`` steps, or None."""
+    def statement(self, done: int | None) -> dict[str, Any] | None:
+        """The privacy statement after ``done`` steps (None: as planned), or None without one."""
 
-    def statement_text(self, done: int) -> str:
-        """The same for a person."""
+    def check_resume(self, done: int) -> None:
+        """Check that the ledger, if there is one, is of this run and has ``done`` steps."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes from step to step."""
@@ -69,6 +70,8 @@ def resolve_device(name: str) -> torch.device:
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.allow_tf32 = False
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
     return torch.device(name)
 
 
@@ -96,7 +99,7 @@ def build_trainer(
     if resolved.config.central is not None:
         from pfl_bench.central import CentralTrainer
 
-        return CentralTrainer(resolved, task, model, notice)
+        return CentralTrainer(resolved, task, model, folder, notice)
     from pfl_bench.federated import FederatedTrainer
 
     return FederatedTrainer(resolved, task, model, folder, notice)

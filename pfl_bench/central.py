@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,12 @@ from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.dp_sgd import PrivateSteps
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
-from pfl_bench.rng import Purpose, seed_torch, stream, torch_seed
+from pfl_bench.rng import Purpose, private_seed, seed_torch, stream, torch_seed
 from pfl_bench.types import ConfigError, FederatedSplit, Task
 from privacy.errors import BudgetExceededError
 from privacy.example_level import ExampleLevelPlan, make_example_level_plan
+from privacy.ledger import Ledger
+from privacy.plan import tensor_digest
 
 
 class CentralTrainer:
@@ -36,6 +39,7 @@ class CentralTrainer:
         resolved: The configuration, with a ``central`` section.
         task: Data and loss.
         model: Trained in place.
+        folder: The run's folder, where a private run keeps its ledger.
         notice: Called with what a person must know.
 
     Attributes:
@@ -54,6 +58,7 @@ class CentralTrainer:
         resolved: ResolvedConfig,
         task: Task,
         model: FlatModel,
+        folder: Path,
         notice: Callable[[str], None],
     ) -> None:
         options = resolved.config.central
@@ -76,10 +81,17 @@ class CentralTrainer:
             options.optimizer, model.parameters, options.learning_rate
         )
         self.plan = self._make_plan(resolved)
+        self._ledger: Ledger | None = None
+        self._batch_seed = self._seed
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
         if self.plan is not None:
             self._private = PrivateSteps(self.plan, model, self._optimizer, task, options)
-            self._private.generator.manual_seed(torch_seed(self._seed, Purpose.NOISE))
+            # Batches and noise of a private run are its configuration's own; see private_seed.
+            parts = {"configuration": resolved.training_tree, "data": task.facts.checksum}
+            self._batch_seed = private_seed(self._seed, parts)
+            self._private.generator.manual_seed(torch_seed(self._batch_seed, Purpose.NOISE))
+            self._constants = self.plan.ledger_constants(task.facts.checksum)
+            self._ledger = Ledger.open(folder / "ledger.jsonl")
 
     def _make_plan(self, resolved: ResolvedConfig) -> ExampleLevelPlan | None:
         privacy = resolved.config.privacy
@@ -118,7 +130,7 @@ class CentralTrainer:
         started = time.perf_counter()
         if self.plan is not None:
             self._check_budget(self.plan, index)
-        rng = stream(self._seed, Purpose.CENTRAL_BATCHES, index)
+        rng = stream(self._batch_seed, Purpose.CENTRAL_BATCHES, index)
         augmentation = stream(self._seed, Purpose.AUGMENTATION, index)
         seed_torch(self._seed, Purpose.CENTRAL_MODEL, self._model.device, index)
         self._model.module.train()
@@ -148,6 +160,7 @@ class CentralTrainer:
             scalars["train/loss"] = float(loss_sum) / seen
         if self.plan is not None:
             scalars["train/num_nonfinite"] = float(lost)
+            self._record(index, lost)
             if lost:
                 self._notice(
                     f"epoch {index}: the gradients of {lost} examples were not finite and "
@@ -155,6 +168,27 @@ class CentralTrainer:
                 )
         scalars["time/round_seconds"] = time.perf_counter() - started
         return scalars
+
+    def _record(self, epoch: int, lost: int) -> None:
+        """Write the epoch's line of the ledger: its steps, and a digest of what is released."""
+        if self._ledger is not None:
+            entry = {
+                **self._constants,
+                "round": epoch,
+                "steps": epoch * self._steps_per_epoch,
+                "num_nonfinite": lost,
+                "release_sha256": tensor_digest(self._model.vector),
+            }
+            self._ledger.append(entry)
+
+    def check_resume(self, done: int) -> None:
+        """Check that what is about to go on is what the ledger has recorded.
+
+        Raises:
+            privacy.errors.LedgerError: It is not.
+        """
+        if self._ledger is not None:
+            self._ledger.check_resume(done, self._constants)
 
     def _check_budget(self, plan: ExampleLevelPlan, epoch: int) -> None:
         last_step = epoch * self._steps_per_epoch
@@ -185,7 +219,9 @@ class CentralTrainer:
         return loss.detach()
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Close the ledger."""
+        if self._ledger is not None:
+            self._ledger.close()
 
     def load_central(self) -> None:
         """Nothing to do: the model is trained in place."""
@@ -200,23 +236,23 @@ class CentralTrainer:
             "privacy/epsilon_actual": statement.actual.epsilon,
         }
 
-    def statement(self, done: int) -> dict[str, Any] | None:
-        """The privacy statement after ``done`` epochs, as plain data."""
+    def statement(self, done: int | None) -> dict[str, Any] | None:
+        """The privacy statement after ``done`` epochs (None: as planned), as plain data."""
         if self.plan is None:
             return None
+        if done is None:
+            planned = self.total * self._steps_per_epoch
+            if self.plan.max_steps is not None:
+                planned = min(planned, self.plan.max_steps)
+            return self.plan.statement(planned, "planned").to_json_dict()
         return self.plan.statement(done * self._steps_per_epoch).to_json_dict()
-
-    def statement_text(self, done: int) -> str:
-        """The privacy statement after ``done`` epochs, for a person."""
-        if self.plan is None:
-            return "Privacy: none. Gradients are neither clipped nor noised."
-        return self.plan.statement(done * self._steps_per_epoch).to_text()
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes from epoch to epoch."""
         state: dict[str, Any] = {
             "central": self._model.vector.clone(),
             "optimizer": self._optimizer.state_dict(),
+            "buffers": self._model.buffers(),
         }
         if self.plan is not None:
             state["noise_generator"] = self._private.generator.get_state()
@@ -225,6 +261,7 @@ class CentralTrainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` gave."""
         self._model.vector.copy_(state["central"])
+        self._model.load_buffers(state["buffers"])
         self._optimizer.load_state_dict(state["optimizer"])
         if self.plan is not None:
             self._private.generator.set_state(state["noise_generator"])

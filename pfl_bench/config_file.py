@@ -18,6 +18,13 @@ from pfl_bench.types import ConfigError, PluginError
 
 M = TypeVar("M", bound=BaseModel)
 
+# What changes how a run is computed or watched, not what it releases.
+_NOT_TRAINING = {
+    "": ("name", "device", "num_threads", "evaluation", "checkpoint", "logging", "expected"),
+    "federated": ("engine", "data_workers"),
+    "central": ("physical_batch_size",),
+}
+
 
 class _Loader(yaml.SafeLoader):
     """YAML with the core schema's numbers and booleans, and without duplicate keys."""
@@ -81,6 +88,16 @@ class ResolvedConfig:
     tree: dict[str, Any]
     overrides: tuple[str, ...]
     source: Path
+
+    @property
+    def training_tree(self) -> dict[str, Any]:
+        """The parts of the tree that decide what the run trains and releases."""
+        kept = {key: value for key, value in self.tree.items() if key not in _NOT_TRAINING[""]}
+        for section in ("federated", "central"):
+            left_out = _NOT_TRAINING[section]
+            parts = kept[section] or {}
+            kept[section] = {key: value for key, value in parts.items() if key not in left_out}
+        return kept
 
     def to_yaml(self) -> str:
         """The resolved configuration as YAML, overridden keys listed in its head."""

@@ -53,6 +53,7 @@ class PrivateSteps:
         self._task = task
         self._model = model
         self._options = options
+        self._checked = False
         self._module = GradSampleModule(model.module, loss_reduction="mean")
         self._optimizer = DPOptimizer(
             optimizer,
@@ -88,7 +89,10 @@ class PrivateSteps:
             if len(piece):
                 examples = split.read_examples(piece, rng)
                 outputs = self._module(examples.inputs.to(device))
-                loss = self._task.loss(outputs, examples.targets.to(device))
+                targets = examples.targets.to(device)
+                loss = self._task.loss(outputs, targets)
+                if not self._checked:
+                    self._check_loss(loss.detach(), outputs.detach(), targets)
                 with warnings.catch_warnings():
                     # Opacus hooks the first layer too, whose inputs need no gradient.
                     warnings.filterwarnings("ignore", "Full backward hook is firing")
@@ -103,9 +107,31 @@ class PrivateSteps:
         self._optimizer.zero_grad(set_to_none=True)
         return loss_sum, lost
 
+    def _check_loss(self, loss: Tensor, outputs: Tensor, targets: Tensor) -> None:
+        """Check once that the loss is the plain mean over examples, as the scaling back assumes.
+
+        A masked or weighted mean would let one example move another's gradient beyond the clip.
+        """
+        self._checked = True
+        singles = [
+            self._task.loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))
+        ]
+        mean = torch.stack(singles).mean()
+        if torch.isfinite(loss) and not torch.allclose(loss, mean, rtol=1e-3, atol=1e-5):
+            raise ConfigError(
+                f"task: its loss of a batch ({float(loss):.6g}) is not the mean of its examples' "
+                f"losses ({float(mean):.6g}), so gradients of single examples cannot be bounded; "
+                "example-level DP needs a plain mean over examples"
+            )
+
     def _drop_nonfinite(self) -> int:
         """Zero the gradients of examples that are not finite: 0 * inf would poison the sum."""
-        samples = [cast("Tensor", cast("Any", p).grad_sample) for p in self._model.parameters]
+        samples = [cast("Tensor", getattr(p, "grad_sample", None)) for p in self._model.parameters]
+        if any(sample is None for sample in samples):
+            raise ConfigError(
+                "model: a trainable parameter takes no part in the loss, so it has no gradient of "
+                "single examples; freeze or remove it for example-level DP"
+            )
         finite = torch.stack([s.flatten(1).isfinite().all(dim=1) for s in samples]).all(dim=0)
         lost = int((~finite).sum())
         if lost:

@@ -19,7 +19,7 @@ from pfl_bench.config import FederatedOptions
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.flat_model import FlatModel, batchnorm_layers
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
-from pfl_bench.rng import Purpose, stream
+from pfl_bench.rng import Purpose, private_seed, stream
 from pfl_bench.sampling import build_sampler
 from pfl_bench.types import Algorithm, ConfigError, Engine, LocalTraining, Task
 from privacy.aggregate import Aggregate
@@ -63,7 +63,12 @@ class FederatedTrainer:
             raise ConfigError("a federated trainer needs the section 'federated'")
         self.total = options.num_rounds
         self._options = options
-        self._seed = resolved.config.seed
+        self._checksum = task.facts.checksum
+        # Cohorts and noise of a private run are its configuration's own; see private_seed.
+        self._cohort_seed = resolved.config.seed
+        if resolved.config.setting == "private_federated":
+            parts = {"configuration": resolved.training_tree, "data": self._checksum}
+            self._cohort_seed = private_seed(resolved.config.seed, parts)
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
         self._notice = notice
         self._model = model
@@ -84,6 +89,7 @@ class FederatedTrainer:
         else:
             self._mechanism = self.plan.mechanism
             self._ledger = Ledger.open(folder / "ledger.jsonl")
+        self._buffers = model.buffers()
         self._engine = _build_engine(resolved, options, task, model, self._algorithm, notice)
         self.central = model.vector.clone()
         self._gradient = torch.zeros_like(self.central)
@@ -121,6 +127,7 @@ class FederatedTrainer:
                 uploads=self._algorithm.uploads,
                 batchnorm_layers=layers,
                 num_parameters=self._model.num_parameters,
+                data_checksum=self._checksum,
             )
         )
 
@@ -140,7 +147,7 @@ class FederatedTrainer:
         started = time.perf_counter()
         if self.plan is not None:
             self.plan.check_round(index)
-        users = self._sampler.draw(stream(self._seed, Purpose.SAMPLING, index))
+        users = self._sampler.draw(stream(self._cohort_seed, Purpose.SAMPLING, index))
         aggregate = Aggregate.zeros(self._model.num_parameters, self.central.device)
         loss_sum = torch.zeros((), device=self.central.device)
         num_examples = num_steps = 0
@@ -154,9 +161,11 @@ class FederatedTrainer:
                 num_steps += result.num_steps
             else:
                 lost.append(result.user)
+        self._check_buffers()
         if lost:
             self._name_lost_clients(lost, index)
-        release = self._mechanism.release(aggregate, stream(self._seed, Purpose.NOISE, index))
+        noise = stream(self._cohort_seed, Purpose.NOISE, index)
+        release = self._mechanism.release(aggregate, noise)
         if self.plan is not None and self._ledger is not None:
             entry = self.plan.ledger_entry(index, len(users), release, aggregate)
             self._ledger.append(entry)
@@ -182,6 +191,19 @@ class FederatedTrainer:
                 scalars["privacy/noisy_fraction_unclipped"] = release.noisy_fraction_unclipped
         scalars["time/round_seconds"] = time.perf_counter() - started
         return scalars
+
+    def _check_buffers(self) -> None:
+        """Refuse a model whose buffers training moves: no update carries them, no clip bounds them.
+
+        Nothing of the round has been released when this is called.
+        """
+        for name, buffer in self._model.module.named_buffers():
+            if not torch.equal(buffer, self._buffers[name]):
+                raise ConfigError(
+                    f"model: training changed its buffer '{name}', which would leave the clients "
+                    "outside the update, neither averaged nor protected; use layers without "
+                    "running statistics, such as GroupNorm"
+                )
 
     def _take_central_step(self, mean_update: torch.Tensor, index: int) -> float:
         schedule = self._options.central_schedule
@@ -224,15 +246,22 @@ class FederatedTrainer:
             "privacy/epsilon_actual": statement.actual.epsilon,
         }
 
-    def statement(self, done: int) -> dict[str, Any] | None:
-        """The privacy statement after ``done`` rounds, as plain data."""
-        return None if self.plan is None else self.plan.statement(done).to_json_dict()
-
-    def statement_text(self, done: int) -> str:
-        """The privacy statement after ``done`` rounds, for a person."""
+    def statement(self, done: int | None) -> dict[str, Any] | None:
+        """The privacy statement after ``done`` rounds (None: as planned), as plain data."""
         if self.plan is None:
-            return "Privacy: none. Updates are neither clipped nor noised."
-        return self.plan.statement(done).to_text()
+            return None
+        if done is None:
+            return self.plan.statement(self.plan.planned_rounds, "planned").to_json_dict()
+        return self.plan.statement(done).to_json_dict()
+
+    def check_resume(self, done: int) -> None:
+        """Check that what is about to go on is what the ledger has recorded.
+
+        Raises:
+            privacy.errors.LedgerError: It is not.
+        """
+        if self.plan is not None and self._ledger is not None:
+            self._ledger.check_resume(done, self.plan.ledger_constants())
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes from round to round."""

@@ -7,8 +7,8 @@ code sees nothing but flat vectors.
 from __future__ import annotations
 
 import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 
 class FlatModel:
@@ -49,6 +49,19 @@ class FlatModel:
         """P, the number of trainable parameters."""
         return self.vector.numel()
 
+    def buffers(self) -> dict[str, Tensor]:
+        """Copies of the module's buffers, such as running statistics, by name."""
+        return {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+
+    def load_buffers(self, buffers: dict[str, Tensor]) -> None:
+        """Restore what ``buffers`` gave.
+
+        Raises:
+            KeyError: One is missing.
+        """
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(buffers[name])
+
     @property
     def device(self) -> torch.device:
         """Where the model lives."""
@@ -56,7 +69,7 @@ class FlatModel:
 
 
 def batchnorm_layers(module: nn.Module) -> tuple[str, ...]:
-    """Names of BatchNorm layers that keep running statistics.
+    """Names of BatchNorm (and InstanceNorm) layers that keep running statistics.
 
     Such statistics are computed from examples and would leave the client outside the update: no
     clipping or noise covers them.
@@ -64,5 +77,5 @@ def batchnorm_layers(module: nn.Module) -> tuple[str, ...]:
     return tuple(
         name
         for name, layer in module.named_modules()
-        if isinstance(layer, _BatchNorm) and layer.track_running_stats
+        if isinstance(layer, _NormBase) and layer.track_running_stats
     )

@@ -7,7 +7,11 @@ number of workers, or on whether the run was resumed.
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,11 +54,30 @@ def stream(
     return np.random.Generator(np.random.Philox(_sequence(seed, purpose, round_index, client)))
 
 
-def torch_seed(seed: int, purpose: Purpose, round_index: int = 0, client: int = 0) -> int:
-    """Derive a 64-bit seed for torch's generators: dropout and weight initialisation, never noise.
+def private_seed(seed: int, tree: Mapping[str, Any]) -> int:
+    """Derive the seed of a private run's cohorts and noise from all of its configuration.
 
-    torch's CPU generator uses its lower 32 bits: a rare collision gives two clients the same
-    dropout mask, which harms nothing.
+    Two runs on the same data that shared their noise would have no joint guarantee: the difference
+    of their releases is bare of noise. So each configuration has its own, while a run of the same
+    configuration and seed is still repeated bit for bit.
+
+    Args:
+        seed: The run's seed.
+        tree: The parts of the resolved configuration that can change a result.
+
+    Returns:
+        A seed of 256 bits.
+    """
+    text = json.dumps([seed, tree], sort_keys=True)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
+
+
+def torch_seed(seed: int, purpose: Purpose, round_index: int = 0, client: int = 0) -> int:
+    """Derive a 64-bit seed for torch's generators.
+
+    torch's CPU generator uses its lower 32 bits. For dropout and weight initialisation a rare
+    collision harms nothing; noise that is drawn round by round must come from ``stream``. (Opacus
+    needs a torch generator: it is seeded once a run, so only whole runs could collide.)
     """
     state = _sequence(seed, purpose, round_index, client).generate_state(1, np.uint64)
     return int(state[0] >> np.uint64(1))

@@ -33,8 +33,9 @@ PACKAGES = (
     "pydantic",
     "wandb",
 )
-# What may differ between a run and its resumption without changing any result.
-NOT_COMPARED = ("logging", "expected", "num_threads")
+# What may differ between a run and its resumption. Device and threads may be *named* otherwise;
+# check_environment compares what they come to.
+NOT_COMPARED = ("logging", "expected", "num_threads", "device")
 
 
 class RunFolder:
@@ -131,6 +132,29 @@ class RunFolder:
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise RunFolderError(f"{recorded}: damaged: {error}") from None
         return _differing_paths(before, resolved.tree)
+
+    def check_environment(self, facts: DataFacts, device: torch.device) -> None:
+        """Check that an unfinished run goes on with the data and the arithmetic it began with.
+
+        Raises:
+            RunFolderError: Data, device or number of threads are others than recorded.
+        """
+        recorded = read_json(self.path / "environment.json")
+        if recorded is None:
+            return
+        now = environment(facts, device)
+        for section, key, mend in (
+            ("data", "checksum", "restore the data file that it began with"),
+            ("hardware", "device", "resume with device={}"),
+            ("hardware", "torch_threads", "resume with num_threads={}"),
+        ):
+            before, today = recorded.get(section, {}).get(key), now[section][key]
+            if before != today:
+                raise RunFolderError(
+                    f"{self.path}: this run began with {key} {before}, and would go on with "
+                    f"{today}: its results would not be those of one run. "
+                    f"{mend.format(before).capitalize()}, or start in a new folder with --out"
+                )
 
     def write_environment(self, facts: DataFacts, device: torch.device) -> None:
         """Record versions, hardware, commit and data of this start of the run."""

@@ -23,6 +23,7 @@ from pfl_bench.types import ConfigError, Metric, RunFolderError, Task
 from pfl_bench.verdict import compare
 from pfl_bench.wandb_log import WandbLogger
 from privacy.errors import BudgetExceededError
+from privacy.statement import round_up
 
 
 def run(resolved: ResolvedConfig, out: Path, resume: bool = False) -> dict[str, Any]:
@@ -78,9 +79,12 @@ class _Run:
     def execute(self) -> dict[str, Any]:
         started = time.monotonic()
         trainer, path = self._trainer, self._folder.path
+        self._folder.check_environment(self._task.facts, self._device)
         done = self._restore()
+        trainer.check_resume(done)
         self._folder.write_environment(self._task.facts, self._device)
-        self._write_statement(trainer.total)
+        # Until the run has ended, its folder states the most that it will have spent.
+        self._write_statement(None)
         with RunLog(path, self._config.name, trainer.total, done) as log:
             self._notice = log.notice
             for text in self._early_notices:
@@ -152,7 +156,8 @@ class _Run:
         value = -scalars[wanted] if wanted.endswith("loss") else scalars[wanted]
         if value == value and (self._best is None or value > self._best["value"]):
             vector = self._model.vector.detach().cpu().clone()
-            self._best = {"value": value, "index": index, "vector": vector}
+            buffers = self._model.buffers()
+            self._best = {"value": value, "index": index, "vector": vector, "buffers": buffers}
 
     def _save(self, done: int) -> None:
         state = {"trainer": self._trainer.state_dict(), "best": self._best}
@@ -174,7 +179,7 @@ class _Run:
         self._early_notices.append(f"resumed after {self._trainer.unit} {done}")
         return done
 
-    def _write_statement(self, done: int) -> dict[str, Any] | None:
+    def _write_statement(self, done: int | None) -> dict[str, Any] | None:
         statement = self._trainer.statement(done)
         if statement is not None:
             write_json(self._folder.path / "privacy.json", statement)
@@ -184,6 +189,7 @@ class _Run:
         self._trainer.load_central()
         if self._best is not None:
             self._model.vector.copy_(self._best["vector"])
+            self._model.load_buffers(self._best["buffers"])
         metrics = self._evaluate_model(self._config.evaluation.final_splits)
         facts = self._task.facts
         return {
@@ -223,7 +229,7 @@ def _headline(scalars: dict[str, float]) -> str:
         if name == "train/loss" or metric == "accuracy":
             parts.append(f"{name} {value:.4f}")
     parts += [
-        f"epsilon ({kind}) {scalars[f'privacy/epsilon_{kind}']:.3g}"
+        f"epsilon ({kind}) {round_up(scalars[f'privacy/epsilon_{kind}'], 3)}"
         for kind in ("simulated", "actual")
         if f"privacy/epsilon_{kind}" in scalars
     ]

@@ -150,7 +150,7 @@ class Task(Protocol):
         """
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean training loss of a batch, a scalar that can be differentiated."""
+        """Loss of a batch: the plain mean of its examples' losses, a differentiable scalar."""
 
 
 class Metric(Protocol):

@@ -33,6 +33,7 @@ _PRV_RELATIVE_ERROR = 0.002
 _PRV_LARGEST_ERROR = 0.5
 # Points of its grid that a small machine can transform in a few seconds.
 _PRV_LARGEST_GRID = 1 << 22
+_PRV_SMALLEST_DELTA = 1e-12
 # exp() of a privacy loss beyond this overflows in Opacus.
 _PRV_LARGEST_LOSS = 350.0
 
@@ -215,6 +216,12 @@ def _prv_epsilon(event: Any, rounds: int, delta: float, rdp_epsilon: float) -> f
     from dp_accounting import dp_event
     from opacus.accountants import PRVAccountant
 
+    if delta < _PRV_SMALLEST_DELTA:
+        # At 1e-14 its answer was seen below a lower bound: cancellation in double precision.
+        raise PlanError(
+            f"delta {delta:.3g} is below {_PRV_SMALLEST_DELTA:g}, where the accountant prv loses "
+            "its precision and may understate epsilon; use the accountant pld or rdp"
+        )
     if isinstance(event, dp_event.GaussianDpEvent):
         # So many Gaussians are one of multiplier z / sqrt(rounds), exactly.
         noise, rate = event.noise_multiplier / math.sqrt(rounds), 1.0

@@ -80,6 +80,8 @@ def l2_norm(update: Tensor) -> float:
         The norm; NaN or infinity if and only if an element is NaN or infinite.
     """
     update = update.detach()
+    if update.device.type == "mps":
+        update = update.cpu()  # MPS has no float64.
     if update.device.type != "cpu":
         return float(torch.linalg.vector_norm(update, dtype=torch.float64))
     buffer = torch.empty(min(_CHUNK, update.numel()), dtype=torch.float64)

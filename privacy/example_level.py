@@ -12,6 +12,7 @@ cohort and the steps as the rounds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from privacy.calibration import (
     calibrate_noise_multiplier,
@@ -20,7 +21,7 @@ from privacy.calibration import (
     max_rounds,
 )
 from privacy.errors import PlanError, PrivacyError
-from privacy.statement import Accounted, PrivacyStatement
+from privacy.statement import Accounted, PrivacyStatement, Status
 
 
 def _check_clip_norm(clip_norm: float) -> None:
@@ -42,6 +43,7 @@ def example_level_statement(
     num_parameters: int,
     *,
     budget_epsilon: float | None = None,
+    status: Status = "final",
 ) -> PrivacyStatement:
     """State what DP-SGD guarantees after so many steps.
 
@@ -55,6 +57,7 @@ def example_level_statement(
         accountant: "rdp", "pld" or "prv".
         num_parameters: Number of trainable parameters.
         budget_epsilon: Bound that epsilon was held to; None for none.
+        status: "final", or "planned" if ``steps`` is the most that will be run.
 
     Returns:
         The statement, whose simulated and actual epsilons are equal.
@@ -101,6 +104,7 @@ def example_level_statement(
         actual=accounted,
         budget_epsilon=budget_epsilon,
         notes=tuple(notes),
+        status=status,
     )
 
 
@@ -130,11 +134,35 @@ class ExampleLevelPlan:
     epsilon: float | None
     max_steps: int | None
 
-    def statement(self, steps_done: int) -> PrivacyStatement:
+    def ledger_constants(self, data_checksum: str) -> dict[str, Any]:
+        """What is the same in every line of the run's ledger, JSON-serialisable.
+
+        Args:
+            data_checksum: Digest of the data's content.
+        """
+        event = {
+            "population_size": self.num_examples,
+            "cohort_size": self.batch_size,
+            "noise_multiplier": self.noise_multiplier,
+            "delta": self.delta,
+        }
+        return {
+            "unit": "example",
+            "mechanism": "dp_sgd",
+            "sampling": "poisson",
+            "adjacency": "add-or-remove-one",
+            "simulated": event,
+            "actual": event,
+            "clip_norm": self.clip_norm,
+            "data": data_checksum,
+        }
+
+    def statement(self, steps_done: int, status: Status = "final") -> PrivacyStatement:
         """What the run guarantees after so many steps.
 
         Args:
             steps_done: Steps that were taken, those on an empty batch included.
+            status: "final", or "planned" if ``steps_done`` is the most that will be taken.
         """
         return example_level_statement(
             self.num_examples,
@@ -146,6 +174,7 @@ class ExampleLevelPlan:
             self.accountant,
             self.num_parameters,
             budget_epsilon=self.epsilon,
+            status=status,
         )
 
 

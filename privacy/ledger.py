@@ -3,8 +3,9 @@
 Guarantee: a round is counted once and only once. Rounds are 1, 2, ... without a gap; a line holds
 the SHA-256 of the line before, so that an altered, dropped or reordered line breaks the chain
 (the last line alone has no follower; the run's statement must agree with it). A resumed run
-replays rounds that are recorded already: the line must come out the same, else the round would
-have been released twice with different noise, and the budget spent twice.
+replays rounds that are recorded already: the line, which holds a digest of the release, must come
+out the same, else two sums would have been released under the same noise, whose difference is bare
+of any.
 
 A line is canonical JSON (sorted keys, no spaces, no time of day), so a replay can give the same.
 """
@@ -87,10 +88,10 @@ def _load(path: Path) -> tuple[list[dict[str, Any]], list[str], int]:
     lines = content.splitlines(keepends=True)
     length = 0
     for number, line in enumerate(lines, start=1):
-        entry = _parse(line) if line.endswith(b"\n") else None
+        if not line.endswith(b"\n"):
+            break
+        entry = _parse(line)
         if entry is None:
-            if number == len(lines):
-                break
             raise LedgerError(
                 f"{path}, line {number}: not a line of a ledger; it has been damaged. Restore the "
                 "file from a copy, or start a new run folder"
@@ -135,11 +136,19 @@ class Ledger:
         path: The file.
         digests: SHA-256 of each recorded line.
         descriptor: Open file descriptor, in append mode.
+        last_entry: The last recorded line when it was opened; None if there is none.
     """
 
-    def __init__(self, path: Path, digests: list[str], descriptor: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        digests: list[str],
+        descriptor: int,
+        last_entry: Mapping[str, Any] | None = None,
+    ) -> None:
         self._path = path
         self._digests = digests
+        self.last_entry = last_entry
         self._descriptor: int | None = descriptor
 
     @classmethod
@@ -162,7 +171,7 @@ class Ledger:
                 "and its permissions"
             ) from error
         try:
-            _, digests, length = _load(path)
+            entries, digests, length = _load(path)
             if os.fstat(descriptor).st_size > length:
                 os.ftruncate(descriptor, length)
                 os.fsync(descriptor)
@@ -171,12 +180,38 @@ class Ledger:
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(path, digests, descriptor)
+        return cls(path, digests, descriptor, entries[-1] if entries else None)
 
     @property
     def last_round(self) -> int:
         """Number of the last recorded round; 0 if there is none."""
         return len(self._digests)
+
+    def check_resume(self, rounds_done: int, constants: Mapping[str, Any]) -> None:
+        """Check, before a run goes on, that it goes on with what is recorded.
+
+        Args:
+            rounds_done: Rounds that the run has behind it, from its checkpoint.
+            constants: What every line of the run must hold: noise, cohorts, populations, data.
+
+        Raises:
+            LedgerError: Rounds are missing, or the last line was recorded under other constants.
+        """
+        if self.last_round < rounds_done:
+            raise LedgerError(
+                f"{self._path} ends with round {self.last_round}, but the checkpoint has "
+                f"{rounds_done} rounds: lines are missing, and the rounds would go unaccounted. "
+                "Restore the file, or start a new run folder"
+            )
+        last = self.last_entry or {}
+        changed = [key for key, value in constants.items() if last and last.get(key) != value]
+        if changed:
+            shown = "; ".join(f"{key}: {last.get(key)!r} -> {constants[key]!r}" for key in changed)
+            raise LedgerError(
+                f"{self._path} was recorded under other settings than today's ({shown}); one "
+                "statement cannot cover both. Resume with the data and the versions of the "
+                "libraries that recorded it, or start a new run folder"
+            )
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Record a round, or verify that a replayed round is the recorded one.
@@ -229,9 +264,9 @@ class Ledger:
         )
         return (
             f"round {number} is recorded in {self._path} already, and its replay differs (in "
-            f"{', '.join(keys)}): this machine does not reproduce the recorded rounds. Released "
-            "twice with different noise, the round would count twice against the budget; resume "
-            "on the machine and the versions that recorded it, or start a new run folder"
+            f"{', '.join(keys)}): data, code or machine are not those that recorded it. Two sums "
+            "released under the same noise differ without any noise; resume with the data, the "
+            "machine and the versions that recorded it, or start a new run folder"
         )
 
     def close(self) -> None:

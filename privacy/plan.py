@@ -13,6 +13,7 @@ Two settings are accounted: *simulated*, a deployment of ``population_size`` use
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,11 @@ from privacy.errors import BudgetExceededError, PlanError
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.plan_checks import check_not_private, check_private, check_sizes
 from privacy.plan_types import PlanRequest, Setting
-from privacy.statement import PrivacyStatement
+from privacy.statement import PrivacyStatement, Status
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from privacy.aggregate import Aggregate
     from privacy.mechanism import Release
 
@@ -72,11 +75,19 @@ class PrivacyPlan:
                 "raise noise_multiplier"
             )
 
-    def statement(self, rounds_done: int) -> PrivacyStatement:
+    @property
+    def planned_rounds(self) -> int:
+        """Rounds that the run will release at most: those planned, within the budget."""
+        if self.max_rounds is None:
+            return self.request.num_rounds
+        return min(self.max_rounds, self.request.num_rounds)
+
+    def statement(self, rounds: int, status: Status = "final") -> PrivacyStatement:
         """What the run guarantees after so many rounds.
 
         Args:
-            rounds_done: Rounds that were released, from the ledger.
+            rounds: Rounds that were released (status "final"), or will be at most ("planned").
+            status: Whether the run has ended.
         """
         private = self.mechanism.is_private
         return PrivacyStatement(
@@ -84,22 +95,46 @@ class PrivacyPlan:
             adjacency=self.simulated.adjacency,
             mechanism=self.mechanism.name,
             accountant=self.simulated.accountant,
-            rounds=rounds_done,
+            rounds=rounds,
+            status=status,
             num_parameters=self.request.num_parameters,
             clip=self.mechanism.clip_settings(),
             noise_multiplier=self.noise.noise_multiplier,
             update_noise_multiplier=self.mechanism.update_noise_multiplier,
             count_noise_stddev=self.mechanism.count_noise_stddev,
-            simulated=self.simulated.accounted(rounds_done),
-            actual=self.actual.accounted(rounds_done),
+            simulated=self.simulated.accounted(rounds),
+            actual=self.actual.accounted(rounds),
             budget_epsilon=self.request.epsilon,
             notes=_notes(self),
         )
+
+    def ledger_constants(self) -> dict[str, Any]:
+        """What is the same in every line of the run's ledger, JSON-serialisable."""
+
+        def event(setting: Setting) -> dict[str, Any]:
+            return {
+                "population_size": setting.population_size,
+                "cohort_size": setting.cohort_size,
+                "noise_multiplier": setting.noise_multiplier,
+                "delta": setting.delta,
+            }
+
+        return {
+            "mechanism": self.mechanism.name,
+            "sampling": self.simulated.scheme,
+            "adjacency": self.simulated.adjacency,
+            "simulated": event(self.simulated),
+            "actual": event(self.actual),
+            "data": self.request.data_checksum,
+        }
 
     def ledger_entry(
         self, round_number: int, realised_cohort: int, release: Release, aggregate: Aggregate
     ) -> dict[str, Any]:
         """What the ledger records of one round, JSON-serialisable.
+
+        The digest of the release is there so that a replay with another sum under the same noise
+        is found out, whatever else agrees.
 
         Args:
             round_number: Number of the round, from 1.
@@ -107,21 +142,10 @@ class PrivacyPlan:
             release: What the round released.
             aggregate: The merged sum that it was released from.
         """
-
-        def event(setting: Setting) -> dict[str, Any]:
-            return {
-                "population_size": setting.population_size,
-                "cohort_size": setting.cohort_size,
-                "noise_multiplier": setting.noise_multiplier,
-            }
-
         return {
+            **self.ledger_constants(),
             "round": round_number,
-            "mechanism": self.mechanism.name,
-            "sampling": self.simulated.scheme,
-            "adjacency": self.simulated.adjacency,
-            "simulated": event(self.simulated),
-            "actual": event(self.actual),
+            "release_sha256": tensor_digest(release.mean_update),
             "clip_norm": release.clip_norm,
             "update_noise_stddev": release.update_noise_stddev,
             "count_noise_stddev": release.count_noise_stddev,
@@ -133,6 +157,11 @@ class PrivacyPlan:
             "largest_norm": aggregate.largest_norm,
             "largest_clipped_norm": aggregate.largest_clipped_norm,
         }
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's bytes, in hexadecimal."""
+    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().data).hexdigest()
 
 
 def make_plan(request: PlanRequest) -> PrivacyPlan:

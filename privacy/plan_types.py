@@ -40,6 +40,7 @@ class PlanRequest:
         uploads: What a client of the algorithm sends; private mechanisms allow "update" alone.
         batchnorm_layers: Names of BatchNorm layers that gather running statistics in training.
         num_parameters: Number of trainable parameters, P.
+        data_checksum: Digest of the data's content; the ledger holds a run to it.
     """
 
     mechanism: str
@@ -59,6 +60,7 @@ class PlanRequest:
     uploads: tuple[str, ...]
     batchnorm_layers: tuple[str, ...]
     num_parameters: int
+    data_checksum: str = ""
 
 
 @dataclass(frozen=True, slots=True)

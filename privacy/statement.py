@@ -11,14 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from decimal import ROUND_CEILING, Decimal
+from typing import Any, Literal
 
 from privacy.errors import PrivacyError
+
+Status = Literal["planned", "final"]
 
 NOT_COVERED = (
     "Validation and test metrics, which are computed from users' data without noise.",
     "Model selection: choosing a round or a run by such metrics.",
     "Hyperparameter tuning: other runs on the same data, each of which spends its own epsilon.",
+    "Names of clients in the run's log, where an update was not finite.",
     "Data preparation: vocabularies, filters, label lists and normalisation taken from the data.",
     "The run's own diagnostics, such as realised cohort sizes, norms before noise and training "
     "losses, which a deployment would not publish.",
@@ -70,6 +74,8 @@ class PrivacyStatement:
         budget_epsilon: Bound that the simulated epsilon was held to; None for none.
         not_covered: What an observer can learn outside of the mechanism, a sentence each.
         notes: What a reader should know of this run's accounting, a sentence each.
+        status: "final", or "planned" while the run is under way: then ``rounds`` is the most that
+            it will release, and the epsilons are upper bounds of what it has spent.
     """
 
     unit: str
@@ -87,6 +93,7 @@ class PrivacyStatement:
     budget_epsilon: float | None
     not_covered: tuple[str, ...] = NOT_COVERED
     notes: tuple[str, ...] = ()
+    status: Status = "final"
 
     def to_json_dict(self) -> dict[str, Any]:
         """The statement as JSON takes it; an infinite epsilon is the string "inf"."""
@@ -106,6 +113,7 @@ class PrivacyStatement:
             "budget_epsilon": self.budget_epsilon,
             "not_covered": list(self.not_covered),
             "notes": list(self.notes),
+            "status": self.status,
         }
 
     @classmethod
@@ -132,6 +140,7 @@ class PrivacyStatement:
 
     def to_text(self) -> str:
         """The statement in some fifteen lines for a human."""
+        planned = " at most" if self.status == "planned" else ""
         clip = ", ".join(f"{key} {_number(value)}" for key, value in self.clip.items())
         lines = ["Privacy statement"]
         if self.unit == "none":
@@ -145,7 +154,7 @@ class PrivacyStatement:
             f"  epsilon (simulated)  {_accounted_to_text(self.simulated)}",
             f"  epsilon (actual)     {_accounted_to_text(self.actual)}",
             f"  protects             one {self.unit}, adjacency {self.adjacency}",
-            f"  rounds               {self.rounds}, accountant {self.accountant}",
+            f"  rounds               {self.rounds}{planned}, accountant {self.accountant}",
             f"  mechanism            {self.mechanism} on {self.num_parameters} parameters",
             f"  clipping             {clip}",
             f"  noise multiplier     {self.noise_multiplier:.6g} in effect, "
@@ -165,6 +174,20 @@ class PrivacyStatement:
         lines += [f"  note: {note}" for note in self.notes]
         lines += [f"  not covered: {sentence}" for sentence in self.not_covered]
         return "\n".join(lines)
+
+
+def round_up(value: float, digits: int) -> str:
+    """Write an epsilon in so many significant digits, never below its value.
+
+    Args:
+        value: At least 0; may be infinite.
+        digits: Significant digits.
+    """
+    if value <= 0.0 or not math.isfinite(value):
+        return f"{value:g}"
+    step = Decimal(1).scaleb(Decimal(value).adjusted() - digits + 1)
+    rounded = Decimal(value).quantize(step, rounding=ROUND_CEILING)
+    return f"{rounded.normalize():f}" if value < 1e6 else f"{float(rounded):.{digits}g}"
 
 
 def _number(value: float | str) -> str:
@@ -205,7 +228,7 @@ def _check_keys(what: str, document: Mapping[str, Any], names: set[str]) -> None
 def _accounted_to_text(accounted: Accounted) -> str:
     delta = "" if accounted.delta is None else f" at delta {accounted.delta:.4g}"
     return (
-        f"{accounted.epsilon:.4g}{delta}: {accounted.cohort_size:g} of "
+        f"{round_up(accounted.epsilon, 4)}{delta}: {accounted.cohort_size:g} of "
         f"{accounted.population_size} a round ({accounted.sampling}, "
         f"q = {accounted.sampling_probability:.4g}), noise multiplier "
         f"{accounted.noise_multiplier:.6g}"

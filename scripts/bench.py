@@ -38,7 +38,7 @@ from torch.nn import functional
 from pfl_bench.building import build_model, build_task
 from pfl_bench.config_file import resolve
 from pfl_bench.federated import FederatedTrainer
-from pfl_bench.rng import Purpose, seed_torch, stream
+from pfl_bench.rng import Purpose, private_seed, seed_torch, stream
 from pfl_bench.run_folder import package_versions, processor_name
 from pfl_bench.sampling import build_sampler
 from pfl_bench.store import FieldSpec, StoreWriter
@@ -124,6 +124,8 @@ class OurSide:
         self.model = build_model(resolved, task, torch.device("cpu"))
         self.trainer = FederatedTrainer(resolved, task, self.model, folder, lambda text: None)
         self.split = task.split("train")
+        parts = {"configuration": resolved.training_tree, "data": task.facts.checksum}
+        self.cohort_seed = private_seed(SEED, parts) if private else SEED
 
     def round(self, index: int) -> None:
         self.trainer.advance(index)
@@ -136,16 +138,21 @@ class Batches:
     """The users and batches of our side's rounds, as float tensors in memory."""
 
     def __init__(self, side: OurSide, load: Workload, private: bool) -> None:
-        self._split, self._load = side.split, load
+        self._split, self._load, self._cohort_seed = side.split, load, side.cohort_seed
         scheme = "poisson" if private else "fixed_size"
         self._sampler = build_sampler(scheme, side.split.num_users, load.cohort_size)
         self._cache: dict[int, list[tuple[int, Tensor, Tensor]]] = {}
+
+    def noise_of_round(self, index: int) -> np.random.Generator:
+        """The stream that our side's noise comes from."""
+        return stream(self._cohort_seed, Purpose.NOISE, index)
 
     def of_round(self, index: int) -> list[tuple[int, Tensor, Tensor]]:
         """User, inputs and targets, shuffled as our engine shuffles them."""
         if index not in self._cache:
             self._cache[index] = []
-            for user in self._sampler.draw(stream(SEED, Purpose.SAMPLING, index)).tolist():
+            rng = stream(self._cohort_seed, Purpose.SAMPLING, index)
+            for user in self._sampler.draw(rng).tolist():
                 examples = self._split.read_user(user, np.random.default_rng(0))
                 rng = stream(SEED, Purpose.LOCAL_TRAINING, index, user)
                 order = torch.from_numpy(rng.permutation(len(examples)))
@@ -187,7 +194,7 @@ class BareSide:
                 for accumulated, part in zip(total, update, strict=True):
                     accumulated.add_(part, alpha=scale)
         with torch.no_grad():
-            rng = stream(SEED, Purpose.NOISE, index)
+            rng = self._batches.noise_of_round(index)
             for start, part in zip(self.central, total, strict=True):
                 if self._private:
                     noise = rng.standard_normal(part.numel())

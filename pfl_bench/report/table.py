@@ -13,6 +13,7 @@ from typing import Literal
 
 from pfl_bench.report.rows import RowResult as RowResult
 from pfl_bench.report.rows import rows_from_summaries as rows_from_summaries
+from privacy.statement import round_up
 
 TableFormat = Literal["md", "csv", "latex"]
 
@@ -85,7 +86,7 @@ def format_epsilon(epsilon: float | None, delta: float | None) -> str:
         return "-"
     if math.isinf(epsilon):
         return "inf (no guarantee)"
-    number = f"{epsilon:.0f}" if epsilon >= 1000 else f"{epsilon:.3g}"
+    number = round_up(epsilon, 3)
     return number if delta is None else f"{number} (delta {delta:.2g})"
 
 

@@ -28,10 +28,12 @@ def weights(config: ResolvedConfig, folder: Path) -> torch.Tensor:
 
 
 def private(mechanism: dict[str, Any], **changes: Any) -> ResolvedConfig:
-    # Fixed-size cohorts: the realised size is the configured one, so both denominators agree.
+    # All users: the realised cohort is the configured one, so that both denominators agree, and a
+    # private run's cohorts, which come from its own stream, are the plain run's.
     return make_config(
         "federated",
-        federated__sampling="fixed_size",
+        federated__sampling="full",
+        federated__cohort_size=60,
         privacy={
             "mechanism": mechanism,
             "population_size": 60,
@@ -42,7 +44,7 @@ def private(mechanism: dict[str, Any], **changes: Any) -> ResolvedConfig:
 
 
 def test_a_mechanism_that_neither_clips_nor_noises_is_none_bit_for_bit(tmp_path: Path) -> None:
-    plain = make_config("federated", federated__sampling="fixed_size")
+    plain = make_config("federated", federated__sampling="full", federated__cohort_size=60)
     reference = weights(plain, tmp_path / "plain")
     wide = {"name": "gaussian", "clip_norm": 1e6}
     assert torch.equal(reference, weights(private(wide), tmp_path / "wide"))

@@ -48,7 +48,11 @@ def test_a_run_leaves_the_whole_folder(setting: str, tmp_path: Path) -> None:
     assert recorded == make_config(setting).tree
     is_private = setting in ("private_federated", "central_dp")
     assert (out / "privacy.json").exists() == is_private
-    assert (out / "ledger.jsonl").exists() == (setting == "private_federated")
+    assert (out / "ledger.jsonl").exists() == is_private
+    if is_private:
+        assert len(read_ledger(out / "ledger.jsonl")) == summary["rounds"]
+        assert json.loads((out / "privacy.json").read_text()) == summary["privacy"]
+        assert summary["privacy"]["status"] == "final"
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -92,7 +96,7 @@ def test_a_run_cut_after_a_checkpoint_resumes_to_the_same_bits(
     assert resumed["selected"] == whole["selected"]
     rounds = [row["round"] for row in read_metrics(cut / "metrics.jsonl")]
     assert rounds == list(range(1, whole["rounds"] + 1))
-    if setting == "private_federated":
+    if setting in ("private_federated", "central_dp"):
         first, second = (read_ledger(f / "ledger.jsonl") for f in (straight, cut))
         assert first == second
 

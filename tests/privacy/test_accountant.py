@@ -213,3 +213,10 @@ def test_events_that_nobody_here_accounts(event: Any) -> None:
 def test_arguments_out_of_range(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(PrivacyError, match=message):
         epsilon(**arguments)
+
+
+def test_prv_refuses_deltas_where_it_loses_its_precision() -> None:
+    event, adjacency = round_event("poisson", 1.0, 100, 1)
+    with pytest.raises(PlanError, match="understate"):
+        compute_epsilon(event, 100, 1e-14, "prv", adjacency)
+    assert compute_epsilon(event, 100, 1e-14, "pld", adjacency) > 3.34  # FFT-free lower bound.

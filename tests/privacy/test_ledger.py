@@ -59,7 +59,7 @@ def test_a_replay_that_differs_is_refused(path: Path) -> None:
     write(path, 3)
     before = path.read_bytes()
     with Ledger.open(path) as ledger:
-        with pytest.raises(LedgerError, match=r"in clip_norm\).*does not reproduce.*count twice"):
+        with pytest.raises(LedgerError, match=r"in clip_norm\).*without any noise"):
             ledger.append(entry(2, clip_norm=0.3))
         with pytest.raises(LedgerError, match="in extra"):
             ledger.append(entry(3, extra=1))
@@ -87,9 +87,27 @@ def test_a_torn_last_line_is_mended(path: Path, torn: int) -> None:
 
 def test_a_last_line_that_was_not_flushed_is_mended(path: Path) -> None:
     lines = write(path, 2)
-    path.write_bytes(lines[0] + b"\0" * 50 + b"\n")
+    path.write_bytes(lines[0] + b"\0" * 50)
     with Ledger.open(path) as ledger:
         assert ledger.last_round == 1
+
+
+def test_a_damaged_last_line_is_no_torn_one(path: Path) -> None:
+    lines = write(path, 3)
+    path.write_bytes(b"".join(lines[:2]) + lines[2].replace(b'"round"', b'"rou"d"'))
+    with pytest.raises(LedgerError, match="line 3"):
+        Ledger.open(path)
+
+
+def test_a_run_resumes_only_under_the_constants_of_its_ledger(path: Path) -> None:
+    write(path, 3)
+    recorded = read_ledger(path)[-1]
+    with Ledger.open(path) as ledger:
+        ledger.check_resume(3, {"clip_norm": recorded["clip_norm"]})
+        with pytest.raises(LedgerError, match="ends with round 3"):
+            ledger.check_resume(4, {})
+        with pytest.raises(LedgerError, match=r"clip_norm: .* -> 9\.0"):
+            ledger.check_resume(2, {"clip_norm": 9.0})
 
 
 def test_damage_elsewhere_names_the_line(path: Path) -> None:

@@ -281,7 +281,9 @@ def test_ledger_entries_hold_what_an_audit_needs(build: Any) -> None:
         "population_size": 1000,
         "cohort_size": 100,
         "noise_multiplier": 2.0,
+        "delta": plan.simulated.delta,
     }
+    assert len(entry["release_sha256"]) == 64
     assert entry["actual"]["noise_multiplier"] == pytest.approx(0.4)
     assert entry["largest_clipped_norm"] <= entry["clip_norm"]
     assert entry["update_noise_stddev"] == pytest.approx(

@@ -7,9 +7,11 @@ import json
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from privacy.errors import PrivacyError
-from privacy.statement import NOT_COVERED, Accounted, PrivacyStatement
+from privacy.statement import NOT_COVERED, Accounted, PrivacyStatement, round_up
 
 SIMULATED = Accounted(41_131, 5000, "poisson", 5000 / 41_131, 18.668, 8.4026e-6, 2.0)
 ACTUAL = Accounted(41_131, 200, "poisson", 200 / 41_131, 0.74672, 8.4026e-6, 4.324)
@@ -61,6 +63,7 @@ def test_json_has_the_agreed_keys() -> None:
         "budget_epsilon",
         "not_covered",
         "notes",
+        "status",
     }
     keys = {
         "population_size",
@@ -109,3 +112,34 @@ def test_no_privacy_is_said_in_as_many_words() -> None:
     )
     assert "no privacy" in statement.to_text()
     assert statement.to_json_dict()["actual"]["epsilon"] == "inf"
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (2.0049, 3, "2.01"),
+        (2.0, 3, "2"),
+        (3.99990, 3, "4"),
+        (4.3238, 4, "4.324"),
+        (12.4501, 3, "12.5"),
+        (165432.1, 3, "166000"),
+        (0.00012341, 3, "0.000124"),
+        (0.0, 3, "0"),
+        (math.inf, 3, "inf"),
+    ],
+)
+def test_an_epsilon_is_never_written_below_its_value(value: float, digits: int, text: str) -> None:
+    assert round_up(value, digits) == text
+
+
+@given(st.floats(1e-9, 1e9), st.integers(2, 6))
+def test_rounding_up_is_above_and_near(value: float, digits: int) -> None:
+    written = float(round_up(value, digits))
+    assert value <= written <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-12)
+
+
+def test_a_planned_statement_says_so() -> None:
+    planned = dataclasses.replace(STATEMENT, status="planned")
+    assert "at most" in planned.to_text()
+    assert "at most" not in STATEMENT.to_text().replace("(simulated) at most", "")
+    assert PrivacyStatement.from_json_dict(planned.to_json_dict()) == planned
