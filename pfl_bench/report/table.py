@@ -112,7 +112,7 @@ def footnotes(rows: Sequence[RowResult]) -> tuple[list[str], list[int | None]]:
     notes: list[str] = []
     marks: list[int | None] = []
     for row in rows:
-        parts = [f"published in {row.source}"] if row.source else []
+        parts = [f"source: {row.source}"] if row.source else []
         text = "; ".join([*parts, *([row.note] if row.note else [])])
         if not text:
             marks.append(None)

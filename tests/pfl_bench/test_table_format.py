@@ -139,7 +139,7 @@ none & central\_dp & v1 & test/loss & -- & -- & -- & nothing published
 \bottomrule
 \end{tabular}
 \par\smallskip\raggedright\footnotesize
-\textsuperscript{1} published in LEAF, table 2; tolerance 0.01\par
+\textsuperscript{1} source: LEAF, table 2; tolerance 0.01\par
 \end{table}
 """.replace("\n &", " &")
 
@@ -153,7 +153,7 @@ def test_markdown_is_aligned_and_notes_are_below() -> None:
     assert cells[3][0] == r"| a\|b_100%"
     assert cells[3][8:] == ["2 (delta 8.4e-06)", "4.33 (delta 8.4e-06) |"]
     assert cells[4][4:9] == ["-", "-", "-", "nothing published", "inf (no guarantee)"]
-    assert lines[5:] == ["", "[1] published in LEAF, table 2; tolerance 0.01"]
+    assert lines[5:] == ["", "[1] source: LEAF, table 2; tolerance 0.01"]
 
 
 def test_markdown_golden() -> None:
@@ -165,7 +165,7 @@ def test_markdown_golden() -> None:
         "| fedavg | federated | femnist-3550 | test/accuracy |    0.7472 | 0.7500 (1 seed) "
         "|    +0.0028 | reproduced [1] |                   - |                - |\n"
         "\n"
-        "[1] published in LEAF, table 2; tolerance 0.01\n"
+        "[1] source: LEAF, table 2; tolerance 0.01\n"
     )
 
 
