@@ -10,10 +10,12 @@ from typing import Any, Protocol
 import torch
 
 from pfl_bench import plugins
+from pfl_bench.config import FederatedOptions
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.rng import Purpose, seed_torch
-from pfl_bench.types import ConfigError, Task
+from pfl_bench.types import Algorithm, ConfigError, Engine, LocalTraining, Task
+from privacy.mechanism import Mechanism, NoiseScale
 
 
 class Trainer(Protocol):
@@ -103,3 +105,49 @@ def build_trainer(
     from pfl_bench.federated import FederatedTrainer
 
     return FederatedTrainer(resolved, task, model, folder, notice)
+
+
+def build_mechanism(name: str, options: Any, noise: NoiseScale) -> Mechanism:
+    """Build a mechanism; ``options`` is None for its defaults."""
+    module = plugins.load(plugins.MECHANISM, name)
+    mechanism: Mechanism = module.build(options or module.Options(), noise)
+    return mechanism
+
+
+def build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algorithm:
+    """Build the algorithm for clients that train as the configuration says."""
+    local = LocalTraining(
+        epochs=options.local_epochs,
+        max_steps=options.local_steps,
+        batch_size=options.local_batch_size,
+        learning_rate=options.local_learning_rate,
+    )
+    name = resolved.tree["federated"]["algorithm"]["name"]
+    module = plugins.load(plugins.ALGORITHM, name)
+    algorithm: Algorithm = module.build(resolved.algorithm_options, local)
+    return algorithm
+
+
+def build_engine(
+    resolved: ResolvedConfig,
+    options: FederatedOptions,
+    task: Task,
+    model: FlatModel,
+    algorithm: Algorithm,
+    notice: Callable[[str], None],
+) -> Engine:
+    """Build the engine that the configuration names; "auto" picks one and says which."""
+    name = options.engine
+    if name == "auto":
+        name = "sequential"
+        notice(f"engine: auto picked '{name}' for {model.device.type}")
+    module = plugins.load(plugins.ENGINE, name)
+    engine: Engine = module.build(
+        module.Options(data_workers=options.data_workers),
+        model,
+        task.split("train"),
+        task.loss,
+        algorithm.local_training,
+        resolved.config.seed,
+    )
+    return engine

@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 
-from pfl_bench import plugins
+from pfl_bench.building import build_algorithm, build_engine, build_mechanism
 from pfl_bench.config import FederatedOptions
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.flat_model import FlatModel, batchnorm_layers
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.rng import Purpose, private_seed, stream
 from pfl_bench.sampling import build_sampler
-from pfl_bench.types import Algorithm, ConfigError, Engine, LocalTraining, Task
+from pfl_bench.types import ConfigError, Task
 from privacy.aggregate import Aggregate
 from privacy.ledger import Ledger
-from privacy.mechanism import Mechanism, NoiseScale
+from privacy.mechanism import Mechanism, NoiseScale, Release
 from privacy.plan import PlanRequest, PrivacyPlan, make_plan
 
 
@@ -74,7 +74,7 @@ class FederatedTrainer:
         self._model = model
         self._split = task.split("train")
         self._sampler = build_sampler(options.sampling, self._split.num_users, options.cohort_size)
-        self._algorithm = _build_algorithm(resolved, options)
+        self._algorithm = build_algorithm(resolved, options)
         layers = batchnorm_layers(model.module)
         self.plan = self._make_plan(resolved, layers)
         if layers and self.plan is None:
@@ -84,13 +84,13 @@ class FederatedTrainer:
             )
         self._mechanism: Mechanism
         if self.plan is None:
-            self._mechanism = _build_mechanism("none", None, _no_noise(options))
+            self._mechanism = build_mechanism("none", None, _no_noise(options))
             self._ledger = None
         else:
             self._mechanism = self.plan.mechanism
             self._ledger = Ledger.open(folder / "ledger.jsonl")
         self._buffers = model.buffers()
-        self._engine = _build_engine(resolved, options, task, model, self._algorithm, notice)
+        self._engine = build_engine(resolved, options, task, model, self._algorithm, notice)
         self.central = model.vector.clone()
         self._gradient = torch.zeros_like(self.central)
         self.central.grad = self._gradient
@@ -109,7 +109,7 @@ class FederatedTrainer:
         return make_plan(
             PlanRequest(
                 mechanism=name,
-                mechanism_build=lambda noise: _build_mechanism(
+                mechanism_build=lambda noise: build_mechanism(
                     name, resolved.mechanism_options, noise
                 ),
                 scheme=options.sampling,
@@ -181,14 +181,7 @@ class FederatedTrainer:
         if aggregate.num_contributions:
             scalars["train/loss"] = float(loss_sum) / aggregate.num_contributions
         if self.plan is not None:
-            scalars |= {
-                "privacy/clip_norm": float(release.clip_norm or 0.0),
-                "privacy/update_noise_stddev": release.update_noise_stddev,
-                "privacy/fraction_clipped": aggregate.num_clipped
-                / max(1, aggregate.num_contributions),
-            }
-            if release.noisy_fraction_unclipped is not None:
-                scalars["privacy/noisy_fraction_unclipped"] = release.noisy_fraction_unclipped
+            scalars |= _privacy_scalars(release, aggregate)
         scalars["time/round_seconds"] = time.perf_counter() - started
         return scalars
 
@@ -278,48 +271,17 @@ class FederatedTrainer:
         self._mechanism.load_state_dict(state["mechanism"])
 
 
+def _privacy_scalars(release: Release, aggregate: Aggregate) -> dict[str, float]:
+    """What a private round's line of metrics adds; the fraction clipped is a bare diagnostic."""
+    scalars = {
+        "privacy/clip_norm": float(release.clip_norm or 0.0),
+        "privacy/update_noise_stddev": release.update_noise_stddev,
+        "privacy/fraction_clipped": aggregate.num_clipped / max(1, aggregate.num_contributions),
+    }
+    if release.noisy_fraction_unclipped is not None:
+        scalars["privacy/noisy_fraction_unclipped"] = release.noisy_fraction_unclipped
+    return scalars
+
+
 def _no_noise(options: FederatedOptions) -> NoiseScale:
     return NoiseScale(0.0, options.cohort_size, options.cohort_size)
-
-
-def _build_mechanism(name: str, options: Any, noise: NoiseScale) -> Mechanism:
-    module = plugins.load(plugins.MECHANISM, name)
-    mechanism: Mechanism = module.build(options or module.Options(), noise)
-    return mechanism
-
-
-def _build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algorithm:
-    local = LocalTraining(
-        epochs=options.local_epochs,
-        max_steps=options.local_steps,
-        batch_size=options.local_batch_size,
-        learning_rate=options.local_learning_rate,
-    )
-    name = resolved.tree["federated"]["algorithm"]["name"]
-    module = plugins.load(plugins.ALGORITHM, name)
-    algorithm: Algorithm = module.build(resolved.algorithm_options, local)
-    return algorithm
-
-
-def _build_engine(
-    resolved: ResolvedConfig,
-    options: FederatedOptions,
-    task: Task,
-    model: FlatModel,
-    algorithm: Algorithm,
-    notice: Callable[[str], None],
-) -> Engine:
-    name = options.engine
-    if name == "auto":
-        name = "sequential"
-        notice(f"engine: auto picked '{name}' for {model.device.type}")
-    module = plugins.load(plugins.ENGINE, name)
-    engine: Engine = module.build(
-        module.Options(data_workers=options.data_workers),
-        model,
-        task.split("train"),
-        task.loss,
-        algorithm.local_training,
-        resolved.config.seed,
-    )
-    return engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -71,7 +72,6 @@ class _Run:
             resolved, self._task, self._model, folder.path, lambda text: self._notice(text)
         )
         self._best: dict[str, Any] | None = None
-        self._headline = ""
 
     def close(self) -> None:
         self._trainer.close()
@@ -154,7 +154,7 @@ class _Run:
                 f"evaluation.select_best: '{wanted}' is not measured; there are: {measured}"
             )
         value = -scalars[wanted] if wanted.endswith("loss") else scalars[wanted]
-        if value == value and (self._best is None or value > self._best["value"]):
+        if not math.isnan(value) and (self._best is None or value > self._best["value"]):
             vector = self._model.vector.detach().cpu().clone()
             buffers = self._model.buffers()
             self._best = {"value": value, "index": index, "vector": vector, "buffers": buffers}
