@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfl_bench.cli import EXIT_DONE, EXIT_FAILED, explain
+from pfl_bench.cli import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, explain
 from pfl_bench.commands._locate import locate
 from pfl_bench.config_file import ResolvedConfig, load_config
 from pfl_bench.types import ConfigError
@@ -37,7 +37,10 @@ def main(arguments: argparse.Namespace) -> int:
             failed.append(run_folder)
         else:
             done.append((run_folder, summary))
+    # Rows fail by the user's input alone; other errors are ours and are raised.
     status = EXIT_FAILED if failed else EXIT_DONE
+    if failed and not done:
+        status = EXIT_INPUT
     if done and _print_table(done, arguments.format, out):
         status = EXIT_FAILED
     for run_folder in failed:
@@ -92,7 +95,8 @@ def _run_one(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | Non
         message = explain(error)
         if message is None:
             raise
-        print(f"pfl-bench: {run_folder}: {message}", file=sys.stderr)
+        place = "" if message.startswith(str(run_folder)) else f"{run_folder}: "
+        print(f"pfl-bench: {place}{message}", file=sys.stderr)
         return None
     return summary
 

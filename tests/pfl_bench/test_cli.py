@@ -183,9 +183,15 @@ def test_a_typo_in_the_last_row_stops_the_table_before_the_first(
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_unwritable_folder_is_exit_2(config_file: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_exit_2(
+    config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    assert main(["run", str(config_file("central")), "--out", str(tmp_path / "file" / "x")]) == 2
+    row = config_file("central")
+    for arguments in (["run", str(row)], ["table", str(row.parent)]):
+        out = str(tmp_path / "file" / "x")
+        assert main([*arguments, "--out", out]) == 2
+        assert capsys.readouterr().err.count(f"pfl-bench: {out}") == 1
 
 
 def test_a_full_disk_is_exit_2_and_can_be_resumed(
