@@ -117,7 +117,7 @@ def _claim(kind: str, side: Mapping[str, Any], unit: str) -> Claim:
         "actual": "What this very run would guarantee if its noise were secret.",
     }[kind]
     if epsilon is not None and math.isinf(epsilon):
-        about += " Without noise there is no guarantee."
+        about += " That is no guarantee."
     sampling = _SAMPLING.get(str(side.get("sampling")), str(side.get("sampling")))
     detail = (
         f"{_number(side.get('population_size'))} {subject}, "

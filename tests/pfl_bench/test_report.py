@@ -321,7 +321,7 @@ def test_no_noise_is_no_guarantee(tmp_path: Path) -> None:
     statement["simulated"]["delta"] = statement["actual"]["delta"] = None
     (folder / "privacy.json").write_text(json.dumps(statement))
     text = Page(write_report([folder], tmp_path / "a.html").read_text()).text
-    assert "Without noise there is no guarantee." in text
+    assert "That is no guarantee." in text
 
 
 @pytest.mark.parametrize(
