@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,18 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from hypothesis import HealthCheck, settings
 
 from tests.helpers import make_tree
+
+# A busy machine must not fail a property; where a run is to be repeatable, so are its examples.
+settings.register_profile(
+    "pfl-bench",
+    deadline=None,
+    derandomize=os.environ.get("CI") == "true",
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("pfl-bench")
 
 
 @pytest.fixture
