@@ -44,8 +44,8 @@ class Trainer(Protocol):
     def statement(self, done: int | None) -> dict[str, Any] | None:
         """The privacy statement after ``done`` steps (None: as planned), or None without one."""
 
-    def check_resume(self, done: int) -> None:
-        """Check that the ledger, if there is one, is of this run and has ``done`` steps."""
+    def begin(self, done: int) -> None:
+        """Open the ledger of a private run; check that it is of this run and has ``done`` steps."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes from step to step."""

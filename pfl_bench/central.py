@@ -82,6 +82,7 @@ class CentralTrainer:
         )
         self.plan = self._make_plan(resolved)
         self._ledger: Ledger | None = None
+        self._ledger_path = folder / "ledger.jsonl"
         self._batch_seed = self._seed
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
         if self.plan is not None:
@@ -91,7 +92,6 @@ class CentralTrainer:
             self._batch_seed = private_seed(self._seed, parts)
             self._private.generator.manual_seed(torch_seed(self._batch_seed, Purpose.NOISE))
             self._constants = self.plan.ledger_constants(task.facts.checksum)
-            self._ledger = Ledger.open(folder / "ledger.jsonl")
 
     def _make_plan(self, resolved: ResolvedConfig) -> ExampleLevelPlan | None:
         privacy = resolved.config.privacy
@@ -181,13 +181,17 @@ class CentralTrainer:
             }
             self._ledger.append(entry)
 
-    def check_resume(self, done: int) -> None:
-        """Check that what is about to go on is what the ledger has recorded.
+    def begin(self, done: int) -> None:
+        """Open a private run's ledger; check that what goes on is what it has recorded.
+
+        Args:
+            done: Epochs that the run has behind it, from its checkpoint.
 
         Raises:
-            privacy.errors.LedgerError: It is not.
+            privacy.errors.LedgerError: The ledger is damaged or of another run.
         """
-        if self._ledger is not None:
+        if self.plan is not None:
+            self._ledger = Ledger.open(self._ledger_path)
             self._ledger.check_resume(done, self._constants)
 
     def _check_budget(self, plan: ExampleLevelPlan, epoch: int) -> None:

@@ -85,10 +85,10 @@ class FederatedTrainer:
         self._mechanism: Mechanism
         if self.plan is None:
             self._mechanism = build_mechanism("none", None, _no_noise(options))
-            self._ledger = None
         else:
             self._mechanism = self.plan.mechanism
-            self._ledger = Ledger.open(folder / "ledger.jsonl")
+        self._ledger: Ledger | None = None
+        self._ledger_path = folder / "ledger.jsonl"
         self._buffers = model.buffers()
         self._engine = build_engine(resolved, options, task, model, self._algorithm, notice)
         self.central = model.vector.clone()
@@ -247,13 +247,17 @@ class FederatedTrainer:
             return self.plan.statement(self.plan.planned_rounds, "planned").to_json_dict()
         return self.plan.statement(done).to_json_dict()
 
-    def check_resume(self, done: int) -> None:
-        """Check that what is about to go on is what the ledger has recorded.
+    def begin(self, done: int) -> None:
+        """Open a private run's ledger; check that what goes on is what it has recorded.
+
+        Args:
+            done: Rounds that the run has behind it, from its checkpoint.
 
         Raises:
-            privacy.errors.LedgerError: It is not.
+            privacy.errors.LedgerError: The ledger is damaged or of another run.
         """
-        if self.plan is not None and self._ledger is not None:
+        if self.plan is not None:
+            self._ledger = Ledger.open(self._ledger_path)
             self._ledger.check_resume(done, self.plan.ledger_constants())
 
     def state_dict(self) -> dict[str, Any]:

@@ -51,10 +51,12 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = FileLock(path / ".lock", timeout=0)
+        self._is_made_here = False
 
     def __enter__(self) -> RunFolder:
         """Make and lock the folder."""
         try:
+            self._is_made_here = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
         except Timeout:
@@ -75,8 +77,12 @@ class RunFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Release the folder."""
+        """Release the folder; what was made for a run that was refused is removed."""
         self._lock.release()
+        if error is not None and all(p.name == ".lock" for p in self.path.iterdir()):
+            (self.path / ".lock").unlink(missing_ok=True)
+            if self._is_made_here:
+                self.path.rmdir()
 
     @property
     def checkpoints(self) -> Path:
@@ -88,7 +94,7 @@ class RunFolder:
         return read_json(self.path / "summary.json")
 
     def prepare(self, resolved: ResolvedConfig, resume: bool) -> bool:
-        """Decide whether the run may start here, and write its configuration.
+        """Decide whether the run may start here.
 
         Args:
             resolved: The configuration that is about to run.
@@ -109,7 +115,6 @@ class RunFolder:
                     f"{self.path}: holds files but no run (found: {', '.join(sorted(foreign)[:5])})"
                     "; give an empty or new folder with --out"
                 )
-            write_atomically(recorded, resolved.to_yaml())
             return False
         differing = self._differences(recorded, resolved)
         if differing:
@@ -125,6 +130,12 @@ class RunFolder:
                 "on with it, or give another folder with --out"
             )
         return False
+
+    def record(self, resolved: ResolvedConfig) -> None:
+        """Write the configuration, which makes this the folder of that run."""
+        recorded = self.path / "config.yaml"
+        if not recorded.exists():
+            write_atomically(recorded, resolved.to_yaml())
 
     def _differences(self, recorded: Path, resolved: ResolvedConfig) -> list[str]:
         try:

@@ -79,9 +79,11 @@ class _Run:
     def execute(self) -> dict[str, Any]:
         started = time.monotonic()
         trainer, path = self._trainer, self._folder.path
+        # Only now, when nothing of it was refused: a mended row may use the same folder.
+        self._folder.record(self._resolved)
         self._folder.check_environment(self._task.facts, self._device)
         done = self._restore()
-        trainer.check_resume(done)
+        trainer.begin(done)
         self._folder.write_environment(self._task.facts, self._device)
         # Until the run has ended, its folder states the most that it will have spent.
         self._write_statement(None)

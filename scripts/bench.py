@@ -123,6 +123,7 @@ class OurSide:
         task = build_task(resolved)
         self.model = build_model(resolved, task, torch.device("cpu"))
         self.trainer = FederatedTrainer(resolved, task, self.model, folder, lambda text: None)
+        self.trainer.begin(0)
         self.split = task.split("train")
         parts = {"configuration": resolved.training_tree, "data": task.facts.checksum}
         self.cohort_seed = private_seed(SEED, parts) if private else SEED
