@@ -24,7 +24,7 @@ from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.dp_sgd import PrivateSteps
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
-from pfl_bench.rng import Purpose, private_seed, seed_torch, stream, torch_seed
+from pfl_bench.rng import Purpose, seed_torch, stream, torch_seed
 from pfl_bench.types import ConfigError, FederatedSplit, Task
 from privacy.errors import BudgetExceededError
 from privacy.example_level import ExampleLevelPlan, make_example_level_plan
@@ -87,9 +87,7 @@ class CentralTrainer:
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
         if self.plan is not None:
             self._private = PrivateSteps(self.plan, model, self._optimizer, task, options)
-            # Batches and noise of a private run are its configuration's own; see private_seed.
-            parts = {"configuration": resolved.training_tree, "data": task.facts.checksum}
-            self._batch_seed = private_seed(self._seed, parts)
+            self._batch_seed = resolved.private_seed(task.facts.checksum)
             self._private.generator.manual_seed(torch_seed(self._batch_seed, Purpose.NOISE))
             self._constants = self.plan.ledger_constants(task.facts.checksum)
 

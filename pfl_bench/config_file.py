@@ -99,6 +99,18 @@ class ResolvedConfig:
             kept[section] = {key: value for key, value in parts.items() if key not in left_out}
         return kept
 
+    def private_seed(self, checksum: str) -> int:
+        """Seed of a private run's cohorts and noise: its configuration's and its data's own.
+
+        Args:
+            checksum: Digest of the data's content.
+        """
+        # Here, because it brings torch, which reading a configuration does not need.
+        from pfl_bench.rng import private_seed
+
+        parts = {"configuration": self.training_tree, "data": checksum}
+        return private_seed(self.config.seed, parts)
+
     def to_yaml(self) -> str:
         """The resolved configuration as YAML, overridden keys listed in its head."""
         head = ["# Resolved configuration: every default is filled in."]

@@ -19,7 +19,7 @@ from pfl_bench.config import FederatedOptions
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.flat_model import FlatModel, batchnorm_layers
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
-from pfl_bench.rng import Purpose, private_seed, stream
+from pfl_bench.rng import Purpose, stream
 from pfl_bench.sampling import build_sampler
 from pfl_bench.types import ConfigError, Task
 from privacy.aggregate import Aggregate
@@ -64,11 +64,9 @@ class FederatedTrainer:
         self.total = options.num_rounds
         self._options = options
         self._checksum = task.facts.checksum
-        # Cohorts and noise of a private run are its configuration's own; see private_seed.
         self._cohort_seed = resolved.config.seed
         if resolved.config.setting == "private_federated":
-            parts = {"configuration": resolved.training_tree, "data": self._checksum}
-            self._cohort_seed = private_seed(resolved.config.seed, parts)
+            self._cohort_seed = resolved.private_seed(self._checksum)
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
         self._notice = notice
         self._model = model

@@ -89,11 +89,7 @@ class RunFolder:
         """Where checkpoints are."""
         return self.path / "checkpoints"
 
-    def summary(self) -> dict[str, Any] | None:
-        """The summary of a finished run, or None."""
-        return read_json(self.path / "summary.json")
-
-    def prepare(self, resolved: ResolvedConfig, resume: bool) -> bool:
+    def prepare(self, resolved: ResolvedConfig, resume: bool) -> dict[str, Any] | None:
         """Decide whether the run may start here.
 
         Args:
@@ -101,7 +97,7 @@ class RunFolder:
             resume: Whether the user asked to go on with what is there.
 
         Returns:
-            Whether the folder holds this very run, finished.
+            The summary of this very run, if the folder holds it finished; else None.
 
         Raises:
             RunFolderError: The folder holds something else, or an unfinished run without
@@ -115,21 +111,20 @@ class RunFolder:
                     f"{self.path}: holds files but no run (found: {', '.join(sorted(foreign)[:5])})"
                     "; give an empty or new folder with --out"
                 )
-            return False
+            return None
         differing = self._differences(recorded, resolved)
         if differing:
             raise RunFolderError(
                 f"{self.path}: holds a run of another configuration; these differ: "
                 f"{', '.join(differing)}. Give another folder with --out, or undo the difference"
             )
-        if self.summary() is not None:
-            return True
-        if not resume:
+        summary = read_json(self.path / "summary.json")
+        if summary is None and not resume:
             raise RunFolderError(
                 f"{self.path}: holds an unfinished run of this configuration; add --resume to go "
                 "on with it, or give another folder with --out"
             )
-        return False
+        return summary
 
     def record(self, resolved: ResolvedConfig) -> None:
         """Write the configuration, which makes this the folder of that run."""
@@ -144,8 +139,11 @@ class RunFolder:
             raise RunFolderError(f"{recorded}: damaged: {error}") from None
         return _differing_paths(before, resolved.tree)
 
-    def check_environment(self, facts: DataFacts, device: torch.device) -> None:
+    def check_environment(self, now: dict[str, Any]) -> None:
         """Check that an unfinished run goes on with the data and the arithmetic it began with.
+
+        Args:
+            now: What ``environment`` gives today.
 
         Raises:
             RunFolderError: Data, device or number of threads are others than recorded.
@@ -153,7 +151,6 @@ class RunFolder:
         recorded = read_json(self.path / "environment.json")
         if recorded is None:
             return
-        now = environment(facts, device)
         for section, key, mend in (
             ("data", "checksum", "restore the data file that it began with"),
             ("hardware", "device", "resume with device={}"),
@@ -167,9 +164,9 @@ class RunFolder:
                     f"{mend.format(before).capitalize()}, or start in a new folder with --out"
                 )
 
-    def write_environment(self, facts: DataFacts, device: torch.device) -> None:
+    def write_environment(self, now: dict[str, Any]) -> None:
         """Record versions, hardware, commit and data of this start of the run."""
-        write_json(self.path / "environment.json", environment(facts, device))
+        write_json(self.path / "environment.json", now)
 
 
 def _differing_paths(before: Any, now: Any, prefix: str = "") -> list[str]:

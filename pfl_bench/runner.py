@@ -18,7 +18,7 @@ from pfl_bench.config import EvaluationOptions, RunConfig
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.evaluation import evaluate
 from pfl_bench.files import to_json_value, write_json
-from pfl_bench.run_folder import SUMMARY_VERSION, RunFolder
+from pfl_bench.run_folder import SUMMARY_VERSION, RunFolder, environment
 from pfl_bench.run_log import RunLog
 from pfl_bench.types import ConfigError, Metric, RunFolderError, Task
 from pfl_bench.verdict import compare
@@ -44,10 +44,9 @@ def run(resolved: ResolvedConfig, out: Path, resume: bool = False) -> dict[str, 
         OSError: The disk is full or went away; the folder can be resumed from.
     """
     with RunFolder(out) as folder:
-        if folder.prepare(resolved, resume):
-            summary = folder.summary()
-            if summary is not None:
-                return summary
+        finished = folder.prepare(resolved, resume)
+        if finished is not None:
+            return finished
         prepared = _Run(resolved, folder)
         try:
             return prepared.execute()
@@ -81,10 +80,11 @@ class _Run:
         trainer, path = self._trainer, self._folder.path
         # Only now, when nothing of it was refused: a mended row may use the same folder.
         self._folder.record(self._resolved)
-        self._folder.check_environment(self._task.facts, self._device)
+        now = environment(self._task.facts, self._device)
+        self._folder.check_environment(now)
         done = self._restore()
         trainer.begin(done)
-        self._folder.write_environment(self._task.facts, self._device)
+        self._folder.write_environment(now)
         # Until the run has ended, its folder states the most that it will have spent.
         self._write_statement(None)
         with RunLog(path, self._config.name, trainer.total, done) as log:

@@ -38,7 +38,7 @@ from torch.nn import functional
 from pfl_bench.building import build_model, build_task
 from pfl_bench.config_file import resolve
 from pfl_bench.federated import FederatedTrainer
-from pfl_bench.rng import Purpose, private_seed, seed_torch, stream
+from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.run_folder import package_versions, processor_name
 from pfl_bench.sampling import build_sampler
 from pfl_bench.store import FieldSpec, StoreWriter
@@ -125,8 +125,7 @@ class OurSide:
         self.trainer = FederatedTrainer(resolved, task, self.model, folder, lambda text: None)
         self.trainer.begin(0)
         self.split = task.split("train")
-        parts = {"configuration": resolved.training_tree, "data": task.facts.checksum}
-        self.cohort_seed = private_seed(SEED, parts) if private else SEED
+        self.cohort_seed = resolved.private_seed(task.facts.checksum) if private else SEED
 
     def round(self, index: int) -> None:
         self.trainer.advance(index)
