@@ -13,8 +13,16 @@ from pfl_bench import plugins
 from pfl_bench.config import FederatedOptions
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.flat_model import FlatModel
+from pfl_bench.forward import Forward
 from pfl_bench.rng import Purpose, seed_torch
-from pfl_bench.types import Algorithm, ConfigError, Engine, LocalTraining, Task
+from pfl_bench.types import (
+    Algorithm,
+    ConfigError,
+    Engine,
+    LocalTraining,
+    ReadsOnDevice,
+    Task,
+)
 from privacy.mechanism import Mechanism, NoiseScale
 
 
@@ -84,10 +92,18 @@ def build_model(resolved: ResolvedConfig, task: Task, device: torch.device) -> F
     return FlatModel(plugins.build(plugins.MODEL, name, resolved.model_options, task.facts), device)
 
 
-def build_task(resolved: ResolvedConfig) -> Task:
-    """Open the row's data."""
+def build_task(resolved: ResolvedConfig, device: torch.device) -> Task:
+    """Open the row's data, for a model that lives on ``device``."""
     task: Task = plugins.build(plugins.TASK, resolved.tree["task"]["name"], resolved.task_options)
+    if isinstance(task, ReadsOnDevice):
+        task.use_device(device)
     return task
+
+
+def build_forward(resolved: ResolvedConfig, task: Task, model: FlatModel) -> Forward:
+    """Build the forward pass of training and evaluation, in the row's precision."""
+    config = resolved.config
+    return Forward(model.module, task, model.device, config.precision, config.channels_last)
 
 
 def build_trainer(
@@ -121,6 +137,7 @@ def build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algo
         max_steps=options.local_steps,
         batch_size=options.local_batch_size,
         learning_rate=options.local_learning_rate,
+        gradient_clip_norm=options.local_gradient_clip_norm,
     )
     name = resolved.tree["federated"]["algorithm"]["name"]
     module = plugins.load(plugins.ALGORITHM, name)
@@ -146,7 +163,7 @@ def build_engine(
         module.Options(data_workers=options.data_workers),
         model,
         task.split("train"),
-        task.loss,
+        build_forward(resolved, task, model),
         algorithm.local_training,
         resolved.config.seed,
     )

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pfl_bench.building import build_forward
 from pfl_bench.config import CentralOptions
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.dp_sgd import PrivateSteps
-from pfl_bench.flat_model import FlatModel
+from pfl_bench.flat_model import FlatModel, clip_each
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
+from pfl_bench.reading import Piece, read_ahead
 from pfl_bench.rng import Purpose, seed_torch, stream, torch_seed
 from pfl_bench.types import ConfigError, FederatedSplit, Task
 from privacy.errors import BudgetExceededError
@@ -65,9 +68,9 @@ class CentralTrainer:
         if options is None:
             raise ConfigError("a central trainer needs the section 'central'")
         self._options: CentralOptions = options
-        self._task = task
         self._split: FederatedSplit = task.split("train")
         self._model = model
+        self._forward = build_forward(resolved, task, model)
         self._seed = resolved.config.seed
         self._notice = notice
         self.total = options.num_epochs
@@ -86,8 +89,10 @@ class CentralTrainer:
         self._batch_seed = self._seed
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
         if self.plan is not None:
-            self._private = PrivateSteps(self.plan, model, self._optimizer, task, options)
-            self._batch_seed = resolved.private_seed(task.facts.checksum)
+            self._private = PrivateSteps(
+                self.plan, model, self._optimizer, task, self._forward, options
+            )
+            self._batch_seed = resolved.private_seed(task.facts.checksum, model.initial_digest)
             self._private.generator.manual_seed(torch_seed(self._batch_seed, Purpose.NOISE))
             self._constants = self.plan.ledger_constants(task.facts.checksum)
 
@@ -111,6 +116,7 @@ class CentralTrainer:
             delta=privacy.delta,
             accountant=privacy.accountant,
             num_parameters=self._model.num_parameters,
+            selected_by=resolved.config.evaluation.select_best,
         )
 
     def advance(self, index: int) -> dict[str, float]:
@@ -129,7 +135,6 @@ class CentralTrainer:
         if self.plan is not None:
             self._check_budget(self.plan, index)
         rng = stream(self._batch_seed, Purpose.CENTRAL_BATCHES, index)
-        augmentation = stream(self._seed, Purpose.AUGMENTATION, index)
         seed_torch(self._seed, Purpose.CENTRAL_MODEL, self._model.device, index)
         self._model.module.train()
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._model.device)
@@ -137,18 +142,19 @@ class CentralTrainer:
         rate = 0.0
         batches = self._shuffled(rng) if self.plan is None else self._poisson(rng)
         total_steps = self._steps_per_epoch * self.total
-        for position, batch in enumerate(batches):
-            step = (index - 1) * self._steps_per_epoch + position + 1
+        jobs = self._jobs(batches, index)
+        for piece in read_ahead(jobs, self._options.data_workers):
+            step = (index - 1) * self._steps_per_epoch + piece.step + 1
             factor = rate_factor(self._options.schedule, step, total_steps)
             rate = self._options.learning_rate * factor
             set_rate(self._optimizer, rate)
             if self.plan is None:
-                loss_sum += self._plain_step(batch, augmentation) * len(batch)
+                loss_sum += self._plain_step(piece) * piece.size
             else:
-                batch_loss, batch_lost = self._private.step(self._split, batch, augmentation)
-                loss_sum += batch_loss
-                lost += batch_lost
-            seen += len(batch)
+                piece_loss, piece_lost = self._private.take(piece)
+                loss_sum += piece_loss
+                lost += piece_lost
+            seen += piece.size
         scalars = {
             "train/num_examples": float(seen),
             "train/num_steps": float(self._steps_per_epoch),
@@ -211,12 +217,37 @@ class CentralTrainer:
         for _ in range(self._steps_per_epoch):
             yield np.flatnonzero(rng.random(count) < rate).astype(np.int64)
 
-    def _plain_step(self, batch: NDArray[np.int64], rng: np.random.Generator) -> Tensor:
-        examples = self._split.read_examples(batch, rng)
-        outputs = self._model.module(examples.inputs.to(self._model.device))
-        loss = self._task.loss(outputs, examples.targets.to(self._model.device))
+    def _jobs(
+        self, batches: Iterable[NDArray[np.int64]], index: int
+    ) -> Iterator[Callable[[], Piece]]:
+        """Ways to read the epoch's batches; under DP in pieces that fit the memory."""
+        number = 0
+        for step, batch in enumerate(batches):
+            size = len(batch) if self.plan is None else self._options.physical_batch_size
+            pieces = np.split(batch, range(size, len(batch), size))
+            for part in pieces:
+                number += 1
+                rng = stream(self._seed, Purpose.AUGMENTATION, index, number)
+                yield partial(self._read, part, step, part is pieces[-1], rng)
+
+    def _read(
+        self, part: NDArray[np.int64], step: int, is_last: bool, rng: np.random.Generator
+    ) -> Piece:
+        if not len(part):
+            return Piece(step, 0, is_last, None, None)
+        examples = self._split.read_examples(part, rng)
+        return Piece(step, len(part), is_last, examples, self._forward.draw(len(part), rng))
+
+    def _plain_step(self, piece: Piece) -> Tensor:
+        loss = self._forward.loss(*piece.to(self._model.device))
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
+        if self._options.gradient_clip_norm is not None:
+            trained = [p for p in self._model.parameters if p.grad is not None]
+            gradients = tuple(cast("Tensor", p.grad) for p in trained)
+            clipped = clip_each(gradients, self._options.gradient_clip_norm)
+            for parameter, gradient in zip(trained, clipped, strict=True):
+                parameter.grad = gradient
         self._optimizer.step()
         return loss.detach()
 

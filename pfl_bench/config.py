@@ -17,6 +17,7 @@ CONFIG_VERSION = 1
 Setting = Literal["central", "central_dp", "federated", "private_federated"]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Workers = Annotated[int, Field(ge=0, le=64)]
 
 
 class Strict(BaseModel):
@@ -82,6 +83,8 @@ class FederatedOptions(Strict):
         local_steps: Stop a client after so many steps; null for no limit.
         local_batch_size: Examples a local step.
         local_learning_rate: Rate of local SGD.
+        local_gradient_clip_norm: Bound of the L2 norm of each weight tensor's gradient in a local
+            step (Keras calls it clipnorm); null for none. No part of privacy.
         algorithm: Plug-in name and options, such as {name: fedprox, proximal_weight: 0.1}.
         central_optimizer: Optimizer of the central step.
         central_learning_rate: Rate of the central step (the literature's server rate).
@@ -98,12 +101,13 @@ class FederatedOptions(Strict):
     local_steps: PositiveInt | None = None
     local_batch_size: PositiveInt
     local_learning_rate: PositiveFloat
+    local_gradient_clip_norm: PositiveFloat | None = None
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
     central_optimizer: OptimizerOptions = OptimizerOptions()
     central_learning_rate: PositiveFloat = 1.0
     central_schedule: ScheduleOptions = ScheduleOptions()
     engine: str = "auto"
-    data_workers: Annotated[int, Field(ge=0, le=64)] = 0
+    data_workers: Workers = 0
 
 
 class CentralOptions(Strict):
@@ -115,7 +119,10 @@ class CentralOptions(Strict):
         learning_rate: Rate of the optimizer.
         optimizer: Optimizer and its constants.
         schedule: How the rate moves over steps.
+        gradient_clip_norm: Bound of the L2 norm of each weight tensor's gradient (Keras calls it
+            clipnorm); null for none. Not for example-level DP, which clips by example.
         physical_batch_size: Under DP, gradients of at most so many examples are in memory.
+        data_workers: Threads that read batches ahead of training; 0 reads in line.
     """
 
     num_epochs: PositiveInt
@@ -123,7 +130,9 @@ class CentralOptions(Strict):
     learning_rate: PositiveFloat
     optimizer: OptimizerOptions = OptimizerOptions()
     schedule: ScheduleOptions = ScheduleOptions()
+    gradient_clip_norm: PositiveFloat | None = None
     physical_batch_size: PositiveInt = 256
+    data_workers: Workers = 0
 
 
 class PrivacyOptions(Strict):
@@ -172,6 +181,7 @@ class EvaluationOptions(Strict):
         batch_size: Examples a forward pass.
         select_best: A metric such as "val/accuracy" by whose best value (higher is better, for
             names that end in "loss" lower) the final model is chosen; null takes the last model.
+        data_workers: Threads that read batches ahead of the model; 0 reads in line.
     """
 
     every: PositiveInt = 10
@@ -179,6 +189,7 @@ class EvaluationOptions(Strict):
     final_splits: list[str] = Field(default_factory=lambda: ["test"])
     batch_size: PositiveInt = 512
     select_best: str | None = None
+    data_workers: Workers = 0
 
     @model_validator(mode="after")
     def _selection_is_measured(self) -> EvaluationOptions:
@@ -235,6 +246,10 @@ class RunConfig(Strict):
         seed: Names all random streams.
         device: "auto" takes CUDA, then MPS, then the CPU.
         num_threads: Threads of torch on the CPU; null for torch's default.
+        precision: "bfloat16" runs the model in mixed precision (torch.autocast); parameters,
+            updates, losses and noise stay float32.
+        channels_last: Lay out batches of images with their channels last, which convolutions are
+            often faster on.
         task: Plug-in name and options.
         model: Name of one of the task's models and its options.
         federated: Federated training.
@@ -251,6 +266,8 @@ class RunConfig(Strict):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     num_threads: PositiveInt | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    channels_last: bool = False
     task: dict[str, Any]
     model: dict[str, Any]
     federated: FederatedOptions | None = None
@@ -271,6 +288,13 @@ class RunConfig(Strict):
                     "privacy.population_size is required and has no default: the number of users "
                     "of the deployment, or training_users for those of the data"
                 )
+        elif self.setting == "central_dp" and (
+            self.precision != "float32" or (self.central and self.central.gradient_clip_norm)
+        ):
+            raise ValueError(
+                "example-level DP bounds each example's gradient in float32: remove "
+                "central.gradient_clip_norm, and set precision to float32"
+            )
         elif self.privacy is not None and (
             self.privacy.population_size is not None
             or self.privacy.noise_cohort_size is not None

@@ -22,7 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 _NOT_TRAINING = {
     "": ("name", "device", "num_threads", "evaluation", "checkpoint", "logging", "expected"),
     "federated": ("engine", "data_workers"),
-    "central": ("physical_batch_size",),
+    "central": ("physical_batch_size", "data_workers"),
 }
 
 
@@ -99,16 +99,21 @@ class ResolvedConfig:
             kept[section] = {key: value for key, value in parts.items() if key not in left_out}
         return kept
 
-    def private_seed(self, checksum: str) -> int:
-        """Seed of a private run's cohorts and noise: its configuration's and its data's own.
+    def private_seed(self, checksum: str, initial_digest: str) -> int:
+        """Seed of a private run's cohorts and noise: its configuration's, data's and model's own.
 
         Args:
             checksum: Digest of the data's content.
+            initial_digest: Digest of the model that the run begins with.
         """
         # Here, because it brings torch, which reading a configuration does not need.
         from pfl_bench.rng import private_seed
 
-        parts = {"configuration": self.training_tree, "data": checksum}
+        parts = {
+            "configuration": self.training_tree,
+            "data": checksum,
+            "initial_model": initial_digest,
+        }
         return private_seed(self.config.seed, parts)
 
     def to_yaml(self) -> str:

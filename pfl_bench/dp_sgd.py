@@ -9,14 +9,14 @@ from __future__ import annotations
 import warnings
 from typing import Any, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.config import CentralOptions
 from pfl_bench.flat_model import FlatModel
-from pfl_bench.types import ConfigError, FederatedSplit, Task
+from pfl_bench.forward import Forward
+from pfl_bench.reading import Piece
+from pfl_bench.types import ConfigError, Task
 from privacy.example_level import ExampleLevelPlan
 
 
@@ -28,6 +28,7 @@ class PrivateSteps:
         model: Its module is wrapped for per-example gradients.
         optimizer: Steps along the noised gradient.
         task: Loss.
+        forward: From a batch as it was read to what the model takes.
         options: Expected and physical batch size.
 
     Raises:
@@ -40,6 +41,7 @@ class PrivateSteps:
         model: FlatModel,
         optimizer: torch.optim.Optimizer,
         task: Task,
+        forward: Forward,
         options: CentralOptions,
     ) -> None:
         from opacus import GradSampleModule
@@ -51,8 +53,8 @@ class PrivateSteps:
             raise ConfigError(f"model: not fit for example-level DP: {errors[0]}")
         self.generator = torch.Generator(device=model.device)
         self._task = task
+        self._forward = forward
         self._model = model
-        self._options = options
         self._checked = False
         self._module = GradSampleModule(model.module, loss_reduction="mean")
         self._optimizer = DPOptimizer(
@@ -64,15 +66,11 @@ class PrivateSteps:
             generator=self.generator,
         )
 
-    def step(
-        self, split: FederatedSplit, batch: NDArray[np.int64], rng: np.random.Generator
-    ) -> tuple[Tensor, int]:
-        """Take one noised step, in physical batches that fit the memory.
+    def take(self, piece: Piece) -> tuple[Tensor, int]:
+        """Add the gradients of a piece; with the last one of a step, noise and take the step.
 
         Args:
-            split: The training split.
-            batch: Indices of the drawn examples; may be empty: the step is then noise alone.
-            rng: Drives augmentation.
+            piece: The examples; none: with nothing else in the step, it is noise alone.
 
         Returns:
             Sum of the examples' losses, and how many examples' gradients were not finite.
@@ -80,31 +78,26 @@ class PrivateSteps:
         device = self._model.device
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         lost = 0
-        pieces = np.split(
-            batch,
-            range(self._options.physical_batch_size, len(batch), self._options.physical_batch_size),
-        )
-        for piece in pieces:
-            self._optimizer.zero_grad(set_to_none=True)
-            if len(piece):
-                examples = split.read_examples(piece, rng)
-                outputs = self._module(examples.inputs.to(device))
-                targets = examples.targets.to(device)
-                loss = self._task.loss(outputs, targets)
-                if not self._checked:
-                    self._check_loss(loss.detach(), outputs.detach(), targets)
-                with warnings.catch_warnings():
-                    # Opacus hooks the first layer too, whose inputs need no gradient.
-                    warnings.filterwarnings("ignore", "Full backward hook is firing")
-                    loss.backward()  # type: ignore[no-untyped-call]
-                loss_sum += loss.detach() * len(piece)
-                lost += self._drop_nonfinite()
-            else:
-                for parameter in self._model.parameters:
-                    cast("Any", parameter).grad_sample = parameter.new_zeros((0, *parameter.shape))
-            self._optimizer.signal_skip_step(do_skip=piece is not pieces[-1])
-            self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        if piece.size:
+            inputs, targets, draws = piece.to(device)
+            outputs = self._module(self._forward.prepare(inputs, draws))
+            loss = self._task.loss(outputs, targets)
+            if not self._checked:
+                self._check_loss(loss.detach(), outputs.detach(), targets)
+            with warnings.catch_warnings():
+                # Opacus hooks the first layer too, whose inputs need no gradient.
+                warnings.filterwarnings("ignore", "Full backward hook is firing")
+                loss.backward()  # type: ignore[no-untyped-call]
+            loss_sum += loss.detach() * piece.size
+            lost = self._drop_nonfinite()
+        else:
+            for parameter in self._model.parameters:
+                cast("Any", parameter).grad_sample = parameter.new_zeros((0, *parameter.shape))
+        self._optimizer.signal_skip_step(do_skip=not piece.is_last)
+        self._optimizer.step()
+        if piece.is_last:
+            self._optimizer.zero_grad(set_to_none=True)
         return loss_sum, lost
 
     def _check_loss(self, loss: Tensor, outputs: Tensor, targets: Tensor) -> None:

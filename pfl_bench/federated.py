@@ -66,7 +66,7 @@ class FederatedTrainer:
         self._checksum = task.facts.checksum
         self._cohort_seed = resolved.config.seed
         if resolved.config.setting == "private_federated":
-            self._cohort_seed = resolved.private_seed(self._checksum)
+            self._cohort_seed = resolved.private_seed(self._checksum, model.initial_digest)
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
         self._notice = notice
         self._model = model
@@ -126,6 +126,7 @@ class FederatedTrainer:
                 batchnorm_layers=layers,
                 num_parameters=self._model.num_parameters,
                 data_checksum=self._checksum,
+                selected_by=resolved.config.evaluation.select_best,
             )
         )
 

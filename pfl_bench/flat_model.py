@@ -6,6 +6,8 @@ code sees nothing but flat vectors.
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -24,6 +26,8 @@ class FlatModel:
         vector: Shape (P,), float32: all trainable parameters, in the module's order.
         parameters: The module's trainable parameters (they require gradients).
         slices: The same memory as ``parameters``, without gradients, for in-place steps.
+        initial_digest: Digest of all that the model began with, frozen parameters and buffers
+            too, "sha256:<hex>".
 
     Raises:
         ValueError: No trainable parameter, or one that is not float32.
@@ -36,6 +40,7 @@ class FlatModel:
         if odd or not self.parameters:
             what = f"parameters that are not float32: {odd}" if odd else "no trainable parameters"
             raise ValueError(f"the model has {what}; training needs float32 parameters")
+        self.initial_digest = _digest(self.module)
         self.vector = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         start = 0
         for parameter in self.parameters:
@@ -66,6 +71,33 @@ class FlatModel:
     def device(self) -> torch.device:
         """Where the model lives."""
         return self.vector.device
+
+
+def clip_each(gradients: tuple[Tensor, ...], bound: float) -> tuple[Tensor, ...]:
+    """Scale each gradient whose L2 norm exceeds a bound down to it.
+
+    Args:
+        gradients: One tensor a weight; left as they are.
+        bound: Largest norm of each, positive.
+
+    Returns:
+        The gradients, clipped tensor by tensor; a non-finite one stays non-finite.
+
+    Source: Keras' optimizers have it as ``clipnorm``.
+    """
+    norms = torch.stack(torch._foreach_norm(gradients))
+    if norms.device.type == "cpu" and bool((norms <= bound).all()):
+        return gradients
+    factors = (bound / norms.clamp_min(bound)).unbind()
+    return tuple(torch._foreach_mul(gradients, factors))
+
+
+def _digest(module: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return f"sha256:{digest.hexdigest()}"
 
 
 def batchnorm_layers(module: nn.Module) -> tuple[str, ...]:

@@ -153,6 +153,7 @@ class RunFolder:
             return
         for section, key, mend in (
             ("data", "checksum", "restore the data file that it began with"),
+            ("model", "initial_digest", "restore the file of weights that it began with"),
             ("hardware", "device", "resume with device={}"),
             ("hardware", "torch_threads", "resume with num_threads={}"),
         ):
@@ -179,7 +180,7 @@ def _differing_paths(before: Any, now: Any, prefix: str = "") -> list[str]:
     return paths
 
 
-def environment(facts: DataFacts, device: torch.device) -> dict[str, Any]:
+def environment(facts: DataFacts, device: torch.device, initial_digest: str) -> dict[str, Any]:
     """Describe versions, hardware, commit and data."""
     hardware: dict[str, Any] = {
         "machine": platform.machine(),
@@ -200,6 +201,7 @@ def environment(facts: DataFacts, device: torch.device) -> dict[str, Any]:
         "hardware": hardware,
         "git": _git_state(),
         "data": {"source": facts.source, "variant": facts.variant, "checksum": facts.checksum},
+        "model": {"initial_digest": initial_digest},
     }
 
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pfl_bench import plugins
-from pfl_bench.building import build_model, build_task, build_trainer, resolve_device
+from pfl_bench.building import (
+    build_forward,
+    build_model,
+    build_task,
+    build_trainer,
+    resolve_device,
+)
 from pfl_bench.checkpoint import load_latest, save_checkpoint
 from pfl_bench.config import EvaluationOptions, RunConfig
 from pfl_bench.config_file import ResolvedConfig
@@ -25,6 +31,9 @@ from pfl_bench.verdict import compare
 from pfl_bench.wandb_log import WandbLogger
 from privacy.errors import BudgetExceededError
 from privacy.statement import round_up
+
+# What a line of progress shows beside the training loss, of whatever family measures it.
+HEADLINE_METRICS = ("accuracy", "c_ap", "o_ap")
 
 
 def run(resolved: ResolvedConfig, out: Path, resume: bool = False) -> dict[str, Any]:
@@ -64,9 +73,10 @@ class _Run:
         if self._config.num_threads is not None:
             torch.set_num_threads(self._config.num_threads)
         self._device = resolve_device(self._config.device)
-        self._task = build_task(resolved)
+        self._task = build_task(resolved, self._device)
         _check_splits(self._config.evaluation, self._task)
         self._model = build_model(resolved, self._task, self._device)
+        self._forward = build_forward(resolved, self._task, self._model)
         self._trainer = build_trainer(
             resolved, self._task, self._model, folder.path, lambda text: self._notice(text)
         )
@@ -80,7 +90,7 @@ class _Run:
         trainer, path = self._trainer, self._folder.path
         # Only now, when nothing of it was refused: a mended row may use the same folder.
         self._folder.record(self._resolved)
-        now = environment(self._task.facts, self._device)
+        now = environment(self._task.facts, self._device, self._model.initial_digest)
         self._folder.check_environment(now)
         done = self._restore()
         trainer.begin(done)
@@ -136,13 +146,15 @@ class _Run:
         scalars: dict[str, float] = {}
         for name in splits:
             families = [plugins.load(plugins.METRIC, family) for family in self._task.metrics]
-            metrics: list[Metric] = [family.build(family.Options()) for family in families]
+            metrics: list[Metric] = [
+                family.build(family.Options(), self._task.facts) for family in families
+            ]
             scalars |= evaluate(
-                self._model.module,
+                self._forward,
                 self._task.split(name),
                 metrics,
                 self._config.evaluation.batch_size,
-                self._device,
+                self._config.evaluation.data_workers,
             )
         return scalars
 
@@ -159,7 +171,14 @@ class _Run:
         if not math.isnan(value) and (self._best is None or value > self._best["value"]):
             vector = self._model.vector.detach().cpu().clone()
             buffers = self._model.buffers()
-            self._best = {"value": value, "index": index, "vector": vector, "buffers": buffers}
+            self._best = {
+                "metric": wanted,
+                "value": value,
+                "measured": scalars[wanted],
+                "index": index,
+                "vector": vector,
+                "buffers": buffers,
+            }
 
     def _save(self, done: int) -> None:
         state = {"trainer": self._trainer.state_dict(), "best": self._best}
@@ -204,11 +223,18 @@ class _Run:
             "rounds": done,
             "status": status,
             "selected": None if self._best is None else self._best["index"],
+            "selection": None
+            if self._best is None
+            else {
+                "metric": self._best["metric"],
+                "value": self._best["measured"],
+                "index": self._best["index"],
+            },
             "num_parameters": self._model.num_parameters,
             "metrics": metrics,
             "expected": compare(self._config, facts.variant, metrics),
             "privacy": self._trainer.statement(done),
-            "data": to_json_value(asdict(facts)),
+            "data": to_json_value(asdict(replace(facts, class_names=()))),
             "seconds": round(seconds, 3),
         }
 
@@ -228,7 +254,7 @@ def _headline(scalars: dict[str, float]) -> str:
     parts = []
     for name, value in scalars.items():
         metric = name.partition("/")[2]
-        if name == "train/loss" or metric == "accuracy":
+        if name == "train/loss" or metric in HEADLINE_METRICS:
             parts.append(f"{name} {value:.4f}")
     parts += [
         f"epsilon ({kind}) {round_up(scalars[f'privacy/epsilon_{kind}'], 3)}"

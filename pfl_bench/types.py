@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -46,13 +47,13 @@ class RemoteFile:
         name: File name under the target folder.
         urls: The addresses that have it, http or https, in the order in which they are tried.
         size: Its bytes; None if unknown.
-        digest: Digest of its content, "md5:<hex>" or "sha256:<hex>".
+        digest: Digest of its content, "md5:<hex>" or "sha256:<hex>"; None if none is published.
     """
 
     name: str
     urls: tuple[str, ...]
     size: int | None
-    digest: str
+    digest: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class DataFacts:
         input_shape: Shape of one example's input, without the leading axis.
         split_by: Whether splits divide users ("user") or each user's examples ("example").
         extra: Further facts, JSON-serialisable.
+        class_names: Names of the classes, in the order of the outputs; empty where they have none.
     """
 
     source: str
@@ -93,6 +95,7 @@ class DataFacts:
     input_shape: tuple[int, ...]
     split_by: SplitBy
     extra: Mapping[str, Any] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
 
 
 class FederatedSplit(Protocol):
@@ -127,8 +130,50 @@ class FederatedSplit(Protocol):
         """Read chosen examples of the pooled split for training, in the order of ``indices``."""
 
 
+class BatchTransform(Protocol):
+    """Turns what a split reads into what the model takes: a batch at a time, on the device.
+
+    Draws are made apart from their use, from a client's own stream, so that a result does not
+    depend on which engine makes the batches, or in which thread.
+    """
+
+    def draw(self, count: int, rng: np.random.Generator) -> Tensor:
+        """Draw the augmentation of ``count`` examples: shape (count, k), int64, on the CPU."""
+
+    def __call__(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
+        """Transform a batch.
+
+        Args:
+            inputs: Shape (n, ...), as the split gave them, on the device of the model.
+            draws: Shape (n, k), of ``draw``, on that device; None as evaluation sees the examples.
+
+        Returns:
+            Shape (n, ...), float32.
+        """
+
+
+@runtime_checkable
+class TransformsBatches(Protocol):
+    """What a task also has whose inputs are transformed batch by batch."""
+
+    @property
+    def transform(self) -> BatchTransform:
+        """Applied to each batch of inputs before the model."""
+
+
+@runtime_checkable
+class ReadsOnDevice(Protocol):
+    """What a task also has whose reading depends on where the model lives."""
+
+    def use_device(self, device: torch.device) -> None:
+        """Take note of the device; called once, before the first read."""
+
+
 class Task(Protocol):
-    """A learning problem on federated data; built by ``tasks/<name>/task.py``."""
+    """A learning problem on federated data; built by ``tasks/<name>/task.py``.
+
+    A task may also be one that ``TransformsBatches`` or ``ReadsOnDevice``.
+    """
 
     @property
     def facts(self) -> DataFacts:
@@ -215,6 +260,7 @@ class LocalTraining:
         batch_size: Examples a step; the last batch of an epoch may be smaller.
         learning_rate: Rate of local SGD.
         proximal_weight: FedProx's mu: adds mu * (local - central) to each gradient; 0 for FedAvg.
+        gradient_clip_norm: Bound of the L2 norm of each weight tensor's gradient; None for none.
     """
 
     epochs: int
@@ -222,6 +268,7 @@ class LocalTraining:
     learning_rate: float
     max_steps: int | None = None
     proximal_weight: float = 0.0
+    gradient_clip_norm: float | None = None
 
 
 class Algorithm(Protocol):

@@ -21,7 +21,7 @@ from privacy.calibration import (
     max_rounds,
 )
 from privacy.errors import PlanError, PrivacyError
-from privacy.statement import Accounted, PrivacyStatement, Status
+from privacy.statement import Accounted, PrivacyStatement, Status, selection_note
 
 
 def _check_clip_norm(clip_norm: float) -> None:
@@ -44,6 +44,7 @@ def example_level_statement(
     *,
     budget_epsilon: float | None = None,
     status: Status = "final",
+    selected_by: str | None = None,
 ) -> PrivacyStatement:
     """State what DP-SGD guarantees after so many steps.
 
@@ -58,6 +59,7 @@ def example_level_statement(
         num_parameters: Number of trainable parameters.
         budget_epsilon: Bound that epsilon was held to; None for none.
         status: "final", or "planned" if ``steps`` is the most that will be run.
+        selected_by: Metric by which one of the models is chosen; None for the last one.
 
     Returns:
         The statement, whose simulated and actual epsilons are equal.
@@ -84,6 +86,8 @@ def example_level_statement(
     ]
     if noise_multiplier == 0.0:
         notes.append("The noise multiplier is 0: there is no guarantee.")
+    if selected_by is not None:
+        notes.append(selection_note(selected_by))
     if delta >= 1.0 / num_examples:
         notes.append(
             f"Delta {delta:.4g} is not below one over the number of examples "
@@ -122,6 +126,7 @@ class ExampleLevelPlan:
         num_parameters: Number of trainable parameters.
         epsilon: Budget; None for none.
         max_steps: Steps, of those planned, that the budget allows; None without a budget.
+        selected_by: Metric by which one of the models is chosen; None for the last one.
     """
 
     num_examples: int
@@ -133,6 +138,7 @@ class ExampleLevelPlan:
     num_parameters: int
     epsilon: float | None
     max_steps: int | None
+    selected_by: str | None = None
 
     def ledger_constants(self, data_checksum: str) -> dict[str, Any]:
         """What is the same in every line of the run's ledger, JSON-serialisable.
@@ -175,6 +181,7 @@ class ExampleLevelPlan:
             self.num_parameters,
             budget_epsilon=self.epsilon,
             status=status,
+            selected_by=self.selected_by,
         )
 
 
@@ -189,6 +196,7 @@ def make_example_level_plan(
     delta: float | None,
     accountant: str,
     num_parameters: int,
+    selected_by: str | None = None,
 ) -> ExampleLevelPlan:
     """Settle noise and budget of DP-SGD, or say why they cannot be.
 
@@ -203,6 +211,7 @@ def make_example_level_plan(
         delta: In (0, 1); None for num_examples ** -1.1.
         accountant: "rdp", "pld" or "prv".
         num_parameters: Number of trainable parameters.
+        selected_by: Metric by which one of the models is chosen; None for the last one.
 
     Raises:
         PlanError: Neither epsilon nor noise is set, or not even one step fits the budget.
@@ -248,6 +257,7 @@ def make_example_level_plan(
         num_parameters=num_parameters,
         epsilon=epsilon,
         max_steps=max_steps,
+        selected_by=selected_by,
     )
     # Whatever cannot be stated after the last step should be known before the first.
     plan.statement(steps)

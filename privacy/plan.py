@@ -24,7 +24,7 @@ from privacy.errors import BudgetExceededError, PlanError
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.plan_checks import check_not_private, check_private, check_sizes
 from privacy.plan_types import PlanRequest, Setting
-from privacy.statement import PrivacyStatement, Status
+from privacy.statement import PrivacyStatement, Status, selection_note
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -308,6 +308,8 @@ def _notes(plan: PrivacyPlan) -> tuple[str, ...]:
         )
     if request.scheme == "full":
         notes.append("Every user takes part in every round: sampling amplifies nothing.")
+    if request.selected_by is not None:
+        notes.append(selection_note(request.selected_by))
     for label, setting in (("simulated", simulated), ("actual", actual)):
         if setting.delta is not None and setting.delta >= 1.0 / setting.population_size:
             notes.append(

@@ -41,6 +41,7 @@ class PlanRequest:
         batchnorm_layers: Names of BatchNorm layers that gather running statistics in training.
         num_parameters: Number of trainable parameters, P.
         data_checksum: Digest of the data's content; the ledger holds a run to it.
+        selected_by: Metric by which one of the rounds' models is chosen; None for the last one.
     """
 
     mechanism: str
@@ -61,6 +62,7 @@ class PlanRequest:
     batchnorm_layers: tuple[str, ...]
     num_parameters: int
     data_checksum: str = ""
+    selected_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

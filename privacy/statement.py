@@ -194,6 +194,15 @@ def _number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
+def selection_note(metric: str) -> str:
+    """What a reader should know of a run whose model was chosen by a metric."""
+    return (
+        f"The reported model is the one with the best {metric} among those that were evaluated. "
+        "The guarantee covers the models of all rounds together, and so each of them; which of "
+        "them was chosen was read from data without noise, and is outside of it."
+    )
+
+
 def json_epsilon(epsilon: float) -> float | str:
     """An epsilon as JSON takes it: JSON has no infinity, so that is the string "inf"."""
     return epsilon if math.isfinite(epsilon) else "inf"

@@ -120,12 +120,15 @@ class OurSide:
 
     def __init__(self, store: Path, load: Workload, private: bool, folder: Path) -> None:
         resolved = resolve(configuration(store, load, private), Path("bench"), ())
-        task = build_task(resolved)
+        task = build_task(resolved, torch.device("cpu"))
         self.model = build_model(resolved, task, torch.device("cpu"))
         self.trainer = FederatedTrainer(resolved, task, self.model, folder, lambda text: None)
         self.trainer.begin(0)
         self.split = task.split("train")
-        self.cohort_seed = resolved.private_seed(task.facts.checksum) if private else SEED
+        self.cohort_seed = SEED
+        if private:
+            digest = self.model.initial_digest
+            self.cohort_seed = resolved.private_seed(task.facts.checksum, digest)
 
     def round(self, index: int) -> None:
         self.trainer.advance(index)
@@ -277,7 +280,7 @@ class PflSide:
 def fresh_module(side: OurSide, store: Path, load: Workload, private: bool) -> nn.Module:
     """A second model with our side's initial weights."""
     resolved = resolve(configuration(store, load, private), Path("bench"), ())
-    module = build_model(resolved, build_task(resolved), torch.device("cpu")).module
+    module = build_model(resolved, build_task(resolved, torch.device("cpu")), torch.device("cpu")).module
     for parameter in module.parameters():
         parameter.data = parameter.data.clone()
     return module

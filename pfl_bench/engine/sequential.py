@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,7 +11,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from pfl_bench.flat_model import FlatModel
+from pfl_bench.flat_model import FlatModel, clip_each
+from pfl_bench.forward import Forward
+from pfl_bench.reading import read_ahead
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.types import Examples, FederatedSplit, LocalResult, LocalTraining
 
@@ -39,7 +40,7 @@ class SequentialEngine:
         options: See ``Options``.
         model: Its memory is the working copy; its dropout, if any, is on during training.
         split: The training split.
-        loss: Mean loss of a batch from (outputs, targets).
+        forward: From a batch as it was read to its loss.
         local: How a client trains.
         seed: The run's seed.
     """
@@ -49,14 +50,14 @@ class SequentialEngine:
         options: Options,
         model: FlatModel,
         split: FederatedSplit,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        forward: Forward,
         local: LocalTraining,
         seed: int,
     ) -> None:
         self._options = options
         self._model = model
         self._split = split
-        self._loss = loss
+        self._forward = forward
         self._local = local
         self._seed = seed
         self._update = torch.empty_like(model.vector)
@@ -76,36 +77,18 @@ class SequentialEngine:
             next client: use it before asking for the next.
         """
         self._model.module.train()
-        for user, examples in self._read_ahead(users, round_index):
+        jobs = (partial(self._read, user, round_index) for user in users.tolist())
+        for user, examples in read_ahead(jobs, self._options.data_workers):
             yield self._train_client(user, examples, round_index, central)
 
-    def _read(self, user: int, round_index: int) -> Examples:
+    def _read(self, user: int, round_index: int) -> tuple[int, Examples]:
         rng = stream(self._seed, Purpose.AUGMENTATION, round_index, user)
-        return self._split.read_user(user, rng)
-
-    def _read_ahead(
-        self, users: NDArray[np.int64], round_index: int
-    ) -> Iterator[tuple[int, Examples]]:
-        workers = self._options.data_workers
-        if workers == 0:
-            for user in users.tolist():
-                yield user, self._read(user, round_index)
-            return
-        with ThreadPoolExecutor(workers, thread_name_prefix="read-client") as pool:
-            waiting: deque[tuple[int, Future[Examples]]] = deque()
-            for user in users.tolist():
-                waiting.append((user, pool.submit(self._read, user, round_index)))
-                # Reading further ahead would hold more clients in memory and gain nothing.
-                if len(waiting) > 2 * workers:
-                    first, future = waiting.popleft()
-                    yield first, future.result()
-            for user, future in waiting:
-                yield user, future.result()
+        return user, self._split.read_user(user, rng)
 
     def _train_client(
         self, user: int, examples: Examples, round_index: int, central: Tensor
     ) -> LocalResult:
-        model, local = self._model, self._local
+        model, local, forward = self._model, self._local, self._forward
         work, slices, parameters = model.vector, model.slices, model.parameters
         rng = stream(self._seed, Purpose.LOCAL_TRAINING, round_index, user)
         seed_torch(self._seed, Purpose.LOCAL_TRAINING, work.device, round_index, user)
@@ -117,16 +100,19 @@ class SequentialEngine:
         step_limit = local.max_steps if local.max_steps is not None else -1
         for _ in range(local.epochs):
             order = torch.from_numpy(rng.permutation(len(examples))).to(work.device)
-            batches = zip(
-                torch.split(inputs[order], local.batch_size),
-                torch.split(targets[order], local.batch_size),
-                strict=True,
-            )
-            for batch_inputs, batch_targets in batches:
+            draws = forward.draw(len(examples), rng)
+            batch_inputs = torch.split(inputs[order], local.batch_size)
+            batch_targets = torch.split(targets[order], local.batch_size)
+            batch_draws: Sequence[Tensor | None] = [None] * len(batch_inputs)
+            if draws is not None:
+                batch_draws = torch.split(draws.to(work.device), local.batch_size)
+            for batch in zip(batch_inputs, batch_targets, batch_draws, strict=True):
                 if steps == step_limit:
                     break
-                loss = self._loss(model.module(batch_inputs), batch_targets)
+                loss = forward.loss(*batch)
                 gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+                if local.gradient_clip_norm is not None:
+                    gradients = clip_each(gradients, local.gradient_clip_norm)
                 if local.proximal_weight:
                     work.lerp_(central, local.learning_rate * local.proximal_weight)
                 torch._foreach_add_(slices, gradients, alpha=-local.learning_rate)
@@ -142,9 +128,9 @@ def build(
     options: Options,
     model: FlatModel,
     split: FederatedSplit,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    forward: Forward,
     local: LocalTraining,
     seed: int,
 ) -> SequentialEngine:
     """Build the engine; see ``SequentialEngine``."""
-    return SequentialEngine(options, model, split, loss, local, seed)
+    return SequentialEngine(options, model, split, forward, local, seed)

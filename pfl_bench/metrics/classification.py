@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.types import UserInputError
+from pfl_bench.types import DataFacts, UserInputError
 
 
 class Options(BaseModel):
@@ -62,6 +62,6 @@ class Classification:
         return {"accuracy": self._correct / self._count, "loss": self._loss / self._count}
 
 
-def build(options: Options) -> Classification:
-    """Build an empty accumulator."""
+def build(options: Options, facts: DataFacts) -> Classification:
+    """Build an empty accumulator; the data's facts do not matter to it."""
     return Classification()

@@ -13,6 +13,7 @@ from torch.nn import functional
 from pfl_bench.building import build_task
 from pfl_bench.engine.sequential import Options, SequentialEngine
 from pfl_bench.flat_model import FlatModel, batchnorm_layers
+from pfl_bench.forward import Forward
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import LocalTraining
 from tests.helpers import make_config
@@ -28,10 +29,11 @@ def make_module(dropout: float = 0.0) -> nn.Module:
 def make_engine(
     local: LocalTraining = LOCAL, dropout: float = 0.0, **options: Any
 ) -> tuple[SequentialEngine, FlatModel, Any]:
-    task = build_task(make_config("federated"))
+    task = build_task(make_config("federated"), torch.device("cpu"))
     model = FlatModel(make_module(dropout), torch.device("cpu"))
     split = task.split("train")
-    engine = SequentialEngine(Options(**options), model, split, task.loss, local, seed=7)
+    forward = Forward(model.module, task, model.device)
+    engine = SequentialEngine(Options(**options), model, split, forward, local, seed=7)
     return engine, model, split
 
 

@@ -75,7 +75,7 @@ def test_simulated_noise_scales_with_the_cohort(tmp_path: Path) -> None:
                 "noise_multiplier": 100.0,
             },
         )
-        task = build_task(config)
+        task = build_task(config, torch.device("cpu"))
         model = build_model(config, task, torch.device("cpu"))
         folder = tmp_path / str(noise_cohort)
         folder.mkdir()
@@ -135,7 +135,7 @@ def test_one_client_with_all_examples_is_central_sgd(model_name: str, tmp_path: 
         "federated__num_rounds": 3,
     }
     config = make_config("federated", **changes)
-    task = OneClientTask(build_task(config))
+    task = OneClientTask(build_task(config, torch.device("cpu")))
     model = build_model(config, task, torch.device("cpu"))
     trainer = FederatedTrainer(config, task, model, tmp_path, lambda text: None)
     plain = build_model(config, task, torch.device("cpu"))
@@ -168,7 +168,7 @@ def test_fedprox_with_weight_zero_is_fedavg_and_otherwise_stays_closer(tmp_path:
             federated__local_epochs=5,
             federated__num_rounds=1,
         )
-        task = build_task(config)
+        task = build_task(config, torch.device("cpu"))
         start = build_model(config, task, torch.device("cpu")).vector
         folder = tmp_path / f"{name}{algorithm}"
         return weights(config, folder) - start

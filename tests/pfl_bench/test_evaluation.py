@@ -10,9 +10,22 @@ from torch import nn
 
 from pfl_bench.building import build_task
 from pfl_bench.evaluation import evaluate
+from pfl_bench.forward import Forward
 from pfl_bench.metrics.classification import Classification
-from pfl_bench.types import UserInputError
+from pfl_bench.types import FederatedSplit, Task, UserInputError
 from tests.helpers import make_config
+
+
+CPU = torch.device("cpu")
+
+
+def digits() -> tuple[Task, FederatedSplit]:
+    task = build_task(make_config("federated"), CPU)
+    return task, task.split("val")
+
+
+def through(module: nn.Module, task: Task) -> Forward:
+    return Forward(module, task, CPU)
 
 
 def linear() -> nn.Module:
@@ -21,9 +34,9 @@ def linear() -> nn.Module:
 
 
 def test_metrics_agree_with_scikit_learn_and_with_each_client_alone() -> None:
-    split = build_task(make_config("federated")).split("val")
+    task, split = digits()
     module = linear()
-    result = evaluate(module, split, [Classification()], 32, torch.device("cpu"))
+    result = evaluate(through(module, task), split, [Classification()], 32)
     examples = split.read_range(0, split.num_examples)
     with torch.no_grad():
         logits = module(examples.inputs)
@@ -45,10 +58,10 @@ def test_metrics_agree_with_scikit_learn_and_with_each_client_alone() -> None:
 @settings(deadline=None, max_examples=15)
 @given(batch_size=st.integers(1, 400))
 def test_the_batch_size_does_not_matter(batch_size: int) -> None:
-    split = build_task(make_config("federated")).split("val")
+    task, split = digits()
     module = linear()
-    reference = evaluate(module, split, [Classification()], 400, torch.device("cpu"))
-    other = evaluate(module, split, [Classification()], batch_size, torch.device("cpu"))
+    reference = evaluate(through(module, task), split, [Classification()], 400)
+    other = evaluate(through(module, task), split, [Classification()], batch_size)
     assert other == pytest.approx(reference, rel=1e-6)
 
 
@@ -78,7 +91,7 @@ def test_no_examples_is_an_error_not_a_number() -> None:
 
 
 def test_evaluation_leaves_the_mode_as_it_was() -> None:
-    split = build_task(make_config("federated")).split("val")
+    task, split = digits()
     module = linear().train()
-    evaluate(module, split, [Classification()], 64, torch.device("cpu"))
+    evaluate(through(module, task), split, [Classification()], 64)
     assert module.training

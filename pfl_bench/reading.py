@@ -1,0 +1,77 @@
+"""Reading ahead of training in threads, in order, with bounded memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from pfl_bench.types import Examples
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A batch, or the part of one that fits the memory, as it was read.
+
+    Attributes:
+        step: The optimizer step that it is of, counted from 0 within the epoch.
+        size: Its examples.
+        is_last: Whether the step is complete with it.
+        examples: None for an empty batch, which Poisson sampling may draw.
+        draws: Its augmentation; None without one.
+    """
+
+    step: int
+    size: int
+    is_last: bool
+    examples: Examples | None
+    draws: Tensor | None
+
+    def to(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, targets and draws on a device.
+
+        Raises:
+            ValueError: The piece is empty.
+        """
+        if self.examples is None:
+            raise ValueError("an empty piece has no examples")
+        inputs = self.examples.inputs.to(device, non_blocking=True)
+        targets = self.examples.targets.to(device, non_blocking=True)
+        draws = None if self.draws is None else self.draws.to(device, non_blocking=True)
+        return inputs, targets, draws
+
+
+def read_ahead(jobs: Iterable[Callable[[], T]], workers: int) -> Iterator[T]:
+    """Run jobs ahead of their use.
+
+    Args:
+        jobs: What to read; taken from the iterable in order, in the caller's thread.
+        workers: Threads; 0 runs each job when its result is asked for.
+
+    Yields:
+        The jobs' results, in order. At most 2 * workers + 1 are waiting at a time.
+    """
+    if workers == 0:
+        for job in jobs:
+            yield job()
+        return
+    with ThreadPoolExecutor(workers, thread_name_prefix="read-ahead") as pool:
+        waiting: deque[Future[T]] = deque()
+        try:
+            for job in jobs:
+                waiting.append(pool.submit(job))
+                # Reading further ahead would hold more data in memory and gain nothing.
+                if len(waiting) > 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

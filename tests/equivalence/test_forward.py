@@ -1,0 +1,240 @@
+"""Transforms, precision, layout and gradient clipping: in the engine, the trainer, evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pfl_bench.building import build_model, build_task
+from pfl_bench.central import CentralTrainer
+from pfl_bench.config_file import resolve
+from pfl_bench.engine.sequential import Options, SequentialEngine
+from pfl_bench.flat_model import FlatModel, clip_each
+from pfl_bench.forward import Forward
+from pfl_bench.reading import read_ahead
+from pfl_bench.rng import Purpose, stream
+from pfl_bench.runner import run
+from pfl_bench.types import ConfigError, LocalTraining, Task
+from tests.helpers import make_config, make_tree
+
+CPU = torch.device("cpu")
+LOCAL = LocalTraining(epochs=2, batch_size=3, learning_rate=0.1)
+
+
+class Shift:
+    """A transform whose effect is easy to see: adds the drawn number, or 100 for evaluation."""
+
+    def draw(self, count: int, rng: np.random.Generator) -> Tensor:
+        return torch.from_numpy(rng.integers(0, 5, (count, 1)))
+
+    def __call__(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
+        return inputs + (100.0 if draws is None else draws.float())
+
+
+class ShiftedTask:
+    """The digits, each batch shifted."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self.facts, self.metrics, self.split_names = task.facts, task.metrics, task.split_names
+        self.loss, self.split = task.loss, task.split
+        self.transform = Shift()
+
+
+def digits() -> Task:
+    return build_task(make_config("federated"), CPU)
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(64, 10)
+
+
+def train(task: Any, local: LocalTraining, users: list[int], **options: Any) -> dict[int, Tensor]:
+    model = FlatModel(linear(), CPU)
+    forward = Forward(model.module, task, CPU, **options)
+    engine = SequentialEngine(Options(), model, task.split("train"), forward, local, seed=7)
+    results = engine.train(np.array(users), 5, model.vector.clone())
+    return {result.user: result.update.clone() for result in results}
+
+
+def by_hand(task: Any, user: int, local: LocalTraining) -> Tensor:
+    """Local SGD in plain PyTorch, with shifts and Keras-like clipping by tensor."""
+    module = linear()
+    start = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+    optimizer = torch.optim.SGD(module.parameters(), lr=local.learning_rate)
+    examples = task.split("train").read_user(user, np.random.default_rng())
+    rng = stream(7, Purpose.LOCAL_TRAINING, 5, user)
+    for _ in range(local.epochs):
+        order = rng.permutation(len(examples))
+        shifts = rng.integers(0, 5, (len(examples), 1)) if hasattr(task, "transform") else None
+        for first in range(0, len(order), local.batch_size):
+            chosen = order[first : first + local.batch_size]
+            inputs = examples.inputs[chosen]
+            if shifts is not None:
+                inputs = inputs + torch.from_numpy(shifts[first : first + local.batch_size])
+            optimizer.zero_grad()
+            functional.cross_entropy(module(inputs.float()), examples.targets[chosen]).backward()
+            if local.gradient_clip_norm is not None:
+                for parameter in module.parameters():
+                    nn.utils.clip_grad_norm_([parameter], local.gradient_clip_norm)
+            optimizer.step()
+    return nn.utils.parameters_to_vector(module.parameters()).detach() - start
+
+
+def test_each_batch_is_transformed_with_the_client_s_own_draws() -> None:
+    task = ShiftedTask(digits())
+    for user, update in train(task, LOCAL, [0, 3, 11]).items():
+        torch.testing.assert_close(update, by_hand(task, user, LOCAL), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bound", [0.05, 0.5, 1e6])
+def test_gradients_are_clipped_tensor_by_tensor(bound: float) -> None:
+    local = LocalTraining(epochs=2, batch_size=3, learning_rate=0.1, gradient_clip_norm=bound)
+    for user, update in train(digits(), local, [0, 3]).items():
+        torch.testing.assert_close(update, by_hand(digits(), user, local), rtol=1e-4, atol=1e-6)
+
+
+def test_clipping_bounds_each_tensor_alone() -> None:
+    large, small = torch.full((4,), 3.0), torch.full((9,), 0.1)
+    first, second = clip_each((large, small), 1.0)
+    assert float(first.norm()) == pytest.approx(1.0)
+    assert torch.equal(second, small)
+    assert float(large.norm()) == 6.0
+    for value in (float("nan"), float("inf")):
+        broken, _ = clip_each((torch.tensor([value, 1.0]), small), 1.0)
+        assert not broken.isfinite().all()
+    zero, _ = clip_each((torch.zeros(3), small), 1.0)
+    assert not zero.any()
+
+
+def test_evaluation_uses_the_transform_without_draws() -> None:
+    task = ShiftedTask(digits())
+    inputs = torch.zeros(2, 64)
+    module = linear()
+    outputs = Forward(module, task, CPU).outputs(inputs)
+    torch.testing.assert_close(outputs, module(inputs + 100.0))
+
+
+def test_mixed_precision_is_close_and_keeps_float32_outside() -> None:
+    full = train(digits(), LOCAL, [3])[3]
+    mixed = train(digits(), LOCAL, [3], precision="bfloat16")[3]
+    assert mixed.dtype == torch.float32
+    assert not torch.equal(full, mixed)
+    assert float((full - mixed).norm()) < 0.05 * float(full.norm())
+
+
+def test_channels_last_is_a_matter_of_layout_alone() -> None:
+    seen: list[Tensor] = []
+
+    class Look(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x)
+            return x
+
+    images = torch.arange(2 * 3 * 4 * 4.0).view(2, 3, 4, 4)
+    out = Forward(Look(), digits(), CPU, channels_last=True).outputs(images)
+    assert torch.equal(out, images)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    rows = torch.zeros(2, 5)
+    Forward(Look(), digits(), CPU, channels_last=True).outputs(rows)
+    assert seen[1] is rows
+
+
+@pytest.mark.parametrize("setting", ["central", "central_dp"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_central_batches_read_ahead_change_nothing(
+    setting: str, workers: int, tmp_path: Path
+) -> None:
+    def vector(name: str, data_workers: int) -> Tensor:
+        config = make_config(setting, central__data_workers=data_workers)
+        task = ShiftedTask(build_task(config, CPU))
+        model = build_model(config, task, CPU)
+        folder = tmp_path / name
+        folder.mkdir()
+        trainer = CentralTrainer(config, task, model, folder, lambda text: None)
+        for epoch in (1, 2):
+            trainer.advance(epoch)
+        return model.vector.clone()
+
+    assert torch.equal(vector("line", 0), vector("ahead", workers))
+
+
+def test_central_gradient_clipping_bounds_the_step(tmp_path: Path) -> None:
+    config = make_config(
+        "central", central__gradient_clip_norm=1e-3, central__num_epochs=1, central__batch_size=1000
+    )
+    task = build_task(config, CPU)
+    model = build_model(config, task, CPU)
+    before = [p.detach().clone() for p in model.parameters]
+    trainer = CentralTrainer(config, task, model, tmp_path, lambda text: None)
+    trainer.advance(1)
+    for old, new in zip(before, model.slices, strict=True):
+        steps = -(-trainer._split.num_examples // 1000)
+        assert 0 < float((new - old).norm()) <= steps * 0.3 * 1e-3 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"precision": "bfloat16"}, {"central__gradient_clip_norm": 1.0}]
+)
+def test_example_level_dp_refuses_what_it_would_not_bound(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="float32"):
+        resolve(make_tree("central_dp", **changes), Path("test.yaml"), ())
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_reading_ahead_keeps_the_order_and_is_bounded(workers: int) -> None:
+    started: list[int] = []
+
+    def jobs() -> Any:
+        for number in range(40):
+            started.append(number)
+            yield lambda number=number: number
+
+    for count, result in enumerate(read_ahead(jobs(), workers)):
+        assert result == count
+        assert len(started) <= count + 2 * workers + 2
+
+
+def test_an_error_while_reading_ahead_reaches_the_caller() -> None:
+    def fails() -> int:
+        raise OSError("the disk is gone")
+
+    results = read_ahead([lambda: 1, fails, lambda: 3], 2)
+    assert next(results) == 1
+    with pytest.raises(OSError, match="disk is gone"):
+        next(results)
+
+
+def test_a_run_goes_on_with_the_model_that_it_began_with_alone(tmp_path: Path) -> None:
+    """The initial model's digest, frozen weights included, is part of the run."""
+    first, second = (FlatModel(linear(), CPU).initial_digest for _ in range(2))
+    assert first == second
+    module = linear()
+    module.register_buffer("statistics", torch.zeros(1))
+    assert FlatModel(module, CPU).initial_digest != first
+    frozen = linear()
+    frozen.bias.requires_grad_(False)
+    with torch.no_grad():
+        frozen.bias[0] += 1
+    assert FlatModel(frozen, CPU).initial_digest != first
+
+
+def test_the_selection_is_in_the_summary_and_the_statement(tmp_path: Path) -> None:
+    config = make_config("private_federated", evaluation__select_best="val/loss")
+    summary = run(config, tmp_path / "run")
+    selection = summary["selection"]
+    assert selection["metric"] == "val/loss"
+    assert selection["index"] == summary["selected"]
+    notes = " ".join(summary["privacy"]["notes"])
+    assert "best val/loss" in notes
+    assert "outside" in notes
+    plain = run(make_config("private_federated"), tmp_path / "plain")
+    assert plain["selection"] is None
+    assert not any("best" in note for note in plain["privacy"]["notes"])
