@@ -56,7 +56,10 @@ class PrivateSteps:
         self._forward = forward
         self._model = model
         self._checked = False
-        self._module = GradSampleModule(model.module, loss_reduction="mean")
+        try:
+            self._module = GradSampleModule(model.module, loss_reduction="mean")
+        except NotImplementedError as error:
+            raise _unfit(error) from error
         self._optimizer = DPOptimizer(
             optimizer,
             noise_multiplier=plan.noise_multiplier,
@@ -81,7 +84,7 @@ class PrivateSteps:
         self._optimizer.zero_grad(set_to_none=True)
         if piece.size:
             inputs, targets, draws = piece.to(device)
-            outputs = self._module(self._forward.prepare(inputs, draws))
+            outputs = self._outputs(self._forward.prepare(inputs, draws))
             loss = self._task.loss(outputs, targets)
             if not self._checked:
                 self._check_loss(loss.detach(), outputs.detach(), targets)
@@ -99,6 +102,16 @@ class PrivateSteps:
         if piece.is_last:
             self._optimizer.zero_grad(set_to_none=True)
         return loss_sum, lost
+
+    def _outputs(self, inputs: Tensor) -> Tensor:
+        try:
+            outputs: Tensor = self._module(inputs)
+        except RuntimeError as error:
+            # Opacus' hooks hand layers' outputs on as views, which must not be written to.
+            if "inplace" in str(error):
+                raise _unfit(error) from error
+            raise
+        return outputs
 
     def _check_loss(self, loss: Tensor, outputs: Tensor, targets: Tensor) -> None:
         """Check once that the loss is the plain mean over examples, as the scaling back assumes.
@@ -131,3 +144,12 @@ class PrivateSteps:
             for sample in samples:
                 sample[~finite] = 0.0
         return lost
+
+
+def _unfit(error: Exception) -> ConfigError:
+    reason = str(error).split(". ")[0].splitlines()[0]
+    return ConfigError(
+        f"model: Opacus cannot compute gradients of single examples through it ({reason}); train "
+        "fewer of its layers (for FLAIR's: model.train=head or lora), or choose a network without "
+        "in-place operations, such as small_cnn"
+    )

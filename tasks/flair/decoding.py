@@ -1,0 +1,157 @@
+"""From the bytes of pictures, as published, to pixels."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from pfl_bench.types import ConfigError, DataError
+
+Bytes = NDArray[np.uint8]
+JPEG_START = b"\xff\xd8"
+# Markers of JPEG's frame headers (ITU T.81, table B.1): C0 to CF without C4, C8 and CC.
+FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+
+
+class Decoder:
+    """Decodes pictures to RGB, and scales them if asked to.
+
+    On the CPU Pillow decodes: torchvision gives the same pixels, but its decoders are deprecated
+    since 0.29. On a GPU torchvision's nvJPEG decodes JPEGs of one or three components, and Pillow
+    what it does not take (CMYK, PNG). nvJPEG and libjpeg-turbo may differ by a few grey levels, so
+    runs are repeated bit for bit only where the same one decodes.
+
+    Args:
+        where: "cpu", "gpu", or "auto": where the model lives.
+        stored_side: Height and width that every picture has.
+        resize: Side to which decoded pictures are scaled (bilinear, antialiased); None keeps
+            them as they are.
+    """
+
+    def __init__(
+        self, where: Literal["auto", "cpu", "gpu"], stored_side: int, resize: int | None
+    ) -> None:
+        self._where = where
+        self._stored_side = stored_side
+        self._resize = resize
+        self._gpu: torch.device | None = None
+        self.side = stored_side if resize is None else resize
+
+    def use_device(self, device: torch.device) -> None:
+        """Take note of where the model lives.
+
+        Raises:
+            ConfigError: Decoding on a GPU was asked for, and the model is elsewhere.
+        """
+        if device.type == "cuda" and self._where != "cpu":
+            self._gpu = device
+            # In force from here on: filters that come and go are not safe in reading threads.
+            warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
+        elif self._where == "gpu":
+            raise ConfigError(
+                f"task.decode: 'gpu' decodes with nvJPEG, but the model runs on {device.type}; set "
+                "task.decode=cpu or auto, or device=cuda"
+            )
+
+    def decode(self, pictures: Sequence[Bytes], names: Sequence[str]) -> Tensor:
+        """Decode pictures.
+
+        Args:
+            pictures: The bytes of each.
+            names: What messages call each.
+
+        Returns:
+            Shape (n, 3, side, side), uint8, on the CPU or the GPU; channels last in memory.
+
+        Raises:
+            DataError: One cannot be decoded, or is not of the stored size.
+        """
+        if not pictures:
+            return torch.empty((0, 3, self.side, self.side), dtype=torch.uint8)
+        if self._gpu is not None:
+            decoded = _decode_on_gpu(pictures, names, self._gpu)
+        else:
+            decoded = [_decode_on_cpu(p, name) for p, name in zip(pictures, names, strict=True)]
+        for picture, name in zip(decoded, names, strict=True):
+            if picture.shape[:2] != (self._stored_side, self._stored_side):
+                raise DataError(
+                    f"{name} has {picture.shape[1]} x {picture.shape[0]} pixels, but the store "
+                    f"announces {self._stored_side} x {self._stored_side}; prepare the data again"
+                )
+        batch = torch.stack(decoded).permute(0, 3, 1, 2)
+        if self._resize in (None, self._stored_side):
+            return batch
+        size = (self.side, self.side)
+        # As float: scaling uint8 rounds in ways that depend on the processor.
+        scaled = functional.interpolate(
+            batch.float(), size=size, mode="bilinear", align_corners=False, antialias=True
+        )
+        return scaled.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _decode_on_gpu(
+    pictures: Sequence[Bytes], names: Sequence[str], device: torch.device
+) -> list[Tensor]:
+    """Decode to tensors of shape (side, side, 3) on a GPU."""
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    fit = [i for i, p in enumerate(pictures) if num_components(p.tobytes()) in (1, 3)]
+    decoded: dict[int, Tensor] = {}
+    if fit:
+        jpegs = [torch.from_numpy(pictures[i]) for i in fit]
+        try:
+            batch = decode_jpeg(jpegs, ImageReadMode.RGB, device=device)
+        except RuntimeError as error:
+            shown = ", ".join(names[i] for i in fit[:3])
+            raise DataError(
+                f"nvJPEG cannot decode one of {len(fit)} pictures ({shown}, ...): {error}; "
+                "task.decode=cpu names the picture if it is damaged"
+            ) from error
+        decoded = {i: picture.permute(1, 2, 0) for i, picture in zip(fit, batch, strict=True)}
+    for index, (picture, name) in enumerate(zip(pictures, names, strict=True)):
+        if index not in decoded:
+            decoded[index] = _decode_on_cpu(picture, name).to(device)
+    return [decoded[index] for index in range(len(pictures))]
+
+
+def _decode_on_cpu(picture: Bytes, name: str) -> Tensor:
+    """Decode to a tensor of shape (side, side, 3)."""
+    try:
+        with Image.open(io.BytesIO(picture.tobytes())) as opened:
+            return torch.from_numpy(np.array(opened.convert("RGB")))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(
+            f"{name} cannot be decoded ({error}); the store is damaged: copy it again, or prepare "
+            "the data again"
+        ) from error
+
+
+def num_components(data: bytes) -> int | None:
+    """Number of colour components of a JPEG: 1 grey, 3 colour, 4 CMYK; None if it is none.
+
+    Args:
+        data: The encoded picture.
+
+    Source: ITU T.81, section B.2.2 (frame header syntax).
+    """
+    if data[:2] != JPEG_START:
+        return None
+    place = 2
+    while place + 9 < len(data) and data[place] == 0xFF:
+        marker = data[place + 1]
+        if marker == 0xFF:  # fill byte
+            place += 1
+        elif marker in FRAME_HEADERS:
+            return data[place + 9]
+        else:
+            place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return None

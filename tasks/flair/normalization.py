@@ -1,0 +1,148 @@
+"""Normalisation that federated learning can use: no layer keeps statistics of a client's images.
+
+BatchNorm's running statistics are computed from examples and would leave a client outside the
+update, neither clipped nor noised. A network from scratch gets GroupNorm instead; a pretrained one
+keeps the statistics that it came with, and they never move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from pfl_bench.types import ConfigError
+
+MAX_GROUPS = 32
+
+
+class FrozenStatisticsNorm(nn.Module):
+    """Batch normalisation by constant statistics, with a trainable scale and bias.
+
+    In training and in evaluation it gives what BatchNorm gives in evaluation.
+
+    Args:
+        num_features: Channels, C: axis 1 of the inputs.
+        eps: Added to the variance.
+
+    Attributes:
+        weight: Shape (C,): scale, a parameter.
+        bias: Shape (C,): a parameter.
+        running_mean: Shape (C,): a buffer that nothing writes.
+        running_var: Shape (C,): a buffer that nothing writes.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, num_features: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features))
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Normalise ``inputs``, shape (n, C, ...)."""
+        # training=False: this function writes to the statistics only in training.
+        return functional.batch_norm(
+            inputs,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            training=False,
+            eps=self.eps,
+        )
+
+    def extra_repr(self) -> str:
+        """What ``print`` shows of the layer."""
+        return f"{self.num_features}, eps={self.eps}"
+
+
+def num_groups(channels: int) -> int:
+    """Groups of a GroupNorm layer: 32 where the channels allow it.
+
+    Otherwise the largest divisor of ``channels`` below 32 that leaves at least two channels a
+    group; a group of one channel would be blank wherever the image has shrunk to one pixel.
+
+    Args:
+        channels: Channels of the layer, at least 1.
+
+    Returns:
+        A divisor of ``channels``, 1 to 32.
+
+    Source: Wu and He 2018, "Group Normalization" (32 groups).
+    """
+    most = max(1, min(MAX_GROUPS, channels // 2))
+    return next(groups for groups in range(most, 0, -1) if channels % groups == 0)
+
+
+def batchnorm_names(module: nn.Module) -> list[str]:
+    """Names of the layers that compute statistics over a batch or keep them."""
+    return [name for name, layer in module.named_modules() if isinstance(layer, _NormBase)]
+
+
+def use_group_norm(module: nn.Module) -> None:
+    """Replace every BatchNorm, in place, by a GroupNorm of the same channels and epsilon.
+
+    Args:
+        module: Its BatchNorm layers, 1d, 2d and 3d, are replaced; scales begin at 1, biases at 0.
+
+    Raises:
+        ConfigError: A layer with running statistics is left.
+    """
+
+    def convert(layer: _BatchNorm) -> nn.Module:
+        channels = layer.num_features
+        return nn.GroupNorm(num_groups(channels), channels, eps=layer.eps, affine=layer.affine)
+
+    _replace(module, convert)
+
+
+def freeze_statistics(module: nn.Module) -> None:
+    """Replace every BatchNorm, in place, by one whose statistics stay as they are.
+
+    Args:
+        module: Its BatchNorm layers, 1d, 2d and 3d, are replaced; scales, biases and statistics
+            are taken over.
+
+    Raises:
+        ConfigError: A layer with running statistics is left, or one has none to freeze.
+    """
+
+    def convert(layer: _BatchNorm) -> nn.Module:
+        frozen = FrozenStatisticsNorm(layer.num_features, layer.eps)
+        if layer.running_mean is None or layer.running_var is None or not layer.affine:
+            raise ConfigError(
+                f"model.normalization: 'frozen' needs layers with statistics, scale and bias; "
+                f"{layer} lacks one of them; use model.normalization=group"
+            )
+        frozen.load_state_dict(
+            {name: value for name, value in layer.state_dict().items() if name in _STATE}
+        )
+        return frozen
+
+    _replace(module, convert)
+
+
+_STATE = ("weight", "bias", "running_mean", "running_var")
+
+
+def _replace(module: nn.Module, convert: Callable[[_BatchNorm], nn.Module]) -> None:
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _BatchNorm):
+                setattr(parent, name, convert(child))
+    left = batchnorm_names(module)
+    if left:
+        raise ConfigError(
+            f"model.name: the network keeps layers that normalise over examples or keep running "
+            f"statistics ({', '.join(left[:3])}), which no update carries and no clip bounds; "
+            "choose another network"
+        )

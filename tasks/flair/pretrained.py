@@ -1,0 +1,193 @@
+"""Weights trained on ImageNet, from torchvision's own files: given, cached or downloaded."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, cast
+from urllib.request import urlopen
+
+import torch
+from torch import Tensor, nn
+
+from pfl_bench.types import ConfigError
+
+CHUNK_BYTES = 1 << 20
+TIMEOUT_S = 30.0
+# Classifiers beside the trunk, which are not built.
+AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+# The published DenseNet files are older than the names of its layers.
+OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12])\.")
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedWeights:
+    """A published file of weights.
+
+    Attributes:
+        url: Where it is published.
+        file_name: Its name, which ends with the first digits of its SHA-256.
+        digest_prefix: Those digits, hexadecimal.
+    """
+
+    url: str
+    file_name: str
+    digest_prefix: str
+
+
+def published_weights(name: str) -> PublishedWeights | None:
+    """Look up torchvision's first ImageNet weights of a classifier, its ``IMAGENET1K_V1``.
+
+    Returns:
+        The weights; None if torchvision has none, or none whose file name holds a digest.
+    """
+    from torchvision.models import get_model_weights
+
+    version = getattr(get_model_weights(name), "IMAGENET1K_V1", None)
+    if version is None:
+        return None
+    url = str(version.url)
+    file_name = url.rsplit("/", 1)[-1]
+    digest = re.search(r"-([0-9a-f]{8,64})\.", file_name)
+    return PublishedWeights(url, file_name, digest.group(1)) if digest else None
+
+
+def find_weights(name: str, given: str | None) -> Path:
+    """Find the file of a classifier's ImageNet weights, or download it to torch's cache.
+
+    Args:
+        name: A torchvision classifier.
+        given: Path of the file. One with the published name must have the published content; one
+            with another name may hold other weights of the same network. None: torch's cache is
+            looked at, then the file is downloaded.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        ConfigError: There is no such file, published or given, its content is damaged, or it
+            cannot be downloaded.
+    """
+    weights = published_weights(name)
+    if given is not None:
+        path = Path(given).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"model.weights: there is no file {path}; give torchvision's file")
+        if weights is not None and path.name == weights.file_name:
+            _check_digest(path, weights, "give it another name if it holds other weights")
+        return path
+    if weights is None:
+        raise ConfigError(
+            f"model.init: torchvision has no IMAGENET1K_V1 weights of '{name}'; choose another "
+            "network, give a file of its weights with model.weights=PATH, or use model.init=random"
+        )
+    path = Path(torch.hub.get_dir()) / "checkpoints" / weights.file_name
+    if not path.exists():
+        _download(weights, path)
+    _check_digest(path, weights, "delete it, and it is downloaded again")
+    return path
+
+
+def _check_digest(path: Path, weights: PublishedWeights, mend: str) -> None:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(CHUNK_BYTES):
+                digest.update(piece)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error}); give it with model.weights=PATH"
+        ) from (error)
+    if not digest.hexdigest().startswith(weights.digest_prefix):
+        raise ConfigError(
+            f"{path}: is damaged or not torchvision's file: its SHA-256 should begin with "
+            f"{weights.digest_prefix}, but begins with {digest.hexdigest()[:8]}; {mend}"
+        )
+
+
+def _download(weights: PublishedWeights, path: Path) -> None:
+    """Fetch the file; it appears under its name whole, however many processes fetch it."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with urlopen(weights.url, timeout=TIMEOUT_S) as answer, partial.open("wb") as file:
+            while piece := answer.read(CHUNK_BYTES):
+                file.write(piece)
+        _check_digest(partial, weights, "run again, or give it with model.weights=PATH")
+        partial.replace(path)
+    except (OSError, HTTPException) as error:
+        raise ConfigError(
+            f"model.init: 'imagenet' needs torchvision's file {weights.file_name}, which is not in "
+            f"{path.parent} and could not be downloaded from {weights.url} ({error}); put it into "
+            "that folder, or say where it is with model.weights=PATH"
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_weights(module: nn.Module, path: Path, head: str) -> None:
+    """Load all weights of a classifier but its last layer's, which is to be replaced.
+
+    Args:
+        module: A torchvision classifier as torchvision builds it; changed in place.
+        path: A state dict saved by ``torch.save``.
+        head: Name of the last layer.
+
+    Raises:
+        ConfigError: The file is no state dict, is damaged, or belongs to another network.
+    """
+    state = _read_state(path)
+    entries: OrderedDict[str, Tensor] = OrderedDict()
+    for key, value in state.items():
+        if not key.startswith((f"{head}.", *AUXILIARY)):
+            entries[OLD_DENSENET.sub(r"\1\2.", key)] = value
+    if hasattr(state, "_metadata"):
+        # Versions of layers, by which some networks read their older files.
+        cast("Any", entries)._metadata = state._metadata
+    try:
+        result = module.load_state_dict(entries, strict=False)
+    except (RuntimeError, ValueError) as error:
+        raise _foreign(path, " ".join(str(error).split())) from error
+    missing = [
+        key
+        for key in result.missing_keys
+        if not key.endswith(".num_batches_tracked") and not key.startswith(f"{head}.")
+    ]
+    if missing or result.unexpected_keys:
+        differences = [f"it lacks '{key}'" for key in missing[:2]]
+        differences += [f"it has '{key}'" for key in result.unexpected_keys[:2]]
+        raise _foreign(path, ", ".join(differences))
+
+
+def _foreign(path: Path, difference: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: these are not weights of the network model.name: {difference[:400]}; give the "
+        "file of that network, or change model.name"
+    )
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch names no common class for what a damaged file raises
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise ConfigError(
+            f"{path}: cannot be read as a file of weights ({reason}); give a state dict saved by "
+            "torch.save, such as torchvision's own file"
+        ) from error
+    if not isinstance(state, dict) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+    ):
+        raise ConfigError(
+            f"{path}: holds no state dict (names of weights, each with a tensor); give one, such "
+            "as torchvision's own file"
+        )
+    odd = [key for key, value in state.items() if not bool(torch.isfinite(value).all())]
+    if odd:
+        raise ConfigError(f"{path}: the weights '{odd[0]}' are not finite; give a sound file")
+    return cast("dict[str, Tensor]", state)
