@@ -31,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_run(commands)
     _add_table(commands)
+    _add_sweep(commands)
     _add_data(commands)
     _add_privacy(commands)
     _add_report(commands)
@@ -49,7 +50,9 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _add_table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     table = commands.add_parser("table", help="run every row of a folder; done rows are skipped")
-    table.add_argument("folder", metavar="FOLDER", help="folder of row files, or a bundled one")
+    table.add_argument(
+        "folder", metavar="FOLDER", help="folder of rows or a view, or a bundled one"
+    )
     table.add_argument("overrides", nargs="*", metavar="key=value", help="applied to every row")
     table.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds a row (default 1)")
     table.add_argument("--only", metavar="ROW", help="run this row alone")
@@ -58,8 +61,20 @@ def _add_table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     table.set_defaults(module="table")
 
 
+def _add_sweep(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    sweep = commands.add_parser(
+        "sweep", help="one row with every combination of some settings, best on val first"
+    )
+    sweep.add_argument("sweep", metavar="SWEEP.yaml", help="row, metric and grid of values")
+    sweep.add_argument("overrides", nargs="*", metavar="key=value", help="applied to every run")
+    sweep.add_argument("--only", type=int, metavar="N", help="run the Nth combination alone")
+    sweep.add_argument("--format", choices=("md", "csv", "latex"), default="md")
+    sweep.add_argument("--out", metavar="DIR", help="folder of the runs (default: runs/SWEEP)")
+    sweep.set_defaults(module="sweep")
+
+
 def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    data = commands.add_parser("data", help="prepare, download and describe data")
+    data = commands.add_parser("data", help="prepare, download, generate and describe data")
     actions = data.add_subparsers(dest="action", metavar="ACTION", required=True)
     prepare = actions.add_parser("prepare", help="raw public files -> store")
     prepare.add_argument("task", metavar="TASK")
@@ -69,9 +84,15 @@ def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     download = actions.add_parser("download", help="fetch the published files")
     download.add_argument("task", metavar="TASK")
     download.add_argument("--out", metavar="DIR", help="target folder (default: data/TASK)")
+    generate = actions.add_parser("generate", help="made-up data in a task's published format")
+    generate.add_argument("task", metavar="TASK")
+    generate.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
+    generate.add_argument("--out", required=True, metavar="DIR", help="folder to make")
     stats = actions.add_parser("stats", help="users, examples, skew of a store")
     stats.add_argument("file", metavar="FILE.h5")
+    stats.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
     stats.add_argument("--json", action="store_true")
+    stats.add_argument("--plots", metavar="DIR", help="also draw them, as PNG files in DIR")
     data.set_defaults(module="data")
 
 

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from http.client import HTTPException, HTTPResponse, InvalidURL
 from pathlib import Path
 from urllib.error import HTTPError, URLError
@@ -15,6 +16,7 @@ from urllib.request import Request, build_opener
 
 from filelock import FileLock, Timeout
 
+from pfl_bench.download_checks import SUMS, checks_content, find_damage, read_sums, record_sum
 from pfl_bench.types import DataError, PluginError, RemoteFile
 
 Progress = Callable[[str, int, int | None], None]
@@ -38,6 +40,10 @@ def download(
     Memory does not grow with the files. What an interruption leaves stays as ``.NAME.partial`` and
     is gone on with by the next call. Proxies are taken from the environment.
 
+    A file without a published digest is held against the length that the server declares, and
+    read through if its name says how (gzip's CRC-32, JSON). Its SHA-256 goes into ``SHA256SUMS``
+    in the folder; what is recorded there is its digest from then on.
+
     Args:
         files: What to fetch.
         target: Folder for the files; made if absent.
@@ -60,12 +66,26 @@ def download(
         raise DataError(
             f"{error.filename}: is a file; give --out a folder for the downloaded files"
         ) from error
+    sums = read_sums(target)
+    recorded = {file.name for file in files if file.digest is None and file.name in sums}
+    files = [replace(f, digest=sums[f.name]) if f.name in recorded else f for f in files]
     # All are looked at first: a foreign file is told of before minutes of fetching, not after.
-    absent = [file for file in files if not _is_there(file, target / file.name, progress)]
-    if absent:
+    found = {f.name: _find(f, target / f.name, progress, f.name in recorded) for f in files}
+    absent = [file for file in files if found[file.name] is None]
+    unrecorded = [(f.name, found[f.name]) for f in files if f.digest is None]
+    if absent or unrecorded:
         with _locked(target):
+            for name, digest in unrecorded:
+                if digest is not None:
+                    record_sum(target, name, digest)
             for file in absent:
-                _fetch(file, target, progress, advice)
+                mend = advice
+                if file.name in recorded:
+                    mend = (
+                        f"{file.name} must be what {target / SUMS} records; if its publisher has "
+                        f"replaced it, delete its line there. {advice}"
+                    )
+                _fetch(file, target, progress, mend)
     return [target / file.name for file in files]
 
 
@@ -78,27 +98,32 @@ def check_declaration(files: Sequence[RemoteFile]) -> None:
             wrong = "name must be a plain file name, used once"
         elif not file.urls or not all(re.match("https?://", url) for url in file.urls):
             wrong = f"urls {file.urls!r} must be one or more http or https addresses"
-        elif not DIGEST.fullmatch(file.digest):
+        elif file.digest is not None and not DIGEST.fullmatch(file.digest):
             wrong = f"digest {file.digest!r} must be md5:HEX or sha256:HEX in small letters"
         if wrong:
             raise PluginError(f"FILES of the task's prepare.py, {file.name!r}: {wrong}")
 
 
-def _is_there(file: RemoteFile, path: Path, progress: Progress) -> bool:
-    """Whether the file is there already, with the published content."""
+def _find(file: RemoteFile, path: Path, progress: Progress, recorded: bool) -> str | None:
+    """Digest of the file if it is there with the right content, None if it is absent."""
     if not path.exists():
-        return False
+        return None
     if not path.is_file():
         raise DataError(f"{path}: is no file, but {file.name} is to be put there; move it away")
     running = _Running(file, path)
-    if not running.is_whole:
+    if file.digest is None:
+        damage = find_damage(path, file.name)
+        if damage:
+            raise DataError(f"{path}: is there, but is {damage}; delete it, and it is fetched anew")
+    elif not running.is_whole:
+        which = f"the file that {SUMS} beside it records" if recorded else "the published file"
         raise DataError(
-            f"{path}: is there, but is not the published file: expected {file.digest}"
+            f"{path}: is there, but is not {which}: expected {file.digest}"
             f"{_bytes(file.size)}, got {running.digest}{_bytes(running.size)}; it is left as it "
             "is: delete it, or choose another --out"
         )
     progress(file.name, running.size, running.size)
-    return True
+    return running.digest
 
 
 @contextmanager
@@ -141,7 +166,7 @@ class _Running:
 
     def _clear(self) -> None:
         # Publishers state MD5; it guards against damage here, which needs no cryptographic hash.
-        name = self._file.digest.partition(":")[0]
+        name = (self._file.digest or "sha256").partition(":")[0]
         self._hash = hashlib.new(name, usedforsecurity=False)
         self.size = 0
 
@@ -162,7 +187,7 @@ class _Running:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is the published file."""
+        """Whether this is the published file; never known without a digest."""
         return self._file.size in (None, self.size) and self.digest == self._file.digest
 
 
@@ -178,6 +203,8 @@ def _fetch(file: RemoteFile, target: Path, progress: Progress, advice: str) -> N
     for url in file.urls:
         failure = None if partial.is_whole else _try_mirror(url, file, partial, progress)
         if failure is None:
+            if file.digest is None:
+                record_sum(target, file.name, partial.digest)
             partial.path.replace(path)
             return
         failures.append(f"\n  - {url}: {failure}")
@@ -229,13 +256,27 @@ def _request(url: str, file: RemoteFile, partial: _Running, progress: Progress) 
             raise
     if size is not None and partial.size < size:
         raise _TryError(f"the connection ended at {partial.size} of {size} bytes", again=True)
-    if not partial.is_whole:
+    if file.digest is None:
+        _check_undigested(file, partial, size)
+    elif not partial.is_whole:
         got = f"{partial.digest}{_bytes(partial.size)}"
         partial.restart()
         raise _TryError(
             f"another or a damaged file came: expected {file.digest}{_bytes(file.size)}, got {got}",
             again=kept > 0,  # the kept part may be another mirror's fault
         )
+
+
+def _check_undigested(file: RemoteFile, partial: _Running, size: int | None) -> None:
+    """Check what came of a file that has no digest: length, and what its content says of itself."""
+    damage = find_damage(partial.path, file.name)
+    if damage is None and size is None and not checks_content(file.name):
+        damage = "of unknown length: neither a digest nor a size is published or declared for it"
+    if damage is None and size not in (None, partial.size):
+        damage = f"{partial.size} bytes long, but {size} were declared"
+    if damage is not None:
+        partial.restart()
+        raise _TryError(f"what came is {damage}", again=True)
 
 
 @contextmanager

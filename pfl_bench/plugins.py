@@ -1,8 +1,9 @@
 """Plug-ins by folder scan: a name in a configuration becomes a module, loaded when first used.
 
 A task is a folder ``tasks/<name>/`` with ``task.py`` and ``models.py``; algorithms, mechanisms and
-metrics are one file each. Every plug-in module exposes a pydantic model ``Options`` and a function
-``build``. Nothing is registered by hand, and nothing is imported that is not asked for.
+metrics are one file each. Every plug-in module exposes a pydantic model ``Options`` and a function,
+``build`` for most kinds. Nothing is registered by hand, and nothing is imported that is not asked
+for.
 """
 
 from __future__ import annotations
@@ -28,22 +29,26 @@ class PluginKind:
         word: What messages call it.
         package: Package that is scanned.
         module: Module inside a plug-in's folder; None when a plug-in is one file.
+        function: What its modules expose beside ``Options``.
     """
 
     word: str
     package: str
     module: str | None = None
+    function: str = "build"
 
 
 TASK = PluginKind("task", "tasks", "task")
 MODEL = PluginKind("task's models", "tasks", "models")
-PREPARE = PluginKind("preparable task", "tasks", "prepare")
+PREPARE = PluginKind("preparable task", "tasks", "prepare", "prepare")
+GENERATE = PluginKind("task with a generator", "tasks", "generate", "generate")
+STATISTICS = PluginKind("task with statistics", "tasks", "statistics", "statistics")
 ALGORITHM = PluginKind("algorithm", "pfl_bench.algorithms")
 MECHANISM = PluginKind("mechanism", "privacy.mechanisms")
 METRIC = PluginKind("metric family", "pfl_bench.metrics")
 ENGINE = PluginKind("engine", "pfl_bench.engine")
 
-KINDS = (TASK, MODEL, PREPARE, ALGORITHM, MECHANISM, METRIC, ENGINE)
+KINDS = (TASK, MODEL, PREPARE, GENERATE, STATISTICS, ALGORITHM, MECHANISM, METRIC, ENGINE)
 
 
 def available(kind: PluginKind) -> list[str]:
@@ -64,7 +69,7 @@ def load(kind: PluginKind, name: str) -> ModuleType:
 
     Raises:
         PluginError: There is none of that name (with the nearest one), or its module lacks
-            ``Options`` or ``build``.
+            ``Options`` or the kind's function.
     """
     names = available(kind)
     if name not in names:
@@ -73,7 +78,7 @@ def load(kind: PluginKind, name: str) -> ModuleType:
         raise PluginError(f"no {kind.word} named '{name}'{hint} There are: {', '.join(names)}.")
     path = f"{kind.package}.{name}" + (f".{kind.module}" if kind.module else "")
     module = importlib.import_module(path)
-    wanted = ("Options", "prepare") if kind is PREPARE else ("Options", "build")
+    wanted = ("Options", kind.function)
     missing = [attribute for attribute in wanted if not hasattr(module, attribute)]
     if missing:
         raise PluginError(

@@ -1,4 +1,4 @@
-"""``pfl-bench data``: prepare, download and describe data."""
+"""``pfl-bench data``: prepare, download, generate and describe data."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rich.progress import Progress, TaskID
 
 from pfl_bench import plugins
 from pfl_bench.config_file import validate_options
-from pfl_bench.types import DataError, RemoteFile
+from pfl_bench.types import ConfigError, DataError, RemoteFile
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the action that was asked for."""
-    actions = {"prepare": _prepare, "download": _download, "stats": _stats}
+    actions = {
+        "prepare": _prepare,
+        "download": _download,
+        "generate": _generate,
+        "stats": _stats,
+    }
     return actions[arguments.action](arguments)
 
 
@@ -70,14 +76,74 @@ def _download(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _generate(arguments: argparse.Namespace) -> int:
+    module = plugins.load(plugins.GENERATE, arguments.task)
+    where = f"pfl-bench data generate {arguments.task}"
+    options = validate_options(module.Options, arguments.overrides, where)
+    out = Path(arguments.out)
+    with ProgressPrinter() as progress:
+        facts = module.generate(out, options, progress)
+    given = "".join(f" {text}" for text in facts.pop("prepare_options"))
+    _print_facts(facts)
+    prepare = f"pfl-bench data prepare {arguments.task} --source {shlex.quote(str(out))}"
+    print(f"next: {prepare} --out {arguments.task}-mini.h5{given}")
+    return 0
+
+
 def _stats(arguments: argparse.Namespace) -> int:
     from pfl_bench.stats import format_statistics, store_statistics
     from pfl_bench.store import Store
 
+    folder = None if arguments.plots is None else Path(arguments.plots)
     with Store(Path(arguments.file)) as store:
+        module = _statistics_module(store.task, arguments.overrides)
+        if module is not None:
+            where = f"pfl-bench data stats {arguments.file}"
+            options = validate_options(module.Options, arguments.overrides, where)
+        if folder is not None:
+            # Before the work, so that a wrong DIR is told at once.
+            from pfl_bench.stats.pictures import make_folder
+
+            make_folder(folder)
         statistics = store_statistics(store)
-    print(json.dumps(statistics) if arguments.json else format_statistics(statistics))
+        text = format_statistics(statistics)
+        if module is not None:
+            with ProgressPrinter() as progress:
+                own = module.statistics(store, options, progress)
+            statistics["task_statistics"] = own
+            text = f"{text}\n\n{module.format_statistics(own)}"
+    if folder is not None:
+        statistics["plots"] = _plot(statistics, module, folder)
+    print(json.dumps(statistics) if arguments.json else text)
+    for path in statistics.get("plots", ()):
+        print(f"plot: {path}", file=sys.stderr)
     return 0
+
+
+def _statistics_module(task: str, overrides: Sequence[str]) -> ModuleType | None:
+    """The statistics that a task has of its own, if it has any."""
+    if task in plugins.available(plugins.STATISTICS):
+        return plugins.load(plugins.STATISTICS, task)
+    if overrides:
+        raise ConfigError(
+            f"pfl-bench data stats: {' '.join(overrides)}: task {task!r} has no statistics of its "
+            "own, so there is nothing to set; leave key=value out"
+        )
+    return None
+
+
+def _plot(statistics: dict[str, Any], module: ModuleType | None, folder: Path) -> list[str]:
+    """Draw the statistics; gives the paths of the pictures."""
+    from pfl_bench.stats import figures, pictures
+
+    facts, task, notice = statistics["facts"], statistics["task"], None
+    with pictures.picture_style():
+        drawn = figures.store_figures(statistics)
+        if module is not None:
+            drawn |= module.figures(statistics["task_statistics"])
+            notice = statistics["task_statistics"]["notice"]
+    heading = f"{task} ({facts['variant']}): {facts['source']}"
+    return [str(path) for path in pictures.write_pictures(drawn, folder, heading, notice)]
 
 
 def _print_facts(facts: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pfl_bench.files import write_atomically
 from pfl_bench.report import panels, table
+from pfl_bench.report.grid import make_grid
 from pfl_bench.report.rows import RowResult, as_float, rows_from_summaries
 from pfl_bench.report.run_folder import RunRecord, read_run
 from pfl_bench.report.words import StatementWords, describe
@@ -48,21 +49,42 @@ def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
     """
     if not run_dirs:
         raise RunFolderError("there is no run folder to report on; name at least one")
+    return write_page([read_run(path) for path in run_dirs], out)
+
+
+def write_page(
+    runs: Sequence[RunRecord], out: Path, labels: Mapping[str, str] | None = None
+) -> Path:
+    """Write the page of runs that were read.
+
+    Args:
+        runs: At least one run.
+        out: See ``write_report``.
+        labels: Makes the table a grid of metrics by rows; what each row's name is called in it.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        RunFolderError: ``out`` is a folder.
+        OSError: ``out`` cannot be written.
+    """
     if out.is_dir():
         raise RunFolderError(
             f"{out} is a folder; name the HTML file to write, as {out}/report.html"
         )
-    page = render([read_run(path) for path in run_dirs])
+    page = render(runs, labels)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
     return out
 
 
-def render(runs: Sequence[RunRecord]) -> str:
+def render(runs: Sequence[RunRecord], labels: Mapping[str, str] | None = None) -> str:
     """Make the page's text.
 
     Args:
         runs: At least one run.
+        labels: See ``write_page``.
 
     Returns:
         A whole HTML document.
@@ -76,6 +98,7 @@ def render(runs: Sequence[RunRecord]) -> str:
         group.sort(key=lambda run: -1 if run.seed is None else run.seed)
     rows = _rows(groups)
     notes, marks = table.footnotes(rows)
+    cells = None if labels is None else make_grid(rows, labels)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pfl_bench.report", package_path=""),
         autoescape=True,
@@ -86,8 +109,9 @@ def render(runs: Sequence[RunRecord]) -> str:
     return environment.get_template("page.html").render(
         title=_title(runs),
         subtitle=_subtitle(groups),
+        grid=cells,
         rows=[_cells(row, mark) for row, mark in zip(rows, marks, strict=True)],
-        notes=notes,
+        notes=notes if cells is None else cells.notes,
         any_private=any(run.is_private for run in runs),
         legend=panels.legend(groups),
         learning=panels.learning_panels(groups),

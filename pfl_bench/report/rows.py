@@ -13,6 +13,9 @@ from typing import Any
 
 from pfl_bench.types import RunFolderError
 
+# What speaks for a run of which nothing is published, of whatever family measures it.
+_HEADLINES = ("accuracy", "c_ap")
+
 
 @dataclass(frozen=True)
 class RowResult:
@@ -91,8 +94,8 @@ def as_float(value: Any) -> float | None:
 def rows_from_summaries(summaries: Sequence[Mapping[str, Any]]) -> list[RowResult]:
     """Group summaries by row over seeds, and compare each row with what is published.
 
-    A row with k expected values gives k lines. A row without gives one: its first test metric
-    named accuracy, else its first test metric, else its first metric.
+    A row with k expected values gives k lines. A row without gives one: that of its headline
+    metric.
 
     Args:
         summaries: Contents of ``summary.json``, one a run, in any order of seeds.
@@ -126,11 +129,15 @@ def headline_metrics(metrics: Mapping[str, Any]) -> list[str]:
         metrics: Final metrics of a run.
 
     Returns:
-        One name, or none if there is no metric.
+        One name, or none if there is no metric: of the test split, else of any, the accuracy, else
+        the macro average precision, else the first.
     """
-    test = [name for name in metrics if name.startswith("test/")]
-    accuracy = [name for name in test if name.rsplit("/", 1)[-1] == "accuracy"]
-    return (accuracy or test or list(metrics))[:1]
+    names = [name for name in metrics if name.startswith("test/")] or list(metrics)
+    for wanted in _HEADLINES:
+        named = [name for name in names if name.rsplit("/", 1)[-1] == wanted]
+        if named:
+            return named[:1]
+    return names[:1]
 
 
 def _check_summary(summary: Mapping[str, Any], index: int) -> None:

@@ -203,7 +203,7 @@ def _latex(rows: Sequence[RowResult]) -> str:
         r"\midrule",
     ]
     for row, mark in zip(rows, marks, strict=True):
-        cells = [_latex_escape(cell) for cell in _cells(row, None)]
+        cells = [latex_escape(cell) for cell in _cells(row, None)]
         if mark is not None:
             cells[7] += rf"\textsuperscript{{{mark + 1}}}"
         # A number that starts with its sign is set as one only in math mode.
@@ -214,11 +214,11 @@ def _latex(rows: Sequence[RowResult]) -> str:
     if notes:
         text.append(r"\par\smallskip\raggedright\footnotesize")
         for index, note in enumerate(notes, start=1):
-            text.append(rf"\textsuperscript{{{index}}} {_latex_escape(note)}\par")
+            text.append(rf"\textsuperscript{{{index}}} {latex_escape(note)}\par")
     return "\n".join([*text, r"\end{table}"]) + "\n"
 
 
-def _latex_escape(text: str) -> str:
+def latex_escape(text: str) -> str:
     """Make a text safe outside math mode."""
     return text.translate(_LATEX_ESCAPES)
 

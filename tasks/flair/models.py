@@ -82,7 +82,7 @@ def small_cnn(num_classes: int) -> nn.Module:
             nn.ReLU(),
             nn.MaxPool2d(2),
         ]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, num_classes))
+    return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(64, num_classes))
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:

@@ -36,7 +36,7 @@ def test_modules_and_what_they_build_are_documented(kind: plugins.PluginKind, na
     module = plugins.load(kind, name)
     assert inspect.getdoc(module)
     assert inspect.getdoc(module.Options)
-    assert inspect.getdoc(getattr(module, "prepare" if kind is plugins.PREPARE else "build"))
+    assert inspect.getdoc(getattr(module, kind.function))
 
 
 @pytest.mark.parametrize("kind", plugins.KINDS, ids=lambda kind: kind.word)

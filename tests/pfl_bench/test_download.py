@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
 import json
 import resource
@@ -23,7 +24,9 @@ from pfl_bench.cli import main
 from pfl_bench.download import LOCK, download
 from pfl_bench.types import DataError, PluginError, RemoteFile
 from tasks.femnist import prepare
+from tasks.flair import prepare as flair_prepare
 from tests.tasks.femnist_files import write_idx
+from tests.tasks.flair_files import make_pictures, write_tarballs
 
 CONTENT = np.random.default_rng(5).bytes(300_000)
 OTHER = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
@@ -405,6 +408,159 @@ def test_a_wrong_declaration_is_refused(
     with pytest.raises(PluginError, match="used once"):
         download([file, file], tmp_path / "x", Progress())
     assert list(tmp_path.iterdir()) == []
+
+
+PACKED = gzip.compress(CONTENT, mtime=0)
+
+
+def digestless(
+    server: Server, name: str = "a.tar.gz", content: bytes = PACKED, size: int | None = None
+) -> RemoteFile:
+    """A file of which neither digest nor, by default, size is published."""
+    server.contents[f"/{name}"] = content
+    server.script.setdefault(f"/{name}", ["range"])
+    return RemoteFile(name, (f"{server.url}/{name}",), size, None)
+
+
+def sums(*contents: tuple[str, bytes]) -> str:
+    return "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in contents)
+
+
+def test_files_without_digest_come_and_their_sums_are_recorded(
+    server: Server, target: Path
+) -> None:
+    documents = (("a.tar.gz", PACKED), ("b.json", b'[{"x": 1e3}]'), ("c.txt", b"a -> b\n"))
+    files = [digestless(server, name, data) for name, data in reversed(documents)]
+    progress = Progress()
+    download(files, target, progress)
+    for name, data in documents:
+        assert (target / name).read_bytes() == data
+    assert (target / "SHA256SUMS").read_text() == sums(*documents)
+    assert sorted(path.name for path in target.iterdir()) == [
+        "SHA256SUMS",
+        "a.tar.gz",
+        "b.json",
+        "c.txt",
+    ]
+    assert progress.calls[-1] == ("a.tar.gz", len(PACKED), len(PACKED))
+    download(files, target, Progress())
+    assert len(server.requests) == 3
+
+
+def test_a_cut_transfer_without_digest_resumes(server: Server, target: Path) -> None:
+    server.script["/a.tar.gz"] = ["cut", "404"]
+    file = digestless(server)
+    refused(file, target, "goes on from there")
+    assert (target / ".a.tar.gz.partial").read_bytes() == PACKED[:100_000]
+    server.script["/a.tar.gz"] = ["cut", "range"]
+    download([file], target, Progress())
+    assert (target / "a.tar.gz").read_bytes() == PACKED
+    assert [asked for _, asked in server.requests] == [
+        None,
+        "bytes=100000-",
+        "bytes=100000-",
+        "bytes=200000-",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "damaged", "words"),
+    [
+        ("a.tar.gz", PACKED[:90_000] + b"x" + PACKED[90_001:], "not a sound gzip file"),
+        ("a.tar.gz", PACKED[:-9], "not a sound gzip file"),
+        ("a.tgz", b"<html>", "not a sound gzip file"),
+        ("b.json", b'[{"x": 1}', "not valid JSON"),
+        ("b.json", b"<html>", "not valid JSON"),
+        ("b.json", b'["\xff"]', "not valid JSON"),
+    ],
+)
+def test_damage_without_digest_is_refused_and_fetched_again(
+    server: Server, target: Path, name: str, damaged: bytes, words: str
+) -> None:
+    file = digestless(server, name, damaged)
+    refused(file, target, words, "(3 tries)")
+    assert list(target.iterdir()) == []
+    whole = b"[1, 2]" if name == "b.json" else PACKED
+    download([digestless(server, name, whole)], target, Progress())
+    assert (target / name).read_bytes() == whole
+
+
+def test_a_damaged_beginning_without_digest_is_fetched_anew(server: Server, target: Path) -> None:
+    target.mkdir(parents=True)
+    (target / ".a.tar.gz.partial").write_bytes(b"x" * 120_000)
+    download([digestless(server)], target, Progress())
+    assert (target / "a.tar.gz").read_bytes() == PACKED
+    assert server.requests == [("/a.tar.gz", "bytes=120000-"), ("/a.tar.gz", None)]
+
+
+def test_a_text_of_unknown_length_cannot_be_trusted(server: Server, target: Path) -> None:
+    server.script |= {"/c.txt": ["unsized"], "/a.tar.gz": ["unsized"]}
+    refused(digestless(server, "c.txt", b"a -> b\n"), target, "unknown length")
+    download([digestless(server)], target, Progress())
+    assert (target / "a.tar.gz").read_bytes() == PACKED
+    download([digestless(server, "c.txt", b"a -> b\n", size=7)], target, Progress())
+    refused_size = digestless(server, "d.txt", b"a -> b\n", size=8)
+    server.script["/d.txt"] = ["unsized"]
+    refused(refused_size, target, "ended at 7 of 8")
+
+
+def test_recorded_sums_catch_later_damage(server: Server, target: Path) -> None:
+    file = digestless(server)
+    download([file], target, Progress())
+    other = gzip.compress(OTHER, mtime=0)
+    (target / "a.tar.gz").write_bytes(other)
+    with pytest.raises(DataError, match=r"SHA256SUMS beside it records.*delete it") as caught:
+        download([file], target, Progress())
+    assert hashlib.sha256(other).hexdigest() in str(caught.value)
+    (target / "a.tar.gz").unlink()
+    # Another file under the address is not taken either, before the record is deleted.
+    message = refused(digestless(server, content=other), target, "delete its line there")
+    assert hashlib.sha256(PACKED).hexdigest() in message
+    (target / "SHA256SUMS").unlink()
+    download([file], target, Progress())
+    assert (target / "SHA256SUMS").read_text() == sums(("a.tar.gz", other))
+
+
+def test_files_put_there_by_hand_are_checked_and_recorded(server: Server, target: Path) -> None:
+    target.mkdir(parents=True)
+    file = digestless(server)
+    (target / "a.tar.gz").write_bytes(PACKED[:-1])
+    with pytest.raises(DataError, match=r"is there, but is not a sound gzip file.*delete it"):
+        download([file], target, Progress())
+    (target / "a.tar.gz").write_bytes(PACKED)
+    download([file], target, Progress())
+    assert (target / "SHA256SUMS").read_text() == sums(("a.tar.gz", PACKED))
+    assert server.requests == []
+
+
+def test_sums_that_are_none_are_refused(server: Server, target: Path) -> None:
+    target.mkdir(parents=True)
+    (target / "SHA256SUMS").write_text(f"{'0' * 64}  x\nnonsense\n")
+    with pytest.raises(DataError, match="SHA256SUMS, line 2: 'nonsense'"):
+        download([digestless(server)], target, Progress())
+
+
+def test_what_flair_declares_can_be_prepared(
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pictures = make_pictures(side=256)
+    raw = write_tarballs(tmp_path / "published", pictures, count=12)
+    # The JSON, the relationship file and the first twelve of the 43 tarballs.
+    declared = flair_prepare.FILES[:14]
+    files = [digestless(server, f.name, (raw / f.name).read_bytes()) for f in declared]
+    monkeypatch.setattr(flair_prepare, "FILES", tuple(files))
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "download", "flair"]) == 0
+    printed = capsys.readouterr().out
+    assert "No digests of these files are published" in printed
+    assert "CC BY-NC 4.0" in printed
+    command = "pfl-bench data prepare flair --source data/flair --out flair.h5"
+    assert printed.rstrip().endswith(command)
+    assert main(command.split()[1:]) == 0
+    assert '"train": {"users": 3, "examples": 8}' in capsys.readouterr().out
 
 
 def published(server: Server) -> tuple[RemoteFile, ...]:

@@ -7,30 +7,31 @@ import numpy as np
 import pytest
 from scipy.stats import skew
 
-from pfl_bench import stats
 from pfl_bench.stats import format_statistics, store_statistics
+from pfl_bench.stats import labels as label_module
 from pfl_bench.store import FieldSpec, Store, StoreWriter
 from pfl_bench.types import DataError
 
 BYTE = FieldSpec("uint8")
 
 
-def write(path, splits, targets=BYTE, num_classes=10):
+def write(path, splits, targets=BYTE, num_classes=10, split_by="user"):
     """Write a store of {split: [labels of a user, ...]}; inputs are zeros."""
     with StoreWriter(
         path,
         task="toy",
         variant="toy-small",
         source="made by a test",
-        split_by="user",
+        split_by=split_by,
         num_classes=num_classes,
         input_shape=(1,),
         fields={"inputs": FieldSpec("uint8", (1,)), "targets": targets},
     ) as writer:
         for split, users in splits.items():
+            prefix = split if split_by == "user" else "both"
             for user, labels in enumerate(users):
                 inputs = np.zeros((len(labels), 1), np.uint8)
-                writer.append(split, f"{split}-{user:05d}", inputs=inputs, targets=labels)
+                writer.append(split, f"{prefix}-{user:05d}", inputs=inputs, targets=labels)
 
 
 def statistics_of(path):
@@ -50,7 +51,7 @@ def label_statistics(users, num_classes):
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 17])
 def test_against_direct_computation(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(stats, "_BLOCK_EXAMPLES", block)
+    monkeypatch.setattr(label_module, "_BLOCK_EXAMPLES", block)
     rng = np.random.default_rng(0)
     users = [rng.integers(0, rng.integers(1, 11), rng.integers(1, 30)) for _ in range(50)]
     write(tmp_path / "s.h5", {"train": users, "test": [[1, 1]]})
@@ -72,6 +73,15 @@ def test_against_direct_computation(tmp_path, monkeypatch, block):
     assert labels["mean_total_variation"] == pytest.approx(variation)
     values, counts = np.unique(np.concatenate(users), return_counts=True)
     assert labels["counts"] == {str(v): c for v, c in zip(values, counts, strict=True)}
+    for value in values:
+        having = np.mean([value in user for user in users])
+        assert labels["share_of_users"][str(value)] == pytest.approx(having)
+    # One user more, who has one class: all splits together are not any one of them.
+    together = result["all_splits"]
+    assert (together["users"], together["examples"]) == (51, sizes.sum() + 2)
+    distinct, variation = label_statistics([*users, [1, 1]], 10)
+    assert together["labels"]["mean_distinct_per_user"] == pytest.approx(distinct)
+    assert together["labels"]["mean_total_variation"] == pytest.approx(variation)
     assert result["facts"]["variant"] == "toy-small"
     assert result["facts"]["input_shape"] == [1]
 
@@ -133,7 +143,10 @@ def test_the_table_shows_what_leaf_publishes(tmp_path):
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line}
     size_row = next(line for line in text.splitlines() if line.startswith("train"))
     assert size_row.split()[:5] == ["train", "30", "60", "2.000", "0.816"]
-    assert rows["test"][:3] == ["test", "1", "1"]
+    assert ["test", "1", "1", "1.000", "0.000", "0:1"] in [
+        line.split() for line in text.split("\n")
+    ]
+    assert rows["test"] == ["test", "100.0%", "100.0%", "0:100.0%"]
     assert "2:3 5:3 8:3" in text
     assert "and 10 more" in text
     assert all(line == line.rstrip() and "\t" not in line for line in text.splitlines())

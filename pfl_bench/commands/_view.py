@@ -1,0 +1,109 @@
+"""``pfl-bench table`` of a view: other cells of the runs of another folder's rows."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.cli import EXIT_FAILED
+from pfl_bench.commands import _batch
+from pfl_bench.config_file import ResolvedConfig
+from pfl_bench.types import ConfigError
+from pfl_bench.views import LoadedView, ViewRow, load_view
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One run that a view shows."""
+
+    row: ViewRow
+    folder: Path
+    resolved: ResolvedConfig
+
+
+def run_view(path: Path, arguments: argparse.Namespace) -> int:
+    """Run what is not done of a view's rows, in the viewed folder's own runs, and print its cells.
+
+    Args:
+        path: The view's file.
+        arguments: Those of ``pfl-bench table``; ``out`` is the folder of the viewed rows' runs.
+    """
+    view = load_view(path)
+    plans = _plans(view, arguments)
+    here = path.parent
+    out = Path("runs") / _batch.short_name(here)
+    if arguments.out:
+        out = Path(arguments.out) / f"view-{here.resolve().name}"
+    done: list[tuple[_Plan, dict[str, Any]]] = []
+    failed = []
+    for plan in plans:
+        summary = _batch.run_one(plan.folder, plan.resolved)
+        if summary is None:
+            failed.append(plan.folder)
+        else:
+            done.append((plan, _with_the_views_cells(plan, summary)))
+    differs = bool(done) and _print_grid(done, arguments.format, out)
+    return _batch.exit_code(failed, bool(done)) or (EXIT_FAILED if differs else 0)
+
+
+def _plans(view: LoadedView, arguments: argparse.Namespace) -> list[_Plan]:
+    runs = Path(arguments.out) if arguments.out else Path("runs") / _batch.short_name(view.folder)
+    rows = view.rows
+    if arguments.only is not None:
+        names = {row.row: file for row, file in rows}
+        wanted = next((row.row for row, _ in rows if row.label == arguments.only), arguments.only)
+        name, _ = _batch.choose(names, wanted, view.path.parent)
+        rows = tuple((row, file) for row, file in rows if row.row == name)
+    plans = []
+    for row, file in rows:
+        for resolved in _batch.with_seeds(file, arguments):
+            _check_splits(view, row, resolved)
+            plans.append(_Plan(row, runs / row.row / f"seed-{resolved.config.seed}", resolved))
+    return plans
+
+
+def _check_splits(view: LoadedView, row: ViewRow, resolved: ResolvedConfig) -> None:
+    """Check, before anything runs, that the row's end evaluates what the view shows."""
+    splits = resolved.config.evaluation.final_splits
+    for entry in row.expected:
+        if entry.metric.partition("/")[0] not in splits:
+            raise ConfigError(
+                f"{view.path}: row '{row.row}': metric '{entry.metric}' is not of a split in the "
+                f"row's evaluation.final_splits: {splits}"
+            )
+
+
+def _with_the_views_cells(plan: _Plan, summary: dict[str, Any]) -> dict[str, Any]:
+    from pfl_bench.report.rows import as_float
+    from pfl_bench.verdict import compare
+
+    config = plan.resolved.config.model_copy(update={"expected": plan.row.expected})
+    # A finished run's numbers come from its file, where NaN is text.
+    read = {name: as_float(value) for name, value in summary["metrics"].items()}
+    metrics = {name: value for name, value in read.items() if value is not None}
+    return {**summary, "expected": compare(config, summary["variant"], metrics)}
+
+
+def _print_grid(done: list[tuple[_Plan, dict[str, Any]]], fmt: str, out: Path) -> bool:
+    """Print and save the table and the page; tell whether a verdict is "differs"."""
+    from pfl_bench.report.grid import format_grid, make_grid
+    from pfl_bench.report.page import write_page
+    from pfl_bench.report.rows import rows_from_summaries
+    from pfl_bench.report.run_folder import read_run
+    from pfl_bench.report.table import format_table
+
+    rows = rows_from_summaries([summary for _, summary in done])
+    labels = {summary["name"]: plan.row.label or plan.row.row for plan, summary in done}
+    # Raw numbers are for programs, which take a line a cell.
+    if fmt == "csv":
+        text = format_table(rows, "csv")
+    else:
+        text = format_grid(make_grid(rows, labels), "latex" if fmt == "latex" else "md")
+    _batch.save_table(out, text, fmt)
+    records = [replace(read_run(plan.folder), summary=summary) for plan, summary in done]
+    page = write_page(records, out / "report.html", labels)
+    print(f"report: {page.resolve()}", file=sys.stderr)
+    return any(row.verdict == "differs" for row in rows)

@@ -1,0 +1,90 @@
+"""What can be checked of a file whose publisher states no digest, and the sums that are kept."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from pathlib import Path
+
+from pfl_bench.types import DataError
+
+SUMS = "SHA256SUMS"
+CHUNK_BYTES = 1 << 20
+
+_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
+
+
+def checks_content(name: str) -> bool:
+    """Whether a file of that name carries something by which a cut or damage is found."""
+    return name.endswith((".gz", ".tgz", ".json"))
+
+
+def find_damage(path: Path, name: str) -> str | None:
+    """Read a file through, as its name says what it is.
+
+    Args:
+        path: The file.
+        name: Its published name: ``.gz`` and ``.tgz`` are unpacked, which verifies their CRC-32;
+            ``.json`` is parsed; any other file passes.
+
+    Returns:
+        What is wrong, or None.
+    """
+    if name.endswith((".gz", ".tgz")):
+        try:
+            with gzip.open(path, "rb") as stream:
+                while stream.read(CHUNK_BYTES):
+                    pass
+        except (OSError, EOFError, zlib.error) as error:
+            return f"not a sound gzip file ({error})"
+    elif name.endswith(".json"):
+        import ijson
+
+        try:
+            with path.open("rb") as stream:
+                for _ in ijson.basic_parse(stream, use_float=True):
+                    pass
+        except (ijson.JSONError, UnicodeDecodeError, OverflowError) as error:
+            return f"not valid JSON ({' '.join(str(error).split())[:120]})"
+    return None
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """Read a folder's ``SHA256SUMS``, in the format of sha256sum.
+
+    Returns:
+        By file name, "sha256:<hex>"; empty if there is no such file.
+
+    Raises:
+        DataError: It has a line of another kind.
+    """
+    path = folder / SUMS
+    if not path.is_file():
+        return {}
+    sums = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        found = _LINE.fullmatch(line)
+        if line.strip() and found is None:
+            raise DataError(
+                f"{path}, line {number}: {line[:80]!r} is not 'SHA256  NAME'; mend or delete the "
+                "file: it is made anew from the files that are there"
+            )
+        if found is not None:
+            sums[found[2]] = f"sha256:{found[1]}"
+    return sums
+
+
+def record_sum(folder: Path, name: str, digest: str) -> None:
+    """Write a file's sum into the folder's ``SHA256SUMS``, in one step.
+
+    Args:
+        folder: The folder.
+        name: Name of the file.
+        digest: "sha256:<hex>".
+    """
+    sums = read_sums(folder) | {name: digest}
+    staged = folder / f".{SUMS}.new"
+    lines = [f"{value.partition(':')[2]}  {key}\n" for key, value in sorted(sums.items())]
+    staged.write_text("".join(lines), encoding="utf-8")
+    staged.replace(folder / SUMS)

@@ -1,0 +1,116 @@
+"""Figures of what every store has: sizes of users, quantity skew, labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+
+_MOST_BARS = 70
+_ALL = "all splits"
+_GREY = "#777777"
+# Splits often lie on one another; a dash lets the lower line through.
+_STYLES = ("solid", "dashed", "dotted", "dashdot")
+
+
+def store_figures(statistics: Mapping[str, Any]) -> dict[str, Figure]:
+    """Draw what ``store_statistics`` gives.
+
+    Args:
+        statistics: The result of ``store_statistics``.
+
+    Returns:
+        Figures by name: "examples_per_user", "quantity_skew" and, with integer targets,
+        "labels".
+    """
+    parts = dict(statistics["splits"])
+    if statistics["all_splits"] is not None and len(parts) > 1:
+        parts[_ALL] = statistics["all_splits"]
+    figures = {
+        "examples_per_user": _examples_per_user(statistics["size_histogram"]),
+        "quantity_skew": _quantity_skew(parts),
+    }
+    name = _ALL if _ALL in parts else next(iter(parts))
+    if parts[name]["labels"] and parts[name]["labels"]["counts"]:
+        figures["labels"] = _labels(parts[name]["labels"], name, statistics["facts"])
+    return figures
+
+
+def _examples_per_user(histogram: Mapping[str, Any]) -> Figure:
+    figure = Figure(figsize=(6.4, 4.0))
+    axes = figure.add_subplot()
+    edges = histogram["edges"]
+    for number, (name, users) in enumerate(histogram["users"].items()):
+        # Without a floor, a step down to no users would leave the picture on a logarithmic axis.
+        heights, style = np.maximum(users, 0.5), _STYLES[number % len(_STYLES)]
+        axes.stairs(heights, edges, baseline=0.5, label=name, linewidth=1.7, linestyle=style)
+    if histogram["logarithmic"]:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(_whole_numbers())
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=0.5)
+    axes.yaxis.set_major_formatter(_whole_numbers())
+    axes.set_title("Examples per user")
+    growing = " (wider bins for larger users)" if histogram["logarithmic"] else ""
+    axes.set_xlabel(f"examples of a user{growing}")
+    axes.set_ylabel("users in the bin")
+    axes.legend()
+    return figure
+
+
+def _whole_numbers() -> FuncFormatter:
+    return FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 or not value else "")
+
+
+def _quantity_skew(parts: Mapping[str, Any]) -> Figure:
+    figure = Figure(figsize=(5.4, 4.6))
+    axes = figure.add_subplot()
+    for name, part in parts.items():
+        skew = part["quantity_skew"]
+        label = f"{name}: the largest {skew['largest_share']:.1%} of users hold half"
+        wide = 2.4 if name == _ALL else 1.4
+        axes.plot(skew["curve"]["users"], skew["curve"]["examples"], label=label, linewidth=wide)
+    axes.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle="dashed", label="no skew")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.01)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_title("Quantity skew")
+    axes.set_xlabel("share of users, the largest first")
+    axes.set_ylabel("share of examples that they hold")
+    axes.legend(loc="lower right")
+    return figure
+
+
+def _labels(labels: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> Figure:
+    figure = Figure(figsize=(8.0, 6.0))
+    top, bottom = figure.subplots(2, 1, sharex=True)
+    _bars_or_ranks(top, labels["counts"], facts)
+    top.set_title(f"Labels ({name})")
+    top.set_ylabel("occurrences")
+    top.yaxis.set_major_formatter(_whole_numbers())
+    _bars_or_ranks(bottom, labels["share_of_users"], facts)
+    bottom.set_ylabel("share of users who have it")
+    bottom.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    bars = facts["num_classes"] <= _MOST_BARS
+    bottom.set_xlabel("class" if bars else "rank of the class, the commonest first")
+    return figure
+
+
+def _bars_or_ranks(axes: Axes, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
+    """A bar a class, in the order of classes; with many classes values over ranks."""
+    count = facts["num_classes"]
+    if count > _MOST_BARS:
+        ranked = sorted(values.values(), reverse=True)
+        axes.semilogy(range(1, len(ranked) + 1), ranked, ".", markersize=3)
+        return
+    axes.bar(range(count), [values.get(str(label), 0) for label in range(count)])
+    axes.set_xlim(-0.6, count - 0.4)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=24, integer=True))
+    names = facts.get("class_names")
+    if names:
+        axes.set_xticks(range(count), names, rotation=90)

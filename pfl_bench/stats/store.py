@@ -1,0 +1,67 @@
+"""The statistics of a whole store, as one JSON-serialisable dictionary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from pfl_bench.stats.labels import has_labels, label_statistics
+from pfl_bench.stats.sizes import quantity_skew, size_histogram, size_statistics
+from pfl_bench.store import Store, StoreSplit
+
+
+def store_statistics(store: Store) -> dict[str, Any]:
+    """Describe a store's users, examples and labels, JSON-serialisable.
+
+    Labels are the elements of the field "targets" if it is of integer kind: one an example, or
+    several for targets of a shape or ragged ones; every element counts.
+
+    Args:
+        store: An open store; read in blocks of whole users.
+
+    Returns:
+        "path", "task", "facts" (as ``DataFacts``); "size_histogram" (``size_histogram``);
+        "splits", which maps each split to what follows; and "all_splits", the same of all splits
+        together, None when users may be in several of them:
+
+        - "users", "examples";
+        - "examples_per_user": "mean", "sd" (population: divided by U), "min", "max",
+          "percentiles" (10, 25, 50, 75, 90; linear interpolation) and "skewness" (population:
+          m3 / m2^1.5; None if all users are of one size);
+        - "quantity_skew": as ``quantity_skew`` says;
+        - "labels": None without integer targets, else as ``label_statistics`` says.
+
+    Raises:
+        DataError: The file is damaged, or was cut after it was opened.
+
+    Source:
+        Caldas et al. 2018 (LEAF), table 1, has users, examples, mean and standard deviation;
+        Song et al. 2022 (FLAIR), section 4.2 and figure 2, left, the quantity skew.
+    """
+    splits = [store.split(name) for name in store.split_names]
+    num_classes = store.facts.num_classes
+    sizes = {split.name: np.diff(split.offsets) for split in splits}
+    facts = asdict(store.facts)
+    return {
+        "path": str(store.path),
+        "task": store.task,
+        # Lists, as JSON has no tuples.
+        "facts": {key: list(v) if isinstance(v, tuple) else v for key, v in facts.items()},
+        "size_histogram": size_histogram(sizes),
+        "splits": {split.name: _describe([split], num_classes) for split in splits},
+        "all_splits": _describe(splits, num_classes) if store.facts.split_by == "user" else None,
+    }
+
+
+def _describe(splits: Sequence[StoreSplit], num_classes: int) -> dict[str, Any]:
+    sizes = np.concatenate([np.diff(split.offsets) for split in splits])
+    return {
+        "users": len(sizes),
+        "examples": int(sizes.sum()),
+        "examples_per_user": size_statistics(sizes),
+        "quantity_skew": quantity_skew(sizes),
+        "labels": label_statistics(splits, num_classes) if has_labels(splits[0]) else None,
+    }

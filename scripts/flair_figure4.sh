@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# FLAIR's figure 4: learning curves of private runs by cohort size, in the report that is named at the end. Takes what
+# scripts/flair_table1.sh takes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/environment.sh
+ensure_environment "."
+exec .venv/bin/pfl-bench table configs/flair/figure4 "$@"

@@ -1,0 +1,105 @@
+"""FLAIR unpacked: a folder of JPEG files, read in place."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pfl_bench.types import DataError
+from tasks.flair.checking import (
+    MAX_IMAGE_BYTES,
+    NO_IMAGE,
+    Finding,
+    RawImage,
+    examined,
+    too_large,
+)
+from tasks.flair.metadata import read_metadata
+from tasks.flair.reading import Form, ImageTable, Job
+from tasks.flair.spool import Part
+
+FOLDER = "small_images"
+SUFFIXES = (".jpg", ".jpeg")
+FILES_A_PART = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class FolderImages:
+    """Images that stay in their files.
+
+    Attributes:
+        table: What is known of each; its place is that of the suffix in ``SUFFIXES``.
+        ids: Image id of each entry.
+        folder: Where they are.
+    """
+
+    table: ImageTable
+    ids: list[str]
+    folder: Path
+
+    def read(self, entry: int) -> bytes:
+        """Read an entry's encoded image."""
+        path = self.folder / f"{self.ids[entry]}{SUFFIXES[self.table.place[entry]]}"
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read any more ({error.strerror})") from error
+        if not self.table.is_intact(entry, data):
+            raise DataError(f"{path}: changed while the store was prepared; run the command again")
+        return data
+
+
+def read_images(job: Job) -> FolderImages:
+    """Read and check all files; their bytes are read again when the store is written."""
+    folder = job.source / FOLDER
+    table = ImageTable(job.catalogue)
+    parts = [Part(folder) for _ in SUFFIXES]
+    for done, image in enumerate(examined(_files(folder), job.side, job.check), start=1):
+        data = image.data or b""
+        stem, suffix = os.path.splitext(image.image_id)
+        place = SUFFIXES.index(suffix) if suffix in SUFFIXES else 0
+        named = image._replace(image_id=stem, data=None)
+        parts[place].add(named, len(data), zlib.crc32(data))
+        if done % FILES_A_PART == 0:
+            _take(table, parts)
+            job.progress("reading small_images (files)", done, len(job.catalogue))
+    _take(table, parts)
+    return FolderImages(table, list(job.catalogue.entries), folder)
+
+
+def _take(table: ImageTable, parts: list[Part]) -> None:
+    for place, part in enumerate(parts):
+        table.take(part, place)
+        parts[place] = Part(part.blob)
+
+
+def _files(folder: Path) -> Iterator[RawImage]:
+    """Read the files; ids come with their suffixes."""
+    with os.scandir(folder) as files:
+        for file in files:
+            if file.name.startswith("."):
+                continue
+            if os.path.splitext(file.name)[1] not in SUFFIXES or not file.is_file():
+                yield RawImage(file.name, None, Finding((NO_IMAGE,)))
+            elif (size := file.stat().st_size) > MAX_IMAGE_BYTES:
+                yield RawImage(file.name, None, too_large(size))
+            else:
+                try:
+                    yield RawImage(file.name, Path(file.path).read_bytes())
+                except OSError as error:
+                    words = error.strerror or str(error)
+                    yield RawImage(file.name, None, Finding(("unreadable",), words))
+
+
+FORM = Form(
+    name="folder",
+    looked_for="unpacked folder: small_images/IMAGE_ID.jpg, with labels_and_metadata.json and "
+    "label_relationship.txt",
+    source="FLAIR (Song et al. 2022), unpacked small images, JPEG bytes as published",
+    is_there=lambda source: (source / FOLDER).is_dir(),
+    read_entries=read_metadata,
+    read_images=read_images,
+)

@@ -1,0 +1,315 @@
+"""Generates a mini FLAIR: drawn pictures in files of exactly the published format.
+
+The labels' proportions, the skew between users and the files' form are FLAIR's; the pictures are
+drawn (``drawing.py``), the users are made up, and ``GENERATED.txt`` in the folder says so.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist, median
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pfl_bench.types import DataError
+from tasks.flair.drawing import FINE_TO_COARSE, GLYPHS, Camera, draw_picture
+from tasks.flair.labels import RELATIONSHIP
+from tasks.flair.metadata import METADATA, Progress
+from tasks.flair.published import GENERATED_MARK, IMAGE_SIDE, IMAGES, SPLITS
+
+Booleans = NDArray[np.bool_]
+
+# Images of all splits that have each coarse label.
+# Source: apple/ml-flair, the outputs of explore_labels.ipynb.
+PUBLISHED_COUNTS = {
+    "animal": 68858,
+    "art": 37230,
+    "celebration": 3769,
+    "equipment": 225862,
+    "fire": 3011,
+    "food": 110792,
+    "games": 1093,
+    "interior_room": 32042,
+    "light": 11326,
+    "liquid": 68677,
+    "material": 139733,
+    "music": 2571,
+    "outdoor": 131322,
+    "plant": 123363,
+    "recreation": 5651,
+    "religion": 866,
+    "structure": 228923,
+}
+COARSE = tuple(sorted(PUBLISHED_COUNTS))
+FINE = tuple(sorted(GLYPHS))
+# The seven rarest labels are raised to this share of the images: at their published 0.2 to 2.6 %, a
+# split of a few hundred images would hold one or two, and their average precision would be noise.
+RAREST_SHARE = 0.03
+# Each split has each coarse label in at least this share of its images, and each fine label once.
+SPLIT_SHARE = 0.02
+# Chance of one, two and three fine labels for a coarse label: 1.66, as 4.61 / 2.79 published.
+FINE_CHANCES = (0.5, 0.34, 0.16)
+# A user's own share of a label is drawn from Beta(c p, c (1 - p)): of mean p, and the more unlike
+# others' the smaller c.
+TASTE_CONCENTRATION = 2.0
+# Images a user are log-normal, which gives the published median of 2 beside a mean of 8.3.
+SIZE_SKEW = 1.69
+SPLITS_OF_TEN = ("train",) * 8 + ("val", "test")
+
+
+class Options(BaseModel):
+    """Options of generating a mini FLAIR.
+
+    Attributes:
+        num_users: Users of all splits together; eight, one and one tenth go to train, val and test.
+        num_images: Images of all users together.
+        seed: Seed of everything that is drawn.
+        num_tarballs: Tarballs that hold the images.
+        image_size: Width and height of the images in pixels; FLAIR's are 256.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    num_users: int = Field(default=600, ge=10, le=100_000)
+    num_images: int = Field(default=4800, ge=10, le=1_000_000)
+    seed: int = Field(default=0, ge=0)
+    num_tarballs: int = Field(default=3, ge=1, le=100)
+    image_size: int = Field(default=IMAGE_SIDE, ge=32, le=1024)
+
+    @model_validator(mode="after")
+    def _everyone_has_one(self) -> Self:
+        if self.num_images < self.num_users:
+            raise ValueError(
+                f"num_images = {self.num_images} is fewer than num_users = {self.num_users}, and "
+                "every user has at least one; raise num_images or lower num_users"
+            )
+        if self.num_images < self.num_tarballs:
+            raise ValueError(
+                f"num_tarballs = {self.num_tarballs} is more than num_images = {self.num_images}; "
+                "every tarball holds at least one"
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who has which labels, before anything is drawn.
+
+    Attributes:
+        splits: Split of each user.
+        owners: Shape (n,), int64, the user of each image.
+        coarse: Shape (n, 17), the columns in the order of ``COARSE``.
+        fine: Shape (n, 51), the columns in the order of ``FINE``.
+        user_ids: The users' published form of identifier.
+        image_ids: The images' identifiers, ascending as text.
+    """
+
+    splits: Sequence[str]
+    owners: NDArray[np.int64]
+    coarse: Booleans
+    fine: Booleans
+    user_ids: Sequence[str]
+    image_ids: Sequence[str]
+
+
+def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
+    """Write a mini FLAIR, whole or not at all.
+
+    The same options give byte for byte the same files, under the same versions of numpy and Pillow.
+
+    Args:
+        out: Folder to make; it may exist if it is empty.
+        options: How much of it.
+        progress: Called with what is being done, how much is done, and of how much.
+
+    Returns:
+        Facts for printing: what this is, users, images and the images of each coarse label; and
+        "prepare_options", the ``key=value`` texts that preparing the folder needs.
+
+    Raises:
+        DataError: ``out`` is a file, or a folder that is not empty.
+    """
+    out = Path(out).resolve()
+    file = next((path for path in (out, *out.parents) if path.is_file()), None)
+    if file is not None:
+        raise DataError(f"{file} is a file; --out names the folder to make")
+    if out.is_dir() and any(out.iterdir()):
+        raise DataError(
+            f"{out} is not empty, and generated pictures are not mixed with other files; give a "
+            "new folder, or empty this one"
+        )
+    plan = make_plan(options)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir()
+        _write_texts(partial, plan, options)
+        _write_tarballs(partial, plan, options, progress)
+        partial.replace(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return _facts(plan, options)
+
+
+def make_plan(options: Options) -> Plan:
+    """Draw users, their tastes and their images' labels."""
+    rng = np.random.default_rng([options.seed, 0])
+    counts = image_counts(options.num_users, options.num_images)
+    # Users are dealt in tens of like size, so that no split is left without large ones.
+    tens = [rng.permutation(10) for _ in range(0, options.num_users, 10)]
+    places = np.concatenate(tens)[: options.num_users]
+    owners = rng.permutation(np.repeat(np.arange(options.num_users), counts))
+    splits = [SPLITS_OF_TEN[place] for place in places]
+    coarse, fine = _draw_labels(owners, options.num_users, rng)
+    _fill_in(coarse, fine, np.array(splits)[owners], rng)
+    numbers = rng.choice(9 * 10**9, options.num_images, replace=False) + 10**9
+    users = rng.choice(9 * 10**6, options.num_users, replace=False) + 10**6
+    return Plan(
+        splits=splits,
+        owners=owners,
+        coarse=coarse,
+        fine=fine,
+        # FLAIR's end in @N and two digits; these cannot be taken for a person's.
+        user_ids=[f"{number}@GENERATED" for number in users],
+        image_ids=sorted(str(number) for number in numbers),
+    )
+
+
+def image_counts(num_users: int, num_images: int) -> NDArray[np.int64]:
+    """Images of each user, from the most to the fewest: quantiles of a log-normal, at least one.
+
+    Args:
+        num_users: Number of users, 1 or more.
+        num_images: Sum of all users' images, ``num_users`` or more.
+
+    Returns:
+        Shape (num_users,), int64.
+    """
+    normal = NormalDist(sigma=SIZE_SKEW)
+    levels = [(user + 0.5) / num_users for user in reversed(range(num_users))]
+    weights = np.exp([normal.inv_cdf(level) for level in levels])
+    more = (num_images - num_users) * weights / weights.sum()
+    counts: NDArray[np.int64] = 1 + np.floor(more).astype(np.int64)
+    counts[: num_images - int(counts.sum())] += 1
+    return counts
+
+
+def _draw_labels(
+    owners: NDArray[np.int64], num_users: int, rng: np.random.Generator
+) -> tuple[Booleans, Booleans]:
+    """Draw each image's labels by its user's taste; every image has at least one."""
+    published = np.array([PUBLISHED_COUNTS[name] for name in COARSE]) / sum(IMAGES.values())
+    shares = np.maximum(published, RAREST_SHARE)
+    likes, dislikes = TASTE_CONCENTRATION * shares, TASTE_CONCENTRATION * (1 - shares)
+    tastes = rng.beta(likes, dislikes, (num_users, len(COARSE)))
+    coarse = rng.random((len(owners), len(COARSE))) < tastes[owners]
+    bare = np.flatnonzero(~coarse.any(axis=1))
+    coarse[bare, rng.choice(len(COARSE), len(bare), p=shares / shares.sum())] = True
+    # An image takes the best k fine labels of each of its coarse ones, by the user's liking and
+    # chance: Gumbel's trick for drawing without replacement.
+    liking = np.log(rng.gamma(1.0, 1.0, (num_users, len(FINE))) + 1e-3)
+    scores = liking[owners] + rng.gumbel(size=(len(owners), len(FINE)))
+    amounts = rng.choice([1, 2, 3], coarse.shape, p=FINE_CHANCES)
+    fine = np.zeros(scores.shape, dtype=np.bool_)
+    for column, label in enumerate(COARSE):
+        children = [index for index, name in enumerate(FINE) if FINE_TO_COARSE[name] == label]
+        ranks = (-scores[:, children]).argsort(axis=1).argsort(axis=1)
+        fine[:, children] = coarse[:, [column]] & (ranks < amounts[:, [column]])
+    return coarse, fine
+
+
+def _fill_in(
+    coarse: Booleans, fine: Booleans, split_of: NDArray[np.str_], rng: np.random.Generator
+) -> None:
+    """Give labels that a split has too rarely to random images of it, in place."""
+    for split in SPLITS:
+        images = np.flatnonzero(split_of == split)
+        least = int(np.ceil(SPLIT_SHARE * len(images)))
+        for position, name in enumerate(FINE):
+            column, is_own = COARSE.index(FINE_TO_COARSE[name]), name in PUBLISHED_COUNTS
+            lacking = least - int(coarse[images, column].sum()) if is_own else 0
+            lacking = max(lacking, 1 - int(fine[images, position].sum()))
+            without = images[~fine[images, position]]
+            chosen = rng.choice(without, min(max(lacking, 0), len(without)), replace=False)
+            coarse[chosen, column] = fine[chosen, position] = True
+
+
+def _write_texts(folder: Path, plan: Plan, options: Options) -> None:
+    entries = [
+        {
+            "user_id": plan.user_ids[user],
+            "image_id": plan.image_ids[image],
+            "labels": [COARSE[label] for label in np.flatnonzero(plan.coarse[image])],
+            "fine_grained_labels": [FINE[label] for label in np.flatnonzero(plan.fine[image])],
+            "partition": plan.splits[user],
+        }
+        for image, user in enumerate(plan.owners)
+    ]
+    pairs = [f"{fine} -> {FINE_TO_COARSE[fine]}\n" for fine in FINE]
+    settings = ", ".join(f"{name} = {value}" for name, value in options.model_dump().items())
+    mark = (
+        "These files are not FLAIR. They have its format, but the pictures are drawn shapes and "
+        f"the users are made up,\nby pfl-bench data generate flair ({settings}).\n"
+    )
+    texts = {
+        METADATA: json.dumps(entries, indent=1) + "\n",
+        RELATIONSHIP: "".join(pairs),
+        GENERATED_MARK: mark,
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _write_tarballs(folder: Path, plan: Plan, options: Options, progress: Progress) -> None:
+    cameras = [
+        Camera.draw(np.random.default_rng([options.seed, 1, user]))
+        for user in range(options.num_users)
+    ]
+    parts = np.array_split(np.arange(options.num_images), options.num_tarballs)
+    for number, part in enumerate(parts):
+        path = folder / f"small_images-{number:02d}.tar.gz"
+        # JPEGs do not compress further; without name and time the same content is the same file.
+        with (
+            path.open("wb") as file,
+            gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as packed,
+            tarfile.open(mode="w|", fileobj=packed, format=tarfile.USTAR_FORMAT) as tarball,
+        ):
+            for image in part:
+                rng = np.random.default_rng([options.seed, 2, image])
+                labels = [FINE[label] for label in np.flatnonzero(plan.fine[image])]
+                camera = cameras[plan.owners[image]]
+                content = draw_picture(labels, camera, rng, options.image_size)
+                member = tarfile.TarInfo(f"small_images/{plan.image_ids[image]}.jpg")
+                member.size = len(content)
+                tarball.addfile(member, io.BytesIO(content))
+                progress("drawing pictures", int(image) + 1, options.num_images)
+
+
+def _facts(plan: Plan, options: Options) -> dict[str, Any]:
+    size = options.image_size
+    counts = np.bincount(plan.owners, minlength=options.num_users)
+    split_of = np.array(plan.splits)
+    coarse_counts = dict(zip(COARSE, (int(n) for n in plan.coarse.sum(axis=0)), strict=True))
+    return {
+        "what": "drawn pictures in FLAIR's format, not FLAIR",
+        "users": {name: int((split_of == name).sum()) for name in SPLITS},
+        "images": {name: int(counts[split_of == name].sum()) for name in SPLITS},
+        "images_a_user": {"median": median(counts.tolist()), "max": int(counts.max())},
+        "coarse_labels_an_image": round(float(plan.coarse.sum(axis=1).mean()), 2),
+        "fine_labels_an_image": round(float(plan.fine.sum(axis=1).mean()), 2),
+        "images_of_coarse_label": coarse_counts,
+        "fine_labels": len(FINE),
+        "prepare_options": [] if size == IMAGE_SIDE else [f"image_size={size}"],
+    }

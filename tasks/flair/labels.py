@@ -1,0 +1,110 @@
+"""FLAIR's two levels of labels and the file that joins them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pfl_bench.types import DataError
+
+RELATIONSHIP = "label_relationship.txt"
+UNKNOWN = -1
+
+_SEPARATORS = ("->", "\t", ",")
+_COLUMN_NAME = re.compile(r"((fine|coarse)[\w -]*)?labels?")
+_AROUND = " \t\r\n()[]'\""
+
+
+@dataclass(frozen=True, slots=True)
+class Relationship:
+    """Which coarse labels each fine label belongs to.
+
+    Attributes:
+        coarse_of: Coarse labels of each fine label, in the order of the file; published: one each.
+        coarse: All coarse labels.
+    """
+
+    coarse_of: dict[str, tuple[str, ...]]
+    coarse: frozenset[str]
+
+    def of(self, fine: str) -> tuple[str, ...]:
+        """Coarse labels of a fine one; a coarse label's name as fine label is its own, else ()."""
+        return self.coarse_of.get(fine) or ((fine,) if fine in self.coarse else ())
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The label lists of a store; a label's index is its place in the list.
+
+    Attributes:
+        coarse: Names of the coarse labels, sorted.
+        fine: Names of the fine labels, sorted.
+        fine_to_coarse: Index of each fine label's coarse label; ``UNKNOWN`` where no file says it.
+    """
+
+    coarse: list[str]
+    fine: list[str]
+    fine_to_coarse: list[int]
+
+
+def read_relationship(path: Path) -> Relationship:
+    """Read pairs of a fine and a coarse label, a line each.
+
+    The two are separated by "->", a tab or a comma; blank lines, and a first line that only names
+    the columns, are passed over.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DataError: It cannot be read, holds no pair, or a line holds something else than a pair;
+            the message names the line.
+    """
+    pairs: dict[str, list[str]] = {}
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as text ({error}); get the file anew") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        separator = next((sign for sign in _SEPARATORS if sign in line), None)
+        cells = [cell.strip(_AROUND) for cell in line.split(separator)] if separator else []
+        if len(cells) != 2 or not all(cells):
+            raise DataError(
+                f"{path}, line {number}: {line.strip()[:80]!r} is not a pair of a fine and a "
+                "coarse label such as 'bag -> equipment' (also with a tab or a comma)"
+            )
+        if number == 1 and all(_COLUMN_NAME.fullmatch(cell.lower()) for cell in cells):
+            continue
+        known = pairs.setdefault(cells[0], [])
+        if cells[1] not in known:
+            known.append(cells[1])
+    if not pairs:
+        raise DataError(f"{path}: holds no pair of labels; get the file anew")
+    coarse_of = {fine: tuple(coarse) for fine, coarse in pairs.items()}
+    return Relationship(coarse_of, frozenset(name for names in pairs.values() for name in names))
+
+
+def make_labels(
+    coarse: Iterable[str], fine: Iterable[str], relationship: Relationship | None
+) -> Labels:
+    """Sort the labels and join the two levels.
+
+    Args:
+        coarse: Names of all coarse labels.
+        fine: Names of all fine labels.
+        relationship: Which belong together; without it only fine labels that have a coarse
+            label's name are joined, the rest is ``UNKNOWN``.
+    """
+    coarse_names, fine_names = sorted(set(coarse)), sorted(set(fine))
+    if relationship is None:
+        relationship = Relationship({}, frozenset(coarse_names))
+    index = {name: place for place, name in enumerate(coarse_names)}
+    joined = [
+        next((index[name] for name in relationship.of(label) if name in index), UNKNOWN)
+        for label in fine_names
+    ]
+    return Labels(coarse_names, fine_names, joined)

@@ -1,0 +1,148 @@
+"""FLAIR's parquet files (the data set apple/flair), streamed by batches of rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.types import DataError
+from tasks.flair.catalogue import FIELDS, Catalogue
+from tasks.flair.checking import MAX_IMAGE_BYTES, RawImage, too_large
+from tasks.flair.labels import RELATIONSHIP, read_relationship
+from tasks.flair.published import SPLIT_OF_PARTITION
+from tasks.flair.reading import (
+    DamagedInputError,
+    Form,
+    Input,
+    Job,
+    Progress,
+    SpooledImages,
+    fingerprint_of,
+    spool_all,
+)
+
+ROWS_OF_ENTRIES = 4096
+ROWS_OF_IMAGES = 64
+IMAGE = "image"
+
+_SPLIT_IN_NAME = re.compile(r"[A-Za-z]+")
+
+
+def find_files(source: Path) -> list[Path]:
+    """All parquet files below a folder, by path."""
+    return sorted(path for path in source.rglob("*.parquet") if path.is_file())
+
+
+def split_of_path(path: Path) -> str | None:
+    """The partition that a file's name begins with, or its folder's name; None if neither says."""
+    for name in (path.name, path.parent.name):
+        word = _SPLIT_IN_NAME.match(name)
+        if word and word[0] in SPLIT_OF_PARTITION:
+            return word[0]
+    return None
+
+
+def read_entries(source: Path, progress: Progress) -> Catalogue:
+    """Read all columns but the images.
+
+    The relationship file is no part of this form; it is read if it lies in ``source``.
+
+    Raises:
+        DataError: A file is damaged or lacks a column, or a row is wrong.
+    """
+    there = source / RELATIONSHIP
+    relationship = read_relationship(there) if there.is_file() else None
+    catalogue = Catalogue(relationship, str(source))
+    paths = find_files(source)
+    for done, path in enumerate(paths):
+        progress("reading parquet labels (files)", done, len(paths))
+        try:
+            _read_file(path, catalogue)
+        except DamagedInputError as error:
+            raise DataError(
+                f"{path}: cannot be read ({error}); the file is damaged or cut: get it anew"
+            ) from error
+    progress("reading parquet labels (files)", len(paths), len(paths))
+    return catalogue
+
+
+def _read_file(path: Path, catalogue: Catalogue) -> None:
+    with _opened(path) as file:
+        there = file.schema_arrow.names
+        columns = [name for name in FIELDS if name in there]
+        split = split_of_path(path)
+        missing = [name for name in (*FIELDS, IMAGE) if name not in there]
+        if missing and not (missing == ["partition"] and split):
+            mend = ""
+            if missing == ["partition"]:
+                mend = " (the file's name does not say it either: name it train-..., val-...)"
+            raise DataError(
+                f"{path}: has no column {missing[0]!r}{mend}; it has {', '.join(there)}. FLAIR's "
+                f"files have {', '.join(FIELDS)} and {IMAGE}"
+            )
+        row = 0
+        for batch in file.iter_batches(ROWS_OF_ENTRIES, columns=columns, use_threads=False):
+            for entry in batch.to_pylist():
+                row += 1
+                catalogue.add({"partition": split, **entry}, f"{path}, row {row}")
+
+
+def read_images(job: Job) -> SpooledImages:
+    """Bring the images of all files into the spool.
+
+    Raises:
+        DataError: Files are damaged.
+    """
+    paths = find_files(job.source)
+    inputs = [
+        Input(
+            path.relative_to(job.source).as_posix(),
+            fingerprint_of(path),
+            partial(_images, path, job, done, len(paths)),
+        )
+        for done, path in enumerate(paths)
+    ]
+    images = spool_all(job, inputs)
+    job.progress("reading parquet images (files)", len(paths), len(paths))
+    return images
+
+
+def _images(path: Path, job: Job, done: int, total: int) -> Iterator[RawImage]:
+    with _opened(path) as file:
+        for batch in file.iter_batches(
+            ROWS_OF_IMAGES, columns=["image_id", IMAGE], use_threads=False
+        ):
+            job.progress("reading parquet images (files)", done, total)
+            for image_id, value in zip(*(column.to_pylist() for column in batch), strict=True):
+                data = value.get("bytes") if isinstance(value, dict) else value
+                if not isinstance(data, bytes):
+                    continue  # found missing later
+                too_much = too_large(len(data)) if len(data) > MAX_IMAGE_BYTES else None
+                yield RawImage(str(image_id), None if too_much else data, too_much)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a file; what Arrow raises about it becomes a ``DamagedInputError``."""
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DamagedInputError(" ".join(str(error).split())[:200]) from error
+
+
+FORM = Form(
+    name="parquet",
+    looked_for="parquet files of the data set apple/flair: *.parquet, directly or in folders",
+    source="FLAIR (Song et al. 2022), parquet files of apple/flair, image bytes as in them",
+    is_there=lambda source: bool(find_files(source)),
+    read_entries=read_entries,
+    read_images=read_images,
+)

@@ -1,0 +1,55 @@
+"""What was published of FLAIR: its counts, and how a prepared store compares with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SPLITS = ("train", "val", "test")
+# The published README says "dev" once where the files say "val".
+SPLIT_OF_PARTITION = {"train": "train", "val": "val", "dev": "val", "test": "test"}
+IMAGE_SIDE = 256
+NUM_TARBALLS = 43
+# Source: Song et al. 2022, section 3 and appendix A; the repository apple/ml-flair, README.
+USERS = {"train": 41_131, "val": 5_141, "test": 5_142}
+IMAGES = {"train": 345_879, "val": 39_239, "test": 43_960}
+NUM_COARSE = 17
+NUM_FINE = 1_628
+
+GENERATED_MARK = "GENERATED.txt"
+FULL, PARTIAL = "flair", "flair-partial"
+GENERATED, PIXELS = "flair-generated", "flair-pixels"
+
+
+def differences(
+    counts: Mapping[str, Mapping[str, int]], num_coarse: int, num_fine: int
+) -> list[str]:
+    """Compare the counts of a data set with FLAIR's published ones.
+
+    Args:
+        counts: By split, the numbers of "users" and "examples".
+        num_coarse: Number of coarse labels.
+        num_fine: Number of fine labels.
+
+    Returns:
+        A sentence for each count that differs; empty if all are the published ones.
+    """
+    compared = [
+        (f"{split} {what}", counts.get(split, {}).get(key, 0), published[split])
+        for split in SPLITS
+        for what, key, published in (("users", "users", USERS), ("images", "examples", IMAGES))
+    ]
+    compared += [("coarse labels", num_coarse, NUM_COARSE), ("fine labels", num_fine, NUM_FINE)]
+    return [
+        f"{what}: {found:,} here, {published:,} published"
+        for what, found, published in compared
+        if found != published
+    ]
+
+
+def variant_of(form: str, *, generated: bool, differs: bool) -> str:
+    """Name the variant: what results on the data may be called."""
+    if generated:
+        return GENERATED
+    if form == "pfl-hdf5":
+        return PIXELS
+    return PARTIAL if differs else FULL

@@ -1,0 +1,244 @@
+"""What the readers of FLAIR's public forms share: their contract and the table of images."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from pfl_bench.types import DataError
+from tasks.flair.catalogue import Catalogue
+from tasks.flair.checking import NO_IMAGE, Check, Finding, RawImage, examined
+from tasks.flair.spool import ImageSpool, Part
+
+NOWHERE = -1
+
+Progress = Callable[[str, int, int | None], None]
+
+
+class DamagedInputError(Exception):
+    """An input cannot be read to its end; the others may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a reader of images works with.
+
+    Attributes:
+        source: The folder.
+        catalogue: The metadata, finished.
+        side: Pixels that every image must have in width and height.
+        check: How images are checked.
+        pixels_as: How pixels without a file are encoded.
+        spool: Keeps what was read.
+        progress: Told what is done, how much, and of how much.
+    """
+
+    source: Path
+    catalogue: Catalogue
+    side: int
+    check: Check
+    pixels_as: Literal["png", "jpeg"]
+    spool: ImageSpool
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input whose images are spooled together.
+
+    Attributes:
+        name: Name, unique among the inputs.
+        fingerprint: Changes when the content does.
+        images: Reads them; raises ``DamagedInputError`` if that cannot be done to the end.
+    """
+
+    name: str
+    fingerprint: Any
+    images: Callable[[], Iterator[RawImage]]
+
+
+class Images(Protocol):
+    """Images of a source that have been read and checked once."""
+
+    @property
+    def table(self) -> ImageTable:
+        """What is known of them."""
+
+    def read(self, entry: int) -> bytes:
+        """Read an entry's encoded image.
+
+        Raises:
+            DataError: It is not what it was when it was checked.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One public form of the data.
+
+    Attributes:
+        name: Name in options and stores.
+        looked_for: What the form looks like on disk, for messages.
+        source: One line for a human that says where the data come from.
+        is_there: Whether a folder shows signs of this form; it may still be incomplete.
+        read_entries: Reads the metadata.
+        read_images: Reads and checks all images.
+    """
+
+    name: str
+    looked_for: str
+    source: str
+    is_there: Callable[[Path], bool]
+    read_entries: Callable[[Path, Progress], Catalogue]
+    read_images: Callable[[Job], Images]
+
+
+class ImageTable:
+    """Where each entry's image is, and what was found about it.
+
+    Args:
+        catalogue: The metadata, finished.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        count = len(catalogue)
+        self.place = np.full(count, NOWHERE, dtype=np.int64)
+        self.start = np.zeros(count, dtype=np.int64)
+        self.size = np.zeros(count, dtype=np.int64)
+        self.checksum = np.zeros(count, dtype=np.int64)
+        self.findings: dict[int, Finding] = {}
+        self.notes: dict[str, list[str]] = {}
+
+    def take(self, part: Part, place: int) -> None:
+        """Take in the images of a part.
+
+        Args:
+            part: What was read of an input.
+            place: Number by which the reader knows the input; at least 0.
+        """
+        start = 0
+        for row, (image, size, checksum) in enumerate(
+            zip(part.ids, part.sizes, part.sums, strict=True)
+        ):
+            finding = part.findings.get(row)
+            entry = self._catalogue.entries.get(image)
+            if finding is not None and NO_IMAGE in finding.kinds:
+                self.notes.setdefault(NO_IMAGE, []).append(image)
+            elif entry is None:
+                self.notes.setdefault("not_in_metadata", []).append(image)
+            elif self.place[entry] != NOWHERE:
+                self.notes.setdefault("repeated_images", []).append(image)
+                self._compare(entry, size, checksum)
+            else:
+                self.place[entry], self.start[entry] = place, start
+                self.size[entry], self.checksum[entry] = size, checksum
+                if finding is not None:
+                    self.findings[entry] = finding
+            start += size
+
+    def _compare(self, entry: int, size: int, checksum: int) -> None:
+        if (self.size[entry], self.checksum[entry]) != (size, checksum):
+            self.findings[entry] = Finding(
+                ("contradictory",), "several files of that name, with different content"
+            )
+
+    def is_intact(self, entry: int, data: bytes) -> bool:
+        """Whether these are still the bytes that were checked."""
+        expected = (int(self.size[entry]), int(self.checksum[entry]))
+        return (len(data), zlib.crc32(data)) == expected
+
+    def problems(self) -> tuple[Counter[str], dict[str, list[str]], set[int]]:
+        """Gather all findings.
+
+        Returns:
+            Counts by kind; by kind, what is to be named of each image; the unusable entries.
+        """
+        named = {kind: list(names) for kind, names in self.notes.items()}
+        bad: set[int] = set()
+        ownerless = set(self._catalogue.without_user)
+        for image, entry in self._catalogue.entries.items():
+            finding = self.findings.get(entry)
+            if image in ownerless:
+                finding = Finding(("without_user",))
+            elif self.place[entry] == NOWHERE:
+                finding = Finding(("missing",))
+            if finding is None:
+                continue
+            for kind in finding.kinds:
+                named.setdefault(kind, []).append(
+                    f"{image} ({finding.detail})" if finding.detail else image
+                )
+            if finding.is_bad:
+                bad.add(entry)
+        counts = Counter({kind: len(names) for kind, names in named.items()})
+        counts.update(self._catalogue.notes)
+        return +counts, named, bad
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledImages:
+    """Images that wait in the spool.
+
+    Attributes:
+        table: Where each is.
+        blobs: The blob of each place.
+        spool: Reads them.
+    """
+
+    table: ImageTable
+    blobs: Sequence[Path]
+    spool: ImageSpool
+
+    def read(self, entry: int) -> bytes:
+        """Read an entry's encoded image."""
+        table = self.table
+        blob = self.blobs[table.place[entry]]
+        data = self.spool.read(blob, int(table.start[entry]), int(table.size[entry]))
+        if not table.is_intact(entry, data):
+            raise DataError(
+                f"{blob}: temporary data are damaged; remove the folder {blob.parent} and start "
+                "again"
+            )
+        return data
+
+
+def spool_all(job: Job, inputs: Sequence[Input]) -> SpooledImages:
+    """Bring the images of all inputs into the spool, those that are there already excepted.
+
+    Raises:
+        DataError: Inputs are damaged: all the others have been read by then, and all of the
+            damaged ones are named.
+    """
+    table = ImageTable(job.catalogue)
+    blobs, damaged = [], []
+    for place, each in enumerate(inputs):
+        part = job.spool.load(each.name, each.fingerprint)
+        if part is None:
+            try:
+                images = examined(each.images(), job.side, job.check)
+                part = job.spool.write(each.name, each.fingerprint, images)
+            except DamagedInputError as error:
+                damaged.append(f"\n  - {each.name}: {error}")
+                part = Part(Path())
+        blobs.append(part.blob)
+        table.take(part, place)
+    if damaged:
+        raise DataError(
+            f"{job.source}: {len(damaged)} of {len(inputs)} inputs are damaged:{''.join(damaged)}\n"
+            "Get these anew (delete a file, and 'pfl-bench data download flair' fetches it again) "
+            "and run the same command: only they will be read."
+        )
+    return SpooledImages(table, blobs, job.spool)
+
+
+def fingerprint_of(path: Path) -> list[int]:
+    """Size and time of a file: equal means unchanged."""
+    state = path.stat()
+    return [state.st_size, state.st_mtime_ns]

@@ -1,0 +1,218 @@
+"""Images on their way into a store: read once from each input, kept over interruptions.
+
+Beside the output lies a hidden folder with two files an input (a tarball, a parquet file, ...): a
+blob of images, one after another, and an index. The index is written last and in one step, so an
+input is in the spool whole or not at all. It carries a fingerprint of the input: one that has
+changed is read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from filelock import FileLock, Timeout
+
+from pfl_bench.types import DataError
+from tasks.flair.checking import Finding, RawImage
+
+VERSION = 1
+OPEN_FILES = 64
+LOCK = "lock"
+
+
+@dataclass(slots=True)
+class Part:
+    """What the spool has of one input.
+
+    Attributes:
+        blob: File of the images' bytes, in the order of the lists.
+        ids: Image ids.
+        sizes: Bytes of each image in the blob; 0 if it is not there.
+        sums: CRC-32 of each.
+        findings: By place in the lists, what is not fine.
+    """
+
+    blob: Path
+    ids: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    sums: list[int] = field(default_factory=list)
+    findings: dict[int, Finding] = field(default_factory=dict)
+
+    def add(self, image: RawImage, size: int, checksum: int) -> None:
+        """Take in the next image."""
+        if image.finding is not None and image.finding.kinds:
+            self.findings[len(self.ids)] = image.finding
+        self.ids.append(image.image_id)
+        self.sizes.append(size)
+        self.sums.append(checksum)
+
+
+class ImageSpool:
+    """The hidden folder; a context manager that keeps other processes out of it.
+
+    Args:
+        out: The store that is to be written; the folder lies beside it.
+        basis: What the content depends on besides the inputs, JSON-serialisable.
+
+    Raises:
+        DataError: The folder cannot be made, or another process works on the same output.
+    """
+
+    def __init__(self, out: Path, basis: Any) -> None:
+        self.folder = out.parent / f".{out.name}.spool"
+        self._out = out
+        self._basis = [VERSION, basis]
+        self._open: dict[Path, BinaryIO] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            self.folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"{self._out}: cannot make the folder {self.folder.name} beside it "
+                f"({error.strerror}); the output's folder must exist and be writable: choose "
+                "another one by --out"
+            ) from error
+        self._lock = FileLock(self.folder / LOCK, timeout=0)
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            raise DataError(
+                f"{self._out}: another process is preparing this store; wait for it, or choose "
+                "another --out"
+            ) from error
+        # The lock is ours, so whoever left these was killed.
+        for leftover in self._out.parent.glob(f".{glob.escape(self._out.name)}.partial-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+        keep = self.num_bytes() > 0
+        if not keep:
+            self.remove()
+            (self.folder / LOCK).unlink(missing_ok=True)
+        self._lock.release()
+        if not keep:
+            with contextlib.suppress(OSError):  # another process may have come
+                self.folder.rmdir()
+
+    def num_bytes(self) -> int:
+        """Bytes of images that are kept for a later call."""
+        return sum(path.stat().st_size for path in self.folder.glob("*.blob"))
+
+    def remove(self) -> None:
+        """Throw away what is kept."""
+        for path in self.folder.iterdir():
+            if path.name != LOCK:
+                path.unlink(missing_ok=True)
+
+    def load(self, name: str, fingerprint: Any) -> Part | None:
+        """Find what is kept of an input.
+
+        Args:
+            name: Name of the input.
+            fingerprint: JSON-serialisable; equal to what ``write`` was given if it is unchanged.
+
+        Returns:
+            The part; None if the input has to be read.
+        """
+        blob, index = self._paths(name)
+        try:
+            kept = json.loads(index.read_bytes())
+            if kept["key"] != self._key(name, fingerprint):
+                return None
+            findings = {int(k): Finding(tuple(v[0]), v[1]) for k, v in kept["findings"].items()}
+            part = Part(blob, kept["ids"], kept["sizes"], kept["sums"], findings)
+            return part if blob.stat().st_size == sum(part.sizes) else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # not there, or not ours: read the input
+
+    def write(self, name: str, fingerprint: Any, images: Iterable[RawImage]) -> Part:
+        """Keep all images of an input; what ``images`` raises leaves nothing of it.
+
+        Raises:
+            DataError: The disk is full.
+        """
+        blob, index = self._paths(name)
+        part = Part(blob)
+        try:
+            with _writing(blob, self._out) as file:
+                for image in images:
+                    data = image.data or b""
+                    with _room(blob, self._out):
+                        file.write(data)
+                    part.add(image, len(data), zlib.crc32(data))
+            content = {
+                "key": self._key(name, fingerprint),
+                "ids": part.ids,
+                "sizes": part.sizes,
+                "sums": part.sums,
+                "findings": {k: [v.kinds, v.detail] for k, v in part.findings.items()},
+            }
+            staged = index.with_suffix(".new")
+            with _writing(staged, self._out) as file, _room(staged, self._out):
+                file.write(json.dumps(content, separators=(",", ":")).encode())
+            staged.replace(index)
+        except BaseException:
+            blob.unlink(missing_ok=True)
+            index.with_suffix(".new").unlink(missing_ok=True)
+            raise
+        return part
+
+    def read(self, blob: Path, start: int, size: int) -> bytes:
+        """Read an image back; short if the blob was cut."""
+        file = self._open.get(blob)
+        if file is None:
+            if len(self._open) >= OPEN_FILES:
+                self._open.pop(next(iter(self._open))).close()
+            file = self._open[blob] = blob.open("rb", buffering=0)
+        file.seek(start)
+        return file.read(size)
+
+    def _key(self, name: str, fingerprint: Any) -> str:
+        return json.dumps([self._basis, name, fingerprint])
+
+    def _paths(self, name: str) -> tuple[Path, Path]:
+        stem = hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
+        return self.folder / f"{stem}.blob", self.folder / f"{stem}.index"
+
+
+@contextlib.contextmanager
+def _writing(path: Path, out: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing; synchronised to disk when all has gone well."""
+    with _room(path, out):
+        file = path.open("wb")
+    try:
+        yield file
+        with _room(path, out):
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        with contextlib.suppress(OSError):  # closing repeats a write that failed
+            file.close()
+
+
+@contextlib.contextmanager
+def _room(path: Path, out: Path) -> Iterator[None]:
+    """Say what to do about a disk that is full."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{out}: cannot write temporary data into {path.parent} ({error.strerror}); preparing "
+            "needs about twice the images' size beside the store: free space, or choose another "
+            "disk by --out"
+        ) from error

@@ -1,0 +1,205 @@
+"""What the FLAIR paper's section 4.2 and figures 2 and 3 show, of a prepared store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from pfl_bench.store import Store
+from pfl_bench.types import ConfigError, DataError
+from tasks.flair.statistics_emd import (
+    Channels,
+    Progress,
+    compare_partitions,
+    find_images,
+    pixel_histograms,
+    summarise,
+)
+from tasks.flair.statistics_labels import LabelCounts, count_labels, describe, largest_share
+from tasks.flair.statistics_published import DESCRIPTION, compare
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NOTICE = "generated pictures, not FLAIR"
+# Variants that hold all of FLAIR's metadata; "flair-pixels" has its images encoded anew.
+_WHOLE = ("flair", "flair-pixels")
+_FIELDS = ("image", "coarse", "fine", "image_id")
+_SHOWN_FINE = 20
+
+
+class Options(BaseModel):
+    """Options of FLAIR's statistics.
+
+    Attributes:
+        emd: Whether to decode the images of one label and compute earth mover's distances.
+        emd_label: Coarse label of these images; None for the commonest.
+        emd_histogram: "rgb" takes a histogram a channel and the mean of three distances,
+            "luminance" one of the images' luminance.
+        emd_users: Take only so many users, drawn at random, with all their images; None for all.
+        emd_partitions: Random partitions of each kind to compare with.
+        seed: Draws users and partitions.
+        threads: Threads that decode; None for as many as there are processors.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    emd: bool = True
+    emd_label: str | None = None
+    emd_histogram: Channels = "rgb"
+    emd_users: int | None = Field(default=None, ge=1)
+    emd_partitions: int = Field(default=5, ge=1, le=1000)
+    seed: int = Field(default=0, ge=0)
+    threads: int | None = Field(default=None, ge=1, le=256)
+
+
+def statistics(store: Store, options: Options, progress: Progress) -> dict[str, Any]:
+    """Compute FLAIR's own statistics over all splits together, JSON-serialisable.
+
+    Args:
+        store: A FLAIR store.
+        options: Options.
+        progress: Told (what, done, total).
+
+    Returns:
+        - "notice": what must be said wherever the data are shown; None for FLAIR itself;
+        - "images", "users";
+        - "coarse", "fine": as ``LabelCounts.as_json``;
+        - "described": ``describe`` of the labels of an image, the images of a user and the
+          distinct labels of a user;
+        - "largest_share": ``largest_share``;
+        - "emd": None without images, else as ``summarise`` with "label", "histogram", "images",
+          "users", "draws" and "seed";
+        - "published": rows of ``compare`` if the store holds all of FLAIR, else None.
+
+    Raises:
+        DataError: The store is no FLAIR store, is damaged, or an image cannot be decoded.
+        ConfigError: ``emd_label`` is not a coarse label of the store.
+    """
+    extra = store.facts.extra
+    missing = [name for name in _FIELDS if name not in store.fields]
+    missing += [name for name in ("coarse_labels", "fine_labels") if name not in extra]
+    if missing:
+        raise DataError(
+            f"{store.path}: {', '.join(missing)} missing, so this is no store that "
+            "`pfl-bench data prepare flair` wrote; prepare it again"
+        )
+    names: list[str] = extra["coarse_labels"]
+    if options.emd_label is not None and options.emd_label not in names:
+        raise ConfigError(
+            f"emd_label={options.emd_label}: {store.path} has no such coarse label; there are: "
+            f"{', '.join(names)}"
+        )
+    splits = [store.split(name) for name in store.split_names]
+    sizes = np.concatenate([np.diff(split.offsets) for split in splits])
+    coarse = count_labels(splits, "coarse", len(names))
+    fine = count_labels(splits, "fine", len(extra["fine_labels"]))
+    result = {
+        "notice": NOTICE if extra.get("generated") else None,
+        "images": int(sizes.sum()),
+        "users": len(sizes),
+        "coarse": coarse.as_json(names),
+        "fine": fine.as_json(extra["fine_labels"]),
+        "described": {
+            "coarse labels of an image": describe(coarse.per_image),
+            "fine labels of an image": describe(fine.per_image),
+            "images of a user": describe(sizes),
+            "distinct coarse labels of a user": describe(coarse.per_user),
+            "distinct fine labels of a user": describe(fine.per_user),
+        },
+        "largest_share": largest_share(sizes),
+        "emd": _distances(store, coarse, options, progress) if options.emd else None,
+    }
+    whole = store.facts.variant in _WHOLE and not extra.get("generated")
+    return {**result, "published": compare(result) if whole else None}
+
+
+def _distances(
+    store: Store, coarse: LabelCounts, options: Options, progress: Progress
+) -> dict[str, Any] | None:
+    names: list[str] = store.facts.extra["coarse_labels"]
+    label = int(coarse.images.argmax())
+    if options.emd_label is not None:
+        label = names.index(options.emd_label)
+    if not coarse.images[label]:
+        return None
+    rng = np.random.default_rng(options.seed)
+    images = find_images([store.split(name) for name in store.split_names], label)
+    if options.emd_users is not None:
+        images = images.some_users(options.emd_users, rng)
+    pixels = pixel_histograms(images, options.emd_histogram, options.threads, progress)
+    compared = compare_partitions(pixels, images.bounds, options.emd_partitions, rng, progress)
+    return {
+        "label": names[label],
+        "histogram": options.emd_histogram,
+        "images": len(images.places),
+        "users": len(images.bounds) - 1,
+        "draws": options.emd_partitions,
+        "seed": options.seed,
+        **summarise(compared),
+    }
+
+
+def format_statistics(statistics: Mapping[str, Any]) -> str:
+    """Lay out what ``statistics`` gives as plain text, without a trailing newline."""
+    coarse, fine = statistics["coarse"], statistics["fine"]
+    lines = [statistics["notice"].upper()] if statistics["notice"] else []
+    lines.append(f"{len(coarse['counts'])} coarse labels (images that have it, share of users)")
+    lines += _label_lines(coarse, None)
+    lines += [
+        "",
+        f"{len(fine['counts']):,} fine labels, {fine['rare']:,} of them on less than 0.1% of users",
+        *_label_lines(fine, _SHOWN_FINE),
+        "",
+        f"{'':33}" + "".join(f"{part:>10}" for part in DESCRIPTION) + "  (std: sample)",
+    ]
+    for name, values in statistics["described"].items():
+        shown = ("-" if values[part] is None else f"{values[part]:.6g}" for part in DESCRIPTION)
+        lines.append(f"{name:33}" + "".join(f"{value:>10}" for value in shown))
+    if statistics["emd"]:
+        lines += ["", *_distance_lines(statistics["emd"])]
+    if statistics["published"]:
+        differ = [row for row in statistics["published"] if not row["agrees"]]
+        total = len(statistics["published"])
+        lines += ["", f"{total - len(differ)} of {total} published numbers agree"]
+        lines += [
+            f"  {row['quantity']}: {row['here']} here, {row['published']} published"
+            for row in differ
+        ]
+    return "\n".join(lines)
+
+
+def _label_lines(level: Mapping[str, Any], most: int | None) -> list[str]:
+    counts = list(level["counts"].items())
+    lines = [
+        f"  {name:24} {count:>9,} {level['share_of_users'][name]:>8.2%}"
+        for name, count in counts[:most]
+    ]
+    rest = len(counts) - len(lines)
+    return lines + ([f"  and {rest:,} more"] if rest else [])
+
+
+def _distance_lines(emd: Mapping[str, Any]) -> list[str]:
+    kinds = emd["partitions"]
+    lines = [
+        "earth mover's distance of users' pixel histograms from the average one, grey levels",
+        f"({emd['images']:,} images with {emd['label']} of {emd['users']:,} users, "
+        f"{emd['histogram']}; random partitions drawn {emd['draws']} times, seed {emd['seed']})",
+        f"{'partition':12}"
+        + "".join(f"{name:>8}" for name in ("mean", "sd"))
+        + "".join(f"{'p' + rank:>8}" for rank in kinds["actual"]["percentiles"]),
+    ]
+    for kind, values in kinds.items():
+        numbers = (values["mean"], values["sd"], *values["percentiles"].values())
+        lines.append(f"{kind:12}" + "".join(f"{number:>8.2f}" for number in numbers))
+    return lines
+
+
+def figures(statistics: Mapping[str, Any]) -> dict[str, Figure]:
+    """Draw what ``statistics`` gives: figures by name."""
+    from tasks.flair.statistics_figures import draw
+
+    return draw(statistics)

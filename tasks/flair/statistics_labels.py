@@ -1,0 +1,129 @@
+"""How often FLAIR's labels occur, on how many users, and how many of them an image or user has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfl_bench.store import StoreSplit
+from pfl_bench.types import DataError
+
+_BLOCK_EXAMPLES = 1 << 15
+# "Less than 0.1% of users": the paper's bound of a rare label.
+_RARE = 0.001
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """What one level of labels (K of them) counts to, over n images of U users.
+
+    Attributes:
+        images: Shape (K,), images that have the label.
+        users: Shape (K,), users with at least one such image.
+        per_image: Shape (n,), labels of each image.
+        per_user: Shape (U,), different labels of each user.
+    """
+
+    images: NDArray[np.int64]
+    users: NDArray[np.int64]
+    per_image: NDArray[np.int64]
+    per_user: NDArray[np.int64]
+
+    def as_json(self, names: Sequence[str]) -> dict[str, Any]:
+        """Counts and shares by name, the commonest label first.
+
+        Args:
+            names: The K labels.
+
+        Returns:
+            "counts" (images), "share_of_users" (of all users, 0 to 1), and "rare": labels that
+            are on less than 0.1% of the users, those that do not occur among them.
+        """
+        shares = self.users / len(self.per_user)
+        order = sorted(range(len(names)), key=lambda label: (-self.images[label], names[label]))
+        return {
+            "counts": {names[label]: int(self.images[label]) for label in order},
+            "share_of_users": {names[label]: float(shares[label]) for label in order},
+            "rare": int(np.count_nonzero(shares < _RARE)),
+        }
+
+
+def count_labels(splits: Sequence[StoreSplit], field: str, num_labels: int) -> LabelCounts:
+    """Count one level of labels over splits of different users.
+
+    Args:
+        splits: Splits of a FLAIR store, read in blocks.
+        field: "coarse" or "fine": indices of each image's labels, none twice.
+        num_labels: K; indices are 0 to K - 1.
+
+    Raises:
+        DataError: An index is K or more: the store is damaged.
+    """
+    images, users = np.zeros((2, num_labels), dtype=np.int64)
+    per_image, per_user = [], []
+    for split in splits:
+        for first, last in _blocks(split.offsets):
+            start, stop = int(split.offsets[first]), int(split.offsets[last])
+            lists = split.read(field, start, stop)
+            lengths = np.array([len(labels) for labels in lists], dtype=np.int64)
+            labels = np.concatenate(lists).astype(np.int64)
+            if labels.size and labels.max() >= num_labels:
+                raise DataError(
+                    f"split {split.name!r}, images {start}:{stop}: {field} label {labels.max()} "
+                    f"is not within 0..{num_labels - 1}. The store is damaged; copy it again or "
+                    "prepare it again."
+                )
+            owners = np.repeat(np.arange(last - first), np.diff(split.offsets[first : last + 1]))
+            pairs = np.unique(np.repeat(owners, lengths) * num_labels + labels)
+            images += np.bincount(labels, minlength=num_labels)
+            users += np.bincount(pairs % num_labels, minlength=num_labels)
+            per_image.append(lengths)
+            per_user.append(np.bincount(pairs // num_labels, minlength=last - first))
+    return LabelCounts(images, users, np.concatenate(per_image), np.concatenate(per_user))
+
+
+def _blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Ranges of whole users with some ten thousand images each; a larger user is one range."""
+    first, users = 0, len(offsets) - 1
+    while first < users:
+        fits = int(np.searchsorted(offsets, offsets[first] + _BLOCK_EXAMPLES, side="right")) - 1
+        last = max(fits, first + 1)
+        yield first, last
+        first = last
+
+
+def describe(values: NDArray[np.int64]) -> dict[str, float | int | None]:
+    """Describe numbers as the published notebook does.
+
+    Args:
+        values: Shape (n,), n at least 1.
+
+    Returns:
+        "mean", "std" (sample: divided by n - 1; None for one value), "min", "q25", "q50", "q75"
+        (linear interpolation) and "max".
+
+    Source:
+        apple/ml-flair, explore_labels.ipynb, which calls pandas' ``describe``.
+    """
+    quartiles = np.percentile(values, (25, 50, 75))
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std(ddof=1)) if len(values) > 1 else None,
+        "min": int(values.min()),
+        **{f"q{rank}": float(q) for rank, q in zip((25, 50, 75), quartiles, strict=True)},
+        "max": int(values.max()),
+    }
+
+
+def largest_share(sizes: NDArray[np.int64]) -> float:
+    """Share of the users, the largest first, who hold at least as many images as all others.
+
+    Args:
+        sizes: Shape (U,), images of each user.
+    """
+    held = np.cumsum(np.sort(sizes)[::-1])
+    return float(np.searchsorted(2 * held, held[-1]) + 1) / len(sizes)
