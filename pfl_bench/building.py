@@ -89,7 +89,8 @@ def build_model(resolved: ResolvedConfig, task: Task, device: torch.device) -> F
     """Build the row's model with weights drawn from the run's own stream."""
     seed_torch(resolved.config.seed, Purpose.MODEL_INIT, torch.device("cpu"))
     name = resolved.tree["task"]["name"]
-    return FlatModel(plugins.build(plugins.MODEL, name, resolved.model_options, task.facts), device)
+    module = plugins.build(plugins.MODEL, name, resolved.model_options, task.facts)
+    return FlatModel(module, device, resolved.config.channels_last)
 
 
 def build_task(resolved: ResolvedConfig, device: torch.device) -> Task:

@@ -7,6 +7,7 @@ code sees nothing but flat vectors.
 from __future__ import annotations
 
 import hashlib
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ class FlatModel:
         module: The model; its trainable parameters must be float32. It is changed in place: its
             parameters become views into ``vector``.
         device: Where it lives.
+        channels_last: Whether the kernels of convolutions lie in memory with their channels last,
+            as gradients of images that do are; elements of a kernel then have another order in
+            ``vector``.
 
     Attributes:
         module: The model.
@@ -33,7 +37,9 @@ class FlatModel:
         ValueError: No trainable parameter, or one that is not float32.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, module: nn.Module, device: torch.device, channels_last: bool = False
+    ) -> None:
         self.module = module.to(device)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         odd = [n for n, p in module.named_parameters() if p.dtype != torch.float32]
@@ -41,11 +47,18 @@ class FlatModel:
             what = f"parameters that are not float32: {odd}" if odd else "no trainable parameters"
             raise ValueError(f"the model has {what}; training needs float32 parameters")
         self.initial_digest = _digest(self.module)
-        self.vector = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        if channels_last:
+            cast("Any", self.module).to(memory_format=torch.channels_last)
+        # Axes of each parameter in the order of memory.
+        axes = [_axes(p, channels_last) for p in self.parameters]
+        pairs = list(zip(self.parameters, axes, strict=True))
+        self.vector = torch.cat([p.detach().permute(order).reshape(-1) for p, order in pairs])
         start = 0
-        for parameter in self.parameters:
+        for parameter, order in pairs:
             stop = start + parameter.numel()
-            parameter.data = self.vector[start:stop].view(parameter.shape)
+            shape = [parameter.shape[axis] for axis in order]
+            back = sorted(range(len(order)), key=order.__getitem__)
+            parameter.data = self.vector[start:stop].view(shape).permute(back)
             start = stop
         self.slices = [p.detach() for p in self.parameters]
 
@@ -90,6 +103,10 @@ def clip_each(gradients: tuple[Tensor, ...], bound: float) -> tuple[Tensor, ...]
         return gradients
     factors = (bound / norms.clamp_min(bound)).unbind()
     return tuple(torch._foreach_mul(gradients, factors))
+
+
+def _axes(parameter: Tensor, channels_last: bool) -> tuple[int, ...]:
+    return (0, 2, 3, 1) if channels_last and parameter.ndim == 4 else tuple(range(parameter.ndim))
 
 
 def _digest(module: nn.Module) -> str:

@@ -19,7 +19,8 @@ class Forward:
         task: Its loss, and its transform of batches if it has one.
         device: Where the model lives.
         precision: "float32", or "bfloat16" for mixed precision.
-        channels_last: Whether batches of images are laid out with their channels last.
+        channels_last: Whether batches of images are laid out with their channels last, or as
+            their axes are.
 
     Attributes:
         module: The model.
@@ -59,8 +60,9 @@ class Forward:
         """
         if self._transform is not None:
             inputs = self._transform(inputs, draws)
-        if self._channels_last and inputs.ndim == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        if inputs.ndim == 4:
+            layout = torch.channels_last if self._channels_last else torch.contiguous_format
+            inputs = inputs.contiguous(memory_format=layout)
         return inputs
 
     def outputs(self, inputs: Tensor, draws: Tensor | None = None) -> Tensor:

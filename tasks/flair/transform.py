@@ -28,9 +28,11 @@ class CropFlipNormalize:
         self.side = side
         self.crop = crop
         self.augment = augment
-        self._scale = torch.tensor([1.0 / (255.0 * s) for s in STD]).view(1, 3, 1, 1)
-        self._shift = torch.tensor([-m / s for m, s in zip(MEAN, STD, strict=True)])
-        self._shift = self._shift.view(1, 3, 1, 1)
+        # For whole rows of pixels, a pixel's channels side by side: three times as fast on a CPU
+        # as three numbers a pixel.
+        self._scale = torch.tensor([1.0 / (255.0 * s) for s in STD]).repeat(crop)
+        shift = torch.tensor([-m / s for m, s in zip(MEAN, STD, strict=True)])
+        self._shift = shift.repeat(crop)
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
         """Draw crops and flips.
@@ -56,7 +58,7 @@ class CropFlipNormalize:
             draws: Shape (n, 4), of ``draw``, on the same device; None for evaluation.
 
         Returns:
-            Shape (n, 3, crop, crop), float32, normalised.
+            Shape (n, 3, crop, crop), float32, normalised; channels last in memory.
         """
         if self._scale.device != inputs.device:
             self._scale = self._scale.to(inputs.device)
@@ -67,19 +69,22 @@ class CropFlipNormalize:
                 pictures = functional.interpolate(
                     pictures, size=(self.crop, self.crop), mode="bilinear", align_corners=False
                 )
+            pixels = pictures.permute(0, 2, 3, 1).contiguous()
         elif inputs.device.type == "cpu":
-            pictures = self._cut_one_by_one(inputs, draws)
+            pixels = self._cut_one_by_one(inputs, draws)
         else:
-            pictures = self._cut_at_once(inputs, draws).float()
-        return pictures.mul_(self._scale).add_(self._shift)
+            pixels = self._cut_at_once(inputs, draws).float()
+        pixels.view(-1, 3 * self.crop).mul_(self._scale).add_(self._shift)
+        return pixels.permute(0, 3, 1, 2)
 
     def _cut_one_by_one(self, inputs: Tensor, draws: Tensor) -> Tensor:
-        """Copies of slices: on a CPU a third of the time of indexing each pixel."""
-        out = torch.empty((len(inputs), 3, self.crop, self.crop), dtype=torch.float32)
-        for target, picture, draw in zip(out, inputs, draws.tolist(), strict=True):
+        """Copies of slices: on a CPU a fraction of the time of indexing each pixel."""
+        out = torch.empty((len(inputs), self.crop, self.crop, 3), dtype=torch.float32)
+        pictures = inputs.permute(0, 2, 3, 1)
+        for target, picture, draw in zip(out, pictures, draws.tolist(), strict=True):
             top, left, mirrored, upside_down = draw
-            cut = picture[:, top : top + self.crop, left : left + self.crop]
-            axes = [axis for axis, flip in ((2, mirrored), (1, upside_down)) if flip]
+            cut = picture[top : top + self.crop, left : left + self.crop]
+            axes = [axis for axis, flip in ((1, mirrored), (0, upside_down)) if flip]
             target.copy_(cut.flip(axes) if axes else cut)
         return out
 
@@ -90,7 +95,5 @@ class CropFlipNormalize:
         rows = torch.where(upside_down[:, None] > 0, self.crop - 1 - place, place) + top[:, None]
         columns = torch.where(mirrored[:, None] > 0, self.crop - 1 - place, place) + left[:, None]
         batch = torch.arange(len(inputs), device=inputs.device)
-        cut = inputs.permute(0, 2, 3, 1)[
-            batch[:, None, None], rows[:, :, None], columns[:, None, :]
-        ]
-        return cut.permute(0, 3, 1, 2)
+        pictures = inputs.permute(0, 2, 3, 1)
+        return pictures[batch[:, None, None], rows[:, :, None], columns[:, None, :]]

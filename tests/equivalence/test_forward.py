@@ -238,3 +238,40 @@ def test_the_selection_is_in_the_summary_and_the_statement(tmp_path: Path) -> No
     plain = run(make_config("private_federated"), tmp_path / "plain")
     assert plain["selection"] is None
     assert not any("best" in note for note in plain["privacy"]["notes"])
+
+
+def convolutions() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.ReLU(),
+        nn.Conv2d(8, 4, 1),
+        nn.Flatten(),
+        nn.Linear(16, 10),
+    )
+
+
+def test_kernels_with_channels_last_train_to_the_same_model() -> None:
+    """The layout changes the order within ``vector`` and nothing that the model computes."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(6, 3, 4, 4, generator=generator)
+    results = []
+    for channels_last in (False, True):
+        model = FlatModel(convolutions(), CPU, channels_last)
+        outputs = Forward(model.module, digits(), CPU, channels_last=channels_last).outputs(images)
+        gradients = torch.autograd.grad(outputs.square().mean(), model.parameters)
+        torch._foreach_add_(model.slices, gradients, alpha=-0.1)
+        results.append(model)
+    plain, last = results
+    assert last.module[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert not torch.equal(plain.vector, last.vector)
+    for one, other in zip(plain.parameters, last.parameters, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert plain.initial_digest == last.initial_digest
+    torch.testing.assert_close(plain.vector.norm(), last.vector.norm())
+    # Views into one vector, in either layout: what is written to it, the model computes with.
+    last.vector.zero_()
+    assert not any(p.any() for p in last.parameters)
+    last.vector.copy_(torch.arange(float(last.num_parameters)))
+    numbers = torch.cat([p.detach().reshape(-1) for p in last.parameters])
+    assert torch.equal(numbers.sort().values, last.vector)

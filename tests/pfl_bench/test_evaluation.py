@@ -15,7 +15,6 @@ from pfl_bench.metrics.classification import Classification
 from pfl_bench.types import FederatedSplit, Task, UserInputError
 from tests.helpers import make_config
 
-
 CPU = torch.device("cpu")
 
 

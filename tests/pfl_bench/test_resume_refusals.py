@@ -94,8 +94,8 @@ def test_central_steps_that_come_out_differently_are_refused(
     cut(config, tmp_path, keep=2)
     original = building.build_task
 
-    def relabelled(resolved: ResolvedConfig) -> Any:
-        task = original(resolved)
+    def relabelled(resolved: ResolvedConfig, device: torch.device) -> Any:
+        task = original(resolved, device)
         task.split("train")._targets.add_(1).remainder_(10)
         return task
 
