@@ -200,10 +200,10 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
             "configuration format that this pfl-bench reads; port the file, or use the pfl-bench "
             "that it was written for"
         )
-    config = _validate(RunConfig, tree, "", path)
+    config = validate_tree(RunConfig, tree, "", path)
     task, task_options = _plugin(plugins.TASK, config.task, "task", path)
     model_type = plugins.options_type(plugins.MODEL, task)
-    model_options = _validate(model_type, config.model, "model", path)
+    model_options = validate_tree(model_type, config.model, "model", path)
     resolved = config.model_dump(mode="json")
     resolved["task"] = {"name": task, **task_options.model_dump(mode="json")}
     resolved["model"] = model_options.model_dump(mode="json")
@@ -225,7 +225,7 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
         name, mechanism_options = _plugin(plugins.MECHANISM, config.privacy.mechanism, where, path)
         filled = {"name": name, **mechanism_options.model_dump(mode="json")}
         resolved["privacy"]["mechanism"] = filled
-    config = _validate(RunConfig, resolved, "", path)
+    config = validate_tree(RunConfig, resolved, "", path)
     return ResolvedConfig(
         config,
         task_options,
@@ -250,10 +250,21 @@ def _plugin(
     except PluginError as error:
         raise ConfigError(f"{path}: {where}.name: {error}") from None
     options = {key: value for key, value in section.items() if key != "name"}
-    return name, _validate(options_type, options, where, path)
+    return name, validate_tree(options_type, options, where, path)
 
 
-def _validate(model: type[M], data: Mapping[str, Any], where: str, path: Path) -> M:
+def validate_tree(model: type[M], data: Mapping[str, Any], where: str, path: Path) -> M:
+    """Check plain data against a type.
+
+    Args:
+        model: What it must be.
+        data: What was read.
+        where: Dotted path of the data within the file; "" for the whole.
+        path: The file, for messages.
+
+    Raises:
+        ConfigError: Keys are unknown or missing, or values wrong; a line each.
+    """
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -322,4 +333,4 @@ def validate_options(model: type[M], overrides: Sequence[str], where: str) -> M:
     tree: dict[str, Any] = {}
     for text in overrides:
         apply_override(tree, text)
-    return _validate(model, tree, "", Path(where))
+    return validate_tree(model, tree, "", Path(where))

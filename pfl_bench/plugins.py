@@ -74,7 +74,7 @@ def load(kind: PluginKind, name: str) -> ModuleType:
     names = available(kind)
     if name not in names:
         near = get_close_matches(name, names, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
+        hint = f"; did you mean '{near[0]}'?" if near else "."
         raise PluginError(f"no {kind.word} named '{name}'{hint} There are: {', '.join(names)}.")
     path = f"{kind.package}.{name}" + (f".{kind.module}" if kind.module else "")
     module = importlib.import_module(path)

@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel
 
 from pfl_bench.config import CONFIG_VERSION
-from pfl_bench.config_file import _validate, read_yaml
+from pfl_bench.config_file import read_yaml, validate_tree
 from pfl_bench.types import ConfigError
 
 M = TypeVar("M", bound=BaseModel)
@@ -60,4 +60,4 @@ def read_typed(path: Path, model: type[M]) -> M:
             f"{path}: version: {tree.get('version')!r} is not {CONFIG_VERSION}, the version of the "
             "format that this pfl-bench reads"
         )
-    return _validate(model, tree, "", path)
+    return validate_tree(model, tree, "", path)

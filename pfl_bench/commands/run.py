@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pfl_bench.commands._locate import locate
 from pfl_bench.config_file import load_config
+from pfl_bench.row_files import kind_of
+from pfl_bench.types import ConfigError
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -15,7 +17,12 @@ def main(arguments: argparse.Namespace) -> int:
     overrides = list(arguments.overrides)
     if arguments.seed is not None:
         overrides.append(f"seed={arguments.seed}")
-    resolved = load_config(locate(arguments.config, folder=False), overrides)
+    path = locate(arguments.config, folder=False)
+    kind = kind_of(path)
+    if kind != "row":
+        command = f"table {path.parent}" if kind == "view" else f"sweep {path}"
+        raise ConfigError(f"{path} is a {kind}, not a row; run it by `pfl-bench {command}`")
+    resolved = load_config(path, overrides)
     name = resolved.config.name
     out = Path(arguments.out or Path("runs") / name / f"seed-{resolved.config.seed}")
 

@@ -33,7 +33,7 @@ def test_help_and_version(capsys: Capture) -> None:
         main(["--help"])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    assert all(word in text for word in ("run", "table", "data", "privacy", "report"))
+    assert all(w in text for w in ("run", "table", "sweep", "data", "privacy", "report"))
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == "0.1.0"
     assert main([]) == 2
