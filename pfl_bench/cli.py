@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = importlib.import_module(f"pfl_bench.commands.{arguments.module}")
         return int(module.main(arguments))
     except KeyboardInterrupt:
-        print("pfl-bench: interrupted; the same command goes on (a run: with --resume)", file=sys.stderr)
+        print("pfl-bench: interrupted; the same command goes on, a run --resume", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of a pipe such as `| head` went away: nothing is wrong, nothing is left to say.
