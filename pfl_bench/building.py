@@ -139,6 +139,7 @@ def build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algo
         batch_size=options.local_batch_size,
         learning_rate=options.local_learning_rate,
         gradient_clip_norm=options.local_gradient_clip_norm,
+        batches_across_epochs=options.local_batches == "across_epochs",
     )
     name = resolved.tree["federated"]["algorithm"]["name"]
     module = plugins.load(plugins.ALGORITHM, name)

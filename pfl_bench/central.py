@@ -92,7 +92,9 @@ class CentralTrainer:
             self._private = PrivateSteps(
                 self.plan, model, self._optimizer, task, self._forward, options
             )
-            self._batch_seed = resolved.private_seed(task.facts.checksum, model.initial_digest)
+            self._batch_seed = resolved.private_seed(
+                task.facts.checksum, model.initial_digest, model.device.type
+            )
             self._private.generator.manual_seed(torch_seed(self._batch_seed, Purpose.NOISE))
             self._constants = self.plan.ledger_constants(task.facts.checksum)
 
@@ -220,23 +222,35 @@ class CentralTrainer:
     def _jobs(
         self, batches: Iterable[NDArray[np.int64]], index: int
     ) -> Iterator[Callable[[], Piece]]:
-        """Ways to read the epoch's batches; under DP in pieces that fit the memory."""
-        number = 0
+        """Ways to read the epoch's batches; under DP in pieces that fit the memory.
+
+        Draws are a step's, not a piece's: what memory there is changes nothing of what is released.
+        """
         for step, batch in enumerate(batches):
             size = len(batch) if self.plan is None else self._options.physical_batch_size
-            pieces = np.split(batch, range(size, len(batch), size))
-            for part in pieces:
-                number += 1
-                rng = stream(self._seed, Purpose.AUGMENTATION, index, number)
-                yield partial(self._read, part, step, part is pieces[-1], rng)
+            rng = stream(self._seed, Purpose.AUGMENTATION, index, step + 1)
+            draws = self._forward.draw(len(batch), rng)
+            for start in range(0, max(1, len(batch)), max(1, size)):
+                part = slice(start, start + size)
+                yield partial(
+                    self._read,
+                    batch[part],
+                    step,
+                    start + size >= len(batch),
+                    None if draws is None else draws[part],
+                    rng.spawn(1)[0],
+                )
 
     def _read(
-        self, part: NDArray[np.int64], step: int, is_last: bool, rng: np.random.Generator
+        self,
+        part: NDArray[np.int64],
+        step: int,
+        is_last: bool,
+        draws: Tensor | None,
+        rng: np.random.Generator,
     ) -> Piece:
-        if not len(part):
-            return Piece(step, 0, is_last, None, None)
-        examples = self._split.read_examples(part, rng)
-        return Piece(step, len(part), is_last, examples, self._forward.draw(len(part), rng))
+        examples = self._split.read_examples(part, rng) if len(part) else None
+        return Piece(step, len(part), is_last, examples, draws)
 
     def _plain_step(self, piece: Piece) -> Tensor:
         loss = self._forward.loss(*piece.to(self._model.device))

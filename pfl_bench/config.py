@@ -35,6 +35,9 @@ class OptimizerOptions(Strict):
         beta1: For adam, adamw, yogi.
         beta2: For adam, adamw, yogi.
         epsilon: Added to the denominator by all but sgd.
+        epsilon_hat: For adam: epsilon is the one that Kingma and Ba (2015, section 2) call epsilon
+            hat, as in Keras: added before the second moment's bias is corrected. Steps where it
+            rules are then smaller at first, in round t by sqrt(1 - beta2^t).
         weight_decay: L2 penalty (adamw: decoupled).
     """
 
@@ -43,7 +46,14 @@ class OptimizerOptions(Strict):
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     epsilon: PositiveFloat = 1e-8
+    epsilon_hat: bool = False
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+
+    @model_validator(mode="after")
+    def _epsilon_hat_is_adam_s(self) -> OptimizerOptions:
+        if self.epsilon_hat and self.name != "adam":
+            raise ValueError(f"epsilon_hat is for adam alone, not for {self.name}; remove it")
+        return self
 
 
 class ScheduleOptions(Strict):
@@ -82,6 +92,9 @@ class FederatedOptions(Strict):
         local_epochs: Passes over a client's examples.
         local_steps: Stop a client after so many steps; null for no limit.
         local_batch_size: Examples a local step.
+        local_batches: "per_epoch" starts each epoch with a new batch, so its last one may be
+            smaller; "across_epochs" fills batches over the ends of epochs, as TensorFlow's
+            ``repeat(epochs).batch(size)`` does: small clients take fewer, fuller steps.
         local_learning_rate: Rate of local SGD.
         local_gradient_clip_norm: Bound of the L2 norm of each weight tensor's gradient in a local
             step (Keras calls it clipnorm); null for none. No part of privacy.
@@ -100,6 +113,7 @@ class FederatedOptions(Strict):
     local_epochs: PositiveInt = 1
     local_steps: PositiveInt | None = None
     local_batch_size: PositiveInt
+    local_batches: Literal["per_epoch", "across_epochs"] = "per_epoch"
     local_learning_rate: PositiveFloat
     local_gradient_clip_norm: PositiveFloat | None = None
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})

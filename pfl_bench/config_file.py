@@ -22,7 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 _NOT_TRAINING = {
     "": ("name", "device", "num_threads", "evaluation", "checkpoint", "logging", "expected"),
     "federated": ("engine", "data_workers"),
-    "central": ("physical_batch_size", "data_workers"),
+    "central": ("data_workers",),
 }
 
 
@@ -99,12 +99,13 @@ class ResolvedConfig:
             kept[section] = {key: value for key, value in parts.items() if key not in left_out}
         return kept
 
-    def private_seed(self, checksum: str, initial_digest: str) -> int:
+    def private_seed(self, checksum: str, initial_digest: str, device: str) -> int:
         """Seed of a private run's cohorts and noise: its configuration's, data's and model's own.
 
         Args:
             checksum: Digest of the data's content.
             initial_digest: Digest of the model that the run begins with.
+            device: Kind of device, whose arithmetic and decoders differ from another's.
         """
         # Here, because it brings torch, which reading a configuration does not need.
         from pfl_bench.rng import private_seed
@@ -113,6 +114,7 @@ class ResolvedConfig:
             "configuration": self.training_tree,
             "data": checksum,
             "initial_model": initial_digest,
+            "device": device,
         }
         return private_seed(self.config.seed, parts)
 
@@ -280,8 +282,8 @@ def _explain(model: type[BaseModel], detail: Any, where: str) -> str:
         siblings = _fields_at(model, parts[:-1])
         elsewhere = [name for name in _all_paths(RunConfig) if name.endswith("." + parts[-1])]
         near = elsewhere or get_close_matches(parts[-1], siblings, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else ""
-        return f"{dotted}: unknown key; {hint} Allowed here: {', '.join(siblings) or 'none'}."
+        hint = f"; did you mean '{near[0]}'?" if near else "."
+        return f"{dotted}: unknown key{hint} Allowed here: {', '.join(siblings) or 'none'}."
     if detail["type"] == "missing":
         return f"{dotted}: required, but missing"
     message = detail["msg"].removeprefix("Value error, ")

@@ -65,6 +65,31 @@ def evaluate(
     return {f"{split.name}/{name}": float(value) for name, value in result.items()}
 
 
+@torch.no_grad()
+def measured_names(
+    forward: Forward, split: FederatedSplit, metrics: Sequence[Metric]
+) -> tuple[str, ...]:
+    """Names of what ``evaluate`` gives, found out on one example.
+
+    Args:
+        forward: The model and how a batch goes through it.
+        split: Users and examples.
+        metrics: Empty accumulators; not empty afterwards.
+    """
+    was_training = forward.module.training
+    forward.module.eval()
+    examples = split.read_range(0, 1)
+    outputs = forward.outputs(examples.inputs.to(forward.device))
+    names = ["num_examples", "num_clients"]
+    for metric in metrics:
+        by_example = metric.update(outputs, examples.targets.to(forward.device))
+        names += metric.compute()
+        for name in by_example:
+            names += _over_clients(name, np.zeros(1), np.array([0, 1]))
+    forward.module.train(was_training)
+    return tuple(f"{split.name}/{name}" for name in names)
+
+
 def _over_clients(
     name: str, values: NDArray[np.float64], offsets: NDArray[np.int64]
 ) -> dict[str, float]:

@@ -64,9 +64,12 @@ class FederatedTrainer:
         self.total = options.num_rounds
         self._options = options
         self._checksum = task.facts.checksum
+        self._artificial_users = task.facts.artificial_users
         self._cohort_seed = resolved.config.seed
         if resolved.config.setting == "private_federated":
-            self._cohort_seed = resolved.private_seed(self._checksum, model.initial_digest)
+            self._cohort_seed = resolved.private_seed(
+                self._checksum, model.initial_digest, model.device.type
+            )
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
         self._notice = notice
         self._model = model
@@ -127,6 +130,7 @@ class FederatedTrainer:
                 num_parameters=self._model.num_parameters,
                 data_checksum=self._checksum,
                 selected_by=resolved.config.evaluation.select_best,
+                artificial_users=self._artificial_users,
             )
         )
 

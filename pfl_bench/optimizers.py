@@ -76,6 +76,30 @@ class Yogi(torch.optim.Optimizer):
         return loss
 
 
+class AdamEpsilonHat(torch.optim.Adam):
+    """Adam whose ``eps`` is added before the bias of the second moment is corrected.
+
+    In PyTorch's terms its eps in step t is eps / sqrt(1 - beta2^t).
+
+    Source: Kingma and Ba 2015, section 2, last paragraph (epsilon hat); Keras' Adam.
+    """
+
+    def __init__(self, params: Iterable[Tensor], eps: float, **settings: Any) -> None:
+        super().__init__(params, eps=eps, **settings)
+        for group in self.param_groups:
+            group["epsilon_hat"] = eps
+            group["steps"] = 0
+
+    def step(self, closure: Any = None) -> Any:
+        """Take one step."""
+        for group in self.param_groups:
+            group["steps"] += 1
+            group["eps"] = group["epsilon_hat"] / math.sqrt(
+                1.0 - group["betas"][1] ** group["steps"]
+            )
+        return super().step(closure)
+
+
 def build_optimizer(
     options: OptimizerOptions, params: Iterable[Tensor], learning_rate: float
 ) -> torch.optim.Optimizer:
@@ -88,6 +112,8 @@ def build_optimizer(
     betas = (options.beta1, options.beta2)
     if options.name == "yogi":
         return Yogi(params, betas=betas, eps=options.epsilon, **shared)
+    if options.epsilon_hat:
+        return AdamEpsilonHat(params, eps=options.epsilon, betas=betas, **shared)
     kind = torch.optim.Adam if options.name == "adam" else torch.optim.AdamW
     return kind(params, betas=betas, eps=options.epsilon, **shared)
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pfl_bench.building import (
 from pfl_bench.checkpoint import load_latest, save_checkpoint
 from pfl_bench.config import EvaluationOptions, RunConfig
 from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.evaluation import evaluate
+from pfl_bench.evaluation import evaluate, measured_names
 from pfl_bench.files import to_json_value, write_json
 from pfl_bench.run_folder import SUMMARY_VERSION, RunFolder, environment
 from pfl_bench.run_log import RunLog
@@ -81,6 +82,7 @@ class _Run:
             resolved, self._task, self._model, folder.path, lambda text: self._notice(text)
         )
         self._best: dict[str, Any] | None = None
+        self._check_selection()
 
     def close(self) -> None:
         self._trainer.close()
@@ -145,28 +147,38 @@ class _Run:
     def _evaluate_model(self, splits: list[str]) -> dict[str, float]:
         scalars: dict[str, float] = {}
         for name in splits:
-            families = [plugins.load(plugins.METRIC, family) for family in self._task.metrics]
-            metrics: list[Metric] = [
-                family.build(family.Options(), self._task.facts) for family in families
-            ]
             scalars |= evaluate(
                 self._forward,
                 self._task.split(name),
-                metrics,
+                self._build_metrics(),
                 self._config.evaluation.batch_size,
                 self._config.evaluation.data_workers,
             )
         return scalars
 
+    def _build_metrics(self) -> list[Metric]:
+        families = [plugins.load(plugins.METRIC, family) for family in self._task.metrics]
+        return [family.build(family.Options(), self._task.facts) for family in families]
+
+    def _check_selection(self) -> None:
+        """Refuse, before anything is trained, to select by what will not be measured."""
+        wanted = self._config.evaluation.select_best
+        if wanted is None:
+            return
+        split = self._task.split(wanted.partition("/")[0])
+        names = measured_names(self._forward, split, self._build_metrics())
+        if wanted not in names:
+            near = get_close_matches(wanted, names, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else "."
+            raise ConfigError(
+                f"evaluation.select_best: '{wanted}' is not measured{hint} There are: "
+                f"{', '.join(sorted(names))}"
+            )
+
     def _keep_best(self, index: int, scalars: dict[str, float]) -> None:
         wanted = self._config.evaluation.select_best
         if wanted is None:
             return
-        if wanted not in scalars:
-            measured = ", ".join(sorted(name for name in scalars if "/" in name))
-            raise ConfigError(
-                f"evaluation.select_best: '{wanted}' is not measured; there are: {measured}"
-            )
         value = -scalars[wanted] if wanted.endswith("loss") else scalars[wanted]
         if not math.isnan(value) and (self._best is None or value > self._best["value"]):
             vector = self._model.vector.detach().cpu().clone()

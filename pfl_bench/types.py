@@ -86,6 +86,8 @@ class DataFacts:
         split_by: Whether splits divide users ("user") or each user's examples ("example").
         extra: Further facts, JSON-serialisable.
         class_names: Names of the classes, in the order of the outputs; empty where they have none.
+        artificial_users: Whether examples were dealt to users who never had them; a guarantee for
+            such a user protects no person, and the statement says so.
     """
 
     source: str
@@ -96,6 +98,7 @@ class DataFacts:
     split_by: SplitBy
     extra: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
+    artificial_users: bool = False
 
 
 class FederatedSplit(Protocol):
@@ -257,10 +260,12 @@ class LocalTraining:
     Attributes:
         epochs: Passes over the client's examples.
         max_steps: Stop after so many steps even if epochs are left; None for no limit.
-        batch_size: Examples a step; the last batch of an epoch may be smaller.
+        batch_size: Examples a step; the last batch of an epoch may be smaller (but see below).
         learning_rate: Rate of local SGD.
         proximal_weight: FedProx's mu: adds mu * (local - central) to each gradient; 0 for FedAvg.
         gradient_clip_norm: Bound of the L2 norm of each weight tensor's gradient; None for none.
+        batches_across_epochs: Whether batches run over the ends of epochs; the last batch of all
+            may then be smaller, and no other.
     """
 
     epochs: int
@@ -269,6 +274,7 @@ class LocalTraining:
     max_steps: int | None = None
     proximal_weight: float = 0.0
     gradient_clip_norm: float | None = None
+    batches_across_epochs: bool = False
 
 
 class Algorithm(Protocol):

@@ -308,6 +308,11 @@ def _notes(plan: PrivacyPlan) -> tuple[str, ...]:
         )
     if request.scheme == "full":
         notes.append("Every user takes part in every round: sampling amplifies nothing.")
+    if request.artificial_users:
+        notes.append(
+            "The users of these data are artificial: a guarantee for one of them protects no "
+            "person."
+        )
     if request.selected_by is not None:
         notes.append(selection_note(request.selected_by))
     for label, setting in (("simulated", simulated), ("actual", actual)):

@@ -42,6 +42,7 @@ class PlanRequest:
         num_parameters: Number of trainable parameters, P.
         data_checksum: Digest of the data's content; the ledger holds a run to it.
         selected_by: Metric by which one of the rounds' models is chosen; None for the last one.
+        artificial_users: Whether examples were dealt to users who never had them.
     """
 
     mechanism: str
@@ -63,6 +64,7 @@ class PlanRequest:
     num_parameters: int
     data_checksum: str = ""
     selected_by: str | None = None
+    artificial_users: bool = False
 
 
 @dataclass(frozen=True, slots=True)

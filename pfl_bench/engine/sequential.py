@@ -85,6 +85,25 @@ class SequentialEngine:
         rng = stream(self._seed, Purpose.AUGMENTATION, round_index, user)
         return user, self._split.read_user(user, rng)
 
+    def _passes(
+        self, count: int, rng: np.random.Generator
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Order and draws of each epoch, or of all epochs together if batches run across them."""
+        device = self._model.device
+        orders: list[Tensor] = []
+        draws: list[Tensor] = []
+        for epoch in range(1, self._local.epochs + 1):
+            orders.append(torch.from_numpy(rng.permutation(count)))
+            drawn = self._forward.draw(count, rng)
+            if drawn is not None:
+                draws.append(drawn)
+            if epoch == self._local.epochs or not self._local.batches_across_epochs:
+                yield (
+                    torch.cat(orders).to(device),
+                    torch.cat(draws).to(device) if draws else None,
+                )
+                orders, draws = [], []
+
     def _train_client(
         self, user: int, examples: Examples, round_index: int, central: Tensor
     ) -> LocalResult:
@@ -98,14 +117,12 @@ class SequentialEngine:
         total_loss = torch.zeros((), device=work.device)
         steps = 0
         step_limit = local.max_steps if local.max_steps is not None else -1
-        for _ in range(local.epochs):
-            order = torch.from_numpy(rng.permutation(len(examples))).to(work.device)
-            draws = forward.draw(len(examples), rng)
+        for order, draws in self._passes(len(examples), rng):
             batch_inputs = torch.split(inputs[order], local.batch_size)
             batch_targets = torch.split(targets[order], local.batch_size)
             batch_draws: Sequence[Tensor | None] = [None] * len(batch_inputs)
             if draws is not None:
-                batch_draws = torch.split(draws.to(work.device), local.batch_size)
+                batch_draws = torch.split(draws, local.batch_size)
             for batch in zip(batch_inputs, batch_targets, batch_draws, strict=True):
                 if steps == step_limit:
                     break

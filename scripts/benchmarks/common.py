@@ -58,7 +58,9 @@ class OurSide:
         self.cohort_seed = resolved.config.seed
         if resolved.config.setting == "private_federated":
             digest = self.model.initial_digest
-            self.cohort_seed = resolved.private_seed(self.task.facts.checksum, digest)
+            self.cohort_seed = resolved.private_seed(
+                self.task.facts.checksum, digest, self.model.device.type
+            )
         self.scalars: Mapping[str, float] = {}
 
     def round(self, index: int) -> None:

@@ -190,5 +190,6 @@ def build(options: Options) -> DigitsTask:
         input_shape=(inputs.shape[1],),
         split_by="user",
         extra=options.model_dump(),
+        artificial_users=True,
     )
     return DigitsTask(splits, facts)

@@ -34,7 +34,8 @@ class Options(BaseModel):
         labels: "coarse" (17 in FLAIR), "fine" (1,628) or "binary" (one coarse label, or not).
         binary_label: The coarse label of "binary".
         partition: "natural" users, or "iid": users of the same sizes, to whom the training
-            pictures are dealt at random; they are nobody's, and their privacy protects nobody.
+            pictures are dealt at random; a guarantee for such a user protects no person, and the
+            statement says so.
         partition_seed: Seed of that deal.
         max_examples_per_user: A user with more gives a random subset of this size, drawn anew at
             each read for training; None for no limit.
@@ -42,7 +43,8 @@ class Options(BaseModel):
         crop: Side of the random crop; evaluation scales whole pictures to it.
         augment: Whether training crops and flips at random.
         decode: "cpu", "gpu" (nvJPEG), or "auto": where the model lives.
-        keep_decoded: Keep decoded pictures in memory (3 * side^2 bytes each, at most 8 GiB).
+        keep_decoded: Keep decoded pictures in the memory of the device that decoded them
+            (3 * side^2 bytes each, at most 8 GiB).
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -235,6 +237,7 @@ class FlairTask:
             input_shape=(3, options.crop, options.crop),
             extra={key: stored.extra[key] for key in FACTS_SHOWN if key in stored.extra},
             class_names=names,
+            artificial_users=options.partition == "iid" or bool(stored.extra.get("generated")),
         )
 
     def _check_memory(self) -> None:
@@ -282,7 +285,7 @@ def _classes(stored: DataFacts, options: Options) -> tuple[tuple[str, ...], list
         return tuple(names), list(range(len(names)))
     if options.binary_label not in names:
         near = get_close_matches(options.binary_label, names, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
+        hint = f"; did you mean '{near[0]}'?" if near else "."
         raise ConfigError(
             f"task.binary_label: '{options.binary_label}' is no coarse label{hint} There are: "
             f"{', '.join(names)}"

@@ -275,3 +275,89 @@ def test_kernels_with_channels_last_train_to_the_same_model() -> None:
     last.vector.copy_(torch.arange(float(last.num_parameters)))
     numbers = torch.cat([p.detach().reshape(-1) for p in last.parameters])
     assert torch.equal(numbers.sort().values, last.vector)
+
+
+def test_batches_run_across_epochs_as_they_do_in_tensorflow() -> None:
+    """ceil(epochs * n / batch) steps, the last one smaller; each epoch in an order of its own."""
+    task = ShiftedTask(digits())
+    local = LocalTraining(epochs=3, batch_size=4, learning_rate=0.1, batches_across_epochs=True)
+    split = task.split("train")
+    for user, update in train(task, local, [0, 3, 11]).items():
+        examples = split.read_user(user, np.random.default_rng())
+        rng = stream(7, Purpose.LOCAL_TRAINING, 5, user)
+        passes = [
+            (rng.permutation(len(examples)), rng.integers(0, 5, (len(examples), 1)))
+            for _ in range(3)
+        ]
+        order = np.concatenate([order for order, _ in passes])
+        inputs = examples.inputs[order] + torch.from_numpy(np.concatenate([d for _, d in passes]))
+        module = linear()
+        start = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        steps = 0
+        for first in range(0, len(order), 4):
+            optimizer.zero_grad()
+            outputs = module(inputs[first : first + 4].float())
+            functional.cross_entropy(outputs, examples.targets[order[first : first + 4]]).backward()
+            optimizer.step()
+            steps += 1
+        by_hand = nn.utils.parameters_to_vector(module.parameters()).detach() - start
+        torch.testing.assert_close(update, by_hand, rtol=1e-4, atol=1e-5)
+        assert steps == -(-3 * len(examples) // 4)
+
+
+def test_draws_of_a_private_step_do_not_depend_on_the_memory(tmp_path: Path) -> None:
+    """One draw a step, split with its pieces: the same augmentation for any physical batch."""
+    seen: dict[int, list[Tensor]] = {}
+
+    class Recorded(Shift):
+        def draw(self, count: int, rng: np.random.Generator) -> Tensor:
+            draws = super().draw(count, rng)
+            seen[size].append(draws)
+            return draws
+
+    for size in (3, 64):
+        seen[size] = []
+        config = make_config("central_dp", central__physical_batch_size=size)
+        task = ShiftedTask(build_task(config, CPU))
+        task.transform = Recorded()
+        model = build_model(config, task, CPU)
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        trainer = CentralTrainer(config, task, model, folder, lambda text: None)
+        # Batches are private, and so differ between the two; hold them fixed to compare the draws.
+        trainer._batch_seed = 1
+        trainer.advance(1)
+    assert len(seen[3]) == len(seen[64])
+    assert all(torch.equal(a, b) for a, b in zip(seen[3], seen[64], strict=True))
+
+
+def test_whatever_changes_a_release_changes_the_private_seed() -> None:
+    """Runs that share noise and release other things would give the difference away."""
+    config = make_config("central_dp")
+    other = make_config("central_dp", central__physical_batch_size=7)
+    seeds = {
+        config.private_seed("data", "model", "cpu"),
+        other.private_seed("data", "model", "cpu"),
+        config.private_seed("other", "model", "cpu"),
+        config.private_seed("data", "other", "cpu"),
+        config.private_seed("data", "model", "cuda"),
+        make_config("central_dp", precision="float32", channels_last=True).private_seed(
+            "data", "model", "cpu"
+        ),
+    }
+    assert len(seeds) == 6
+    ahead = make_config("central_dp", central__data_workers=3)
+    assert ahead.private_seed("data", "model", "cpu") in seeds
+
+
+def test_artificial_users_are_named_in_the_statement(tmp_path: Path) -> None:
+    summary = run(make_config("private_federated"), tmp_path / "run")
+    assert any("artificial" in note for note in summary["privacy"]["notes"])
+
+
+def test_a_metric_that_is_not_measured_is_refused_before_training(tmp_path: Path) -> None:
+    config = make_config("private_federated", evaluation__select_best="val/acuracy")
+    with pytest.raises(ConfigError, match="did you mean 'val/accuracy'"):
+        run(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()

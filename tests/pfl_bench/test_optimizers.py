@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -74,3 +75,43 @@ def test_warmup_and_decays() -> None:
 def test_an_exponential_decay_to_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="final_fraction"):
         ScheduleOptions(decay="exponential")
+
+
+def test_epsilon_hat_is_keras_adam() -> None:
+    """Keras: w -= lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + epsilon); golden by hand."""
+    options = OptimizerOptions(name="adam", epsilon=0.01, epsilon_hat=True)
+    weight = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    optimizer = build_optimizer(options, [weight], 0.1)
+    expected = weight.clone().numpy()
+    first, second = np.zeros(2), np.zeros(2)
+    rng = np.random.default_rng(0)
+    for step in range(1, 8):
+        gradient = rng.standard_normal(2) * 0.01
+        weight.grad = torch.from_numpy(gradient)
+        optimizer.step()
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        rate = 0.1 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+        expected -= rate * first / (np.sqrt(second) + 0.01)
+        np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-10)
+        if step == 3:
+            # Resumed in the middle, it goes on alike.
+            state = optimizer.state_dict()
+            optimizer = build_optimizer(options, [weight], 0.1)
+            optimizer.load_state_dict(state)
+
+
+def test_epsilon_hat_makes_first_steps_small_where_epsilon_rules() -> None:
+    def first_step(epsilon_hat: bool) -> float:
+        options = OptimizerOptions(name="adam", epsilon=0.01, epsilon_hat=epsilon_hat)
+        weight = torch.zeros(1, dtype=torch.float64)
+        weight.grad = torch.full_like(weight, 3e-5)
+        build_optimizer(options, [weight], 0.1).step()
+        return abs(float(weight))
+
+    assert first_step(False) / first_step(True) == pytest.approx(31.6, rel=0.02)
+
+
+def test_epsilon_hat_is_refused_for_others() -> None:
+    with pytest.raises(ValueError, match="epsilon_hat is for adam alone"):
+        OptimizerOptions(name="sgd", epsilon_hat=True)
