@@ -16,7 +16,14 @@ from urllib.request import Request, build_opener
 
 from filelock import FileLock, Timeout
 
-from pfl_bench.download_checks import SUMS, checks_content, find_damage, read_sums, record_sum
+from pfl_bench.download_checks import (
+    SUMS,
+    checks_content,
+    find_damage,
+    find_text_damage,
+    read_sums,
+    record_sum,
+)
 from pfl_bench.types import DataError, PluginError, RemoteFile
 
 Progress = Callable[[str, int, int | None], None]
@@ -41,8 +48,9 @@ def download(
     is gone on with by the next call. Proxies are taken from the environment.
 
     A file without a published digest is held against the length that the server declares, and
-    read through if its name says how (gzip's CRC-32, JSON). Its SHA-256 goes into ``SHA256SUMS``
-    in the folder; what is recorded there is its digest from then on.
+    read through if its name says how (gzip's CRC-32, JSON). Where the server declares none, such
+    content must do; a ``.txt`` must then be UTF-8 text of at least one line. Its SHA-256 goes into
+    ``SHA256SUMS`` in the folder; what is recorded there is its digest from then on.
 
     Args:
         files: What to fetch.
@@ -271,7 +279,10 @@ def _check_undigested(file: RemoteFile, partial: _Running, size: int | None) -> 
     """Check what came of a file that has no digest: length, and what its content says of itself."""
     damage = find_damage(partial.path, file.name)
     if damage is None and size is None and not checks_content(file.name):
-        damage = "of unknown length: neither a digest nor a size is published or declared for it"
+        if file.name.endswith(".txt"):
+            damage = find_text_damage(partial.path)
+        else:
+            damage = "of unknown length: neither digest nor size is published or declared for it"
     if damage is None and size not in (None, partial.size):
         damage = f"{partial.size} bytes long, but {size} were declared"
     if damage is not None:

@@ -50,6 +50,27 @@ def find_damage(path: Path, name: str) -> str | None:
     return None
 
 
+def find_text_damage(path: Path) -> str | None:
+    """Read a text file through: all that can be asked of one whose length nobody states.
+
+    Args:
+        path: The file; must be UTF-8, without NUL, with at least one line that is not blank.
+
+    Returns:
+        What is wrong, or None.
+    """
+    blank = True
+    try:
+        with path.open(encoding="utf-8-sig") as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                if "\0" in chunk:
+                    return "not a text (it holds NUL bytes)"
+                blank = blank and not chunk.strip()
+    except UnicodeDecodeError as error:
+        return f"not a text in UTF-8 ({error})"
+    return "a text without any line" if blank else None
+
+
 def read_sums(folder: Path) -> dict[str, str]:
     """Read a folder's ``SHA256SUMS``, in the format of sha256sum.
 

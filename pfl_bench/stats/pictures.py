@@ -25,7 +25,8 @@ def make_folder(folder: Path) -> None:
     """Make the folder of the pictures if it is not there.
 
     Raises:
-        DataError: There is a file at, or on the way to, that path.
+        DataError: There is a file at, or on the way to, that path, or the system refuses to make
+            the folder there.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,6 +34,11 @@ def make_folder(folder: Path) -> None:
         raise DataError(
             f"--plots {folder}: there is a file of that name or on the way to it; give the name of "
             "a folder, which is made if it is missing"
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"--plots {folder}: the folder cannot be made ({error.strerror or error}); give one "
+            "where you may write"
         ) from None
 
 

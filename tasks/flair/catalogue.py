@@ -16,6 +16,8 @@ from tasks.flair.published import NUM_COARSE, NUM_FINE, SPLIT_OF_PARTITION, SPLI
 
 FIELDS = ("user_id", "image_id", "labels", "fine_grained_labels", "partition")
 NO_USER = -1
+# What JSON readers put for a lone surrogate: yajl a question mark. No id of FLAIR has either.
+REPLACEMENTS = "\ufffd?"
 SHOWN = 10
 
 _MEND = "get the metadata anew, or mend that entry"
@@ -219,20 +221,20 @@ def _checked(entry: Any, where: str) -> tuple[str, str, int]:
             f"{where} (image {_shown(entry.get('image_id'))}): has no field {missing[0]!r}; every "
             f"entry has {', '.join(FIELDS)}: {_MEND}"
         )
-    image = entry["image_id"]
-    if isinstance(image, int) and not isinstance(image, bool):
-        image = str(image)  # the parquet files have numbers where the JSON has strings
+    image, user = _as_text(entry["image_id"]), _as_text(entry["user_id"])
     if not _is_plain_name(image):
         raise DataError(
             f"{where}: the field 'image_id' is {_shown(image)}; it must be a text that can be a "
             f"file's name, or a whole number: {_MEND}"
         )
+    _check_readable(image, "image_id", where)
     where = f"{where} (image {image!r})"
-    user = entry["user_id"]
-    if user is not None and (not isinstance(user, str) or "\0" in user):
+    if user is not None and (not isinstance(user, str) or "\0" in user or _has_surrogate(user)):
         raise DataError(
-            f"{where}: the field 'user_id' is {_shown(user)}; it must be a text: {_MEND}"
+            f"{where}: the field 'user_id' is {_shown(user)}; it must be a text or a whole "
+            f"number: {_MEND}"
         )
+    _check_readable(user or "", "user_id", where)
     for name in ("labels", "fine_grained_labels"):
         labels = entry[name]
         if not isinstance(labels, list) or not all(isinstance(x, str) and x for x in labels):
@@ -249,11 +251,29 @@ def _checked(entry: Any, where: str) -> tuple[str, str, int]:
     return image, user or "", SPLITS.index(SPLIT_OF_PARTITION[partition])
 
 
+def _as_text(value: Any) -> Any:
+    """A whole number as text: the parquet files have numbers where the JSON has strings."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _check_readable(text: str, field: str, where: str) -> None:
+    """Refuse an id of which a reader has replaced a part: two such ids may look the same."""
+    if any(sign in text for sign in REPLACEMENTS):
+        raise DataError(
+            f"{where}: the field {field!r} is {_shown(text)}, with '?' or U+FFFD, which stand "
+            "where a character could not be read (a lone surrogate such as \\ud800), so that "
+            f"different ids may look the same; an id has neither: {_MEND}"
+        )
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
 def _is_plain_name(image: Any) -> bool:
     if not isinstance(image, str) or image in ("", ".", ".."):
         return False
-    surrogate = any("\ud800" <= sign <= "\udfff" for sign in image)
-    return not surrogate and not any(sign in image for sign in "/\\\0")
+    return not _has_surrogate(image) and not any(sign in image for sign in "/\\\0")
 
 
 def _shown(value: Any) -> str:

@@ -6,6 +6,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from pfl_bench.types import DataError
@@ -23,6 +24,14 @@ from tasks.flair.spool import Part
 
 FOLDER = "small_images"
 SUFFIXES = (".jpg", ".jpeg")
+# In small and capital letters: the file is found again by its id and its suffix's place here.
+SPELLINGS = tuple(
+    dict.fromkeys(
+        "".join(letters)
+        for suffix in SUFFIXES
+        for letters in product(*zip(suffix, suffix.upper(), strict=True))
+    )
+)
 FILES_A_PART = 1000
 
 
@@ -31,7 +40,7 @@ class FolderImages:
     """Images that stay in their files.
 
     Attributes:
-        table: What is known of each; its place is that of the suffix in ``SUFFIXES``.
+        table: What is known of each; its place is that of the suffix in ``SPELLINGS``.
         ids: Image id of each entry.
         folder: Where they are.
     """
@@ -42,7 +51,7 @@ class FolderImages:
 
     def read(self, entry: int) -> bytes:
         """Read an entry's encoded image."""
-        path = self.folder / f"{self.ids[entry]}{SUFFIXES[self.table.place[entry]]}"
+        path = self.folder / f"{self.ids[entry]}{SPELLINGS[self.table.place[entry]]}"
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -56,11 +65,11 @@ def read_images(job: Job) -> FolderImages:
     """Read and check all files; their bytes are read again when the store is written."""
     folder = job.source / FOLDER
     table = ImageTable(job.catalogue)
-    parts = [Part(folder) for _ in SUFFIXES]
+    parts = [Part(folder) for _ in SPELLINGS]
     for done, image in enumerate(examined(_files(folder), job.side, job.check), start=1):
         data = image.data or b""
         stem, suffix = os.path.splitext(image.image_id)
-        place = SUFFIXES.index(suffix) if suffix in SUFFIXES else 0
+        place = SPELLINGS.index(suffix) if suffix in SPELLINGS else 0
         named = image._replace(image_id=stem, data=None)
         parts[place].add(named, len(data), zlib.crc32(data))
         if done % FILES_A_PART == 0:
@@ -82,7 +91,7 @@ def _files(folder: Path) -> Iterator[RawImage]:
         for file in files:
             if file.name.startswith("."):
                 continue
-            if os.path.splitext(file.name)[1] not in SUFFIXES or not file.is_file():
+            if os.path.splitext(file.name)[1] not in SPELLINGS or not file.is_file():
                 yield RawImage(file.name, None, Finding((NO_IMAGE,)))
             elif (size := file.stat().st_size) > MAX_IMAGE_BYTES:
                 yield RawImage(file.name, None, too_large(size))

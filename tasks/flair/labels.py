@@ -14,7 +14,8 @@ UNKNOWN = -1
 
 _SEPARATORS = ("->", "\t", ",")
 _COLUMN_NAME = re.compile(r"((fine|coarse)[\w -]*)?labels?")
-_AROUND = " \t\r\n()[]'\""
+_CLOSING = {"(": ")", "[": "]"}
+_QUOTES = "'\""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,9 @@ class Labels:
 def read_relationship(path: Path) -> Relationship:
     """Read pairs of a fine and a coarse label, a line each.
 
-    The two are separated by "->", a tab or a comma; blank lines, and a first line that only names
-    the columns, are passed over.
+    The two are separated by "->", a tab or the last comma (a fine label's name may have commas);
+    brackets and quotes around a whole line or name are dropped; blank lines, and a first line that
+    only names the columns, are passed over.
 
     Args:
         path: The file.
@@ -70,8 +72,7 @@ def read_relationship(path: Path) -> Relationship:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        separator = next((sign for sign in _SEPARATORS if sign in line), None)
-        cells = [cell.strip(_AROUND) for cell in line.split(separator)] if separator else []
+        cells = _cells(line)
         if len(cells) != 2 or not all(cells):
             raise DataError(
                 f"{path}, line {number}: {line.strip()[:80]!r} is not a pair of a fine and a "
@@ -86,6 +87,40 @@ def read_relationship(path: Path) -> Relationship:
         raise DataError(f"{path}: holds no pair of labels; get the file anew")
     coarse_of = {fine: tuple(coarse) for fine, coarse in pairs.items()}
     return Relationship(coarse_of, frozenset(name for names in pairs.values() for name in names))
+
+
+def _cells(line: str) -> list[str]:
+    """Names on a line; not two, or an empty one, if it is no pair."""
+    line = _bare(line)
+    separator = next((sign for sign in _SEPARATORS if sign in line), None)
+    if separator is None:
+        return []
+    cells = line.rsplit(separator, 1) if separator == "," else line.split(separator)
+    return [_bare(cell) for cell in cells]
+
+
+def _bare(text: str) -> str:
+    """Drop white space, and brackets and quotes that enclose all the rest."""
+    text = text.strip()
+    while _is_enclosed(text):
+        text = text[1:-1].strip()
+    return text
+
+
+def _is_enclosed(text: str) -> bool:
+    if len(text) < 2:
+        return False
+    first, inner = text[0], text[1:-1]
+    if first in _QUOTES:
+        return text[-1] == first and first not in inner
+    if _CLOSING.get(first) != text[-1]:
+        return False
+    depth = 1  # "(a) b (c)" begins and ends with brackets, but not with one pair
+    for sign in inner:
+        depth += (sign == first) - (sign == text[-1])
+        if depth == 0:
+            return False
+    return depth == 1
 
 
 def make_labels(

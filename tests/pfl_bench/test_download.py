@@ -493,15 +493,46 @@ def test_a_damaged_beginning_without_digest_is_fetched_anew(server: Server, targ
     assert server.requests == [("/a.tar.gz", "bytes=120000-"), ("/a.tar.gz", None)]
 
 
-def test_a_text_of_unknown_length_cannot_be_trusted(server: Server, target: Path) -> None:
-    server.script |= {"/c.txt": ["unsized"], "/a.tar.gz": ["unsized"]}
-    refused(digestless(server, "c.txt", b"a -> b\n"), target, "unknown length")
+def test_a_file_of_unknown_length_and_content_cannot_be_trusted(
+    server: Server, target: Path
+) -> None:
+    server.script |= {"/c.bin": ["unsized"], "/a.tar.gz": ["unsized"]}
+    refused(digestless(server, "c.bin", b"a -> b\n"), target, "unknown length")
     download([digestless(server)], target, Progress())
     assert (target / "a.tar.gz").read_bytes() == PACKED
-    download([digestless(server, "c.txt", b"a -> b\n", size=7)], target, Progress())
+    download([digestless(server, "c.bin", b"a -> b\n", size=7)], target, Progress())
     refused_size = digestless(server, "d.txt", b"a -> b\n", size=8)
     server.script["/d.txt"] = ["unsized"]
     refused(refused_size, target, "ended at 7 of 8")
+
+
+@pytest.mark.parametrize("text", [b"a -> b\n", "caf\u00e9 -> b".encode(), b"\xef\xbb\xbfa"])
+def test_a_text_of_unknown_length_is_read_through(
+    server: Server, target: Path, text: bytes
+) -> None:
+    server.script["/c.txt"] = ["unsized"]
+    download([digestless(server, "c.txt", text)], target, Progress())
+    assert (target / "c.txt").read_bytes() == text
+    assert (target / "SHA256SUMS").read_text() == sums(("c.txt", text))
+
+
+@pytest.mark.parametrize(
+    ("damaged", "words"),
+    [
+        (b"", "without any line"),
+        (b" \r\n\n", "without any line"),
+        (b"\xef\xbb\xbf\n", "without any line"),
+        ("caf\u00e9".encode()[:-1], "not a text in UTF-8"),
+        (CONTENT, "not a text"),
+        (bytes(20), "NUL"),
+    ],
+)
+def test_a_damaged_text_of_unknown_length_is_refused(
+    server: Server, target: Path, damaged: bytes, words: str
+) -> None:
+    server.script["/c.txt"] = ["unsized"]
+    refused(digestless(server, "c.txt", damaged), target, words, "(3 tries)")
+    assert list(target.iterdir()) == []
 
 
 def test_recorded_sums_catch_later_damage(server: Server, target: Path) -> None:

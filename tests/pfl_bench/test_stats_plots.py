@@ -1,6 +1,7 @@
 """``pfl-bench data stats --plots``: the command and what the pictures say."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,6 +62,21 @@ def test_wrong_arguments_are_exit_2(store, arguments, words, capsys):
     assert main(["data", "stats", str(store), *filled]) == 2
     error = capsys.readouterr().err
     assert words in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc")
+def test_a_folder_that_the_system_refuses_is_exit_2(store, capsys):
+    assert main(["data", "stats", str(store), "--plots", "/proc/x/plots"]) == 2
+    error = capsys.readouterr().err
+    assert "--plots /proc/x/plots: the folder cannot be made (No such file or directory)" in error
+    assert "Traceback" not in error
+
+
+def test_a_name_too_long_for_a_folder_is_exit_2(store, capsys):
+    assert main(["data", "stats", str(store), "--plots", str(store.parent / ("x" * 300))]) == 2
+    error = capsys.readouterr().err
+    assert "the folder cannot be made (File name too long)" in error
     assert "Traceback" not in error
 
 

@@ -203,6 +203,31 @@ def test_separators_of_the_relationship_file(separator: str, tmp_path: Path) -> 
         assert store.facts.extra["fine_to_coarse"] == [1, 1, 2, 0, 1, 3, 0, 3]
 
 
+def test_suffixes_may_be_written_in_capitals(tmp_path: Path) -> None:
+    suffixes = [".JPG", ".jpeg", ".Jpg", ".JPEG", ".jpg"]
+    names = [f"{p.image_id}{suffixes[n % 5]}" for n, p in enumerate(PICTURES)]
+    folder = write_folder(tmp_path / "folder", PICTURES)
+    for picture, name in zip(PICTURES, names, strict=True):
+        (folder / "small_images" / f"{picture.image_id}.jpg").rename(folder / "small_images" / name)
+    tarballs = write_metadata(tmp_path / "tarballs", PICTURES)
+    members = [(f"small_images/{name}", p.data) for p, name in zip(PICTURES, names, strict=True)]
+    write_tarball(tarballs / "small_images-00.tar.gz", members)
+    for source in (folder, tarballs):
+        assert prepared(source, tmp_path / "out.h5")["problems"] == {}
+        assert contents(tmp_path / "out.h5") == expected(PICTURES)
+
+
+def test_two_spellings_of_one_image_are_compared(tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "raw", PICTURES)
+    second = source / "small_images" / f"{PICTURES[0].image_id}.JPG"
+    second.write_bytes(PICTURES[0].data)
+    if len(list(second.parent.iterdir())) == len(PICTURES):
+        pytest.skip("the file system does not tell capital from small letters")
+    assert prepared(source, tmp_path / "out.h5")["problems"] == {"repeated_images": 1}
+    second.write_bytes(encoded(99))
+    refused(source, tmp_path / "o", "1 contradictory", PICTURES[0].image_id)
+
+
 def test_unusual_images_are_kept_counted_and_named(tmp_path: Path) -> None:
     pictures = changed(PICTURES, 0, data=encoded(0, mode="L"))
     pictures = changed(pictures, 1, data=encoded(1, mode="CMYK"))

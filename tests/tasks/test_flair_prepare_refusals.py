@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from pfl_bench.cli import main
+from tasks.flair import task
 from tasks.flair.catalogue import Catalogue
 from tests.tasks.flair_files import (
     SIDE,
@@ -55,7 +57,13 @@ def test_a_missing_field_is_named_with_its_entry(source: Path, tmp_path: Path, f
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("user_id", 7, "must be a text"),
+        ("user_id", 7.5, "must be a text or a whole number"),
+        ("user_id", True, "must be a text"),
+        ("user_id", "9\0", "must be a text"),
+        ("user_id", "9\ufffd", "U+FFFD"),
+        ("user_id", "9\ud800", "'9"),
+        ("image_id", "9\ufffd", "U+FFFD"),
+        ("image_id", "9\ud800", "'9"),
         ("user_id", ["9@N01"], "must be a text"),
         ("image_id", None, "must be a text"),
         ("image_id", True, "must be a text"),
@@ -84,6 +92,11 @@ def test_an_entry_that_is_no_object(source: Path, tmp_path: Path) -> None:
 def test_an_image_id_that_is_no_text() -> None:
     with pytest.raises(ValueError, match="a file's name"):
         Catalogue(None, "x").add(PICTURES[0].entry() | {"image_id": "\ud800"}, "x")
+
+
+def test_a_user_id_that_is_no_text() -> None:
+    with pytest.raises(ValueError, match=r"'user_id' is .*must be a text"):
+        Catalogue(None, "x").add(PICTURES[0].entry() | {"user_id": "\udcff"}, "x")
 
 
 def test_more_labels_than_a_store_can_number() -> None:
@@ -128,7 +141,15 @@ def test_labels_that_the_relationship_file_does_not_have(source: Path, tmp_path:
 
 @pytest.mark.parametrize(
     ("line", "words"),
-    [("bag", "line 2: 'bag'"), ("a -> b -> c", "line 2"), (" -> food", "line 2")],
+    [
+        ("bag", "line 2: 'bag'"),
+        ("a -> b -> c", "line 2"),
+        ("a\tb\tc", "line 2"),
+        (" -> food", "line 2"),
+        ("'' -> food", "line 2"),
+        ("('fish', 'animal'),", "line 2"),
+        ('"', "line 2"),
+    ],
 )
 def test_a_line_that_is_no_pair(source: Path, tmp_path: Path, line: str, words: str) -> None:
     (source / "label_relationship.txt").write_text(f"dog -> animal\n{line}\n")
@@ -380,6 +401,21 @@ def test_folders_without_or_with_several_forms(source: Path, tmp_path: Path) -> 
     refused(source, tmp_path / "o", "several forms: tarballs, folder", "form=NAME")
     assert prepared(source, tmp_path / "out.h5", form="tarballs")["form"] == "tarballs"
     refused(source, tmp_path / "o", "12 missing", form="folder")
+
+
+def test_an_unknown_binary_label_is_answered_with_those_of_the_store(
+    source: Path, tmp_path: Path
+) -> None:
+    prepared(source, tmp_path / "out.h5")
+    listed = "There are: animal, equipment, food, structure"
+    for label, words in (
+        ("zzz", f"'zzz' is no coarse label. {listed}"),
+        ("foods", f"'foods' is no coarse label; did you mean 'food'? {listed}"),
+    ):
+        data = str(tmp_path / "out.h5")
+        options = task.Options(data=data, labels="binary", binary_label=label, crop=SIDE)
+        with pytest.raises(ValueError, match=re.escape(words)):
+            task.build(options)
 
 
 def test_an_output_that_cannot_be_written(source: Path, tmp_path: Path) -> None:
