@@ -46,7 +46,8 @@ FILES = (
 FILES_NOTE = (
     "No digests of these files are published. Each was held against the length that the server "
     "declared, if it did; the tarballs were read through (gzip's CRC-32), the JSON was parsed, and "
-    "a .txt of undeclared length was read as UTF-8 text. Their SHA-256 are in SHA256SUMS beside them, and later calls compare with it.\n"
+    "a .txt of undeclared length was read as UTF-8 text. Their SHA-256 are in SHA256SUMS beside "
+    "them, and later calls compare with it.\n"
     "FLAIR's annotations are under CC BY-NC 4.0. The images belong to their owners, each under the "
     "licence that ATTRIBUTION.txt of the repository apple/ml-flair names for its image id: check "
     "it before you show or pass on an image. The tarballs need not be unpacked."
