@@ -110,8 +110,13 @@ class ResolvedConfig:
         # Here, because it brings torch, which reading a configuration does not need.
         from pfl_bench.rng import private_seed
 
+        tree = self.training_tree
+        # Where files lie decides nothing: their content is in the two digests.
+        for section, path in (("task", "data"), ("model", "weights")):
+            options = tree[section].items()
+            tree[section] = {key: value for key, value in options if key != path}
         parts = {
-            "configuration": self.training_tree,
+            "configuration": tree,
             "data": checksum,
             "initial_model": initial_digest,
             "device": device,

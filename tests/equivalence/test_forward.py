@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +349,11 @@ def test_whatever_changes_a_release_changes_the_private_seed() -> None:
         ),
     }
     assert len(seeds) == 6
+    moved = copy.deepcopy(config.tree)
+    moved["task"]["data"] = "elsewhere/data.h5"
+    moved["model"]["weights"] = "elsewhere/weights.pth"
+    assert replace(config, tree=moved).private_seed("data", "model", "cpu") in seeds
+    assert "elsewhere/data.h5" in str(moved)
     ahead = make_config("central_dp", central__data_workers=3)
     assert ahead.private_seed("data", "model", "cpu") in seeds
 
