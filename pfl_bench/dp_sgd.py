@@ -58,7 +58,7 @@ class PrivateSteps:
         self._checked = False
         try:
             self._module = GradSampleModule(model.module, loss_reduction="mean")
-        except NotImplementedError as error:
+        except NotImplementedError as error:  # Opacus', of a layer that it has no rule for
             raise _unfit(error) from error
         self._optimizer = DPOptimizer(
             optimizer,

@@ -179,18 +179,11 @@ class _Run:
         wanted = self._config.evaluation.select_best
         if wanted is None:
             return
-        value = -scalars[wanted] if wanted.endswith("loss") else scalars[wanted]
+        value = _sign(wanted) * scalars[wanted]
         if not math.isnan(value) and (self._best is None or value > self._best["value"]):
             vector = self._model.vector.detach().cpu().clone()
             buffers = self._model.buffers()
-            self._best = {
-                "metric": wanted,
-                "value": value,
-                "measured": scalars[wanted],
-                "index": index,
-                "vector": vector,
-                "buffers": buffers,
-            }
+            self._best = {"value": value, "index": index, "vector": vector, "buffers": buffers}
 
     def _save(self, done: int) -> None:
         state = {"trainer": self._trainer.state_dict(), "best": self._best}
@@ -218,6 +211,14 @@ class _Run:
             write_json(self._folder.path / "privacy.json", statement)
         return statement
 
+    def _selection(self) -> dict[str, Any] | None:
+        """By which metric the model was chosen, its value there, and when it was."""
+        wanted = self._config.evaluation.select_best
+        if wanted is None or self._best is None:
+            return None
+        value = _sign(wanted) * self._best["value"]
+        return {"metric": wanted, "value": value, "index": self._best["index"]}
+
     def _summarise(self, done: int, status: str, seconds: float) -> dict[str, Any]:
         self._trainer.load_central()
         if self._best is not None:
@@ -235,13 +236,7 @@ class _Run:
             "rounds": done,
             "status": status,
             "selected": None if self._best is None else self._best["index"],
-            "selection": None
-            if self._best is None
-            else {
-                "metric": self._best["metric"],
-                "value": self._best["measured"],
-                "index": self._best["index"],
-            },
+            "selection": self._selection(),
             "num_parameters": self._model.num_parameters,
             "metrics": metrics,
             "expected": compare(self._config, facts.variant, metrics),
@@ -249,6 +244,11 @@ class _Run:
             "data": to_json_value(asdict(replace(facts, class_names=()))),
             "seconds": round(seconds, 3),
         }
+
+
+def _sign(metric: str) -> float:
+    """What makes the larger value of a metric the better one: a loss is better when lower."""
+    return -1.0 if metric.endswith("loss") else 1.0
 
 
 def _check_splits(options: EvaluationOptions, task: Task) -> None:
