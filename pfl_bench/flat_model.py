@@ -99,10 +99,14 @@ def clip_each(gradients: tuple[Tensor, ...], bound: float) -> tuple[Tensor, ...]
     Source: Keras' optimizers have it as ``clipnorm``.
     """
     norms = torch.stack(torch._foreach_norm(gradients))
-    if norms.device.type == "cpu" and bool((norms <= bound).all()):
-        return gradients
-    factors = (bound / norms.clamp_min(bound)).unbind()
-    return tuple(torch._foreach_mul(gradients, factors))
+    factors = bound / norms.clamp_min(bound)
+    if norms.device.type != "cpu":
+        return tuple(torch._foreach_mul(gradients, factors.unbind()))
+    # On a CPU, asking costs nothing and scaling by 1 does. (A NaN is not 1.)
+    return tuple(
+        gradient if factor == 1.0 else gradient * factor
+        for gradient, factor in zip(gradients, factors.tolist(), strict=True)
+    )
 
 
 def _axes(parameter: Tensor, channels_last: bool) -> tuple[int, ...]:

@@ -31,8 +31,8 @@ _MARGIN = 1.0 - 2.0**-22
 # Below this a float32 factor would be denormal, and lose the direction of the update.
 _SMALLEST_FLOAT32_FACTOR = 2.0**-100
 # On the CPU, a float64 copy of this many elements stays in the cache: 6.6 million elements take
-# 2.5 ms, where torch.linalg.vector_norm(dtype=float64) takes 31 ms.
-_CHUNK = 1 << 16
+# 2.5 ms, where torch.linalg.vector_norm(dtype=float64) takes 31 ms. Half of it is a quarter slower.
+_CHUNK = 1 << 17
 
 
 class ClipOutcome(NamedTuple):

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
@@ -52,7 +53,10 @@ class NoPrivacy:
         if not (math.isfinite(weight) and weight >= 0):
             raise PrivacyError(f"a client's weight is {weight!r}, but must be finite, at least 0")
         update = update.detach().to(aggregate.total.dtype)
-        norm = l2_norm(update)
+        # Nothing rests on the last digits of this norm, and a finite sum of squares in float32 has
+        # finite terms: less than half the time of the float64 that a clipped update needs.
+        squared = float(torch.dot(update, update))
+        norm = math.sqrt(squared) if math.isfinite(squared) else l2_norm(update)
         if not math.isfinite(norm):
             aggregate.num_nonfinite += 1
             return ClipOutcome(norm, unclipped=False, finite=False, clipped_norm=0.0)
