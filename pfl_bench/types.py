@@ -172,10 +172,29 @@ class ReadsOnDevice(Protocol):
         """Take note of the device; called once, before the first read."""
 
 
+@runtime_checkable
+class HasColumns(Protocol):
+    """What a task also has whose examples can be told apart by a column, such as subreddit."""
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of the columns: one integer an example each."""
+
+    def read_column(self, split: str, name: str, start: int, stop: int) -> NDArray[np.int64]:
+        """Read a column of the examples ``start:stop`` of a split; shape (stop - start,).
+
+        Raises:
+            ConfigError: There is no such column.
+        """
+
+    def column_values(self, name: str) -> Sequence[str] | None:
+        """What the numbers of a column are called; None if they are just numbers."""
+
+
 class Task(Protocol):
     """A learning problem on federated data; built by ``tasks/<name>/task.py``.
 
-    A task may also be one that ``TransformsBatches`` or ``ReadsOnDevice``.
+    A task may also be one that ``TransformsBatches``, ``ReadsOnDevice`` or ``HasColumns``.
     """
 
     @property
@@ -213,7 +232,9 @@ class Metric(Protocol):
 
         Returns:
             Values that each example has on its own, each of shape (n,), for per-client views;
-            empty for a family that has none.
+            empty for a family that has none. The name "weight" is reserved: what each example
+            counts for in the mean of a client or stratum (its tokens, say), at least 0; without
+            it each counts for one.
         """
 
     def merge(self, other: Any) -> None:
@@ -221,6 +242,25 @@ class Metric(Protocol):
 
     def compute(self) -> dict[str, float]:
         """The metrics over all that was taken in."""
+
+
+class PersonalModels(Protocol):
+    """Gives each client a model of its own to be evaluated with."""
+
+    def personalise(self, split: FederatedSplit, user: int) -> NDArray[np.int64]:
+        """Put the model of a user into the working memory.
+
+        Args:
+            split: The split whose user it is.
+            user: Index of the user.
+
+        Returns:
+            Which of the user's examples to evaluate the model on: ascending positions within the
+            user's own, 0 to n - 1; may be empty.
+
+        Raises:
+            DataError: There is nothing to make this user's model from.
+        """
 
 
 class Sampler(Protocol):
@@ -244,6 +284,7 @@ class LocalResult:
         num_examples: Examples that the client trained on, once each.
         num_steps: Local optimizer steps.
         loss: Mean training loss over the local steps, a scalar tensor.
+        num_processed: Examples that went through the local steps, again in each epoch.
     """
 
     user: int
@@ -251,6 +292,7 @@ class LocalResult:
     num_examples: int
     num_steps: int
     loss: Tensor
+    num_processed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +306,13 @@ class LocalTraining:
         learning_rate: Rate of local SGD.
         proximal_weight: FedProx's mu: adds mu * (local - central) to each gradient; 0 for FedAvg.
         gradient_clip_norm: Bound of the L2 norm of each weight tensor's gradient; None for none.
+        gradient_clip_global_norm: Bound of the L2 norm of the whole gradient, all weight tensors
+            together; None for none. At most one of the two is given.
         batches_across_epochs: Whether batches run over the ends of epochs; the last batch of all
             may then be smaller, and no other.
+        batch_fraction: Minibatch SGD: one single step on this fraction of the client's examples,
+            drawn without replacement, at least one; ``epochs``, ``max_steps`` and ``batch_size``
+            do not matter then. None for steps as those say.
     """
 
     epochs: int
@@ -275,6 +322,8 @@ class LocalTraining:
     proximal_weight: float = 0.0
     gradient_clip_norm: float | None = None
     batches_across_epochs: bool = False
+    batch_fraction: float | None = None
+    gradient_clip_global_norm: float | None = None
 
 
 class Algorithm(Protocol):

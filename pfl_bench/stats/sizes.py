@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pfl_bench.store import StoreSplit
 
 PERCENTILES = (10, 25, 50, 75, 90)
 _CURVE_POINTS = 100
 _HISTOGRAM_BINS = 30
 # From this ratio of the largest to the smallest user, bins grow with the size.
 _WIDE = 20
+
+
+def sizes_over_splits(splits: Sequence[StoreSplit]) -> NDArray[np.int64]:
+    """Examples of each user over all splits together, whether or not splits share users.
+
+    Returns:
+        Shape (U,), in no particular order; U counts a user of several splits once.
+    """
+    if len(splits) == 1:
+        return np.diff(splits[0].offsets)
+    totals: Counter[str] = Counter()
+    for split in splits:
+        sizes = np.diff(split.offsets).tolist()
+        for client_id, size in zip(split.client_ids(), sizes, strict=True):
+            totals[client_id] += size
+    return np.fromiter(totals.values(), dtype=np.int64, count=len(totals))
 
 
 def size_statistics(sizes: NDArray[np.int64]) -> dict[str, Any]:

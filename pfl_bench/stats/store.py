@@ -7,9 +7,16 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from pfl_bench.stats.columns import column_statistics
 from pfl_bench.stats.labels import has_labels, label_statistics
-from pfl_bench.stats.sizes import quantity_skew, size_histogram, size_statistics
+from pfl_bench.stats.sizes import (
+    quantity_skew,
+    size_histogram,
+    size_statistics,
+    sizes_over_splits,
+)
 from pfl_bench.store import Store, StoreSplit
 
 
@@ -23,9 +30,12 @@ def store_statistics(store: Store) -> dict[str, Any]:
         store: An open store; read in blocks of whole users.
 
     Returns:
-        "path", "task", "facts" (as ``DataFacts``); "size_histogram" (``size_histogram``);
-        "splits", which maps each split to what follows; and "all_splits", the same of all splits
-        together, None when users may be in several of them:
+        "path", "task", "facts" (as ``DataFacts``); "size_histogram" (``size_histogram``, with
+        "all" for all splits together where there are several); "all_users", the first three of
+        what follows for users over all splits together, each counted once (LEAF's table 1);
+        "columns" (``column_statistics``); "name_lists", how many names each list has; "splits",
+        which maps each split to what follows; and "all_splits", the same of all splits together,
+        None when users may be in several of them:
 
         - "users", "examples";
         - "examples_per_user": "mean", "sd" (population: divided by U), "min", "max",
@@ -44,13 +54,18 @@ def store_statistics(store: Store) -> dict[str, Any]:
     splits = [store.split(name) for name in store.split_names]
     num_classes = store.facts.num_classes
     sizes = {split.name: np.diff(split.offsets) for split in splits}
+    everyone = sizes_over_splits(splits)
+    together = {"all": everyone} if len(splits) > 1 else {}
     facts = asdict(store.facts)
     return {
         "path": str(store.path),
         "task": store.task,
         # Lists, as JSON has no tuples.
         "facts": {key: list(v) if isinstance(v, tuple) else v for key, v in facts.items()},
-        "size_histogram": size_histogram(sizes),
+        "size_histogram": size_histogram({**sizes, **together}),
+        "all_users": _sizes(everyone),
+        "columns": column_statistics(store),
+        "name_lists": {name: len(store.names(name)) for name in store.name_lists},
         "splits": {split.name: _describe([split], num_classes) for split in splits},
         "all_splits": _describe(splits, num_classes) if store.facts.split_by == "user" else None,
     }
@@ -59,9 +74,15 @@ def store_statistics(store: Store) -> dict[str, Any]:
 def _describe(splits: Sequence[StoreSplit], num_classes: int) -> dict[str, Any]:
     sizes = np.concatenate([np.diff(split.offsets) for split in splits])
     return {
+        **_sizes(sizes),
+        "quantity_skew": quantity_skew(sizes),
+        "labels": label_statistics(splits, num_classes) if has_labels(splits[0]) else None,
+    }
+
+
+def _sizes(sizes: NDArray[np.int64]) -> dict[str, Any]:
+    return {
         "users": len(sizes),
         "examples": int(sizes.sum()),
         "examples_per_user": size_statistics(sizes),
-        "quantity_skew": quantity_skew(sizes),
-        "labels": label_statistics(splits, num_classes) if has_labels(splits[0]) else None,
     }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from pfl_bench.stats.sizes import PERCENTILES
 
 _TABLE_LABELS = 20
+_TABLE_VALUES = 5
 _ALL = "all"
 
 
@@ -18,13 +21,17 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
         statistics: The result of ``store_statistics``.
 
     Returns:
-        Lines without a trailing newline: facts, a row a split, and the commonest labels. A row
-        "all" has all splits together where they are several, of different users.
+        Lines without a trailing newline: facts, a row a split, the histogram of users' sizes, the
+        commonest labels, and the columns. A row "all" has all splits together where there are
+        several; of labels and skew, where these are of different users.
     """
     facts = statistics["facts"]
     parts = dict(statistics["splits"])
     if statistics["all_splits"] is not None and len(parts) > 1:
         parts[_ALL] = statistics["all_splits"]
+    sizes = dict(statistics["splits"])
+    if len(sizes) > 1:
+        sizes[_ALL] = statistics["all_users"]
     lines = [
         f"file      {statistics['path']}",
         f"task      {statistics['task']} ({facts['variant']}, {facts['num_classes']} classes, "
@@ -37,8 +44,11 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
             ["split", "users", "examples", "mean", "sd", "min"]
             + [f"p{rank}" for rank in PERCENTILES]
             + ["max", "skewness"],
-            [_size_row(name, part) for name, part in parts.items()],
+            [_size_row(name, part) for name, part in sizes.items()],
         ),
+        "",
+        "users by number of examples",
+        *_histogram(statistics["size_histogram"]),
         "",
         "quantity skew: the largest users who hold as many examples as all others",
         *_table(
@@ -62,7 +72,47 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
                 [_share_row(name, labels) for name, labels in labelled.items()],
             ),
         ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_columns(statistics)])
+
+
+def _histogram(histogram: Mapping[str, Any]) -> list[str]:
+    edges, users = histogram["edges"], histogram["users"]
+    rows = []
+    for place, (low, high) in enumerate(pairwise(edges)):
+        counts = [own[place] for own in users.values()]
+        if any(counts):
+            bin_name = f"{low:,}" if high == low + 1 else f"{low:,} - {high - 1:,}"
+            rows.append([bin_name, *(f"{count:,}" for count in counts)])
+    return _table(["examples", *users], rows)
+
+
+def _columns(statistics: Mapping[str, Any]) -> list[str]:
+    columns, lists = statistics["columns"], statistics["name_lists"]
+    lines: list[str] = []
+    if columns:
+        splits = list(statistics["splits"])
+        header = ["column", "names", *splits, "commonest value:examples, all splits"]
+        rows = [_column_row(name, column) for name, column in columns.items()]
+        lines += ["", "columns: how many values occur in each split", *_table(header, rows)]
+    others = [name for name in lists if name not in columns]
+    if others:
+        lines += ["", *(f"{name}: {lists[name]:,} names" for name in others)]
+    return lines
+
+
+def _column_row(name: str, column: Mapping[str, Any]) -> list[str]:
+    counts: Counter[str] = Counter()
+    for split in column["splits"].values():
+        counts.update(split["counts"])
+    commonest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shown = " ".join(f"{value}:{count}" for value, count in commonest[:_TABLE_VALUES])
+    more = len(counts) - _TABLE_VALUES
+    return [
+        name,
+        "-" if column["named"] is None else f"{column['named']:,}",
+        *(f"{split['distinct']:,}" for split in column["splits"].values()),
+        shown + (f" and {more} more" if more > 0 else ""),
+    ]
 
 
 def _size_row(name: str, split: Mapping[str, Any]) -> list[str]:

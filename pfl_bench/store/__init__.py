@@ -3,11 +3,23 @@
 ``StoreWriter`` writes a file: arrays arrive in any order (``checks``), wait in temporary files
 (``spool``) and are put together sorted by user (``assembly``). ``Store`` reads it: the file is
 checked when it is opened (``opening``), then clients are slices of its arrays (``columns``).
-Both take names and versions from ``layout``.
+Both take names and versions from ``layout``. Tasks build on ``stored_task``.
 """
 
 from pfl_bench.store.layout import FORMAT, LAYOUT_VERSION, FieldSpec
 from pfl_bench.store.reader import Store, StoreSplit
+from pfl_bench.store.stored_task import StoredSplit, StoredTask, gather, open_store
 from pfl_bench.store.writer import StoreWriter
 
-__all__ = ["FORMAT", "LAYOUT_VERSION", "FieldSpec", "Store", "StoreSplit", "StoreWriter"]
+__all__ = [
+    "FORMAT",
+    "LAYOUT_VERSION",
+    "FieldSpec",
+    "Store",
+    "StoreSplit",
+    "StoreWriter",
+    "StoredSplit",
+    "StoredTask",
+    "gather",
+    "open_store",
+]

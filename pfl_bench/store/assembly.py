@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from pfl_bench.store.layout import (
     CLIENT_IDS,
     FORMAT,
     LAYOUT_VERSION,
+    NAMES,
     ContentDigest,
     FieldSpec,
     offsets_name,
@@ -49,6 +50,7 @@ def assemble(
     path: Path,
     spools: Mapping[str, Spool],
     fields: Mapping[str, FieldSpec],
+    names: Mapping[str, Sequence[str]],
     attributes: Mapping[str, Any],
 ) -> None:
     """Write a whole store, in blocks, and synchronise it to disk.
@@ -57,6 +59,7 @@ def assemble(
         path: The file to write; it must not exist.
         spools: The data of each split, frozen.
         fields: What each example has, by name.
+        names: Lists of names, checked.
         attributes: Further attributes of the root: strings and integers.
 
     Raises:
@@ -64,6 +67,7 @@ def assemble(
     """
     splits = ordered_splits(spools)
     arrays = [array for name in splits for array in _arrays(name, spools[name], fields)]
+    arrays.extend(array for name in sorted(names) for array in _name_arrays(name, names[name]))
     announced = {
         name: {"dtype": spec.dtype, "shape": list(spec.shape), "ragged": spec.ragged}
         for name, spec in fields.items()
@@ -79,6 +83,8 @@ def assemble(
         "fields": json.dumps(announced),
         "counts": json.dumps(counts),
     }
+    if names:
+        attributes[NAMES] = json.dumps({name: len(names[name]) for name in sorted(names)})
     digest = ContentDigest()
     planned = _structure(arrays, attributes, digest)
     with open(path, "xb") as file:
@@ -141,6 +147,13 @@ def _arrays(split: str, spool: Spool, fields: Mapping[str, FieldSpec]) -> Iterat
         yield _Array(split, field, spec.numpy_dtype, shape, spool.gather(field, segments))
 
 
+def _name_arrays(name: str, values: Sequence[str]) -> Iterator[_Array]:
+    sizes = np.array([len(value.encode()) for value in values], dtype=np.int64)
+    yield _bounds(NAMES, offsets_name(name), len(values), [sizes])
+    text = _text_blocks(values, np.arange(len(values), dtype=np.int64))
+    yield _Array(NAMES, name, np.dtype("u1"), (int(sizes.sum()),), text)
+
+
 def _bounds(split: str, name: str, parts: int, sizes: Iterable[NDArray[np.int64]]) -> _Array:
     """Where parts that follow one another begin and end, from blocks of their sizes."""
     return _Array(split, name, np.dtype("<i8"), (parts + 1,), _running_totals(sizes))
@@ -155,8 +168,8 @@ def _running_totals(blocks: Iterable[NDArray[np.int64]]) -> Iterator[NDArray[np.
         total = ends
 
 
-def _text_blocks(client_ids: list[str], order: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
+def _text_blocks(texts: Sequence[str], order: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
     for start in range(0, len(order), _IDS_A_BLOCK):
         block = order[start : start + _IDS_A_BLOCK].tolist()
-        text = "".join([client_ids[client] for client in block])
+        text = "".join([texts[index] for index in block])
         yield np.frombuffer(text.encode(), dtype=np.uint8)

@@ -34,15 +34,45 @@ def check_client_id(client_id: str, where: str) -> None:
         ) from error
 
 
+def check_names(values: Sequence[str], where: str) -> list[str]:
+    """Refuse names that cannot be told apart or written.
+
+    Args:
+        values: The names, in the order of the numbers that they spell out.
+        where: File and list, for messages.
+
+    Raises:
+        DataError: A name is no string, is empty, is not encodable as UTF-8 or comes twice.
+    """
+    places: dict[str, int] = {}
+    for place, value in enumerate(values):
+        if not isinstance(value, str) or not value:
+            raise DataError(f"{where}: name {place} is {value!r}; it must be a non-empty string.")
+        earlier = places.setdefault(value, place)
+        if earlier != place:
+            raise DataError(
+                f"{where}: {value!r} is name {earlier} and name {place}; a name stands for one "
+                "number: leave out the repetition, and number anew what uses it."
+            )
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where}: name {place}, {value!r}, is not valid Unicode ({error.reason}); decode "
+                "the source with its true encoding."
+            ) from error
+    return list(places)
+
+
 def columns_of(
-    arrays: Mapping[str, Any], fields: Mapping[str, FieldSpec], num_classes: int, where: str
+    arrays: Mapping[str, Any], fields: Mapping[str, FieldSpec], num_classes: int | None, where: str
 ) -> tuple[int, dict[str, NDArray[Any]]]:
     """Check what one ``append`` brings and turn it into the columns of a spool.
 
     Args:
         arrays: One value a field, shape (n, *shape), or n 1-d arrays if ragged.
         fields: The fields of the store.
-        num_classes: Classes of an integer field "targets".
+        num_classes: Classes of an integer field "targets"; None leaves it unchecked.
         where: File, split and client, for messages.
 
     Returns:
@@ -78,7 +108,7 @@ def columns_of(
                 )
             lengths[name] = len(rows)
         columns[name] = rows
-        if name == TARGETS and spec.numpy_dtype.kind in "iu":
+        if num_classes and name == TARGETS and spec.numpy_dtype.kind in "iu":
             _check_targets(rows, num_classes, here)
     if len(set(lengths.values())) != 1:
         raise DataError(

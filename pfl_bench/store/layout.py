@@ -9,9 +9,12 @@ Layout of the HDF5 file, one group a split, users sorted by identifier within it
     /<split>/client_ids_offsets   int64 (U + 1): user u's is client_ids[...[u]:...[u + 1]]
     /<split>/<field>              (N, *shape), or all examples' items one after another if ragged
     /<split>/<field>_offsets      int64 (N + 1), for ragged fields only
+    /names/<list>                 uint8: the names of a list in UTF-8, one after another
+    /names/<list>_offsets         int64 (V + 1): name v is <list>[...[v]:...[v + 1]]
 
-Identifiers are no HDF5 strings: those of variable length lie in a heap without checksums, where
-one flipped bit makes HDF5 loop for ever.
+Lists of names spell out what numbers mean: a vocabulary, the plays of a column "play". A store
+without any has no group of that name. Identifiers and names are no HDF5 strings: those of
+variable length lie in a heap without checksums, where one flipped bit makes HDF5 loop for ever.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ LAYOUT_VERSION = 1
 BLOCK_BYTES = 4 << 20
 TARGETS = "targets"
 CLIENT_IDS = "client_ids"
+NAMES = "names"
 
 _USUAL_SPLITS = ("train", "val", "test")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -85,8 +89,13 @@ def check_split_name(name: str) -> None:
     """Refuse a split name that cannot be an HDF5 group of its own.
 
     Raises:
-        ValueError: The name is empty or has characters other than letters, digits, "_" and "-".
+        ValueError: The name is empty, has characters other than letters, digits, "_" and "-", or
+            is the layout's own.
     """
+    if name == NAMES:
+        raise ValueError(
+            f"split {name!r} has a name that the layout needs for lists of names; choose another."
+        )
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(
             f"split {name!r} is not a name: a letter, then letters, digits, '_' or '-', "
@@ -115,6 +124,19 @@ def check_field_names(names: Iterable[str]) -> None:
             )
 
 
+def check_list_name(name: str) -> None:
+    """Refuse the name of a list of names that cannot be a dataset of its own.
+
+    Raises:
+        ValueError: The name is malformed, or one that the offsets of a list have.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.endswith("_offsets"):
+        raise ValueError(
+            f"list of names {name!r}: a letter, then letters, digits, '_' or '-', and not "
+            "'_offsets' at the end, such as 'vocabulary'."
+        )
+
+
 def offsets_name(field: str) -> str:
     """Name of the dataset that says where each example's items, or each identifier, begin."""
     return f"{field}_offsets"
@@ -130,8 +152,9 @@ def ordered_splits(names: Iterable[str]) -> tuple[str, ...]:
 class ContentDigest:
     """SHA-256 over a store's arrays: splits in order, in each offsets, client_ids and fields.
 
-    An array's offsets come before it. Every array is preceded by a line with its path, dtype and
-    shape, so that no two different stores give the same stream of bytes.
+    Lists of names follow, sorted. An array's offsets come before it. Every array is preceded by a
+    line with its path, dtype and shape, so that no two different stores give the same stream of
+    bytes.
     """
 
     def __init__(self) -> None:

@@ -17,13 +17,16 @@ from pfl_bench.store.columns import Descriptor, open_column
 from pfl_bench.store.layout import (
     FORMAT,
     LAYOUT_VERSION,
+    NAMES,
     FieldSpec,
     check_field_names,
+    check_list_name,
     check_split_name,
 )
 from pfl_bench.types import DataError
 
 _TEXTS = ("task", "variant", "source", "split_by", "content_sha256")
+_MEND = "The file is damaged; copy or prepare it again."
 _JSON = {"input_shape": list, "fields": dict, "counts": dict, "extra": dict}
 
 
@@ -102,6 +105,7 @@ def read_attributes(file: Any, path: Path) -> dict[str, Any]:
     if not all(isinstance(size, int) for size in attributes["input_shape"]):
         raise damaged(path, f"attribute 'input_shape' is {attributes['input_shape']}")
     _check_splits(file, attributes["counts"], path)
+    attributes |= _announced_names(file, path)
     return attributes
 
 
@@ -126,6 +130,26 @@ def _check_splits(file: Any, counts: Mapping[str, Any], path: Path) -> None:
             raise damaged(path, str(error)) from error
         if not isinstance(file.get(name), h5py.Group):
             raise damaged(path, f"it announces a split {name!r} but has none")
+
+
+def _announced_names(file: Any, path: Path) -> dict[str, dict[str, int]]:
+    """The attribute that says which lists of names there are; {} if neither it nor they are."""
+    if NAMES not in file.attrs and NAMES not in file:
+        return {}
+    try:
+        counts = json.loads(_text(file, NAMES) or "")
+    except ValueError as error:
+        raise damaged(path, f"attribute {NAMES!r} is missing or not JSON ({error})") from error
+    if not isinstance(counts, dict) or not isinstance(file.get(NAMES), h5py.Group):
+        raise damaged(path, f"it announces lists of names, but group {NAMES!r} is missing")
+    for name, count in counts.items():
+        try:
+            check_list_name(name)
+        except ValueError as error:
+            raise damaged(path, str(error)) from error
+        if not isinstance(count, int) or count < 0:
+            raise damaged(path, f"it announces {count!r} names {name!r}")
+    return {NAMES: counts}
 
 
 def read_fields(announced: Mapping[str, Any], path: Path) -> dict[str, FieldSpec]:
@@ -197,16 +221,38 @@ def decode_client_ids(text: NDArray[np.uint8], bounds: NDArray[np.int64], where:
         DataError: The bounds do not divide the text, it is not UTF-8, or the identifiers do not
             ascend.
     """
-    mend = "The file is damaged; copy or prepare it again."
-    empty = bounds[1:] <= bounds[:-1]
-    if bounds[0] != 0 or bounds[-1] != len(text) or empty.any():
-        raise DataError(f"{where}: client_ids_offsets do not divide the identifiers. {mend}")
-    data = text.tobytes()
-    try:
-        client_ids = [data[start:stop].decode() for start, stop in pairwise(bounds.tolist())]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: client id {error.object!r} is not UTF-8. {mend}") from error
+    client_ids = _decode(text, bounds, where, "client id", "client_ids_offsets")
     if not all(map(operator.lt, client_ids, client_ids[1:])):
         earlier, later = next(pair for pair in pairwise(client_ids) if pair[0] >= pair[1])
-        raise DataError(f"{where}: client id {later!r} follows {earlier!r}; they ascend. {mend}")
+        raise DataError(f"{where}: client id {later!r} follows {earlier!r}; they ascend. {_MEND}")
     return client_ids
+
+
+def decode_names(text: NDArray[np.uint8], bounds: NDArray[np.int64], where: str) -> list[str]:
+    """Turn a list of names into strings.
+
+    Args:
+        text: All names in UTF-8, one after another.
+        bounds: Shape (V + 1,): name v is ``text[bounds[v]:bounds[v + 1]]``.
+        where: File and list, for messages.
+
+    Raises:
+        DataError: The bounds do not divide the text, it is not UTF-8, or a name comes twice.
+    """
+    names = _decode(text, bounds, where, "name", "the offsets")
+    if len(set(names)) != len(names):
+        raise DataError(f"{where}: a name comes twice. {_MEND}")
+    return names
+
+
+def _decode(
+    text: NDArray[np.uint8], bounds: NDArray[np.int64], where: str, what: str, dividers: str
+) -> list[str]:
+    empty = bounds[1:] <= bounds[:-1]
+    if bounds[0] != 0 or bounds[-1] != len(text) or empty.any():
+        raise DataError(f"{where}: {dividers} do not divide the {what}s. {_MEND}")
+    data = text.tobytes()
+    try:
+        return [data[start:stop].decode() for start, stop in pairwise(bounds.tolist())]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: {what} {error.object!r} is not UTF-8. {_MEND}") from error

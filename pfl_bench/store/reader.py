@@ -15,6 +15,7 @@ from typing import Any, Self
 from pfl_bench.store.columns import Column, Descriptor, RaggedColumn, open_column
 from pfl_bench.store.layout import (
     CLIENT_IDS,
+    NAMES,
     ContentDigest,
     FieldSpec,
     offsets_name,
@@ -23,6 +24,7 @@ from pfl_bench.store.layout import (
 from pfl_bench.store.opening import (
     damaged,
     decode_client_ids,
+    decode_names,
     open_file,
     read_attributes,
     read_fields,
@@ -127,6 +129,25 @@ class StoreSplit:
             column.digest(digest, self.name, field)
 
 
+class _NameList:
+    """One list of names in the file, read when asked for."""
+
+    def __init__(self, path: Path, group: Any, name: str, count: int, descriptor: Descriptor):
+        self._where = f"{path}: names {name!r}"
+        self._text = open_column(group, name, FieldSpec("uint8"), None, descriptor, self._where)
+        self._bounds = open_column(
+            group, offsets_name(name), FieldSpec("int64"), count + 1, descriptor, self._where
+        )
+
+    def read(self) -> list[str]:
+        bounds = self._bounds.read(0, self._bounds.num_rows)
+        return decode_names(self._text.read(0, self._text.num_rows), bounds, self._where)
+
+    def digest(self, digest: ContentDigest, name: str) -> None:
+        self._bounds.digest(digest, NAMES, offsets_name(name))
+        self._text.digest(digest, NAMES, name)
+
+
 class Store:
     """A store opened for reading; a context manager.
 
@@ -140,6 +161,7 @@ class Store:
         attributes: All attributes of the file, JSON ones decoded.
         fields: What each example has, by name.
         split_names: Splits that the store has: train, val, test, then others by name.
+        name_lists: Names of the lists of names that the store has, sorted.
 
     Args:
         path: A file that ``StoreWriter`` wrote.
@@ -154,6 +176,7 @@ class Store:
         self._file = open_file(self.path)
         self._descriptor = Descriptor(self._file)
         self._splits: dict[str, StoreSplit] = {}
+        self._names: dict[str, _NameList] = {}
         try:
             self.attributes = read_attributes(self._file, self.path)
             self.fields = read_fields(self.attributes["fields"], self.path)
@@ -170,6 +193,10 @@ class Store:
                     self.fields,
                     self.attributes["counts"][name],
                 )
+            for name, count in sorted(self.attributes.get(NAMES, {}).items()):
+                self._names[name] = _NameList(
+                    self.path, self._file[NAMES], name, count, self._descriptor
+                )
         except DataError:
             self.close()
             raise
@@ -177,6 +204,7 @@ class Store:
             # HDF5 reports damage in whatever way the damaged part leads to.
             self.close()
             raise damaged(self.path, str(error)) from error
+        self.name_lists: tuple[str, ...] = tuple(self._names)
         self.facts = DataFacts(
             source=self.attributes["source"],
             variant=self.attributes["variant"],
@@ -200,6 +228,20 @@ class Store:
             )
         return self._splits[name]
 
+    def names(self, name: str) -> list[str]:
+        """Read a list of names: what the numbers of a column or of tokens stand for.
+
+        Raises:
+            ValueError: The store is closed.
+            DataError: The store has no such list, or it is damaged.
+        """
+        if name not in self._names:
+            raise DataError(
+                f"{self.path}: no names {name!r}; the store has names for "
+                f"{list(self._names) or 'nothing'}. Prepare the data again with this release."
+            )
+        return self._names[name].read()
+
     def verify(self) -> None:
         """Read all arrays and compare their digest with the one in the file.
 
@@ -209,6 +251,8 @@ class Store:
         digest = ContentDigest()
         for name in self.split_names:
             self._splits[name].digest(digest)
+        for name, names in self._names.items():
+            names.digest(digest, name)
         if digest.hexdigest() != self.attributes["content_sha256"]:
             raise damaged(
                 self.path,

@@ -33,6 +33,7 @@ class Spool:
 
     def __init__(self, folder: Path, split: str, fields: Mapping[str, FieldSpec]) -> None:
         self.clients: dict[str, int] = {}
+        self._num_clients = 0
         self._owners = array("q")
         self._rows: dict[str, array[int]] = {_EXAMPLES: array("q")}
         # Of each unit's rows, once frozen: how many each segment has, and where they start.
@@ -92,6 +93,18 @@ class Spool:
             self._counts[unit] = _as_int64(rows)
             self._starts[unit] = np.cumsum(self._counts[unit]) - self._counts[unit]
 
+        self._num_clients = len(self.clients)
+
+    def forget_clients(self) -> list[str]:
+        """Give the clients in the order in which they came, once frozen, and keep no names.
+
+        What takes clients by name cannot be called from then on; numbers go on working. A list
+        needs a tenth of the memory of the dictionary.
+        """
+        clients = list(self.clients)
+        self.clients = {}
+        return clients
+
     def close(self) -> None:
         """Close the temporary files, whatever state they are in."""
         for file in self._files.values():
@@ -103,9 +116,16 @@ class Spool:
 
     def examples_per_client(self) -> NDArray[np.int64]:
         """Examples of each client, in the order of ``clients``; shape (U,)."""
-        counts = np.zeros(len(self.clients), dtype=np.int64)
+        counts = np.zeros(self._num_clients, dtype=np.int64)
         np.add.at(counts, _as_int64(self._owners), self._counts[_EXAMPLES])
         return counts
+
+    def bytes_per_client(self) -> NDArray[np.int64]:
+        """Bytes of each client over all columns, in the order of ``clients``; shape (U,)."""
+        sizes = np.zeros(self._num_clients, dtype=np.int64)
+        for name, unit in self._units.items():
+            np.add.at(sizes, _as_int64(self._owners), self._counts[unit] * self._row_bytes[name])
+        return sizes
 
     def total_examples(self) -> int:
         """Examples of all clients."""
@@ -129,15 +149,15 @@ class Spool:
 
     def segments_by_client(self) -> Callable[[str], NDArray[np.int64]]:
         """Give a function from a client to its segments, in the order in which they came."""
+        segments_of = self.segments_by_number()
+        return lambda client_id: segments_of(self.clients[client_id])
+
+    def segments_by_number(self) -> Callable[[int], NDArray[np.int64]]:
+        """As ``segments_by_client``, for the number that ``clients`` has for a client."""
         owners = _as_int64(self._owners)
         order = np.argsort(owners, kind="stable").astype(np.int64)
-        ends = np.cumsum(np.bincount(owners, minlength=len(self.clients)))
-
-        def segments_of(client_id: str) -> NDArray[np.int64]:
-            client = self.clients[client_id]
-            return order[ends[client - 1] if client else 0 : ends[client]]
-
-        return segments_of
+        ends = np.cumsum(np.bincount(owners, minlength=self._num_clients))
+        return lambda client: order[ends[client - 1] if client else 0 : ends[client]]
 
     def gather(self, column: str, segments: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
         """Read a column's rows in the order of ``segments``, in blocks of whole rows.

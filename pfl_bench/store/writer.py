@@ -7,14 +7,25 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from pfl_bench.store.assembly import assemble, synchronise_folder
-from pfl_bench.store.checks import check_client_id, check_train_differs_from_test, columns_of
-from pfl_bench.store.layout import FieldSpec, check_field_names, check_split_name, ordered_splits
+from pfl_bench.store.checks import (
+    check_client_id,
+    check_names,
+    check_train_differs_from_test,
+    columns_of,
+)
+from pfl_bench.store.layout import (
+    FieldSpec,
+    check_field_names,
+    check_list_name,
+    check_split_name,
+    ordered_splits,
+)
 from pfl_bench.store.spool import Spool
 from pfl_bench.types import DataError, SplitBy
 
@@ -77,6 +88,7 @@ class StoreWriter:
         self._input_shape = tuple(int(size) for size in input_shape)
         self._fields = dict(fields)
         self._extra: dict[str, Any] = {}
+        self._names: dict[str, list[str]] = {}
         self._folder: Path | None = None
         self._spools: dict[str, Spool] = {}
         for key, value in (extra or {}).items():
@@ -129,6 +141,21 @@ class StoreWriter:
                 f"{self.path}: extra fact {key!r} is not JSON ({error}); use None, bool, int, "
                 "finite float, str, list or dict with string keys."
             ) from error
+
+    def set_names(self, name: str, values: Sequence[str]) -> None:
+        """Record what numbers stand for: the words of a vocabulary, the values of a column.
+
+        Args:
+            name: Name of the list, such as "vocabulary"; for a column, the name of its field.
+            values: The names in the order of their numbers, from 0; any number of them. A list
+                of that name that was recorded before is replaced.
+
+        Raises:
+            ValueError: ``name`` is malformed.
+            DataError: A value is no string, is empty, is not valid Unicode or comes twice.
+        """
+        check_list_name(name)
+        self._names[name] = check_names(values, f"{self.path}: names {name!r}")
 
     def append(self, split: str, client_id: str, **arrays: Any) -> None:
         """Add examples of one client to a split.
@@ -209,7 +236,7 @@ class StoreWriter:
             "input_shape": json.dumps(self._input_shape),
             "extra": json.dumps(self._extra),
         }
-        assemble(staged, self._spools, self._fields, attributes)
+        assemble(staged, self._spools, self._fields, self._names, attributes)
         os.replace(staged, self.path)
         synchronise_folder(self.path.parent)
 

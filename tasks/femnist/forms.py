@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pfl_bench.store import FieldSpec
 from pfl_bench.types import DataError, SplitBy
-from tasks.femnist.spool import ExampleSpool
+from tasks.leaf.dealing import Gathering, Progress
 
 SIDE = 28
 NUM_PIXELS = SIDE * SIDE
@@ -20,12 +21,12 @@ NUM_DIGITS = 10
 # Grey levels; a pixel that was v / 255 in float32 is off by less than 0.0001.
 LOSSLESS_ERROR = 0.01
 
-Progress = Callable[[str, int, int | None], None]
+FIELDS = {"inputs": FieldSpec("uint8", (SIDE, SIDE)), "targets": FieldSpec("uint8")}
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a reader found out while it filled the spool.
+    """What a reader found out while it gathered the examples.
 
     Attributes:
         source: One line for a human.
@@ -48,13 +49,13 @@ class Form:
         variant: Machine name.
         looked_for: What the form looks like on disk, for messages.
         is_there: Whether a folder shows signs of this form; it may still be incomplete.
-        read: Reads a folder into a spool.
+        read: Reads a folder and gathers what it holds, in ``FIELDS``.
     """
 
     variant: str
     looked_for: str
     is_there: Callable[[Path], bool]
-    read: Callable[[Path, ExampleSpool, Progress], Reading]
+    read: Callable[[Path, Gathering, Progress], Reading]
 
 
 def to_bytes(pixels: NDArray[Any], where: str) -> tuple[NDArray[np.uint8], float]:
@@ -96,7 +97,7 @@ def to_labels(values: NDArray[Any], num_classes: int, where: str) -> NDArray[np.
     Raises:
         DataError: A label is no number, not whole or out of range.
     """
-    if values.dtype.kind not in "iuf":
+    if values.dtype.kind not in "iuf" or values.ndim != 1:
         raise DataError(f"{where}: the labels are not all numbers 0..{num_classes - 1}")
     wrong = ~((values >= 0) & (values < num_classes) & (values == np.floor(values)))
     if wrong.any():

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.femnist.forms import NUM_CHARACTERS, SIDE, Form, Progress, Reading
-from tasks.femnist.splitting import UNSPLIT
-from tasks.femnist.spool import ExampleSpool
+from tasks.femnist.forms import NUM_CHARACTERS, SIDE, Form, Reading
+from tasks.leaf.dealing import Gathering, Progress
+from tasks.leaf.plan import UNSPLIT
 
 SEARCH_DEPTH = 3
 RAW_SIDE = 128
@@ -61,15 +61,15 @@ def class_of_code(code: str) -> int | None:
     return None
 
 
-def read(source: Path, spool: ExampleSpool, progress: Progress) -> Reading:
-    """Read all images that have a class into the spool.
+def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
+    """Read all images that have a class .
 
     Images without a class, of two classes, unreadable or not 128 x 128 are left out, counted and
     named in the facts.
 
     Args:
         source: Folder that holds ``by_write`` and ``by_class``, at most three levels down.
-        spool: Takes the examples.
+        gathering: Takes the examples.
         progress: Told the files done.
 
     Returns:
@@ -100,11 +100,13 @@ def read(source: Path, spool: ExampleSpool, progress: Progress) -> Reading:
                 images.append(loaded[0])
                 labels.append(loaded[1])
         if images:
-            spool.append(UNSPLIT, writer, np.stack(images), np.array(labels, dtype=np.uint8))
+            gathering.append(
+                UNSPLIT, writer, inputs=np.stack(images), targets=np.array(labels, dtype=np.uint8)
+            )
         done += len(paths)
         progress("reading NIST by_write (images)", done, None)
     counts = {problem: len(names) for problem, names in left_out.items()}
-    if not spool.clients(UNSPLIT):
+    if not gathering.clients(UNSPLIT):
         raise DataError(
             f"{by_write}: none of {done} images can be used ({counts}); by_class has "
             f"{num_class_files} images: do the two folders come from the same release?"

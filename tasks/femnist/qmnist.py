@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.femnist.forms import NUM_DIGITS, SIDE, Form, Progress, Reading
+from tasks.femnist.forms import NUM_DIGITS, SIDE, Form, Reading
 from tasks.femnist.idx import find_idx, read_idx
-from tasks.femnist.splitting import UNSPLIT
-from tasks.femnist.spool import ExampleSpool
+from tasks.leaf.dealing import Gathering, Progress
+from tasks.leaf.plan import UNSPLIT
 
 UBYTE, INT = 0x08, 0x0C
 CLASS_COLUMN, WRITER_COLUMN, NUM_COLUMNS = 0, 2, 8
@@ -70,12 +70,12 @@ def is_there(source: Path) -> bool:
     return any(find_idx(source, name) for name in names)
 
 
-def read(source: Path, spool: ExampleSpool, progress: Progress) -> Reading:
-    """Read all parts that are there into the spool.
+def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
+    """Read all parts that are there .
 
     Args:
         source: Folder with the idx files.
-        spool: Takes the examples, the ground turned to white.
+        gathering: Takes the examples, the ground turned to white.
         progress: Told the images done.
 
     Returns:
@@ -98,7 +98,7 @@ def read(source: Path, spool: ExampleSpool, progress: Progress) -> Reading:
         labels = _labels(source, part, path)
         # MNIST has ink 255 on ground 0; LEAF's convention is the inverse.
         images = 255 - images[part.start : part.stop]
-        _append(spool, images, labels[part.start : part.stop])
+        _append(gathering, images, labels[part.start : part.stop])
         used.append(path.name)
         done += part.stop - part.start
         progress("reading MNIST/QMNIST (images)", done, None)
@@ -143,12 +143,12 @@ def _labels(source: Path, part: Part, images: Path) -> NDArray[np.int32]:
     return labels
 
 
-def _append(spool: ExampleSpool, images: NDArray[np.uint8], labels: NDArray[np.int32]) -> None:
+def _append(gathering: Gathering, images: NDArray[np.uint8], labels: NDArray[np.int32]) -> None:
     writers = labels[:, WRITER_COLUMN]
     for writer in np.unique(writers):
         rows = np.flatnonzero(writers == writer)
         classes = labels[rows, CLASS_COLUMN].astype(np.uint8)
-        spool.append(UNSPLIT, f"qmnist-{writer:04d}", images[rows], classes)
+        gathering.append(UNSPLIT, f"qmnist-{writer:04d}", inputs=images[rows], targets=classes)
 
 
 FORMS = (Form(variant="qmnist-digits", looked_for=LOOKED_FOR, is_there=is_there, read=read),)

@@ -15,13 +15,12 @@ from tasks.femnist.forms import (
     NUM_DIGITS,
     SIDE,
     Form,
-    Progress,
     Reading,
     rounding_facts,
     to_bytes,
     to_labels,
 )
-from tasks.femnist.spool import ExampleSpool
+from tasks.leaf.dealing import Gathering, Progress
 
 
 def _paths(source: Path, stem: str) -> dict[str, Path]:
@@ -29,13 +28,13 @@ def _paths(source: Path, stem: str) -> dict[str, Path]:
 
 
 def read(
-    source: Path, spool: ExampleSpool, progress: Progress, *, stem: str, num_classes: int
+    source: Path, gathering: Gathering, progress: Progress, *, stem: str, num_classes: int
 ) -> Reading:
-    """Read the pair of files into the spool, one writer at a time.
+    """Read the pair of files , one writer at a time.
 
     Args:
         source: Folder with ``<stem>_train.h5`` and ``<stem>_test.h5``.
-        spool: Takes the examples.
+        gathering: Takes the examples.
         progress: Told the writers done and the writers there are.
         stem: How the files' names begin.
         num_classes: Labels are 0 to this less one.
@@ -54,9 +53,9 @@ def read(
             f"{stem}_test.h5: put them side by side"
         )
     error = max(
-        _read_file(path, split, spool, progress, num_classes) for split, path in paths.items()
+        _read_file(path, split, gathering, progress, num_classes) for split, path in paths.items()
     )
-    if not set(spool.clients("train")) & set(spool.clients("test")):
+    if not set(gathering.clients("train")) & set(gathering.clients("test")):
         raise DataError(
             f"{source}: no writer is in both {stem}_train.h5 and {stem}_test.h5, but the "
             "published files divide each writer's examples; these are not a pair: get them anew"
@@ -71,7 +70,7 @@ def read(
 
 
 def _read_file(
-    path: Path, split: str, spool: ExampleSpool, progress: Progress, num_classes: int
+    path: Path, split: str, gathering: Gathering, progress: Progress, num_classes: int
 ) -> float:
     import h5py
 
@@ -88,7 +87,7 @@ def _read_file(
                 pixels, values = _arrays(group, f"{path}, user {writer!r}")
                 images, error = to_bytes(pixels, f"{path}, user {writer!r}")
                 labels = to_labels(values, num_classes, f"{path}, user {writer!r}")
-                spool.append(split, writer, images, labels)
+                gathering.append(split, writer, inputs=images, targets=labels)
                 largest = max(largest, error)
                 progress(f"reading {path.name} (writers)", done, len(writers))
     except (OSError, RuntimeError, KeyError) as error:  # how HDF5 reports a damaged file

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.store import Store, StoreSplit
+from pfl_bench.store import Store, StoreSplit, gather, open_store
 from pfl_bench.types import ConfigError, DataError, DataFacts, Examples
 from tasks.flair.decoding import Decoder
 from tasks.flair.transform import CropFlipNormalize
@@ -148,7 +148,7 @@ class FlairSplit:
             DataError: A picture is damaged.
         """
         outside = indices[(indices < 0) | (indices >= self.num_examples)]
-        if len(outside):
+        if len(outside):  # before the deal, which would take a negative index for another example
             raise IndexError(
                 f"example {outside[0]} of split {self.name!r}: "
                 f"there are examples 0 to {self.num_examples - 1}"
@@ -159,7 +159,7 @@ class FlairSplit:
         if self._deal is not None:
             indices = self._deal[indices]
         targets = torch.zeros((len(indices), len(self._column)))
-        for row, labels in enumerate(self._gather(self._labels, indices)):
+        for row, labels in enumerate(gather(self._stored, self._labels, indices)):
             for label in labels.tolist():
                 column = self._column.get(label)
                 if column is not None:
@@ -182,19 +182,7 @@ class FlairSplit:
     def _decode(self, indices: NDArray[np.int64]) -> Tensor:
         where = f"split {self.name!r}, example"
         names = [f"{where} {index}" for index in indices.tolist()]
-        return self._decoder.decode(self._gather("image", indices), names)
-
-    def _gather(self, field: str, indices: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-        values: list[NDArray[np.uint8]] = [np.empty(0, dtype=np.uint8)] * len(indices)
-        order = np.argsort(indices, kind="stable")
-        # One read a run of neighbours: a user's pictures cost one read.
-        for run in np.split(order, np.flatnonzero(np.diff(indices[order]) != 1) + 1):
-            if len(run):
-                start = int(indices[run[0]])
-                found = self._stored.read(field, start, start + len(run))
-                for place, value in zip(run.tolist(), found, strict=True):
-                    values[place] = value
-        return values
+        return self._decoder.decode(gather(self._stored, "image", indices), names)
 
 
 class FlairTask:
@@ -310,10 +298,4 @@ def build(options: Options) -> FlairTask:
             f"--source DIR --out {path}`, of the published files (`pfl-bench data download flair`, "
             "about 6 GB) or of generated pictures (`pfl-bench data generate flair --out DIR`)"
         )
-    store = Store(path)
-    if store.task != TASK_NAME:
-        raise DataError(
-            f"task flair: {path} was prepared for task {store.task!r}; give a store that "
-            "`pfl-bench data prepare flair` wrote, or choose that task"
-        )
-    return FlairTask(store, options)
+    return FlairTask(open_store(path, TASK_NAME), options)

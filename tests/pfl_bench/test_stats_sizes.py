@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from pfl_bench.stats import format_statistics
 from pfl_bench.stats.sizes import quantity_skew, size_histogram
@@ -80,4 +81,44 @@ def test_all_splits_are_one_population_only_where_users_are_disjoint(tmp_path):
     write(tmp_path / "examples.h5", splits, split_by="example")
     result = statistics_of(tmp_path / "examples.h5")
     assert result["all_splits"] is None
-    assert not [line for line in format_statistics(result).splitlines() if line.startswith("all")]
+    rows = [line.split() for line in format_statistics(result).splitlines() if line[:3] == "all"]
+    assert [row[:5] for row in rows] == [["all", "2", "9", "4.500", "2.500"]]
+
+
+@pytest.mark.parametrize("split_by", ["user", "example"])
+def test_all_users_are_counted_once_over_all_splits(tmp_path, split_by):
+    splits = {"train": [[0] * 6, [1]], "test": [[0, 1], [2], [1, 1, 1]]}
+    write(tmp_path / "s.h5", splits, split_by=split_by)
+    result = statistics_of(tmp_path / "s.h5")
+    # By example, users 0 and 1 are in both splits.
+    sizes = [6, 1, 2, 1, 3] if split_by == "user" else [8, 2, 3]
+    everyone = result["all_users"]
+    assert (everyone["users"], everyone["examples"]) == (len(sizes), 13)
+    assert everyone["examples_per_user"]["mean"] == pytest.approx(np.mean(sizes))
+    assert everyone["examples_per_user"]["sd"] == pytest.approx(np.std(sizes))
+    assert everyone["examples_per_user"]["skewness"] == pytest.approx(stats.skew(sizes))
+    histogram = result["size_histogram"]
+    assert list(histogram["users"]) == ["train", "test", "all"]
+    for low, high, users in zip(
+        histogram["edges"], histogram["edges"][1:], histogram["users"]["all"], strict=False
+    ):
+        assert users == sum(low <= size < high for size in sizes)
+
+
+def test_the_histogram_is_printed_where_there_are_users(tmp_path):
+    write(tmp_path / "s.h5", {"train": [[0]] * 3 + [[0] * 5] * 2, "test": [[1] * 40]})
+    lines = [
+        line.split() for line in format_statistics(statistics_of(tmp_path / "s.h5")).split("\n")
+    ]
+    first = lines.index(["examples", "train", "test", "all"])
+    rows = lines[first + 1 : lines.index([], first)]
+    assert rows[0] == ["1", "3", "0", "3"]
+    assert [row[-3:] for row in rows[1:]] == [["2", "0", "2"], ["0", "1", "1"]]
+
+
+def test_a_store_of_one_split_has_no_row_for_all(tmp_path):
+    write(tmp_path / "s.h5", {"train": [[0], [1, 1]]})
+    result = statistics_of(tmp_path / "s.h5")
+    assert result["all_users"]["users"] == 2
+    assert list(result["size_histogram"]["users"]) == ["train"]
+    assert "\nall" not in format_statistics(result)

@@ -38,6 +38,7 @@ def attempt():
             for split, client in (("train", "b"), ("train", "a"), ("test", "c")):
                 writer.append(split, client, inputs=np.full((26, 28, 28), 7, np.uint8),
                               targets=np.zeros(26, np.uint8), tags=[[1, 2, 3]] * 26)
+            writer.set_names("words", [f"word {number}" for number in range(500)])
             phase = "finalise"
     except DataError as error:
         print(phase, error)

@@ -106,7 +106,7 @@ def test_users_may_recur_across_files(tmp_path: Path) -> None:
 
 def test_keys_may_come_in_any_order_with_others_between(tmp_path: Path) -> None:
     document = {
-        "hierarchies": [["x"], ["users"]],
+        "notes": [["x"], ["users"]],
         "user_data": DOCUMENT["user_data"],
         "num_samples": DOCUMENT["num_samples"],
         "users": DOCUMENT["users"],
@@ -142,7 +142,7 @@ def set_label(value: Any) -> Change:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda d: d["num_samples"].__setitem__(1, 4), (USER, "4 examples", "3 images")),
+        (lambda d: d["num_samples"].__setitem__(1, 4), (USER, "4 examples", "3 in 'x'")),
         (lambda d: d["num_samples"].__setitem__(1, None), (USER, "num_samples")),
         (lambda d: d["num_samples"].pop(), ("3 users", "2 entries of 'num_samples'")),
         (lambda d: d["user_data"].pop(USER), (USER, "no data")),
@@ -155,7 +155,7 @@ def set_label(value: Any) -> Change:
         (lambda d: d.update(users=[], num_samples=[], user_data={}), ("no list 'users'",)),
         (lambda d: d["user_data"][USER]["x"][2].pop(), (USER, "image 2", "783 values", "784")),
         (lambda d: d["user_data"][USER]["x"].__setitem__(0, 3), (USER, "image 0", "int")),
-        (lambda d: d["user_data"][USER]["y"].pop(), (USER, "3 images", "2 labels")),
+        (lambda d: d["user_data"][USER]["y"].pop(), (USER, "3 in 'x'", "2 in 'y'")),
         (lambda d: d["user_data"][USER].pop("y"), (USER, "lists 'x'")),
         (lambda d: d["user_data"].__setitem__(USER, [1]), (USER, "lists 'x'")),
         (lambda d: d["user_data"][USER].update(x=[], y=[]), (USER, "at least 1")),

@@ -4,16 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pfl_bench.store import Store
 from pfl_bench.types import ConfigError
 from tasks.femnist.prepare import Options, prepare
-from tasks.femnist.splitting import bounds, rank_examples
 from tests.tasks.femnist_files import (
     contents,
     make_users,
@@ -115,7 +111,7 @@ def test_dropping_counts_the_examples_of_all_published_splits(tmp_path: Path) ->
 
 
 def test_dropping_everyone_is_refused(source: Path, tmp_path: Path) -> None:
-    refused(source, tmp_path / "o", "min_examples = 41", "all 5 writers", min_examples=41)
+    refused(source, tmp_path / "o", "min_examples = 41", "all 5 users", min_examples=41)
 
 
 @pytest.mark.parametrize(
@@ -249,35 +245,3 @@ def test_relative_paths_work(source: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     prepare(Path("raw"), Path("out.h5"), Options(), silent)
     assert (tmp_path / "out.h5").is_file()
-
-
-@given(
-    count=st.integers(1, 1000),
-    train=st.floats(0.001, 1.0),
-    share=st.floats(0.0, 1.0),
-)
-def test_bounds_are_in_order_and_keep_one_for_train(count: int, train: float, share: float) -> None:
-    val = (1.0 - train) * share
-    train_end, val_end = bounds(count, train, val)
-    assert 1 <= train_end <= val_end <= count
-    assert abs(train_end - train * count) <= max(0.5, 1 - train * count)
-    assert val_end == train_end or abs(val_end - (train + val) * count) <= 0.501
-
-
-@given(seed=st.integers(0, 2**63), data=st.data())
-def test_ranking_examples_does_not_depend_on_their_order(seed: int, data: st.DataObject) -> None:
-    images, labels = make_users({"a": 12}, seed=seed % 7)["a"]
-    images[3], labels[3] = images[5], labels[5]  # equal examples
-    shuffle = np.array(data.draw(st.permutations(range(12))))
-    first = rank_examples(images, labels, "a", seed)
-    second = rank_examples(images[shuffle], labels[shuffle], "a", seed)
-    assert np.array_equal(images[first], images[shuffle][second])
-    assert sorted(first) == list(range(12))
-
-
-def test_rankings_differ_between_writers_and_seeds() -> None:
-    images, labels = make_users({"a": 50})["a"]
-    orders = {
-        tuple(rank_examples(images, labels, client, seed)) for client in "ab" for seed in (0, 1)
-    }
-    assert len(orders) == 4

@@ -1,0 +1,269 @@
+"""Read LEAF's JSON files, streaming: one user of one file in memory at a time.
+
+A file is ``{"users": [...], "num_samples": [...], "hierarchies": [...], "user_data": {user: {"x":
+[...], "y": [...]}}}``; the hierarchies, one string a user (its play, say), are there for some data.
+
+Files that LEAF's own scripts split contradict themselves in these ways, which are read as meant:
+
+- Users too small to be split are in "user_data", with empty lists, but not in "users".
+- "hierarchies" then still has an entry for each of them, in the order of "user_data".
+- Shakespeare's test files announce 79 examples a user too many: those whose windows of 80
+  characters overlap train's are left out after they were counted.
+- Reddit's announce the examples of all splits together (``counts_all_splits``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pfl_bench.types import DataError
+
+UNSPLIT = "all"
+SPLIT_FOLDERS = ("train", "val", "test")
+LOOKED_FOR = (
+    "LEAF JSON: folders train/ and test/ (and perhaps val/) with *.json, or all_data*.json, "
+    "directly, below data/ or below [data/]all_data/"
+)
+_ANNOUNCED = ("users", "num_samples", "hierarchies")
+_MESSAGE_SHOWN = 120
+_WINDOW = 80
+_BLOCK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LeafUser:
+    """One user of one file.
+
+    Attributes:
+        user: The identifier.
+        x: The inputs, as they are in the file.
+        y: The targets, as many.
+        hierarchy: What the user belongs to; None if the file says nothing of it.
+    """
+
+    user: str
+    x: list[Any]
+    y: list[Any]
+    hierarchy: str | None
+
+
+def find_files(source: Path) -> dict[str, list[Path]]:
+    """Find the JSON files by split; under ``UNSPLIT`` if they are not split, {} if there are none.
+
+    A generated LEAF folder has both; then the split files are taken, which LEAF made from the
+    others.
+    """
+    for base in (source, source / "data"):
+        found = {name: sorted((base / name).glob("*.json")) for name in SPLIT_FOLDERS}
+        if found["train"] or found["test"]:
+            return {name: files for name, files in found.items() if files}
+    for base in (source, source / "data" / "all_data", source / "all_data", source / "data"):
+        files = sorted(base.glob("all_data*.json"))
+        if files:
+            return {UNSPLIT: files}
+    return {}
+
+
+def check_splits(source: Path, files: dict[str, list[Path]]) -> None:
+    """Refuse split files without those of train or test.
+
+    Args:
+        source: The folder, for messages.
+        files: As ``find_files`` gives them.
+
+    Raises:
+        DataError: One of the two is missing.
+    """
+    missing = [name for name in ("train", "test") if name not in files]
+    if UNSPLIT not in files and missing:
+        raise DataError(
+            f"{source}: LEAF JSON with {', '.join(files) or 'no file'} but without "
+            f"{missing[0]}/*.json; copy the missing folder there, or give the all_data files "
+            "instead"
+        )
+
+
+def read_users(
+    path: Path,
+    tell_position: Callable[[int], None] = lambda position: None,
+    counts_all_splits: bool = False,
+) -> Iterator[LeafUser]:
+    """Read a file's users, each as soon as its data are there.
+
+    Args:
+        path: The file.
+        tell_position: Told after each user how many bytes of the file have been read.
+        counts_all_splits: Whether "num_samples" counts a user's examples of all splits together,
+            as in LEAF's Reddit files: a user may then have fewer in this one, or none.
+
+    Yields:
+        Each user once, with at least one example; one who has none in this split is left out.
+
+    Raises:
+        DataError: The file cannot be opened, is no JSON, is cut, or contradicts itself: users
+            without data, data without a user, a user twice, lists that differ in length from what
+            is announced. The message names the file and the user, or the position.
+    """
+    import ijson
+
+    seen: set[str] = set()
+    last, number = "", 0
+    with _open(path) as stream:
+        try:
+            counts, hierarchies = _announced(path, stream)
+            stream.seek(0)
+            items = ijson.kvitems(stream, "user_data", use_float=True)
+            for number, (user, data) in enumerate(items, start=1):
+                where = f"{path}, user {user!r}"
+                if user not in counts and data == {"x": [], "y": []}:
+                    continue
+                if user not in counts:
+                    raise DataError(
+                        f"{where}: has data but is not in 'users'; the file contradicts itself, "
+                        "get it anew"
+                    )
+                if user in seen:
+                    raise DataError(f"{where}: comes twice in 'user_data' of one file")
+                seen.add(user)
+                last = f", after user {user!r}"
+                x, y = _examples(data, counts[user], counts_all_splits, where)
+                if x:
+                    yield LeafUser(user, x, y, hierarchies.of(user, number))
+                tell_position(stream.tell())
+        except (ijson.JSONError, UnicodeDecodeError, OverflowError) as error:
+            message = error.args[0] if error.args else str(error)
+            if isinstance(message, bytes):
+                message = message.decode(errors="replace")
+            raise DataError(
+                f"{path}: not valid JSON at or shortly before byte {stream.tell()} of "
+                f"{path.stat().st_size} ({' '.join(str(message).split())[:_MESSAGE_SHOWN]}){last}; "
+                "the file is damaged or cut: get it anew"
+            ) from error
+    hierarchies.check(number, path)
+    without = [user for user in counts if user not in seen]
+    if without:
+        raise DataError(
+            f"{path}, user {without[0]!r}: is in 'users' but has no data in 'user_data' "
+            f"({len(without)} such users); the file contradicts itself, get it anew"
+        )
+
+
+class _Hierarchies:
+    """What each user belongs to: in the order of "users", or in that of "user_data"."""
+
+    def __init__(self, users: list[str], names: list[str]) -> None:
+        self._names = names
+        self._by_user = dict(zip(users, names, strict=True)) if len(users) == len(names) else None
+
+    def of(self, user: str, number: int) -> str | None:
+        """That of a user, the ``number``-th of "user_data"; None if there are none."""
+        if self._by_user is not None:
+            return self._by_user[user]
+        return self._names[number - 1] if number <= len(self._names) else None
+
+    def check(self, number: int, path: Path) -> None:
+        """Refuse entries that are neither as many as users nor as users in "user_data"."""
+        if self._by_user is None and self._names and number != len(self._names):
+            raise DataError(
+                f"{path}: 'hierarchies' has {len(self._names)} entries, but 'user_data' has "
+                f"{number} users; the file contradicts itself, get it anew"
+            )
+
+
+def _announced(path: Path, stream: IO[bytes]) -> tuple[dict[str, Any], _Hierarchies]:
+    """Read examples and hierarchy of each user, without the data where they come first."""
+    import ijson
+
+    columns = _before_the_data(stream)
+    for key in _ANNOUNCED:
+        if key not in columns and _mentions(stream, key):
+            stream.seek(0)
+            for value in ijson.items(stream, key, use_float=True):
+                columns.setdefault(key, value)
+    for key in ("users", "num_samples"):
+        if not isinstance(columns.get(key), list) or not columns[key]:
+            raise DataError(
+                f"{path}: has no list {key!r} with something in it; LEAF's files have 'users', "
+                "'num_samples' and 'user_data'"
+            )
+    users, counts = columns["users"], columns["num_samples"]
+    if len(users) != len(counts):
+        raise DataError(
+            f"{path}: {len(users)} users but {len(counts)} entries of 'num_samples'; the file "
+            "contradicts itself, get it anew"
+        )
+    repeated = len(users) - len(set(map(str, users)))
+    if repeated or not all(isinstance(user, str) for user in users):
+        raise DataError(f"{path}: 'users' must be strings, none twice ({repeated} repeated)")
+    hierarchies = columns.get("hierarchies", [])
+    if "hierarchies" in columns and (
+        not isinstance(hierarchies, list)
+        or len(hierarchies) < len(users)
+        or not all(isinstance(name, str) for name in hierarchies)
+    ):
+        raise DataError(
+            f"{path}: 'hierarchies' must be a list of at least {len(users)} strings, one "
+            "for each of 'users'; the file contradicts itself, get it anew"
+        )
+    return dict(zip(users, counts, strict=True)), _Hierarchies(users, hierarchies)
+
+
+def _before_the_data(stream: IO[bytes]) -> dict[str, Any]:
+    """What is announced before 'user_data', without reading any of that."""
+    import ijson
+
+    stream.seek(0)
+    columns: dict[str, Any] = {}
+    key, builder, depth = "", ijson.ObjectBuilder(), 0
+    for event, value in ijson.basic_parse(stream, use_float=True):
+        if depth == 1 and event == "map_key":
+            if value == "user_data":
+                break
+            key, builder = value, ijson.ObjectBuilder()
+            continue
+        depth += event.startswith("start_")
+        depth -= event.startswith("end_")
+        if key in _ANNOUNCED and depth:
+            builder.event(event, value)
+            if depth == 1:
+                columns[key] = builder.value
+    return columns
+
+
+def _mentions(stream: IO[bytes], key: str) -> bool:
+    """Whether a key may be in the file: a look for its letters is far faster than parsing."""
+    stream.seek(0)
+    wanted, end = f'"{key}"'.encode(), b""
+    while block := stream.read(_BLOCK_BYTES):
+        if wanted in end + block:
+            return True
+        end = block[-len(wanted) :]
+    return False
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); it must be a file") from error
+
+
+def _examples(data: Any, announced: Any, at_most: bool, where: str) -> tuple[list[Any], list[Any]]:
+    if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in "xy"):
+        raise DataError(f"{where}: needs lists 'x' (inputs) and 'y' (targets)")
+    x, y = data["x"], data["y"]
+    left_out = _WINDOW - 1 if x and isinstance(x[0], str) and len(x[0]) == _WINDOW else 0
+    fits = len(x) > 0 and announced in (len(x), len(x) + left_out)
+    if at_most:
+        fits = type(announced) is int and len(x) <= announced
+    if len(x) != len(y) or not fits:
+        rule = "be equal, and at most that" if at_most else "be equal and at least 1"
+        raise DataError(
+            f"{where}: 'num_samples' says {announced} examples, but there are {len(x)} in 'x' "
+            f"and {len(y)} in 'y'; {'they' if at_most else 'the three'} must {rule}: the file "
+            "contradicts itself, get it anew"
+        )
+    return x, y
