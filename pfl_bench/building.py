@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from pfl_bench import plugins
-from pfl_bench.config import FederatedOptions
 from pfl_bench.config_file import ResolvedConfig
+from pfl_bench.config_training import FederatedOptions
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
 from pfl_bench.rng import Purpose, seed_torch
@@ -20,6 +20,7 @@ from pfl_bench.types import (
     ConfigError,
     Engine,
     LocalTraining,
+    Metric,
     ReadsOnDevice,
     Task,
 )
@@ -27,7 +28,11 @@ from privacy.mechanism import Mechanism, NoiseScale
 
 
 class Trainer(Protocol):
-    """What ``federated.py`` and ``central.py`` give the runner."""
+    """What ``federated.py``, ``central.py`` and other trainers give the runner.
+
+    One whose clients have models of their own also has ``personal``, a ``PersonalModels`` that
+    gives them to evaluation; then there is no central model to select.
+    """
 
     @property
     def unit(self) -> str:
@@ -38,7 +43,12 @@ class Trainer(Protocol):
         """Steps of the whole run."""
 
     def advance(self, index: int) -> dict[str, float]:
-        """Do step ``index``, 1-based, and give its scalars."""
+        """Do step ``index``, 1-based, and give its scalars.
+
+        Among them what it cost (``pfl_bench.systems``): "systems/steps" and "systems/examples",
+        the steps of training and the examples that went through them, or "systems/flops" where
+        those do not tell the FLOPs; and "systems/bytes_down", "systems/bytes_up" if it sends.
+        """
 
     def close(self) -> None:
         """Close files."""
@@ -107,6 +117,12 @@ def build_forward(resolved: ResolvedConfig, task: Task, model: FlatModel) -> For
     return Forward(model.module, task, model.device, config.precision, config.channels_last)
 
 
+def build_metrics(task: Task) -> list[Metric]:
+    """Build the task's metric families, empty."""
+    families = [plugins.load(plugins.METRIC, family) for family in task.metrics]
+    return [family.build(family.Options(), task.facts) for family in families]
+
+
 def build_trainer(
     resolved: ResolvedConfig,
     task: Task,
@@ -119,6 +135,14 @@ def build_trainer(
         from pfl_bench.central import CentralTrainer
 
         return CentralTrainer(resolved, task, model, folder, notice)
+    if resolved.config.local is not None:
+        from pfl_bench.local_models import LocalTrainer
+
+        return LocalTrainer(resolved, task, model, folder, notice)
+    if resolved.config.multitask is not None:
+        from pfl_bench.mocha import MultitaskTrainer
+
+        return MultitaskTrainer(resolved, task, model, folder, notice)
     from pfl_bench.federated import FederatedTrainer
 
     return FederatedTrainer(resolved, task, model, folder, notice)
@@ -132,17 +156,24 @@ def build_mechanism(name: str, options: Any, noise: NoiseScale) -> Mechanism:
 
 
 def build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algorithm:
-    """Build the algorithm for clients that train as the configuration says."""
+    """Build the algorithm for clients that train as the configuration says.
+
+    Raises:
+        ConfigError: The section has what the algorithm's ``check``, if it has one, refuses.
+    """
     local = LocalTraining(
         epochs=options.local_epochs,
         max_steps=options.local_steps,
         batch_size=options.local_batch_size,
         learning_rate=options.local_learning_rate,
         gradient_clip_norm=options.local_gradient_clip_norm,
+        gradient_clip_global_norm=options.local_gradient_clip_global_norm,
         batches_across_epochs=options.local_batches == "across_epochs",
     )
     name = resolved.tree["federated"]["algorithm"]["name"]
     module = plugins.load(plugins.ALGORITHM, name)
+    if hasattr(module, "check"):
+        module.check(options)
     algorithm: Algorithm = module.build(resolved.algorithm_options, local)
     return algorithm
 

@@ -9,144 +9,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from pfl_bench.config_training import (
+    CentralOptions,
+    FederatedOptions,
+    LocalOptions,
+    MultitaskOptions,
+    PositiveFloat,
+    PositiveInt,
+    Strict,
+    Workers,
+)
 from pfl_bench.wandb_log import WandbOptions
 
 CONFIG_VERSION = 1
-Setting = Literal["central", "central_dp", "federated", "private_federated"]
-PositiveInt = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Workers = Annotated[int, Field(ge=0, le=64)]
-
-
-class Strict(BaseModel):
-    """Base of all sections: no unknown keys, no coercion, immutable."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class OptimizerOptions(Strict):
-    """A central optimizer (the literature's server optimizer) and its constants.
-
-    Attributes:
-        name: "sgd", "adam", "adamw", "adagrad" or "yogi".
-        momentum: For sgd.
-        beta1: For adam, adamw, yogi.
-        beta2: For adam, adamw, yogi.
-        epsilon: Added to the denominator by all but sgd.
-        epsilon_hat: For adam: epsilon is the one that Kingma and Ba (2015, section 2) call epsilon
-            hat, as in Keras: added before the second moment's bias is corrected. Steps where it
-            rules are then smaller at first, in round t by sqrt(1 - beta2^t).
-        weight_decay: L2 penalty (adamw: decoupled).
-    """
-
-    name: Literal["sgd", "adam", "adamw", "adagrad", "yogi"] = "sgd"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    epsilon: PositiveFloat = 1e-8
-    epsilon_hat: bool = False
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-
-    @model_validator(mode="after")
-    def _epsilon_hat_is_adam_s(self) -> OptimizerOptions:
-        if self.epsilon_hat and self.name != "adam":
-            raise ValueError(f"epsilon_hat is for adam alone, not for {self.name}; remove it")
-        return self
-
-
-class ScheduleOptions(Strict):
-    """How a learning rate moves over rounds (central training: over optimizer steps).
-
-    Attributes:
-        warmup: Linear warm-up over so many rounds, from rate/warmup to the full rate.
-        decay: Shape after the warm-up.
-        final_fraction: Fraction of the rate that linear, cosine and exponential decay end at.
-        step_every: For "step": multiply by ``step_factor`` every so many rounds.
-        step_factor: See ``step_every``.
-    """
-
-    warmup: Annotated[int, Field(ge=0)] = 0
-    decay: Literal["constant", "linear", "cosine", "exponential", "step"] = "constant"
-    final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
-    step_every: PositiveInt = 100
-    step_factor: PositiveFloat = 0.1
-
-    @model_validator(mode="after")
-    def _exponential_needs_an_end(self) -> ScheduleOptions:
-        if self.decay == "exponential" and self.final_fraction == 0:
-            raise ValueError("exponential decay needs final_fraction > 0, such as 0.01")
-        return self
-
-
-class FederatedOptions(Strict):
-    """Federated training, private or not.
-
-    Attributes:
-        num_rounds: Central steps.
-        cohort_size: Expected users a round.
-        sampling: "poisson" (the only one that DP amplification is fully accounted for),
-            "fixed_size" without replacement, or "full".
-        weighting: Clients count alike ("uniform", required under DP) or by their examples.
-        local_epochs: Passes over a client's examples.
-        local_steps: Stop a client after so many steps; null for no limit.
-        local_batch_size: Examples a local step.
-        local_batches: "per_epoch" starts each epoch with a new batch, so its last one may be
-            smaller; "across_epochs" fills batches over the ends of epochs, as TensorFlow's
-            ``repeat(epochs).batch(size)`` does: small clients take fewer, fuller steps.
-        local_learning_rate: Rate of local SGD.
-        local_gradient_clip_norm: Bound of the L2 norm of each weight tensor's gradient in a local
-            step (Keras calls it clipnorm); null for none. No part of privacy.
-        algorithm: Plug-in name and options, such as {name: fedprox, proximal_weight: 0.1}.
-        central_optimizer: Optimizer of the central step.
-        central_learning_rate: Rate of the central step (the literature's server rate).
-        central_schedule: How the central rate moves over rounds.
-        engine: "auto" or the name of an engine.
-        data_workers: Threads that read clients ahead of training; 0 reads in line.
-    """
-
-    num_rounds: PositiveInt
-    cohort_size: PositiveInt
-    sampling: Literal["poisson", "fixed_size", "full"] = "poisson"
-    weighting: Literal["uniform", "examples"] = "uniform"
-    local_epochs: PositiveInt = 1
-    local_steps: PositiveInt | None = None
-    local_batch_size: PositiveInt
-    local_batches: Literal["per_epoch", "across_epochs"] = "per_epoch"
-    local_learning_rate: PositiveFloat
-    local_gradient_clip_norm: PositiveFloat | None = None
-    algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
-    central_optimizer: OptimizerOptions = OptimizerOptions()
-    central_learning_rate: PositiveFloat = 1.0
-    central_schedule: ScheduleOptions = ScheduleOptions()
-    engine: str = "auto"
-    data_workers: Workers = 0
-
-
-class CentralOptions(Strict):
-    """Central training on the pooled training split.
-
-    Attributes:
-        num_epochs: Passes over the pooled examples (example-level DP: expected passes).
-        batch_size: Examples a step (example-level DP: expected, drawn by Poisson sampling).
-        learning_rate: Rate of the optimizer.
-        optimizer: Optimizer and its constants.
-        schedule: How the rate moves over steps.
-        gradient_clip_norm: Bound of the L2 norm of each weight tensor's gradient (Keras calls it
-            clipnorm); null for none. Not for example-level DP, which clips by example.
-        physical_batch_size: Under DP, gradients of at most so many examples are in memory.
-        data_workers: Threads that read batches ahead of training; 0 reads in line.
-    """
-
-    num_epochs: PositiveInt
-    batch_size: PositiveInt
-    learning_rate: PositiveFloat
-    optimizer: OptimizerOptions = OptimizerOptions()
-    schedule: ScheduleOptions = ScheduleOptions()
-    gradient_clip_norm: PositiveFloat | None = None
-    physical_batch_size: PositiveInt = 256
-    data_workers: Workers = 0
+Setting = Literal["central", "central_dp", "federated", "private_federated", "local", "multitask"]
 
 
 class PrivacyOptions(Strict):
@@ -185,17 +63,53 @@ class PrivacyOptions(Strict):
         return self
 
 
+class AdaptationOptions(Strict):
+    """Fine-tune the model on a part of each evaluated client's examples; test it on the rest.
+
+    Attributes:
+        num_steps: Mini-batches of local SGD, drawn by passes over the part.
+        batch_size: Examples a step.
+        learning_rate: Rate of local SGD.
+        fraction: Fraction of each client's examples that it adapts on (drawn once from the seed),
+            at least one; clients with one example are not adapted.
+    """
+
+    num_steps: PositiveInt
+    batch_size: PositiveInt
+    learning_rate: PositiveFloat
+    fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
+
+
+class BudgetTarget(Strict):
+    """A value of a metric whose price in computation and communication is wanted.
+
+    Attributes:
+        metric: Name such as "test/accuracy", of a split that is evaluated during training.
+        value: The value to reach: at most, of losses, perplexities and standard deviations (by
+            client or stratum too), of everything else at least.
+    """
+
+    metric: str
+    value: Annotated[float, Field(allow_inf_nan=False)]
+
+
 class EvaluationOptions(Strict):
     """When and on what the model is evaluated.
 
     Attributes:
         every: Evaluate ``splits`` each so many rounds (central training: epochs).
-        splits: Splits evaluated during training, such as [val].
+        splits: Splits evaluated during training, such as [val]. With train among them, train/loss
+            is the evaluated loss, and that of the local steps is logged as train/step_loss.
         final_splits: Splits evaluated once, after training.
         batch_size: Examples a forward pass.
-        select_best: A metric such as "val/accuracy" by whose best value (higher is better, for
-            names that end in "loss" lower) the final model is chosen; null takes the last model.
+        select_best: A metric such as "val/accuracy" by whose best value (higher is better; of
+            losses, perplexities and standard deviations, by client or stratum too, lower) the
+            final model is chosen; null takes the last model.
         data_workers: Threads that read batches ahead of the model; 0 reads in line.
+        strata: Columns of the data, such as [play], by whose values results are told apart.
+        adaptation: Fine-tune on a part of each client's examples first; null evaluates the model
+            as it is.
+        budgets: Values whose price is reported: at which round, FLOPs and bytes each was reached.
     """
 
     every: PositiveInt = 10
@@ -204,6 +118,9 @@ class EvaluationOptions(Strict):
     batch_size: PositiveInt = 512
     select_best: str | None = None
     data_workers: Workers = 0
+    strata: list[str] = Field(default_factory=list)
+    adaptation: AdaptationOptions | None = None
+    budgets: list[BudgetTarget] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _selection_is_measured(self) -> EvaluationOptions:
@@ -212,6 +129,12 @@ class EvaluationOptions(Strict):
                 f"select_best '{self.select_best}' names a split that is not in splits: "
                 f"{self.splits}; selection uses what is evaluated during training"
             )
+        for target in self.budgets:
+            if target.metric.partition("/")[0] not in self.splits:
+                raise ValueError(
+                    f"budgets: '{target.metric}' names a split that is not in splits: "
+                    f"{self.splits}; when a value was reached is seen during training"
+                )
         return self
 
 
@@ -251,8 +174,19 @@ class Expected(Strict):
     variants: list[str] | None = None
 
 
+TRAINERS = ("federated", "central", "local", "multitask")
+# Why no mechanism covers what a trainer does.
+_NOT_PRIVATE = {
+    "local": "local models never leave their clients, so there is no release to noise",
+    "multitask": (
+        "Mocha's clients send models of their own, and its relationship matrix tells which of "
+        "them are alike: neither is a clipped sum, so no mechanism here bounds what it reveals"
+    ),
+}
+
+
 class RunConfig(Strict):
-    """A whole run. Exactly one of ``federated`` and ``central`` is present.
+    """A whole run. Exactly one of the sections of trainers is present.
 
     Attributes:
         version: Version of this format.
@@ -268,6 +202,8 @@ class RunConfig(Strict):
         model: Name of one of the task's models and its options.
         federated: Federated training.
         central: Central training.
+        local: Local models.
+        multitask: Federated multi-task learning.
         privacy: The privacy claim.
         evaluation: When and on what to evaluate.
         checkpoint: How often to save.
@@ -286,6 +222,8 @@ class RunConfig(Strict):
     model: dict[str, Any]
     federated: FederatedOptions | None = None
     central: CentralOptions | None = None
+    local: LocalOptions | None = None
+    multitask: MultitaskOptions | None = None
     privacy: PrivacyOptions | None = None
     evaluation: EvaluationOptions = EvaluationOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
@@ -294,20 +232,33 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _one_trainer(self) -> RunConfig:
-        if (self.federated is None) == (self.central is None):
-            raise ValueError("give exactly one of the sections 'federated' and 'central'")
+        given = [name for name in TRAINERS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"give exactly one of the sections {', '.join(map(repr, TRAINERS))}; given: "
+                f"{', '.join(map(repr, given)) or 'none'}"
+            )
+        if self.privacy is not None and given[0] in _NOT_PRIVATE:
+            raise ValueError(f"privacy: {_NOT_PRIVATE[given[0]]}; remove the section 'privacy'")
         if self.federated is not None and self.privacy is not None:
             if self.privacy.population_size is None:
                 raise ValueError(
                     "privacy.population_size is required and has no default: the number of users "
                     "of the deployment, or training_users for those of the data"
                 )
-        elif self.setting == "central_dp" and (
-            self.precision != "float32" or (self.central and self.central.gradient_clip_norm)
+        elif (
+            self.setting == "central_dp"
+            and self.central is not None
+            and (
+                self.precision != "float32"
+                or self.central.gradient_clip_norm
+                or self.central.gradient_clip_global_norm
+            )
         ):
             raise ValueError(
                 "example-level DP bounds each example's gradient in float32: remove "
-                "central.gradient_clip_norm, and set precision to float32"
+                "central.gradient_clip_norm and central.gradient_clip_global_norm, and set "
+                "precision to float32"
             )
         elif self.privacy is not None and (
             self.privacy.population_size is not None
@@ -324,6 +275,10 @@ class RunConfig(Strict):
     def setting(self) -> Setting:
         """Which of the settings this run is; the mechanism "none" is no privacy."""
         private = self.privacy is not None and self.privacy.mechanism.get("name") != "none"
+        if self.local is not None:
+            return "local"
+        if self.multitask is not None:
+            return "multitask"
         if self.central is not None:
             return "central_dp" if private else "central"
         return "private_federated" if private else "federated"

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from pfl_bench.building import build_algorithm, build_engine, build_mechanism
-from pfl_bench.config import FederatedOptions
 from pfl_bench.config_file import ResolvedConfig
+from pfl_bench.config_training import FederatedOptions
 from pfl_bench.flat_model import FlatModel, batchnorm_layers
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.sampling import build_sampler
+from pfl_bench.systems import BYTES_PER_PARAMETER
 from pfl_bench.types import ConfigError, Task
 from privacy.aggregate import Aggregate
 from privacy.ledger import Ledger
@@ -153,11 +154,13 @@ class FederatedTrainer:
         users = self._sampler.draw(stream(self._cohort_seed, Purpose.SAMPLING, index))
         aggregate = Aggregate.zeros(self._model.num_parameters, self.central.device)
         loss_sum = torch.zeros((), device=self.central.device)
-        num_examples = num_steps = 0
+        num_examples = num_steps = steps = processed = 0
         lost: list[int] = []
         for result in self._engine.train(users, index, self.central):
             by_examples = self._options.weighting == "examples"
             weight = float(result.num_examples) if by_examples else 1.0
+            steps += result.num_steps
+            processed += result.num_processed
             if self._mechanism.accumulate(aggregate, result.update, weight).finite:
                 loss_sum += result.loss
                 num_examples += result.num_examples
@@ -180,6 +183,7 @@ class FederatedTrainer:
             "train/num_nonfinite": float(aggregate.num_nonfinite),
             "train/update_norm": float(torch.linalg.vector_norm(release.mean_update)),
             "train/central_learning_rate": rate,
+            **self._systems_scalars(len(users), steps, processed),
         }
         if aggregate.num_contributions:
             scalars["train/loss"] = float(loss_sum) / aggregate.num_contributions
@@ -187,6 +191,16 @@ class FederatedTrainer:
             scalars |= _privacy_scalars(release, aggregate)
         scalars["time/round_seconds"] = time.perf_counter() - started
         return scalars
+
+    def _systems_scalars(self, clients: int, steps: int, processed: int) -> dict[str, float]:
+        """What a round costs its clients: those too whose update was lost have had the cost."""
+        size = float(clients * self._model.num_parameters * BYTES_PER_PARAMETER)
+        return {
+            "systems/steps": float(steps),
+            "systems/examples": float(processed),
+            "systems/bytes_down": size,
+            "systems/bytes_up": size,
+        }
 
     def _check_buffers(self) -> None:
         """Refuse a model whose buffers training moves: no update carries them, no clip bounds them.

@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     CENTRAL_BATCHES = 5
     AUGMENTATION = 6
     CENTRAL_MODEL = 7
+    PERSONAL = 8
 
 
 def _sequence(seed: int, purpose: Purpose, round_index: int, client: int) -> np.random.SeedSequence:

@@ -6,13 +6,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pfl_bench import plugins
 from pfl_bench.building import (
     build_forward,
     build_model,
@@ -23,18 +21,22 @@ from pfl_bench.building import (
 from pfl_bench.checkpoint import load_latest, save_checkpoint
 from pfl_bench.config import EvaluationOptions, RunConfig
 from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.evaluation import evaluate, measured_names
+from pfl_bench.evaluator import Evaluator
 from pfl_bench.files import to_json_value, write_json
 from pfl_bench.run_folder import SUMMARY_VERSION, RunFolder, environment
 from pfl_bench.run_log import RunLog
-from pfl_bench.types import ConfigError, Metric, RunFolderError, Task
-from pfl_bench.verdict import compare
+from pfl_bench.systems import CostMeter, measure_step
+from pfl_bench.types import ConfigError, RunFolderError, Task
+from pfl_bench.verdict import compare, lower_is_better
 from pfl_bench.wandb_log import WandbLogger
 from privacy.errors import BudgetExceededError
 from privacy.statement import round_up
 
 # What a line of progress shows beside the training loss, of whatever family measures it.
-HEADLINE_METRICS = ("accuracy", "c_ap", "o_ap")
+HEADLINE_METRICS = ("accuracy", "perplexity", "c_ap", "o_ap")
+
+# Names that a trainer gives up to the evaluation of the training split, where that is asked for.
+_OF_STEPS = {"train/loss": "train/step_loss", "train/num_examples": "train/step_examples"}
 
 
 def run(resolved: ResolvedConfig, out: Path, resume: bool = False) -> dict[str, Any]:
@@ -78,11 +80,16 @@ class _Run:
         _check_splits(self._config.evaluation, self._task)
         self._model = build_model(resolved, self._task, self._device)
         self._forward = build_forward(resolved, self._task, self._model)
+        # Before the trainer is built, which may hook the model for gradients of single examples.
+        step = measure_step(self._forward, self._model, self._task.split("train"))
+        self._costs = CostMeter(step, self._config.evaluation.budgets)
         self._trainer = build_trainer(
             resolved, self._task, self._model, folder.path, lambda text: self._notice(text)
         )
         self._best: dict[str, Any] | None = None
-        self._check_selection()
+        self._strata: dict[str, Any] = {}
+        personal = getattr(self._trainer, "personal", None)
+        self._evaluator = Evaluator(self._config, self._task, self._model, self._forward, personal)
 
     def close(self) -> None:
         self._trainer.close()
@@ -110,13 +117,14 @@ class _Run:
             self._save(done)
             summary = self._summarise(done, status, time.monotonic() - started)
             statement = self._write_statement(done)
+            if self._config.evaluation.strata:
+                write_json(path / "strata.json", self._strata)
             # First: sending the rest to W&B may wait for a network.
             write_json(path / "summary.json", summary)
             if statement is not None:
                 wandb.statement(statement)
-            wandb.table_row(
-                {"name": summary["name"], "setting": summary["setting"], **summary["metrics"]}
-            )
+            row = {key: summary[key] for key in ("name", "setting", "systems")}
+            wandb.table_row(row | summary["metrics"])
             wandb.finish()
         return summary
 
@@ -128,52 +136,22 @@ class _Run:
             except BudgetExceededError as error:
                 log.notice(f"stopped before {trainer.unit} {index}: {error}")
                 return index - 1, "budget_exhausted"
+            scalars |= self._costs.add(scalars)
+            if "train" in config.evaluation.splits:
+                scalars = {_OF_STEPS.get(name, name): value for name, value in scalars.items()}
             headline = ""
             if index % config.evaluation.every == 0 or index == trainer.total:
                 scalars |= trainer.epsilons(index)
-                scalars |= self._evaluate(config.evaluation.splits)
+                trainer.load_central()
+                scalars |= self._evaluator.evaluate(config.evaluation.splits)[0]
                 self._keep_best(index, scalars)
+                self._costs.watch(index, scalars)
                 headline = _headline(scalars)
             log.metrics(index, scalars, headline)
             wandb.log(scalars, index)
             if index % config.checkpoint.every == 0:
                 self._save(index)
         return trainer.total, "finished"
-
-    def _evaluate(self, splits: list[str]) -> dict[str, float]:
-        self._trainer.load_central()
-        return self._evaluate_model(splits)
-
-    def _evaluate_model(self, splits: list[str]) -> dict[str, float]:
-        scalars: dict[str, float] = {}
-        for name in splits:
-            scalars |= evaluate(
-                self._forward,
-                self._task.split(name),
-                self._build_metrics(),
-                self._config.evaluation.batch_size,
-                self._config.evaluation.data_workers,
-            )
-        return scalars
-
-    def _build_metrics(self) -> list[Metric]:
-        families = [plugins.load(plugins.METRIC, family) for family in self._task.metrics]
-        return [family.build(family.Options(), self._task.facts) for family in families]
-
-    def _check_selection(self) -> None:
-        """Refuse, before anything is trained, to select by what will not be measured."""
-        wanted = self._config.evaluation.select_best
-        if wanted is None:
-            return
-        split = self._task.split(wanted.partition("/")[0])
-        names = measured_names(self._forward, split, self._build_metrics())
-        if wanted not in names:
-            near = get_close_matches(wanted, names, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else "."
-            raise ConfigError(
-                f"evaluation.select_best: '{wanted}' is not measured{hint} There are: "
-                f"{', '.join(sorted(names))}"
-            )
 
     def _keep_best(self, index: int, scalars: dict[str, float]) -> None:
         wanted = self._config.evaluation.select_best
@@ -186,7 +164,11 @@ class _Run:
             self._best = {"value": value, "index": index, "vector": vector, "buffers": buffers}
 
     def _save(self, done: int) -> None:
-        state = {"trainer": self._trainer.state_dict(), "best": self._best}
+        state = {
+            "trainer": self._trainer.state_dict(),
+            "best": self._best,
+            "costs": self._costs.state_dict(),
+        }
         save_checkpoint(self._folder.checkpoints, done, state, self._config.checkpoint.keep)
 
     def _restore(self) -> int:
@@ -195,6 +177,7 @@ class _Run:
             return 0
         try:
             self._trainer.load_state_dict(state["trainer"])
+            self._costs.load_state_dict(state["costs"])
         except (KeyError, RuntimeError, ValueError, TypeError) as error:
             raise RunFolderError(
                 f"{self._folder.checkpoints}: the newest checkpoint does not fit this "
@@ -224,7 +207,7 @@ class _Run:
         if self._best is not None:
             self._model.vector.copy_(self._best["vector"])
             self._model.load_buffers(self._best["buffers"])
-        metrics = self._evaluate_model(self._config.evaluation.final_splits)
+        metrics, self._strata = self._evaluator.evaluate(self._config.evaluation.final_splits)
         facts = self._task.facts
         return {
             "format_version": SUMMARY_VERSION,
@@ -239,6 +222,8 @@ class _Run:
             "selection": self._selection(),
             "num_parameters": self._model.num_parameters,
             "metrics": metrics,
+            "systems": self._costs.totals,
+            "budgets": self._costs.budgets(),
             "expected": compare(self._config, facts.variant, metrics),
             "privacy": self._trainer.statement(done),
             "data": to_json_value(asdict(replace(facts, class_names=()))),
@@ -248,7 +233,7 @@ class _Run:
 
 def _sign(metric: str) -> float:
     """What makes the larger value of a metric the better one: a loss is better when lower."""
-    return -1.0 if metric.endswith("loss") else 1.0
+    return -1.0 if lower_is_better(metric) else 1.0
 
 
 def _check_splits(options: EvaluationOptions, task: Task) -> None:

@@ -1,4 +1,4 @@
-"""Published numbers beside measured ones."""
+"""Published numbers beside measured ones, and which of two is the better."""
 
 from __future__ import annotations
 
@@ -40,3 +40,16 @@ def compare(config: RunConfig, variant: str, metrics: dict[str, float]) -> list[
             }
         )
     return rows
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether the smaller value of a metric is the better one.
+
+    It is of losses and perplexities, pooled or as they spread over clients and strata, and of every
+    standard deviation.
+
+    Args:
+        metric: Name such as "val/loss", "val/client_loss_p90" or "client_accuracy_sd".
+    """
+    words = metric.rpartition("/")[2].split("_")
+    return words[-1] == "sd" or not {"loss", "perplexity"}.isdisjoint(words)

@@ -1,4 +1,4 @@
-"""``pfl-bench table`` of a view: other cells of the runs of another folder's rows."""
+"""``pfl-bench table`` of a view: other cells, and figures, of the runs of a folder's rows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import argparse
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import EXIT_FAILED
 from pfl_bench.commands import _batch
 from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.types import ConfigError
-from pfl_bench.views import LoadedView, ViewRow, load_view
+from pfl_bench.views import LoadedView, ViewRow, check_measured, load_view
+
+if TYPE_CHECKING:
+    from pfl_bench.report.run_folder import RunRecord
+    from pfl_bench.report.table import TableFormat
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class _Plan:
 
 
 def run_view(path: Path, arguments: argparse.Namespace) -> int:
-    """Run what is not done of a view's rows, in the viewed folder's own runs, and print its cells.
+    """Run what is not done of a view's rows, in the viewed folder's own runs, and show them.
 
     Args:
         path: The view's file.
@@ -45,7 +48,7 @@ def run_view(path: Path, arguments: argparse.Namespace) -> int:
             failed.append(plan.folder)
         else:
             done.append((plan, _with_the_views_cells(plan, summary)))
-    differs = bool(done) and _print_grid(done, arguments.format, out)
+    differs = bool(done) and _print_view(view, plans, done, arguments.format, out)
     return _batch.exit_code(failed, bool(done)) or (EXIT_FAILED if differs else 0)
 
 
@@ -60,26 +63,17 @@ def _plans(view: LoadedView, arguments: argparse.Namespace) -> list[_Plan]:
     plans = []
     for row, file in rows:
         for resolved in _batch.with_seeds(file, arguments):
-            _check_splits(view, row, resolved)
+            check_measured(view, row, resolved.config)
             plans.append(_Plan(row, runs / row.row / f"seed-{resolved.config.seed}", resolved))
     return plans
-
-
-def _check_splits(view: LoadedView, row: ViewRow, resolved: ResolvedConfig) -> None:
-    """Check, before anything runs, that the row's end evaluates what the view shows."""
-    splits = resolved.config.evaluation.final_splits
-    for entry in row.expected:
-        if entry.metric.partition("/")[0] not in splits:
-            raise ConfigError(
-                f"{view.path}: row '{row.row}': metric '{entry.metric}' is not of a split in the "
-                f"row's evaluation.final_splits: {splits}"
-            )
 
 
 def _with_the_views_cells(plan: _Plan, summary: dict[str, Any]) -> dict[str, Any]:
     from pfl_bench.report.rows import as_float
     from pfl_bench.verdict import compare
 
+    if not plan.row.expected:
+        return summary
     config = plan.resolved.config.model_copy(update={"expected": plan.row.expected})
     # A finished run's numbers come from its file, where NaN is text.
     read = {name: as_float(value) for name, value in summary["metrics"].items()}
@@ -87,8 +81,15 @@ def _with_the_views_cells(plan: _Plan, summary: dict[str, Any]) -> dict[str, Any
     return {**summary, "expected": compare(config, summary["variant"], metrics)}
 
 
-def _print_grid(done: list[tuple[_Plan, dict[str, Any]]], fmt: str, out: Path) -> bool:
+def _print_view(
+    view: LoadedView,
+    plans: list[_Plan],
+    done: list[tuple[_Plan, dict[str, Any]]],
+    fmt: TableFormat,
+    out: Path,
+) -> bool:
     """Print and save the table and the page; tell whether a verdict is "differs"."""
+    from pfl_bench.report.figures import draw_figures
     from pfl_bench.report.grid import format_grid, make_grid
     from pfl_bench.report.page import write_page
     from pfl_bench.report.rows import rows_from_summaries
@@ -96,14 +97,24 @@ def _print_grid(done: list[tuple[_Plan, dict[str, Any]]], fmt: str, out: Path) -
     from pfl_bench.report.table import format_table
 
     rows = rows_from_summaries([summary for _, summary in done])
-    labels = {summary["name"]: plan.row.label or plan.row.row for plan, summary in done}
-    # Raw numbers are for programs, which take a line a cell.
-    if fmt == "csv":
-        text = format_table(rows, "csv")
+    labels = None
+    # A grid is for the cells of a wide table; a view of figures alone has few numbers a row. And
+    # raw numbers are for programs, which take a line a cell.
+    if any(plan.row.expected for plan in plans):
+        labels = {summary["name"]: plan.row.shown_as for plan, summary in done}
+    if labels is None or fmt == "csv":
+        text = format_table(rows, fmt)
     else:
         text = format_grid(make_grid(rows, labels), "latex" if fmt == "latex" else "md")
     _batch.save_table(out, text, fmt)
     records = [replace(read_run(plan.folder), summary=summary) for plan, summary in done]
-    page = write_page(records, out / "report.html", labels)
+    runs: dict[str, list[RunRecord]] = {}
+    for (plan, _), record in zip(done, records, strict=True):
+        runs.setdefault(plan.row.row, []).append(record)
+    figures = draw_figures(view, runs, [plan.row.row for plan in plans])
+    page = write_page(records, out / "report.html", labels, figures)
+    for figure in figures:
+        for note in figure.notes:
+            print(f"{figure.title}: {note}", file=sys.stderr)
     print(f"report: {page.resolve()}", file=sys.stderr)
     return any(row.verdict == "differs" for row in rows)

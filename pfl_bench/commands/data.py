@@ -83,8 +83,11 @@ def _generate(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out)
     with ProgressPrinter() as progress:
         facts = module.generate(out, options, progress)
-    given = "".join(f" {text}" for text in facts.pop("prepare_options"))
+    options_given = facts.pop("prepare_options")
     _print_facts(facts)
+    if options_given is None:
+        return 0
+    given = "".join(f" {text}" for text in options_given)
     prepare = f"pfl-bench data prepare {arguments.task} --source {shlex.quote(str(out))}"
     print(f"next: {prepare} --out {arguments.task}-mini.h5{given}")
     return 0

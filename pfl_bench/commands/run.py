@@ -40,9 +40,11 @@ def main(arguments: argparse.Namespace) -> int:
         from privacy.statement import PrivacyStatement
 
         print(PrivacyStatement.from_json_dict(summary["privacy"]).to_text(), end="\n\n")
+    # Distributions over clients are dozens of numbers: the page draws them, the summary has them.
     for metric, value in summary["metrics"].items():
-        print(f"{metric:32} {value:.6g}")
-    print()
+        if not metric.partition("/")[2].startswith(("client_", "stratum_")):
+            print(f"{metric:32} {value:.6g}")
+    print(f"distributions over clients: {out / 'summary.json'}\n")
     print(format_table(rows_from_summaries([summary]), "md"), end="")
     print(f"report: {page}", file=sys.stderr)
     return 0

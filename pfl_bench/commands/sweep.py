@@ -17,6 +17,7 @@ from pfl_bench.commands import _batch
 from pfl_bench.commands._locate import locate
 from pfl_bench.sweeps import Combination, LoadedSweep, load_sweep
 from pfl_bench.types import ConfigError
+from pfl_bench.verdict import lower_is_better
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
         else:
             results.append(_result(combination, summary))
     if results:
-        worst = math.inf if sweep.metric.endswith("loss") else -math.inf
+        worst = math.inf if lower_is_better(sweep.metric) else -math.inf
         results.sort(
             key=lambda result: worst if math.isnan(result.value) else result.value,
             reverse=worst < 0,

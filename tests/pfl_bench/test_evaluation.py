@@ -48,9 +48,17 @@ def test_metrics_agree_with_scikit_learn_and_with_each_client_alone() -> None:
     bounds = zip(split.offsets[:-1], split.offsets[1:], strict=True)
     per_client = [accuracy_score(truth[a:b], predicted[a:b]) for a, b in bounds]
     assert result["val/accuracy_by_client"] == pytest.approx(np.mean(per_client))
-    for percentile in (10, 50, 90):
+    for percentile in (10, 25, 50, 75, 90):
         expected = np.percentile(per_client, percentile)
         assert result[f"val/client_accuracy_p{percentile}"] == pytest.approx(expected)
+    assert result["val/client_accuracy_sd"] == pytest.approx(np.std(per_client))
+    # A client of three examples counts as three clients of one.
+    repeated = np.repeat(per_client, np.diff(split.offsets))
+    assert repeated.mean() == pytest.approx(result["val/accuracy"])
+    assert result["val/client_accuracy_weighted_sd"] == pytest.approx(repeated.std())
+    for percentile in (10, 25, 50, 75, 90):
+        expected = np.percentile(repeated, percentile, method="inverted_cdf")
+        assert result[f"val/client_accuracy_weighted_p{percentile}"] == pytest.approx(expected)
     assert result["val/num_examples"] == split.num_examples
 
 

@@ -16,7 +16,7 @@ from pfl_bench.config_file import load_config
 from pfl_bench.run_log import read_metrics
 from pfl_bench.runner import run
 from pfl_bench.types import ConfigError, RunFolderError
-from pfl_bench.verdict import compare
+from pfl_bench.verdict import compare, lower_is_better
 from privacy.ledger import read_ledger
 from tests.helpers import TREES, make_config
 
@@ -209,6 +209,15 @@ def test_clients_that_diverge_contribute_nothing_and_are_named(
     assert torch.isfinite(weights(tmp_path)).all()
 
 
+def test_evaluating_train_leaves_the_loss_of_the_local_steps_its_own_name(tmp_path: Path) -> None:
+    for name, splits in (("a", ["val"]), ("b", ["train", "val"])):
+        run(make_config("federated", evaluation__splits=splits), tmp_path / name)
+    plain, both = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("a", "b"))
+    assert [row["train/step_loss"] for row in both] == [row["train/loss"] for row in plain]
+    assert both[-1]["train/loss"] != plain[-1]["train/loss"]
+    assert "train/loss" not in both[0]
+
+
 def test_selection_keeps_the_best_model(tmp_path: Path) -> None:
     config = make_config(
         "federated", evaluation__select_best="val/accuracy", evaluation__every=1,
@@ -266,6 +275,43 @@ def test_plans_that_would_be_wrong_are_refused_before_training(
     assert not out.exists()
     # The mended row may use the same folder.
     assert run(make_config("private_federated"), out)["rounds"] == 6
+
+
+@pytest.mark.parametrize(
+    ("metric", "low"),
+    [
+        ("val/loss", True),
+        ("val/perplexity", True),
+        ("val/loss_by_client", True),
+        ("val/client_loss_p90", True),
+        ("val/client_loss_weighted_p50", True),
+        ("val/stratum_play_loss_mean", True),
+        ("val/client_accuracy_sd", True),
+        ("val/client_accuracy_weighted_sd", True),
+        ("val/accuracy", False),
+        ("val/accuracy_by_client", False),
+        ("val/client_accuracy_p10", False),
+        ("loss/accuracy", False),
+    ],
+)
+def test_the_better_of_two_values_is_known_by_the_name(metric: str, low: bool) -> None:
+    assert lower_is_better(metric) == low
+
+
+@pytest.mark.parametrize("metric", ["val/loss_by_client", "val/client_loss_p90"])
+def test_a_model_selected_by_clients_losses_has_the_lowest(metric: str, tmp_path: Path) -> None:
+    budget = {"metric": metric, "value": 1.0}
+    config = make_config(
+        "federated",
+        evaluation__select_best=metric,
+        evaluation__every=1,
+        evaluation__budgets=[budget],
+    )
+    summary = run(config, tmp_path)
+    values = [row[metric] for row in read_metrics(tmp_path / "metrics.jsonl")]
+    assert summary["selection"]["value"] == min(values) < values[0]
+    reached = [value for value in values if value <= 1.0]
+    assert summary["budgets"][0]["value"] == (reached[0] if reached else None)
 
 
 @pytest.mark.parametrize("row", ["federated", "private_federated"])

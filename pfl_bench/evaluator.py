@@ -1,0 +1,119 @@
+"""How a run evaluates its model: on which splits, with whose models, and what it will measure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pfl_bench.adaptation import FineTuning
+from pfl_bench.building import build_metrics
+from pfl_bench.config import RunConfig
+from pfl_bench.evaluation import Strata, evaluate, measured_names
+from pfl_bench.flat_model import FlatModel
+from pfl_bench.forward import Forward
+from pfl_bench.types import ConfigError, PersonalModels, Task
+
+
+class Evaluator:
+    """Evaluates the model that is in memory, or what clients make of it.
+
+    With ``evaluation.adaptation`` each client of a federated run fine-tunes the model first. A
+    private run may have that too: clients fine-tune what was released, on their own devices, and
+    send nothing. (What is measured of them is outside the statement, as all evaluation is.)
+
+    Args:
+        config: The configuration.
+        task: Data and families of metrics.
+        model: The model's memory.
+        forward: How a batch goes through it.
+        personal: Models of the clients' own that training gives; None for one model of all.
+
+    Raises:
+        ConfigError: What is to be measured does not fit the data or the training.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        model: FlatModel,
+        forward: Forward,
+        personal: PersonalModels | None,
+    ) -> None:
+        self._options = config.evaluation
+        self._task = task
+        self._forward = forward
+        self._adaptation: FineTuning | None = None
+        if self._options.adaptation is not None:
+            if config.federated is None:
+                raise ConfigError(
+                    "evaluation.adaptation: clients fine-tune the model of federated training; "
+                    f"this run is of the setting '{config.setting}': remove the key"
+                )
+            self._adaptation = FineTuning(forward, model, self._options.adaptation, config.seed)
+        self._personal = self._adaptation or personal
+        self._strata()
+        self._check_wanted(personal is not None)
+
+    def evaluate(
+        self, splits: Sequence[str]
+    ) -> tuple[dict[str, float], dict[str, dict[str, dict[str, Any]]]]:
+        """Evaluate on some splits; afterwards the model is in memory as it was.
+
+        Returns:
+            What was measured, by name; and by split and column, what the examples of each of the
+            column's values came to.
+        """
+        scalars: dict[str, float] = {}
+        tables = {}
+        if self._adaptation is not None:
+            self._adaptation.begin()
+        for name in splits:
+            strata = self._strata()
+            scalars |= evaluate(
+                self._forward,
+                self._task.split(name),
+                build_metrics(self._task),
+                self._options.batch_size,
+                self._options.data_workers,
+                strata,
+                self._personal,
+            )
+            tables[name] = strata.tables()
+        if self._adaptation is not None:
+            self._adaptation.end()
+        return scalars, tables
+
+    def _strata(self) -> Strata:
+        return Strata(self._task, self._options.strata)
+
+    def _check_wanted(self, is_trained_by_client: bool) -> None:
+        """Refuse, before anything is trained, what rests on values that will not be measured."""
+        options = self._options
+        if options.select_best is not None:
+            if is_trained_by_client:
+                raise ConfigError(
+                    "evaluation.select_best: each client has a model of its own, so there is none "
+                    "to select; remove the key"
+                )
+            self._check_measured("select_best", options.select_best)
+        for index, target in enumerate(options.budgets):
+            self._check_measured(f"budgets.{index}.metric", target.metric)
+
+    def _check_measured(self, key: str, wanted: str) -> None:
+        split = self._task.split(wanted.partition("/")[0])
+        names = measured_names(
+            self._forward,
+            split,
+            build_metrics(self._task),
+            self._strata(),
+            self._personal is not None,
+        )
+        if wanted not in names:
+            near = get_close_matches(wanted, names, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else "."
+            raise ConfigError(
+                f"evaluation.{key}: '{wanted}' is not measured{hint} There are: "
+                f"{', '.join(sorted(names))}"
+            )
