@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.building import build_forward
-from pfl_bench.config import CentralOptions
 from pfl_bench.config_file import ResolvedConfig
+from pfl_bench.config_training import CentralOptions
 from pfl_bench.dp_sgd import PrivateSteps
-from pfl_bench.flat_model import FlatModel, clip_each
+from pfl_bench.flat_model import FlatModel, clip_each, clip_global
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.reading import Piece, read_ahead
 from pfl_bench.rng import Purpose, seed_torch, stream, torch_seed
@@ -161,6 +161,8 @@ class CentralTrainer:
             "train/num_examples": float(seen),
             "train/num_steps": float(self._steps_per_epoch),
             "train/learning_rate": rate,
+            "systems/steps": float(self._steps_per_epoch),
+            "systems/examples": float(seen),
         }
         if seen:
             scalars["train/loss"] = float(loss_sum) / seen
@@ -256,14 +258,22 @@ class CentralTrainer:
         loss = self._forward.loss(*piece.to(self._model.device))
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        if self._options.gradient_clip_norm is not None:
-            trained = [p for p in self._model.parameters if p.grad is not None]
-            gradients = tuple(cast("Tensor", p.grad) for p in trained)
-            clipped = clip_each(gradients, self._options.gradient_clip_norm)
-            for parameter, gradient in zip(trained, clipped, strict=True):
-                parameter.grad = gradient
+        self._clip()
         self._optimizer.step()
         return loss.detach()
+
+    def _clip(self) -> None:
+        """Clip the gradients as configured, and make them dense: optimizers may want them so."""
+        trained = [p for p in self._model.parameters if p.grad is not None]
+        gradients = tuple(cast("Tensor", p.grad) for p in trained)
+        if not gradients:
+            return
+        if self._options.gradient_clip_norm is not None:
+            gradients = clip_each(gradients, self._options.gradient_clip_norm)
+        elif self._options.gradient_clip_global_norm is not None:
+            gradients = clip_global(gradients, self._options.gradient_clip_global_norm)
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            parameter.grad = gradient.to_dense() if gradient.is_sparse else gradient
 
     def close(self) -> None:
         """Close the ledger."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pfl_bench.config import CentralOptions
+from pfl_bench.config_training import CentralOptions
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
 from pfl_bench.reading import Piece

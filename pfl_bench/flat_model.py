@@ -7,11 +7,16 @@ code sees nothing but flat vectors.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+
+from pfl_bench.products import Product
+
+Gradient = TypeVar("Gradient", bound=Tensor | Product)
 
 
 class FlatModel:
@@ -86,11 +91,11 @@ class FlatModel:
         return self.vector.device
 
 
-def clip_each(gradients: tuple[Tensor, ...], bound: float) -> tuple[Tensor, ...]:
+def clip_each(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, ...]:
     """Scale each gradient whose L2 norm exceeds a bound down to it.
 
     Args:
-        gradients: One tensor a weight; left as they are.
+        gradients: One a weight, dense, sparse or a product; left as they are.
         bound: Largest norm of each, positive.
 
     Returns:
@@ -98,15 +103,84 @@ def clip_each(gradients: tuple[Tensor, ...], bound: float) -> tuple[Tensor, ...]
 
     Source: Keras' optimizers have it as ``clipnorm``.
     """
-    norms = torch.stack(torch._foreach_norm(gradients))
+    norms = _norms(gradients)
     factors = bound / norms.clamp_min(bound)
-    if norms.device.type != "cpu":
-        return tuple(torch._foreach_mul(gradients, factors.unbind()))
-    # On a CPU, asking costs nothing and scaling by 1 does. (A NaN is not 1.)
-    return tuple(
-        gradient if factor == 1.0 else gradient * factor
-        for gradient, factor in zip(gradients, factors.tolist(), strict=True)
+    return _scaled(gradients, factors)
+
+
+def clip_global(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, ...]:
+    """Scale all gradients by one factor that brings the L2 norm of the whole down to a bound.
+
+    Args:
+        gradients: One a weight, dense, sparse or a product; left as they are.
+        bound: Largest norm of all together, positive.
+
+    Returns:
+        The gradients; as they are if their norm is within the bound, all NaN if it is not finite.
+
+    Source: Pascanu et al. 2013, algorithm 1; TensorFlow has it as ``clip_by_global_norm``.
+    """
+    norm = torch.linalg.vector_norm(_norms(gradients))
+    factor = torch.where(norm.isfinite(), bound / norm.clamp_min(bound), norm * torch.nan)
+    return _scaled(gradients, factor.expand(len(gradients)))
+
+
+def descend(weights: Sequence[Tensor], gradients: Sequence[Gradient], rate: float) -> None:
+    """Take a step of SGD in place: of a sparse gradient, only the rows that it has are touched.
+
+    Args:
+        weights: Shapes of any kind, without gradients.
+        gradients: One a weight.
+        rate: Learning rate.
+    """
+    dense = [pair for pair in zip(weights, gradients, strict=True) if _is_dense(pair[1])]
+    if dense:
+        ours, theirs = zip(*dense, strict=True)
+        torch._foreach_add_(ours, theirs, alpha=-rate)
+    for weight, gradient in zip(weights, gradients, strict=True):
+        if isinstance(gradient, Product):
+            gradient.add_to(weight, -rate)
+        elif gradient.is_sparse:
+            weight.add_(gradient.coalesce(), alpha=-rate)
+
+
+def _is_dense(gradient: Tensor | Product) -> bool:
+    return isinstance(gradient, Tensor) and not gradient.is_sparse
+
+
+def _norms(gradients: Sequence[Tensor | Product]) -> Tensor:
+    """L2 norm of each, shape (k,); of a sparse one, rows that occur twice count with their sum."""
+    tensors = [
+        gradient.coalesce().values() if gradient.is_sparse else gradient
+        for gradient in gradients
+        if isinstance(gradient, Tensor)
+    ]
+    of_tensors = iter(torch._foreach_norm(tensors) if tensors else ())
+    return torch.stack(
+        [g.norm() if isinstance(g, Product) else next(of_tensors) for g in gradients]
     )
+
+
+def _scaled(gradients: Sequence[Gradient], factors: Tensor) -> tuple[Gradient, ...]:
+    # On a CPU, asking costs nothing and scaling by 1 does. (A NaN is not 1.)
+    if factors.device.type == "cpu":
+        by = factors.tolist()
+        return tuple(
+            gradient if factor == 1.0 else _times(gradient, factor)
+            for gradient, factor in zip(gradients, by, strict=True)
+        )
+    if all(_is_dense(gradient) for gradient in gradients):
+        dense = cast("Sequence[Tensor]", gradients)
+        return cast(
+            "tuple[Gradient, ...]", tuple(torch._foreach_mul(list(dense), factors.unbind()))
+        )
+    return tuple(_times(g, factor) for g, factor in zip(gradients, factors.unbind(), strict=True))
+
+
+def _times(gradient: Gradient, factor: float | Tensor) -> Gradient:
+    if isinstance(gradient, Product):
+        return cast("Gradient", gradient.scaled(factor))
+    return cast("Gradient", gradient * factor)
 
 
 def _axes(parameter: Tensor, channels_last: bool) -> tuple[int, ...]:

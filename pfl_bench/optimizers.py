@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from pfl_bench.config import OptimizerOptions, ScheduleOptions
+from pfl_bench.config_training import OptimizerOptions, ScheduleOptions
 
 
 class Yogi(torch.optim.Optimizer):

@@ -8,6 +8,9 @@ compute the same thing are compared.
     python scripts/bench.py femnist --only softmax --repeats 9
     python scripts/bench.py flair                    # a round of ResNet-18, JPEGs decoded
     python scripts/bench.py flair --device cuda --precision bfloat16
+    python scripts/bench.py reddit                   # a round of LEAF's LSTM for words
+    python scripts/bench.py shakespeare              # a round of LEAF's LSTM for characters
+    python scripts/bench.py reddit-scale             # a store of 1.66 million clients
     python scripts/bench.py metrics                  # average precision on FLAIR's fine labels
     python scripts/bench.py memory                   # peak memory against the cohort
 
@@ -19,12 +22,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-# What is timed; each has a module of that name in the folder benchmarks.
+# What is timed; each has a module of that name (- is _) in the folder benchmarks.
 SUBJECTS = {
     "femnist": "a federated round of FEMNIST's models",
     "flair": "a federated round of FLAIR's ResNet-18",
     "memory": "peak memory of a round against the cohort",
     "metrics": "multi-label metrics on FLAIR's test set's size",
+    "reddit": "a federated round of Reddit's LSTM",
+    "reddit-scale": "opening and sampling a store of Reddit's size",
+    "shakespeare": "a federated round of Shakespeare's LSTM",
 }
 
 
@@ -45,6 +51,12 @@ def main() -> None:
         from benchmarks import flair as subject
     elif arguments.what == "memory":
         from benchmarks import memory as subject
+    elif arguments.what == "reddit":
+        from benchmarks import reddit as subject
+    elif arguments.what == "reddit-scale":
+        from benchmarks import reddit_scale as subject
+    elif arguments.what == "shakespeare":
+        from benchmarks import shakespeare as subject
     else:
         from benchmarks import metrics as subject
     subject.main()

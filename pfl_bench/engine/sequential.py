@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from pfl_bench.flat_model import FlatModel, clip_each
+from pfl_bench.flat_model import FlatModel, clip_each, clip_global, descend
 from pfl_bench.forward import Forward
+from pfl_bench.products import Product, ProductGradients
 from pfl_bench.reading import read_ahead
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.types import Examples, FederatedSplit, LocalResult, LocalTraining
@@ -61,6 +62,7 @@ class SequentialEngine:
         self._local = local
         self._seed = seed
         self._update = torch.empty_like(model.vector)
+        self._products = ProductGradients(model.module, model.parameters)
 
     def train(
         self, users: NDArray[np.int64], round_index: int, central: Tensor
@@ -79,7 +81,9 @@ class SequentialEngine:
         self._model.module.train()
         jobs = (partial(self._read, user, round_index) for user in users.tolist())
         for user, examples in read_ahead(jobs, self._options.data_workers):
-            yield self._train_client(user, examples, round_index, central)
+            with self._products:
+                result = self._train_client(user, examples, round_index, central)
+            yield result
 
     def _read(self, user: int, round_index: int) -> tuple[int, Examples]:
         rng = stream(self._seed, Purpose.AUGMENTATION, round_index, user)
@@ -108,37 +112,55 @@ class SequentialEngine:
         self, user: int, examples: Examples, round_index: int, central: Tensor
     ) -> LocalResult:
         model, local, forward = self._model, self._local, self._forward
-        work, slices, parameters = model.vector, model.slices, model.parameters
+        work = model.vector
         rng = stream(self._seed, Purpose.LOCAL_TRAINING, round_index, user)
         seed_torch(self._seed, Purpose.LOCAL_TRAINING, work.device, round_index, user)
         inputs = examples.inputs.to(work.device, non_blocking=True)
         targets = examples.targets.to(work.device, non_blocking=True)
         work.copy_(central)
         total_loss = torch.zeros((), device=work.device)
-        steps = 0
+        steps = processed = 0
+        num_used, batch_size = len(examples), local.batch_size
         step_limit = local.max_steps if local.max_steps is not None else -1
+        if local.batch_fraction is not None:
+            num_used = batch_size = max(1, int(local.batch_fraction * len(examples)))
+            step_limit = 1
         for order, draws in self._passes(len(examples), rng):
-            batch_inputs = torch.split(inputs[order], local.batch_size)
-            batch_targets = torch.split(targets[order], local.batch_size)
+            if steps == step_limit:
+                break
+            batch_inputs = torch.split(inputs[order], batch_size)
+            batch_targets = torch.split(targets[order], batch_size)
             batch_draws: Sequence[Tensor | None] = [None] * len(batch_inputs)
             if draws is not None:
-                batch_draws = torch.split(draws, local.batch_size)
+                batch_draws = torch.split(draws, batch_size)
             for batch in zip(batch_inputs, batch_targets, batch_draws, strict=True):
                 if steps == step_limit:
                     break
                 loss = forward.loss(*batch)
-                gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
-                if local.gradient_clip_norm is not None:
-                    gradients = clip_each(gradients, local.gradient_clip_norm)
-                if local.proximal_weight:
-                    work.lerp_(central, local.learning_rate * local.proximal_weight)
-                torch._foreach_add_(slices, gradients, alpha=-local.learning_rate)
+                self._step(loss, central)
                 total_loss += loss.detach()
-                # Freed now, their memory serves the next step; kept, it would be paged in anew.
-                del gradients, loss
+                # Freed now, its memory serves the next step; kept, it would be paged in anew.
+                del loss
                 steps += 1
+                processed += len(batch[0])
         torch.sub(work, central, out=self._update)
-        return LocalResult(user, self._update, len(examples), steps, total_loss / max(steps, 1))
+        loss = total_loss / max(steps, 1)
+        return LocalResult(user, self._update, num_used, steps, loss, processed)
+
+    def _step(self, loss: Tensor, central: Tensor) -> None:
+        """Take a local step along the gradient of a loss."""
+        model, local = self._model, self._local
+        found = torch.autograd.grad(loss, model.parameters, allow_unused=True)
+        pairs = zip(model.slices, self._products.take(found), strict=True)
+        used = [(weight, gradient) for weight, gradient in pairs if gradient is not None]
+        gradients: Sequence[Tensor | Product] = [gradient for _, gradient in used]
+        if local.gradient_clip_norm is not None:
+            gradients = clip_each(gradients, local.gradient_clip_norm)
+        elif local.gradient_clip_global_norm is not None:
+            gradients = clip_global(gradients, local.gradient_clip_global_norm)
+        if local.proximal_weight:
+            model.vector.lerp_(central, local.learning_rate * local.proximal_weight)
+        descend([weight for weight, _ in used], gradients, local.learning_rate)
 
 
 def build(

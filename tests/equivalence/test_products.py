@@ -1,0 +1,121 @@
+"""Gradients that are kept as products against autograd's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pfl_bench import products
+from pfl_bench.flat_model import FlatModel, clip_each, clip_global, descend
+from pfl_bench.products import Product, ProductGradients
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "SMALLEST", 1)
+
+
+class Tied(nn.Module):
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, 8, sparse=sparse)
+        self.layer = nn.Linear(8, 9, bias=False)
+        self.layer.weight = self.embedding.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(self.embedding(inputs).tanh())
+        return outputs
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(self.layer(inputs).tanh())
+        return outputs @ self.layer.weight if inputs.ndim == 3 else outputs
+
+
+class OfParameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt = nn.Parameter(torch.randn(6, 8))
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(self.prompt) * inputs
+        return outputs
+
+
+def in_place() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 7), nn.ReLU(inplace=True), nn.Linear(7, 5, bias=False))
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "relu_in_place": (in_place, lambda: torch.randn(6, 8)),
+    "three_axes": (in_place, lambda: torch.randn(3, 4, 8)),
+    "not_contiguous": (in_place, lambda: torch.randn(4, 3, 8).transpose(0, 1)),
+    "one_row": (lambda: nn.Linear(8, 7), lambda: torch.randn(8)),
+    "twice": (Twice, lambda: torch.randn(6, 8)),
+    "outside_too": (Twice, lambda: torch.randn(2, 3, 8)),
+    "tied": (lambda: Tied(False), lambda: torch.randint(0, 9, (6,))),
+    "tied_sparse": (lambda: Tied(True), lambda: torch.randint(0, 9, (6,))),
+    "of_a_parameter": (OfParameter, lambda: torch.randn(6, 8)),
+}
+
+
+@pytest.mark.parametrize("bound", [None, 0.05])
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_is_that_of_autograd(case: str, bound: float | None) -> None:
+    torch.manual_seed(0)
+    build, draw = CASES[case]
+    model, inputs = FlatModel(build(), torch.device("cpu")), draw()
+    dense = [
+        gradient.to_dense()
+        for gradient in torch.autograd.grad(model.module(inputs).square().mean(), model.parameters)
+    ]
+    if bound is not None:
+        dense = list(clip_each(dense, bound))
+    wanted = [w - 0.5 * gradient for w, gradient in zip(model.slices, dense, strict=True)]
+    kept = ProductGradients(model.module, model.parameters)
+    with kept:
+        loss = model.module(inputs).square().mean()
+        gradients = kept.take(torch.autograd.grad(loss, model.parameters, allow_unused=True))
+    found = [gradient for gradient in gradients if gradient is not None]
+    clipped = found if bound is None else list(clip_each(found, bound))
+    descend(model.slices, clipped, 0.5)
+    torch.testing.assert_close(model.slices, wanted, rtol=1e-5, atol=1e-7)
+    assert all("forward" not in vars(layer) for layer in model.module.modules())
+
+
+def test_an_error_in_a_step_puts_the_layers_back() -> None:
+    model = FlatModel(nn.Linear(8, 7), torch.device("cpu"))
+    with (
+        pytest.raises(RuntimeError),
+        ProductGradients(model.module, model.parameters),
+    ):
+        model.module(torch.randn(3, 5))
+    assert "forward" not in vars(model.module)
+
+
+@pytest.mark.parametrize("left_over", [1.0, 1e-1, 1e-2, 1e-3, 1e-4])
+def test_the_norm_holds_where_rows_nearly_cancel(left_over: float) -> None:
+    torch.manual_seed(1)
+    left, right = torch.randn(1, 256), torch.randn(1, 1024)
+    other = left_over * torch.randn(1, 256) - left
+    product = Product(torch.cat([left, other]), torch.cat([right, right]))
+    exact = (product.left.double().t() @ product.right.double()).norm()
+    assert float(product.norm()) == pytest.approx(float(exact), rel=1e-3)
+
+
+def test_rows_whose_squares_overflow_are_clipped_by_their_product() -> None:
+    product = Product(torch.full((1, 20), 1e25), torch.full((1, 20), 1e-20))
+    for clip in (clip_each, clip_global):
+        (clipped,) = clip([product], 1.0)
+        assert float(functional.normalize(clipped.dense().flatten(), dim=0)[0]) > 0
+        assert float(clipped.dense().norm()) == pytest.approx(1.0, rel=1e-4)
