@@ -1,0 +1,1 @@
+"""CelebA: is a celebrity smiling, one client a celebrity."""

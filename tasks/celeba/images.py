@@ -1,0 +1,106 @@
+"""Where CelebA's images are: a folder, or the published zip, which is not unpacked."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from PIL import Image
+
+from pfl_bench.types import DataError
+
+FOLDER, ARCHIVE = "img_align_celeba", "img_align_celeba.zip"
+# Where the files lie in the publisher's folders and in LEAF's.
+PLACES = ("", "Img", "Anno", "Eval", "celeba", "raw", "data/raw")
+
+
+def find(source: Path, name: str) -> Path | None:
+    """Find a file or folder of CelebA in the places where it may lie."""
+    for place in PLACES:
+        path = source / place / name
+        if path.exists():
+            return path
+    return None
+
+
+class ImageSource:
+    """Reads images by name, from a folder or a zip; a context manager.
+
+    Args:
+        source: The folder that holds either.
+
+    Attributes:
+        path: The folder or the zip.
+
+    Raises:
+        DataError: There is neither, or the zip is damaged.
+    """
+
+    def __init__(self, source: Path) -> None:
+        folder, archive = find(source, FOLDER), find(source, ARCHIVE)
+        self._zip: zipfile.ZipFile | None = None
+        self._members: dict[str, str] = {}
+        if folder is not None and folder.is_dir():
+            # Some mirrors have a folder of the same name inside.
+            inner = folder / FOLDER
+            self.path = inner if inner.is_dir() else folder
+        elif archive is not None:
+            self.path = archive
+            try:
+                self._zip = zipfile.ZipFile(archive)
+            except (zipfile.BadZipFile, OSError) as error:
+                raise DataError(
+                    f"{archive} cannot be read as a zip ({error}); it is cut short or damaged: "
+                    "copy it again"
+                ) from error
+            self._members = {
+                name.rpartition("/")[2]: name
+                for name in self._zip.namelist()
+                if not name.startswith("__MACOSX")
+            }
+        else:
+            raise DataError(f"{source} has neither a folder {FOLDER}/ nor {ARCHIVE}; put one there")
+
+    def read(self, name: str) -> bytes | None:
+        """Read an image's bytes; None if there is no such image.
+
+        Raises:
+            OSError: It is there but cannot be read.
+        """
+        if self._zip is None:
+            path = self.path / name
+            return path.read_bytes() if path.is_file() else None
+        if name not in self._members:
+            return None
+        try:
+            return self._zip.read(self._members[name])
+        except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
+            raise OSError(str(error)) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._zip is not None:
+            self._zip.close()
+
+
+def why_unreadable(data: bytes) -> str | None:
+    """Say what is wrong with an image; None if it can be decoded to its end."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            # An eighth of the size in grey: all the bytes are read, little is computed.
+            image.draft("L", (image.width // 8, image.height // 8))
+            image.load()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        return " ".join(str(error).split())[:100]
+    return None

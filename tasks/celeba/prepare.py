@@ -1,0 +1,224 @@
+"""Turn CelebA's published files into a store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from pfl_bench.store import FieldSpec
+from pfl_bench.types import ConfigError, DataError
+from tasks.celeba.images import ARCHIVE, FOLDER, PLACES, ImageSource, find, why_unreadable
+from tasks.celeba.published import (
+    FULL,
+    GENERATED,
+    GENERATED_MARK,
+    LEAST_IMAGES,
+    PARTIAL,
+    looks_full,
+    table1,
+)
+from tasks.celeba.tables import (
+    ATTRIBUTES,
+    IDENTITIES,
+    Attributes,
+    read_attributes,
+    read_identities,
+)
+from tasks.leaf.dealing import DealOptions, Gathering, Progress, write_dealt
+
+SIDE = 84
+NAMES_SHOWN = 10
+
+
+class Options(DealOptions):
+    """Options of preparing CelebA, beside those of dealing.
+
+    Attributes:
+        min_examples: Celebrities with fewer images are dropped and counted; LEAF's five.
+        label: The attribute to tell, such as "Smiling"; the others become columns.
+    """
+
+    min_examples: int = Field(default=LEAST_IMAGES, ge=0)
+    label: str = Field(default="Smiling", min_length=1)
+
+
+@dataclass(slots=True)
+class Problems:
+    """What is wrong with single images, by kind: how many, and the first of them.
+
+    Attributes:
+        counts: How many images have each problem.
+        shown: The first of each, with the reason where there is one.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    shown: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, kind: str, image: str) -> None:
+        """Note one image."""
+        self.counts[kind] += 1
+        shown = self.shown.setdefault(kind, [])
+        if len(shown) < NAMES_SHOWN:
+            shown.append(image)
+
+    def facts(self) -> dict[str, Any]:
+        """The problems, JSON-serialisable."""
+        return {
+            kind: {"images": count, "first": self.shown[kind]}
+            for kind, count in sorted(self.counts.items())
+        }
+
+
+def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
+    """Read a folder of CelebA's files and write a store, whole or not at all.
+
+    Images keep their bytes. Those that are missing, cannot be decoded, or have no celebrity or no
+    attributes are left out, counted and named. Memory does not grow with the images' bytes.
+
+    Args:
+        source: Folder with ``list_attr_celeba.txt``, ``identity_CelebA.txt`` and the images in
+            ``img_align_celeba/`` or ``img_align_celeba.zip``.
+        out: The store to write; an existing one is replaced when all has gone well.
+        options: What to tell, how to split, what to drop.
+        progress: Called with what is being done, how much is done, and of how much.
+
+    Returns:
+        Facts for printing: variant, splits with their counts, what was left out and dropped, and
+        how the counts compare with the published ones.
+
+    Raises:
+        DataError: A file is missing or damaged; the message names it and the line.
+        ConfigError: There is no such attribute.
+    """
+    source, out = Path(source), Path(out)
+    attributes = read_attributes(_text_file(source, ATTRIBUTES))
+    columns = column_names(attributes.names)
+    label = _find_label(attributes.names, options.label)
+    identities = read_identities(_text_file(source, IDENTITIES))
+    problems = Problems()
+    by_celebrity = _match(attributes, identities, problems)
+    others = [index for index in range(len(columns)) if index != label]
+    fields = {"image": FieldSpec("uint8", ragged=True), "targets": FieldSpec("uint8")}
+    fields |= {columns[index]: FieldSpec("uint8") for index in others}
+    sizes: list[int] = []
+    with ImageSource(source) as images, Gathering(out, fields) as gathering:
+        done, total = 0, sum(len(names) for names in by_celebrity.values())
+        for celebrity, names in by_celebrity.items():
+            found = {name: _read(images, name, problems) for name in names}
+            pictures = {name: data for name, data in found.items() if data is not None}
+            done += len(names)
+            progress("reading images", done, total)
+            if not pictures:
+                continue
+            sizes.append(len(pictures))
+            values = attributes.values[[attributes.rows[name] for name in pictures]]
+            gathering.append(
+                "all",
+                celebrity,
+                image=[np.frombuffer(data, dtype=np.uint8) for data in pictures.values()],
+                targets=values[:, label],
+                **{columns[index]: values[:, index] for index in others},
+            )
+        if not sizes:
+            raise DataError(
+                f"{source}: no image of {total} can be used: {problems.facts()}; the images "
+                f"belong in {FOLDER}/ or {ARCHIVE}, under their published names"
+            )
+        dealing = gathering.deal(options)
+        generated = find(source, GENERATED_MARK) is not None
+        variant = GENERATED if generated else FULL if looks_full(sum(sizes)) else PARTIAL
+        told = attributes.names[label].replace("_", " ").lower()
+        extra: dict[str, Any] = {
+            **dealing.facts,
+            **table1(sizes),
+            "label": attributes.names[label],
+            "generated": generated,
+            "problems": problems.facts(),
+        }
+        if generated:
+            # A drawn celebrity is nobody: a guarantee for one protects no person.
+            extra["artificial_users"] = True
+        splits = write_dealt(
+            out,
+            dealing,
+            task="celeba",
+            variant=variant,
+            source="drawn faces in CelebA's format" if generated else "CelebA, aligned images",
+            num_classes=2,
+            input_shape=(3, SIDE, SIDE),
+            fields=fields,
+            extra=extra,
+            names={"targets": [f"not {told}", told]},
+            progress=progress,
+        )
+    return {"variant": variant, "splits": splits, **extra}
+
+
+def column_names(attributes: tuple[str, ...]) -> list[str]:
+    """Names of the store's columns: lower case; a leading digit gets "attribute_" before it."""
+    lower = [name.lower() for name in attributes]
+    columns = [f"attribute_{name}" if name[0].isdigit() else name for name in lower]
+    twice = [name for name, count in Counter(["image", "targets", *columns]).items() if count > 1]
+    if twice:
+        raise DataError(f"{ATTRIBUTES}, line 2: the column {twice[0]!r} would be there twice")
+    return columns
+
+
+def _find_label(names: tuple[str, ...], wanted: str) -> int:
+    lower = [name.lower() for name in names]
+    if wanted.lower() in lower:
+        return lower.index(wanted.lower())
+    near = get_close_matches(wanted.lower(), lower, n=1)
+    hint = f"; did you mean '{names[lower.index(near[0])]}'?" if near else "."
+    raise ConfigError(
+        f"label: there is no attribute '{wanted}'{hint} There are: {', '.join(names)}"
+    )
+
+
+def _text_file(source: Path, name: str) -> Path:
+    path = find(source, name)
+    if path is None or not path.is_file():
+        raise DataError(
+            f"{source} has no file {name}, which CelebA's page publishes; put it there (or into "
+            f"{', '.join(f'{place}/' for place in PLACES if place)} below it)"
+        )
+    return path
+
+
+def _match(
+    attributes: Attributes, identities: dict[str, str], problems: Problems
+) -> dict[str, list[str]]:
+    """Images of each celebrity, of those that have both attributes and a celebrity."""
+    by_celebrity: dict[str, list[str]] = {}
+    for image in attributes.rows:
+        celebrity = identities.get(image)
+        if celebrity is None:
+            problems.add("without_identity", image)
+        else:
+            by_celebrity.setdefault(celebrity, []).append(image)
+    for image in identities:
+        if image not in attributes.rows:
+            problems.add("without_attributes", image)
+    return by_celebrity
+
+
+def _read(images: ImageSource, name: str, problems: Problems) -> bytes | None:
+    try:
+        data = images.read(name)
+    except OSError as error:
+        problems.add("unreadable", f"{name} ({error})")
+        return None
+    if data is None:
+        problems.add("missing", name)
+        return None
+    reason = why_unreadable(data)
+    if reason is not None:
+        problems.add("unreadable", f"{name} ({reason})")
+        return None
+    return data

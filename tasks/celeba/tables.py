@@ -1,0 +1,123 @@
+"""Readers of CelebA's two text files: attributes and identities of the images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfl_bench.types import DataError
+
+ATTRIBUTES, IDENTITIES = "list_attr_celeba.txt", "identity_CelebA.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What ``list_attr_celeba.txt`` says.
+
+    Attributes:
+        names: The attributes, as published, such as "Smiling".
+        rows: Row of each image in ``values``, by the image's file name, in the file's order.
+        values: Shape (n, len(names)), uint8: 1 where the file has 1, 0 where it has -1.
+    """
+
+    names: tuple[str, ...]
+    rows: dict[str, int]
+    values: NDArray[np.uint8]
+
+
+def read_attributes(path: Path) -> Attributes:
+    """Read the attributes: a line with the number of images, one with names, one an image.
+
+    Raises:
+        DataError: The file is damaged or holds another number of images than it announces; the
+            message names the line.
+    """
+    lines = _lines(path)
+    announced, names = next(lines, (0, [])), next(lines, (0, []))
+    if len(announced[1]) != 1 or not _is_number(announced[1][0]):
+        raise DataError(
+            f"{path}, line 1: {' '.join(announced[1])[:60]!r} is not a number of images; the "
+            "published file begins with it, then names the attributes, then has a line an image"
+        )
+    if not names[1] or len(set(names[1])) != len(names[1]):
+        raise DataError(f"{path}, line 2: needs the attributes' names, none of them twice")
+    rows: dict[str, int] = {}
+    values = bytearray()
+    for number, words in lines:
+        where = f"{path}, line {number}"
+        image = _image_name(words[0], where)
+        if len(words) - 1 != len(names[1]):
+            raise DataError(
+                f"{where}: {image} has {len(words) - 1} values, but line 2 names {len(names[1])} "
+                "attributes; the file is damaged: copy it again"
+            )
+        wrong = next((word for word in words[1:] if word not in ("1", "-1")), None)
+        if wrong is not None:
+            raise DataError(f"{where}: {image} has the value {wrong!r}; values are 1 and -1")
+        if image in rows:
+            raise DataError(f"{where}: {image} comes a second time; an image has one line")
+        rows[image] = len(rows)
+        values += bytes(word == "1" for word in words[1:])
+    if len(rows) != int(announced[1][0]):
+        raise DataError(
+            f"{path}: line 1 announces {announced[1][0]} images, but {len(rows)} follow; the file "
+            "is cut short or damaged: copy it again"
+        )
+    table = np.frombuffer(bytes(values), dtype=np.uint8).reshape(len(rows), len(names[1]))
+    return Attributes(tuple(names[1]), rows, table)
+
+
+def read_identities(path: Path) -> dict[str, str]:
+    """Read the celebrity of each image: lines such as "000001.jpg 2880".
+
+    Returns:
+        The celebrity's number, as text, by the image's file name.
+
+    Raises:
+        DataError: The file is damaged; the message names the line.
+    """
+    identities: dict[str, str] = {}
+    for number, words in _lines(path):
+        where = f"{path}, line {number}"
+        if len(words) != 2 or not _is_number(words[1]):
+            raise DataError(
+                f"{where}: {' '.join(words)[:60]!r} is not an image's file name and the number of "
+                "a celebrity; the file is damaged: copy it again"
+            )
+        image = _image_name(words[0], where)
+        if image in identities:
+            raise DataError(f"{where}: {image} comes a second time; an image shows one celebrity")
+        identities[image] = str(int(words[1]))  # "07" and "7" are one person
+    if not identities:
+        raise DataError(f"{path}: holds no line; give the file as published")
+    return identities
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Numbers and words of the lines that are not empty."""
+    number = 0
+    try:
+        with path.open(encoding="ascii") as file:
+            for number, line in enumerate(file, 1):
+                words = line.split()
+                if words:
+                    yield number, words
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}, after line {number}: not plain text ({error.reason}); give the file as "
+            "published"
+        ) from error
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit()
+
+
+def _image_name(word: str, where: str) -> str:
+    if "/" in word or "\\" in word or word in (".", ".."):
+        raise DataError(f"{where}: {word!r} is not the plain name of an image file")
+    return word

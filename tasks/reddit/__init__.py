@@ -1,0 +1,1 @@
+"""Reddit: predict the next token of comments, one client an author."""

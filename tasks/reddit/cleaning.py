@@ -1,0 +1,182 @@
+"""LEAF's cleaning of comments: which are a bot's, and what becomes of the text of the others.
+
+Source:
+    LEAF (Caldas et al. 2018), data/reddit/source: ``get_raw_users.py`` (authors, subreddits),
+    ``reddit_utils.py`` (text) and ``clean_raw.py`` (phrases); nothing is corrected here, also
+    where LEAF's rules catch more than they mean: "bot" in "both", "mod" in "modernart".
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from pfl_bench.types import DataError
+
+URL, USER, SUBREDDIT = "<URL>", "<USER>", "<SUBREDDIT>"
+_SPACE = re.compile(r"\s+")
+_URL = re.compile(r"http\S+")
+_USER = re.compile(r"(?:\/?u\/\w+)")
+_SUBREDDIT = re.compile(r"(?:\/?r\/\w+)")
+
+# Compared without regard to case.
+SUBREDDITS_LEFT_OUT = frozenset(("askreddit", "imagesofnetwork"))
+AUTHORS_LEFT_OUT = frozenset(
+    """
+    AskReddit ImagesOfNetwork notifier transcribersofreddit ilariab95 DJ_Spam SteamKiwi AwkwardMod
+    Mentioned_Videos MovieGuide censorship_notifier MTGCardFetcher StudabakerHoch Roboragi
+    PictureGame 38749grwodsl one_year_on koja1234 tippr User_Simulator mnemosyne-0002 Decronym
+    sterlingphoenix monkey_sage pussgurka CosmicKeys Mafiya_chlenom_K TheTopazian nikforce1605
+    iAdam1n TitaniumDragon zeug666 4e4eneK DoMoreWithLess Purpleflower88 NeedHelpWithExcel
+    nicsgalleries Vkrrs musono ZX-Ace APeskyPanda TransparentJailbrea mockingbird abismado
+    spotify_transcriber
+    """.casefold().split()
+)
+# An author or a subreddit with one of these anywhere in its name is left out.
+WORDS_LEFT_OUT = (
+    "[deleted]",
+    "[removed]",
+    "auto",
+    "bot",
+    "moderator",
+    "mod",
+    "mentioned",
+    "transcriber",
+)
+# A comment with one of these anywhere in its cleaned text is left out.
+PHRASES_LEFT_OUT = (
+    "[ deleted ]",
+    "[ removed ]",
+    "[deleted]",
+    "[removed]",
+    "bot",
+    "thank you for participating",
+    "thank you for your submission",
+    "thanks for your submission",
+    "your submission has been removed",
+    "your comment has been removed",
+    "downvote this comment if this is",
+    "your post has been removed",
+)
+# What stands for an author or a text that is gone, whatever else is kept.
+GONE = frozenset(("[deleted]", "[removed]", ""))
+
+
+class Cleaning(BaseModel):
+    """Which of the steps are taken, in the order in which they are.
+
+    Attributes:
+        remove_bots: Leave out authors and subreddits on LEAF's lists or with its words in their
+            names; deleted authors are left out in any case.
+        unescape_html: ``&amp;`` and the like become characters.
+        collapse_whitespace: Every run of whitespace becomes one blank.
+        ascii_only: Other characters are removed.
+        mark_links: What begins with ``http`` becomes ``<URL>``.
+        mark_names: ``/u/name`` becomes ``<USER>`` and ``/r/name`` ``<SUBREDDIT>``, with or without
+            the first stroke, and also within words, as LEAF does.
+        lower_case: Upper case becomes lower case, that of the special tokens too.
+        tokenizer: "tweet" is NLTK's TweetTokenizer; "whitespace" only divides at blanks.
+        remove_phrases: Leave out comments that have one of LEAF's phrases in them.
+        min_tokens: Leave out comments with fewer tokens.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    remove_bots: bool = True
+    unescape_html: bool = True
+    collapse_whitespace: bool = True
+    ascii_only: bool = True
+    mark_links: bool = True
+    mark_names: bool = True
+    lower_case: bool = True
+    tokenizer: Literal["tweet", "whitespace"] = "tweet"
+    remove_phrases: bool = True
+    min_tokens: int = 5
+
+
+class Cleaner:
+    """Applies the steps.
+
+    Args:
+        steps: Which of them.
+
+    Raises:
+        DataError: NLTK is needed and is not installed.
+    """
+
+    def __init__(self, steps: Cleaning) -> None:
+        self.steps = steps
+        self._tokenize: Callable[[str], list[str]] = str.split
+        if steps.tokenizer == "tweet":
+            self._tokenize = _tweet_tokenizer()
+
+    def is_left_out(self, author: str, subreddit: str) -> bool:
+        """Whether all comments of an author, or all in a subreddit, are left out."""
+        if author in GONE:
+            return True
+        if not self.steps.remove_bots:
+            return False
+        author, subreddit = author.casefold(), subreddit.casefold()
+        return (
+            author in AUTHORS_LEFT_OUT
+            or subreddit in SUBREDDITS_LEFT_OUT
+            or any(word in author or word in subreddit for word in WORDS_LEFT_OUT)
+        )
+
+    def clean(self, body: str) -> list[str]:
+        """Clean and tokenize a comment.
+
+        Returns:
+            Its tokens, none with whitespace in it; [] if it is to be left out.
+        """
+        if body.strip() in GONE:
+            return []
+        steps = self.steps
+        text = html.unescape(body) if steps.unescape_html else body
+        if steps.collapse_whitespace:
+            text = _SPACE.sub(" ", text).strip()
+        if steps.ascii_only:
+            text = text.encode("ascii", errors="ignore").decode()
+        else:
+            # Half a pair of surrogates, which JSON can hold, is no character.
+            text = text.encode(errors="ignore").decode()
+        if steps.mark_links:
+            text = _URL.sub(URL, text)
+        if steps.mark_names:
+            text = _SUBREDDIT.sub(SUBREDDIT, _USER.sub(USER, text))
+        if steps.lower_case:
+            text = text.casefold()
+        # Some tokens of the tokenizer have blanks in them (phone numbers): LEAF joins all and
+        # divides at blanks again.
+        text = " ".join(self._tokenize(text))
+        if steps.remove_phrases and any(phrase in text for phrase in PHRASES_LEFT_OUT):
+            return []
+        tokens = text.split()
+        return tokens if len(tokens) >= max(1, steps.min_tokens) else []
+
+
+def _tweet_tokenizer() -> Callable[[str], list[str]]:
+    try:
+        from nltk.tokenize.casual import (
+            TweetTokenizer,
+        )
+    except ImportError as error:
+        raise DataError(
+            f"tokenizer=tweet needs the package nltk, which is not there ({error}); "
+            "`pip install nltk`, or choose tokenizer=whitespace, which is not LEAF's"
+        ) from error
+    tokenize: Callable[[str], list[str]] = TweetTokenizer().tokenize
+    return tokenize
+
+
+def tokenizer_name(steps: Cleaning) -> str:
+    """Name and version of the tokenizer, for the store's facts."""
+    if steps.tokenizer == "whitespace":
+        return "whitespace"
+    import nltk
+
+    return f"nltk {nltk.__version__} TweetTokenizer"

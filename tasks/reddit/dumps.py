@@ -1,0 +1,212 @@
+"""Reading raw comment dumps: a JSON object a line, as it is or compressed."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pfl_bench.types import DataError
+
+SUFFIXES = (".json", ".jsonl", ".ndjson")
+PACKED = (".gz", ".bz2", ".xz", ".zst")
+LOOKED_FOR = (
+    "raw comment dumps, a JSON object a line: RC_* (such as RC_2017-12.xz), *.json, *.jsonl or "
+    "*.ndjson, as they are or with .gz, .bz2, .xz or .zst; or *.zst, *.bz2, *.xz"
+)
+# Of published dumps the newer ones need this much to be unpacked.
+_WINDOW = 1 << 31
+_CHUNK = 1 << 20
+# A comment has at most 10,000 characters; a line this long is no comment.
+_LONGEST_LINE = 16 << 20
+_KEYS = ("author", "body", "subreddit", "created_utc")
+
+
+@dataclass(frozen=True, slots=True)
+class Comment:
+    """What is needed of one comment.
+
+    Attributes:
+        author: Name of the author.
+        body: The text.
+        subreddit: Name of the subreddit.
+        created: Seconds since 1970, UTC.
+        identifier: The comment's own; None if it is not told.
+    """
+
+    author: str
+    body: str
+    subreddit: str
+    created: int
+    identifier: str | None
+
+
+def find_dumps(source: Path, pattern: str | None) -> list[Path]:
+    """Find the dumps of a folder, sorted by name; [] if there are none.
+
+    Args:
+        source: The folder.
+        pattern: Which files (``RC_2017-*.zst``); None takes those with a dump's name (``RC_*``),
+            or without any such all with a fitting suffix.
+    """
+    files = sorted(path for path in source.glob(pattern or "*") if path.is_file())
+    if pattern is not None:
+        return files
+    named = [path for path in files if path.name.startswith("RC_")]
+    return named or [path for path in files if _has_suffix(path)]
+
+
+def _has_suffix(path: Path) -> bool:
+    name = path.name
+    for packed in PACKED:
+        if name.endswith(packed):
+            return packed != ".gz" or name.removesuffix(packed).endswith(SUFFIXES)
+    return name.endswith(SUFFIXES)
+
+
+def read_comments(
+    path: Path, tell_position: Callable[[int], None] = lambda position: None
+) -> Iterator[Comment | str]:
+    """Read a dump, a line in memory at a time.
+
+    Args:
+        path: The file.
+        tell_position: Told now and then how many bytes of the file have been read.
+
+    Yields:
+        Each comment; for an object that is no whole comment, what it lacks and in which line.
+
+    Raises:
+        DataError: The file is cut or damaged, or a line is not JSON; the message names the file
+            and the line.
+    """
+    with path.open("rb") as file:
+        for number, line in _lines(path, file):
+            if number % 1000 == 0:
+                tell_position(file.tell())
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(
+                    f"{path}, line {number}: not JSON ({str(error)[:100]}); a dump has a comment a "
+                    "line, a JSON object each. If this is the last line, the file is cut: get it "
+                    "anew"
+                ) from error
+            yield _comment(found, number)
+        tell_position(file.tell())
+
+
+def _comment(found: Any, number: int) -> Comment | str:
+    if not isinstance(found, dict):
+        return f"line {number}: no JSON object"
+    lacking = [key for key in _KEYS if found.get(key) is None]
+    if lacking:
+        return f"line {number}: lacks {', '.join(lacking)}"
+    author, body, subreddit, created = (found[key] for key in _KEYS)
+    for key, value in (("author", author), ("body", body), ("subreddit", subreddit)):
+        if not isinstance(value, str):
+            return f"line {number}: {key} is no text"
+    if not (_is_name(author) and _is_name(subreddit)):
+        return f"line {number}: author or subreddit is empty or not valid Unicode"
+    try:
+        seconds = to_seconds(created)
+    except ValueError:
+        return f"line {number}: created_utc is {str(created)[:40]!r}, no whole number of seconds"
+    identifier = found.get("id")
+    return Comment(
+        author, body, subreddit, seconds, None if identifier is None else str(identifier)
+    )
+
+
+def to_seconds(value: Any) -> int:
+    """Seconds since 1970 of ``created_utc``: a number in some dumps, text in others.
+
+    Raises:
+        ValueError: It is neither, or not whole.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("no number")
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError("not whole")
+    seconds = int(value)
+    if abs(seconds) >= 1 << 62:
+        raise ValueError("too large")
+    return seconds
+
+
+def _is_name(text: str) -> bool:
+    try:
+        return bool(text.encode()) and "\0" not in text
+    except UnicodeEncodeError:
+        return False
+
+
+def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not empty, with their numbers from 1."""
+    number = 0
+    rest = b""
+    try:
+        for chunk in _content(path, file):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                number += 1
+                if line.strip():
+                    yield number, line
+            if len(rest) > _LONGEST_LINE:
+                raise DataError(
+                    f"{path}, line {number + 1}: longer than {_LONGEST_LINE >> 20} MiB, so no "
+                    f"comment. Looked for: {LOOKED_FOR}"
+                )
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(
+            f"{path}: cut or damaged after line {number} ({error}); get it anew"
+        ) from error
+    if rest.strip():
+        yield number + 1, rest
+
+
+def _content(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+    """The unpacked content, piece by piece."""
+    if path.suffix == ".zst":
+        yield from _unzstd(path, file)
+        return
+    stream: Any = file
+    if path.suffix == ".gz":
+        stream = gzip.GzipFile(fileobj=file)
+    elif path.suffix == ".bz2":
+        stream = bz2.BZ2File(file)
+    elif path.suffix == ".xz":
+        stream = lzma.LZMAFile(file)  # noqa: SIM115
+    while chunk := stream.read(_CHUNK):
+        yield chunk
+
+
+def _unzstd(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise DataError(
+            f"{path}: reading .zst needs the package zstandard, which is not there ({error}); "
+            "`pip install zstandard`, or unpack the file by `zstd -d --long=31` and give that"
+        ) from error
+    # The stream reader of the package takes a cut file for a whole one; this tells them apart.
+    frames = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+    frame: Any = None
+    try:
+        while chunk := file.read(_CHUNK >> 3):
+            while chunk:
+                frame = frame or frames.decompressobj()
+                yield frame.decompress(chunk)
+                chunk = frame.unused_data
+                if frame.eof:
+                    frame = None
+    except zstandard.ZstdError as error:
+        raise OSError(str(error)) from error
+    if frame is not None:
+        raise EOFError("the last zstd frame has no end")

@@ -1,0 +1,98 @@
+"""Models of the Reddit task: LEAF's stacked LSTM for the next token."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from pfl_bench.types import ConfigError, DataFacts
+from tasks.leaf.lstm import StackedLstm
+
+# What LEAF's code draws the weights from, in both directions.
+INIT_SCALE = 0.1
+
+
+class Options(BaseModel):
+    """Options of the Reddit models.
+
+    Attributes:
+        name: "stacked_lstm".
+        embedding_size: Features of a token; 200 in LEAF's paper, 256 in its code.
+        hidden_size: Units of each LSTM layer.
+        num_layers: LSTM layers.
+        dropout: Probability that an output of a layer is dropped in training.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Literal["stacked_lstm"]
+    embedding_size: Annotated[int, Field(ge=1)] = 200
+    hidden_size: Annotated[int, Field(ge=1)] = 256
+    num_layers: Annotated[int, Field(ge=1)] = 2
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class NextTokens(nn.Module):
+    """Scores every token of the vocabulary as the next one, at each step of a sequence.
+
+    5,563,280 parameters with the options' defaults and a vocabulary of 10,000. All start uniform in
+    [-0.1, 0.1], but the biases of the LSTM from zero, those of the forget gates too.
+
+    Args:
+        vocabulary_size: Tokens, V.
+        options: Sizes.
+
+    Source: Caldas et al. 2018, LEAF, appendix B and models/reddit/stacked_lstm.py. That code
+    differs in three ways: its embedding has the size of the LSTM; a client's batches start from the
+    state that the batch before ended in, here from zeros; and steps behind the end of a comment
+    are skipped, which are not counted in the loss here either. It also clips the gradient's global
+    norm at 5, which is a setting of the run: ``local_gradient_clip_global_norm``.
+
+    Example-level DP has a gradient of each sequence in memory, 22 MB of floats with these sizes:
+    ``central.physical_batch_size`` says of how many at once.
+    """
+
+    def __init__(self, vocabulary_size: int, options: Options) -> None:
+        super().__init__()
+        # Only the rows of a batch's tokens have a gradient. The output layer's rows all have one:
+        # a softmax gives every token of the vocabulary some probability.
+        self.embedding = nn.Embedding(vocabulary_size, options.embedding_size, sparse=True)
+        self.lstm = StackedLstm(
+            options.embedding_size,
+            options.hidden_size,
+            options.num_layers,
+            options.dropout,
+            forget_bias=0.0,
+            init_scale=INIT_SCALE,
+        )
+        self.output = nn.Linear(options.hidden_size, vocabulary_size)
+        for parameter in (self.embedding.weight, self.output.weight, self.output.bias):
+            nn.init.uniform_(parameter, -INIT_SCALE, INIT_SCALE)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Shape (n, T), int64, to logits of shape (n, T, V)."""
+        logits: Tensor = self.output(self.lstm(self.embedding(tokens)))
+        return logits
+
+
+def build(options: Options, facts: DataFacts) -> nn.Module:
+    """Build a model that gives logits of shape (n, T, num_classes).
+
+    Args:
+        options: Which model, and its sizes.
+        facts: Gives the size of the vocabulary; its inputs must be sequences of shape (T,).
+
+    Returns:
+        The model, freshly initialised from torch's global generator.
+
+    Raises:
+        ConfigError: The data are not sequences.
+    """
+    if len(facts.input_shape) != 1:
+        raise ConfigError(
+            f"model {options.name!r} of task reddit takes sequences of token numbers, but the data "
+            f"({facts.variant}) have inputs of shape {tuple(facts.input_shape)}; use reddit data"
+        )
+    return NextTokens(facts.num_classes, options)

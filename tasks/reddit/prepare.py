@@ -1,0 +1,246 @@
+"""Turn LEAF's Reddit JSON, or raw comment dumps, into a store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfl_bench.types import ConfigError
+from tasks.leaf.dealing import Dealing, Gathering, Progress, write_dealt
+from tasks.leaf.forms import choose_form
+from tasks.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
+from tasks.leaf.json_files import UNSPLIT, find_files
+from tasks.reddit import leaf_form, raw_form
+from tasks.reddit.dumps import LOOKED_FOR as DUMPS_LOOKED_FOR
+from tasks.reddit.dumps import find_dumps
+from tasks.reddit.options import DUMP_OPTIONS, Options
+from tasks.reddit.overlap import OverlapFinder
+from tasks.reddit.sequences import (
+    COMMENT_FIELDS,
+    PAD_ID,
+    UNK_ID,
+    Encoder,
+    store_fields,
+    unpack,
+)
+from tasks.reddit.vocabulary import (
+    TokenCounter,
+    Vocabulary,
+    counted_vocabulary,
+    read_vocabulary,
+)
+
+LOOKED_FOR = {"leaf-json": JSON_LOOKED_FOR, "dump": DUMPS_LOOKED_FOR}
+GENERATED_MARK = "GENERATED.txt"
+SOURCES = {
+    "leaf-json": "Reddit comments in LEAF's JSON form",
+    "dump": "Reddit comments of raw dumps, cleaned as LEAF does",
+    "generated": "made-up comments in LEAF's JSON form, not Reddit",
+}
+
+
+def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
+    """Read a folder of public files and write a store, whole or not at all.
+
+    Memory does not grow with the comments: it holds about a kilobyte of each user, one user of a
+    JSON file or a 256th part of a dump's comments, and two million distinct tokens. Beside
+    ``out`` there must be room for the text three times.
+
+    Args:
+        source: Folder in one of the forms of the README.
+        out: The store to write; an existing one is replaced when all has gone well.
+        options: How to clean, split, and what to drop.
+        progress: Called with what is being done, how much is done, and of how much if known.
+
+    Returns:
+        Facts for printing.
+
+    Raises:
+        DataError: The folder holds none of the forms or both, a file is damaged, a comment is in
+            two splits; the message names file and user, or line.
+        ConfigError: An option has no effect on this form.
+    """
+    source, out = Path(source), Path(out)
+    there = {
+        "leaf-json": lambda: bool(find_files(source)),
+        "dump": lambda: bool(find_dumps(source, options.files)),
+    }
+    form = choose_form(
+        source, "Reddit", LOOKED_FOR, lambda name: there[name](), options.form, "form"
+    )
+    _check_options(form, options)
+    given = read_vocabulary(Path(options.vocabulary)) if options.vocabulary else None
+    with Gathering(out, COMMENT_FIELDS) as gathering:
+        read = _read_json if form == "leaf-json" else _read_dumps
+        found = read(source, options, gathering, progress)
+        if (source / GENERATED_MARK).exists():
+            form = "generated"
+            # A made-up author is nobody: a guarantee for one protects no person.
+            found.facts.update(generated=True, artificial_users=True)
+        if found.to_check is not None:
+            _check_disjoint(found.to_check, found.subreddits, source, out, progress)
+        comments, counted = _count(found.dealing, out, options, given is None, progress)
+        vocabulary = given or counted
+        return _write(out, form, options, found, vocabulary, comments, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was read.
+
+    Attributes:
+        dealing: The comments, dealt.
+        to_check: The comments by the users who have them, if they are split as published.
+        subreddits: Names of the subreddits, by number, shape (n,).
+        facts: For the store.
+    """
+
+    dealing: Dealing
+    to_check: Dealing | None
+    subreddits: NDArray[np.object_]
+    facts: dict[str, Any]
+
+
+def _read_json(source: Path, options: Options, gathering: Gathering, progress: Progress) -> _Found:
+    files = find_files(source)
+    subreddits: dict[str, int] = {}
+    length = options.sequence_length
+    facts = leaf_form.gather(source, files, length, gathering, subreddits, progress)
+    if "min_examples" not in options.model_fields_set:
+        options = options.model_copy(update={"min_examples": 0})
+    names = np.array(list(subreddits), dtype=np.object_)
+    if UNSPLIT in files:
+        return _Found(gathering.deal(options, "created"), None, names, facts)
+    dealing = natural = gathering.deal(options)
+    if dealing.artificial_users:
+        # A comment that two splits share goes to two artificial users: ask those who wrote it.
+        natural = gathering.deal(_by_author(options))
+    return _Found(dealing, natural, names, facts)
+
+
+def _by_author(options: Options) -> Options:
+    """The options without those of artificial users."""
+    left_out = {"partition", "iid_users"}
+    if not options.samples_users:
+        left_out.add("split_seed")
+    kept = options.model_fields_set - left_out
+    return Options.model_validate({name: getattr(options, name) for name in kept})
+
+
+def _read_dumps(source: Path, options: Options, gathering: Gathering, progress: Progress) -> _Found:
+    subreddits: dict[str, int] = {}
+    files = find_dumps(source, options.files)
+    facts = raw_form.gather(files, options, gathering, subreddits, progress)
+    names = np.array(list(subreddits), dtype=np.object_)
+    return _Found(raw_form.deal(gathering, options), None, names, facts)
+
+
+def _check_options(form: str, options: Options) -> None:
+    given = options.model_fields_set
+    without_effect = [name for name in DUMP_OPTIONS if name in given]
+    if form == "leaf-json" and without_effect:
+        raise ConfigError(
+            f"{', '.join(without_effect)}: LEAF's JSON is cleaned already; leave these options "
+            "out, or give raw dumps"
+        )
+    if options.vocabulary:
+        made = [name for name in ("vocabulary_size", "vocabulary_rule") if name in given]
+        if made:
+            raise ConfigError(
+                f"{', '.join(made)}: vocabulary={options.vocabulary} is given, so none is made; "
+                "leave the one or the other out"
+            )
+
+
+def _check_disjoint(
+    dealing: Dealing,
+    subreddits: NDArray[np.object_],
+    source: Path,
+    out: Path,
+    progress: Progress,
+) -> None:
+    with OverlapFinder(out.absolute().parent) as finder:
+        for done, part in enumerate(dealing, start=1):
+            finder.add(part, subreddits)
+            progress("comparing splits (users by split)", done, dealing.num_parts)
+        finder.check(dealing, subreddits, source)
+
+
+def _count(
+    dealing: Dealing, out: Path, options: Options, makes_vocabulary: bool, progress: Progress
+) -> tuple[dict[str, int], Vocabulary]:
+    """Count comments by split, and the tokens of train if a vocabulary is to be made of them."""
+    comments: Counter[str] = Counter()
+    with TokenCounter(out.absolute().parent) as counter:
+        for done, part in enumerate(dealing, start=1):
+            comments[part.split] += len(part.arrays["text"])
+            if makes_vocabulary and part.split == "train":
+                for text, masks in zip(part.arrays["text"], part.arrays["counted"], strict=True):
+                    inputs, _ = unpack(text, len(masks) * options.sequence_length)
+                    counter.update(inputs)
+            progress("counting (users by split)", done, dealing.num_parts)
+        if not makes_vocabulary:
+            return dict(comments), Vocabulary([], {})
+        size, rule = options.vocabulary_size, options.vocabulary_rule
+        return dict(comments), counted_vocabulary(counter, size, rule)
+
+
+def _write(
+    out: Path,
+    form: str,
+    options: Options,
+    found: _Found,
+    vocabulary: Vocabulary,
+    comments: dict[str, int],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Encode and write; returns facts for printing."""
+    order, names = _sorted(found.subreddits)
+    encoder = Encoder(vocabulary.ids(), options.sequence_length, order, options.count_final_padding)
+    checked = found.to_check is not None
+    extra = {
+        "pad_id": PAD_ID,
+        "unk_id": UNK_ID,
+        "num_comments": comments,
+        "num_subreddits": len(names),
+        "sequence_length": options.sequence_length,
+        "count_final_padding": options.count_final_padding,
+        "vocabulary": dict(vocabulary.facts),
+        "splits_disjoint": "every comment looked up" if checked else "each comment dealt once",
+        **found.facts,
+    }
+    counts = write_dealt(
+        out,
+        found.dealing,
+        task="reddit",
+        variant=form,
+        source=SOURCES[form],
+        num_classes=len(vocabulary.tokens),
+        input_shape=(options.sequence_length,),
+        fields=store_fields(options.sequence_length),
+        extra=extra,
+        names={"vocabulary": vocabulary.tokens, "subreddit": names},
+        progress=progress,
+        convert=encoder,
+    )
+    tokens = {"tokens": encoder.num_tokens, "unknown_tokens": encoder.num_unknown}
+    split_facts = found.dealing.facts
+    head = {"variant": form, "source": SOURCES[form], "splits": counts}
+    return {**head, **split_facts, **extra, **tokens}
+
+
+def _sorted(names: NDArray[np.object_]) -> tuple[NDArray[np.uint32], list[str]]:
+    """Number names in their own order, so that it does not matter which came first.
+
+    Returns:
+        The new number of each, shape (n,), and the names by their new numbers.
+    """
+    ascending = sorted(range(len(names)), key=names.tolist().__getitem__)
+    order = np.empty(len(names), dtype=np.uint32)
+    order[ascending] = np.arange(len(names), dtype=np.uint32)
+    return order, [names[index] for index in ascending]

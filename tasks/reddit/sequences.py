@@ -1,0 +1,184 @@
+"""Comments as sequences of a few tokens: the form of LEAF, and how it waits on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfl_bench.store import FieldSpec
+from pfl_bench.types import DataError
+
+PAD, UNK, BOS, EOS = "<PAD>", "<UNK>", "<BOS>", "<EOS>"
+PAD_ID, UNK_ID = 0, 1
+# Bits of "counted".
+MAX_LENGTH = 16
+# What a comment has while it waits to be dealt: its sequences as text (``pack``), a mask of each,
+# seconds since 1970, and a number of its subreddit.
+COMMENT_FIELDS = {
+    "text": FieldSpec("uint8", ragged=True),
+    "counted": FieldSpec("uint16", ragged=True),
+    "created": FieldSpec("int64"),
+    "subreddit": FieldSpec("uint32"),
+}
+
+
+def store_fields(length: int) -> dict[str, FieldSpec]:
+    """What a sequence has in the store.
+
+    Args:
+        length: Tokens of a sequence.
+    """
+    return {
+        "tokens": FieldSpec("uint16", (length,)),
+        "targets": FieldSpec("uint16", (length,)),
+        "counted": FieldSpec("uint16"),
+        "first": FieldSpec("bool"),
+        "subreddit": FieldSpec("uint32"),
+    }
+
+
+def cut(tokens: Sequence[str], length: int) -> tuple[list[str], NDArray[np.uint16]]:
+    """Cut a comment into sequences, as LEAF does.
+
+    The inputs are ``<BOS>``, the tokens and ``<EOS>``, the targets one place further on, both
+    padded. The targets of all inputs that are no padding count, also that of ``<EOS>``, which is
+    ``<PAD>``.
+
+    Args:
+        tokens: The n tokens of the comment.
+        length: Tokens of a sequence.
+
+    Returns:
+        The first input and then all targets, without the padding at the end; and the mask of each
+        sequence, shape (k,): bit i is set if target i counts.
+
+    Source:
+        LEAF's data/reddit/source/preprocess.py, ``create_seqs``.
+    """
+    counted = len(tokens) + 2
+    full = (1 << length) - 1
+    masks = [full] * (counted // length)
+    if counted % length:
+        masks.append((1 << counted % length) - 1)
+    return [BOS, *tokens, EOS], np.array(masks, dtype=np.uint16)
+
+
+def pack(inputs: Sequence[str], targets: Sequence[str], where: str) -> NDArray[np.uint8]:
+    """Write the inputs and targets of a comment as text.
+
+    Args:
+        inputs: k * length tokens, those of all sequences one after another.
+        targets: As many; mostly the inputs one place further on, which are then not repeated.
+        where: What a message names.
+
+    Raises:
+        DataError: A token is empty, has a line feed in it or is not valid Unicode.
+    """
+    if inputs[1:] == targets[:-1]:
+        everything = _without_padding([inputs[0], *targets])
+    else:
+        everything = [*inputs, *targets]
+    return pack_tokens(everything, where)
+
+
+def pack_tokens(tokens: Sequence[str], where: str) -> NDArray[np.uint8]:
+    """Write tokens as text, a line each."""
+    text = "\n".join(tokens)
+    if text.count("\n") != len(tokens) - 1 or "" in tokens:
+        raise DataError(f"{where}: a token is empty or has a line feed in it; tokens are words")
+    try:
+        return np.frombuffer(text.encode(), dtype=np.uint8)
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: a token is not valid Unicode ({error.reason})") from error
+
+
+def unpack(text: NDArray[np.uint8], size: int) -> tuple[list[str], list[str]]:
+    """Read what ``pack`` wrote.
+
+    Args:
+        text: The text.
+        size: k * length.
+
+    Returns:
+        Inputs and targets, ``size`` tokens each.
+    """
+    tokens = text.tobytes().decode().split("\n")
+    if len(tokens) > size + 1:
+        return tokens[:size], tokens[size:]
+    tokens += [PAD] * (size + 1 - len(tokens))
+    return tokens[:-1], tokens[1:]
+
+
+def _without_padding(tokens: list[str]) -> list[str]:
+    end = len(tokens)
+    while end > 1 and tokens[end - 1] == PAD:
+        end -= 1
+    return tokens[:end]
+
+
+class Encoder:
+    """Turns comments into what the store has of their sequences.
+
+    Args:
+        ids: Number of each token of the vocabulary; others are unknown.
+        length: Tokens of a sequence.
+        subreddits: Number that each number of a subreddit has in the store.
+        count_final_padding: Whether the target ``<PAD>`` of ``<EOS>`` counts, as LEAF has it.
+
+    Attributes:
+        num_tokens: Tokens, other than padding, that were inputs.
+        num_unknown: Those of them that are not in the vocabulary.
+    """
+
+    def __init__(
+        self,
+        ids: Mapping[str, int],
+        length: int,
+        subreddits: NDArray[np.uint32],
+        count_final_padding: bool,
+    ) -> None:
+        self._ids = ids
+        self._length = length
+        self._subreddits = subreddits
+        self._count_padding = count_final_padding
+        self.num_tokens = 0
+        self.num_unknown = 0
+
+    def __call__(self, comments: Mapping[str, Any]) -> dict[str, Any]:
+        """Encode comments.
+
+        Args:
+            comments: The ``COMMENT_FIELDS`` of m comments.
+
+        Returns:
+            The ``store_fields`` of their sequences, in their order.
+        """
+        lengths = np.array([len(masks) for masks in comments["counted"]])
+        inputs: list[int] = []
+        targets: list[int] = []
+        get = self._ids.get
+        for text, count in zip(comments["text"], lengths, strict=True):
+            x, y = unpack(text, int(count) * self._length)
+            inputs += [get(token, UNK_ID) for token in x]
+            targets += [get(token, UNK_ID) for token in y]
+        tokens = np.array(inputs, dtype=np.uint16).reshape(-1, self._length)
+        wanted = np.array(targets, dtype=np.uint16).reshape(-1, self._length)
+        self.num_tokens += int((tokens != PAD_ID).sum())
+        self.num_unknown += int((tokens == UNK_ID).sum())
+        counted = np.concatenate(comments["counted"])
+        if not self._count_padding:
+            powers = np.left_shift(1, np.arange(self._length))
+            counted &= ((wanted != PAD_ID) @ powers).astype(np.uint16)
+        first = np.zeros(len(tokens), dtype=np.bool_)
+        first[np.cumsum(lengths) - lengths] = True
+        subreddit = self._subreddits[np.asarray(comments["subreddit"])]
+        return {
+            "tokens": tokens,
+            "targets": wanted,
+            "counted": counted,
+            "first": first,
+            "subreddit": np.repeat(subreddit, lengths),
+        }

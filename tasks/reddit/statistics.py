@@ -1,0 +1,169 @@
+"""What LEAF's table 1 counts, of a prepared store: users and their comments, not sequences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from pfl_bench.store import Store, StoreSplit
+from pfl_bench.types import DataError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Source: Caldas et al. 2018 (LEAF), table 1.
+PUBLISHED = {"users": 1_660_820, "comments": 56_587_343, "mean": 34.07, "sd": 62.95}
+PERCENTILES = (10, 25, 50, 75, 90)
+_FIELDS = ("tokens", "first", "counted", "subreddit")
+_BLOCK_EXAMPLES = 1 << 18
+_BINS = 40
+
+
+class Options(BaseModel):
+    """Options of Reddit's statistics.
+
+    Attributes:
+        subreddits: How many of the subreddits with most comments are listed.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    subreddits: int = Field(default=10, ge=0, le=10_000)
+
+
+def statistics(
+    store: Store, options: Options, progress: Callable[[str, int, int | None], None]
+) -> dict[str, Any]:
+    """Compute Reddit's statistics, JSON-serialisable.
+
+    Args:
+        store: A Reddit store.
+        options: Options.
+        progress: Told (what, done, total).
+
+    Returns:
+        - "notice": what must be said wherever the data are shown; None for real comments;
+        - "comments_per_user": of all splits together "users", "comments", "mean", "sd"
+          (population), "min", "max", "percentiles" and "histogram" ("edges", "users");
+        - "published": the same of LEAF's table 1;
+        - "splits": of each "users", "comments", "sequences", "tokens" (inputs that are no
+          padding), "unknown_tokens" and "counted_tokens";
+        - "subreddits": their number, and "largest": name to comments.
+
+    Raises:
+        DataError: The store is no Reddit store, or is damaged.
+    """
+    missing = [name for name in _FIELDS if name not in store.fields]
+    if missing or "subreddit" not in store.name_lists:
+        raise DataError(
+            f"{store.path}: {', '.join(missing) or 'the names of subreddits'} missing, so this is "
+            "no store that `pfl-bench data prepare reddit` wrote; prepare it again"
+        )
+    names = store.names("subreddit")
+    subreddits = np.zeros(len(names), dtype=np.int64)
+    totals: Counter[str] = Counter()
+    splits: dict[str, dict[str, int]] = {}
+    sequences = sum(store.split(name).num_examples for name in store.split_names)
+    done = 0
+    for split in map(store.split, store.split_names):
+        counts = dict.fromkeys(("sequences", "tokens", "unknown_tokens", "counted_tokens"), 0)
+        firsts = []
+        for start, stop in _blocks(split):
+            first = split.read("first", start, stop)
+            firsts.append(np.flatnonzero(first) + start)
+            tokens = split.read("tokens", start, stop)
+            counts["tokens"] += int((tokens != store.facts.extra["pad_id"]).sum())
+            counts["unknown_tokens"] += int((tokens == store.facts.extra["unk_id"]).sum())
+            counted = np.bitwise_count(split.read("counted", start, stop))
+            counts["counted_tokens"] += int(counted.sum())
+            mine = split.read("subreddit", start, stop)[first]
+            subreddits += np.bincount(mine, minlength=len(names))
+            done += stop - start
+            progress("reading sequences", done, sequences)
+        places = np.concatenate(firsts)
+        sizes = np.diff(np.searchsorted(places, split.offsets))
+        totals.update(dict(zip(split.client_ids(), sizes.tolist(), strict=True)))
+        counts["sequences"] = split.num_examples
+        splits[split.name] = {"users": split.num_users, "comments": len(places), **counts}
+    largest = np.argsort(-subreddits, kind="stable")[: options.subreddits]
+    return {
+        "notice": _notice(store),
+        "comments_per_user": _describe(np.fromiter(totals.values(), np.int64, len(totals))),
+        "published": dict(PUBLISHED),
+        "splits": splits,
+        "subreddits": {
+            "number": int(np.count_nonzero(subreddits)),
+            "largest": {names[index]: int(subreddits[index]) for index in largest},
+        },
+    }
+
+
+def _notice(store: Store) -> str | None:
+    return "made-up comments, not Reddit" if "generated" in store.facts.extra else None
+
+
+def _blocks(split: StoreSplit) -> Iterator[tuple[int, int]]:
+    for start in range(0, split.num_examples, _BLOCK_EXAMPLES):
+        yield start, min(start + _BLOCK_EXAMPLES, split.num_examples)
+
+
+def _describe(sizes: NDArray[np.int64]) -> dict[str, Any]:
+    top = max(int(sizes.max()), int(sizes.min()) + 1)
+    edges = np.unique(np.rint(np.geomspace(max(1, int(sizes.min())), top + 1, _BINS + 1)))
+    users, _ = np.histogram(sizes, edges)
+    percentiles = np.percentile(sizes, PERCENTILES)
+    return {
+        "users": len(sizes),
+        "comments": int(sizes.sum()),
+        "mean": float(sizes.mean()),
+        "sd": float(sizes.std()),
+        "min": int(sizes.min()),
+        "max": int(sizes.max()),
+        "percentiles": {
+            str(rank): float(value) for rank, value in zip(PERCENTILES, percentiles, strict=True)
+        },
+        "histogram": {"edges": edges.astype(int).tolist(), "users": users.tolist()},
+    }
+
+
+def format_statistics(statistics: Mapping[str, Any]) -> str:
+    """Lay out what ``statistics`` gives as plain text, without a trailing newline."""
+    here, published = statistics["comments_per_user"], statistics["published"]
+    lines = [statistics["notice"].upper()] if statistics["notice"] else []
+    lines.append(f"{'comments':14}{'here':>16}{'LEAF, table 1':>16}")
+    lines += [f"{key:14}{here[key]:>16,}{published[key]:>16,}" for key in ("users", "comments")]
+    for key, name in (("mean", "mean a user"), ("sd", "sd (population)")):
+        lines.append(f"{name:15}{here[key]:>15.2f}{published[key]:>16.2f}")
+    shown = ", ".join(f"p{rank} {value:g}" for rank, value in here["percentiles"].items())
+    lines += [f"comments a user: {here['min']} to {here['max']:,}; {shown}", ""]
+    lines.append(f"{'split':8}{'users':>12}{'comments':>14}{'sequences':>14}{'unknown tokens':>18}")
+    for name, counts in statistics["splits"].items():
+        share = counts["unknown_tokens"] / max(1, counts["tokens"])
+        lines.append(
+            f"{name:8}{counts['users']:>12,}{counts['comments']:>14,}{counts['sequences']:>14,}"
+            f"{share:>18.2%}"
+        )
+    found = statistics["subreddits"]
+    lines += ["", f"{found['number']:,} subreddits; comments of the largest:"]
+    lines += [f"  {name:32} {count:>12,}" for name, count in found["largest"].items()]
+    return "\n".join(lines)
+
+
+def figures(statistics: Mapping[str, Any]) -> dict[str, Figure]:
+    """Draw what ``statistics`` gives: "comments_per_user", a histogram."""
+    from matplotlib.figure import Figure
+
+    here = statistics["comments_per_user"]
+    figure = Figure(figsize=(6.4, 4.2))
+    axes = figure.add_subplot()
+    axes.stairs(here["histogram"]["users"], here["histogram"]["edges"], fill=True)
+    axes.set_xscale("log")
+    axes.set_title("Comments of a user")
+    axes.set_xlabel("comments, all splits together")
+    axes.set_ylabel("users")
+    return {"comments_per_user": figure}

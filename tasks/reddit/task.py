@@ -1,0 +1,108 @@
+"""The Reddit task: predict the next token of a comment, one client an author."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from torch.nn import functional
+
+from pfl_bench.store import Store, StoredTask, open_store
+from pfl_bench.types import Examples
+
+TASK_NAME = "reddit"
+# What PyTorch's cross entropy leaves out unless told otherwise.
+NOT_COUNTED = -100
+FIELDS = ("tokens", "targets", "counted")
+
+
+class Options(BaseModel):
+    """Options of the Reddit task.
+
+    Attributes:
+        data: Path of the store that ``pfl-bench data prepare reddit`` wrote.
+        max_examples_per_user: A user with more sequences gives a random subset of this size, drawn
+            anew at each read for training; None for no limit.
+        reduction: Loss of a sequence: the "sum" over its counted tokens, as LEAF's rates of 8 are
+            used here, or "mean": that sum by the length of the sequence, as LEAF's code is now.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    data: str
+    max_examples_per_user: int | None = Field(default=None, ge=1)
+    reduction: Literal["sum", "mean"] = "sum"
+
+
+def to_examples(arrays: Mapping[str, Any]) -> Examples:
+    """Turn stored arrays into what models take.
+
+    Args:
+        arrays: "tokens" and "targets" of shape (n, L), uint16, and "counted" of shape (n,),
+            uint16: bit i is set if target i counts.
+
+    Returns:
+        Inputs of shape (n, L), int64, and targets of shape (n, L), int64, -100 where one does not
+        count.
+    """
+    targets = arrays["targets"].astype(np.int64)
+    places = np.arange(targets.shape[1], dtype=np.uint16)
+    targets[(arrays["counted"][:, None] >> places) & 1 == 0] = NOT_COUNTED
+    return Examples(torch.from_numpy(arrays["tokens"].astype(np.int64)), torch.from_numpy(targets))
+
+
+class RedditTask(StoredTask):
+    """Next-token prediction on sequences of a few tokens.
+
+    Args:
+        store: An open Reddit store.
+        max_examples_per_user: As in ``Options``.
+        reduction: As in ``Options``.
+    """
+
+    metrics: tuple[str, ...] = ("next_token",)
+
+    def __init__(
+        self,
+        store: Store,
+        max_examples_per_user: int | None = None,
+        reduction: Literal["sum", "mean"] = "sum",
+    ) -> None:
+        super().__init__(store, FIELDS, to_examples, max_examples_per_user)
+        self._reduction = reduction
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean over sequences of the sum (or, by option, the mean) of their tokens' losses.
+
+        Args:
+            outputs: Shape (n, L, V), logits.
+            targets: Shape (n, L), int64, -100 where a token does not count.
+
+        Returns:
+            A differentiable scalar; 0 of sequences without a counted token.
+
+        Source:
+            LEAF's models/reddit/stacked_lstm.py has both: the sum over time steps (commented out)
+            and the mean over them, each of the mean over a batch.
+        """
+        total = functional.cross_entropy(
+            outputs.flatten(0, 1), targets.flatten(), ignore_index=NOT_COUNTED, reduction="sum"
+        )
+        return total / (targets.numel() if self._reduction == "mean" else len(targets))
+
+
+def build(options: Options) -> RedditTask:
+    """Open a prepared store.
+
+    Args:
+        options: Options of the task.
+
+    Raises:
+        DataError: There is no such file, or it was prepared for another task or is damaged.
+    """
+    store = open_store(options.data, TASK_NAME)
+    return RedditTask(store, options.max_examples_per_user, options.reduction)

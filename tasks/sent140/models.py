@@ -1,0 +1,185 @@
+"""Models of the Sent140 task: a bag of words with logistic regression, and LEAF's stacked LSTM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+
+from pfl_bench.store import open_store
+from pfl_bench.types import ConfigError, DataFacts
+from tasks.leaf.lstm import StackedLstm
+from tasks.sent140.embeddings import read_vectors
+from tasks.sent140.words import PAD_ID, SPECIAL, UNKNOWN_ID
+
+BAG, LSTM = "bag_log_reg", "stacked_lstm"
+FIRST_WORD = len(SPECIAL)
+
+
+class Options(BaseModel):
+    """Options of the Sent140 models; of "bag_log_reg" only ``init``, of "stacked_lstm" the rest.
+
+    Attributes:
+        name: "bag_log_reg" or "stacked_lstm".
+        init: Start of the logistic regression: "zeros", or "normal", LEAF's standard normal.
+        embeddings: File of word vectors (GloVe's text form, or LEAF's embs.json) that the LSTM
+            reads words by.
+        train_embeddings: Whether the vectors of that file are trained too; else they are fixed.
+        embedding_size: Width of vectors that are learned from a random start, instead of a file
+            (LEAF's code does, with 100).
+        hidden_size: Units of each LSTM layer.
+        num_layers: LSTM layers.
+        max_words: Words of a tweet that the LSTM reads; the first ones.
+        read_out: What the classifier takes: the LSTM's output after the "last_word", or after the
+            "last_position" as in LEAF's code, where all tweets but the longest end in padding.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Literal["bag_log_reg", "stacked_lstm"]
+    init: Literal["zeros", "normal"] = "zeros"
+    embeddings: str | None = None
+    train_embeddings: bool = False
+    embedding_size: int | None = Field(default=None, ge=1, le=4096)
+    hidden_size: int = Field(default=100, ge=1, le=4096)
+    num_layers: int = Field(default=2, ge=1, le=8)
+    max_words: int = Field(default=25, ge=1, le=10_000)
+    read_out: Literal["last_word", "last_position"] = "last_word"
+
+    @model_validator(mode="after")
+    def _of_this_model(self) -> Self:
+        own_to_bag = {"init"}
+        given = self.model_fields_set - {"name"}
+        foreign = given - own_to_bag if self.name == BAG else given & own_to_bag
+        if foreign:
+            raise ValueError(
+                f"{', '.join(sorted(foreign))}: no option of {self.name}; leave it out"
+            )
+        if self.name == LSTM and (self.embeddings is None) == (self.embedding_size is None):
+            raise ValueError(
+                "stacked_lstm: say where word vectors come from: embeddings = FILE (GloVe's text "
+                "form, such as glove.6B.300d.txt, or LEAF's embs.json), or embedding_size = 100 "
+                "to learn them from a random start; one of the two"
+            )
+        if self.train_embeddings and self.embeddings is None:
+            raise ValueError(
+                "train_embeddings: is about the vectors of a file; those of embedding_size are "
+                "trained anyway"
+            )
+        return self
+
+
+class BagOfWords(nn.Module):
+    """Softmax regression on how often each word occurs, without making the counts.
+
+    The row of counts times the weights is the sum of the weights of a tweet's words. Padding and
+    unknown words count for nothing, as in LEAF. The bias is a table with one row because Opacus
+    has a rule for such tables, and none for a parameter outside of a layer; and it is a sum of
+    looked-up rows, not an ``EmbeddingBag``, because Opacus' rule for that counts a word that
+    occurs twice once.
+
+    Args:
+        num_words: Words that count: the vocabulary without padding and unknown.
+        num_classes: Number of logits.
+        init: As in ``Options``.
+    """
+
+    def __init__(self, num_words: int, num_classes: int, init: str) -> None:
+        super().__init__()
+        self.weight = nn.Embedding(num_words, num_classes)
+        self.bias = nn.Embedding(1, num_classes)
+        if init == "zeros":
+            nn.init.zeros_(self.weight.weight)
+            nn.init.zeros_(self.bias.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits of shape (n, num_classes) of tweets of shape (n, L), int64."""
+        rows = self.weight((inputs - FIRST_WORD).clamp_min(0))
+        words: Tensor = (rows * (inputs >= FIRST_WORD).unsqueeze(2)).sum(dim=1)
+        bias: Tensor = self.bias(inputs.new_zeros(len(inputs)))
+        return words + bias
+
+
+class TweetLstm(nn.Module):
+    """LEAF's network: word vectors, LSTM layers, a linear layer of 128, and one to the logits.
+
+    Args:
+        vectors: Shape (V, D): the vector of each number. Those of padding and of unknown words
+            are zero where the vectors come from a file.
+        train_vectors: Whether they are trained.
+        num_classes: Number of logits.
+        options: As in ``Options``.
+
+    Source: Caldas et al. 2018, LEAF, models/sent140/stacked_lstm.py: no activation between the
+        two linear layers.
+    """
+
+    def __init__(
+        self, vectors: Tensor, train_vectors: bool, num_classes: int, options: Options
+    ) -> None:
+        super().__init__()
+        self._max_words = options.max_words
+        self._last_word = options.read_out == "last_word"
+        self.embedding = nn.Embedding(vectors.shape[0], vectors.shape[1], _weight=vectors)
+        self.embedding.weight.requires_grad_(train_vectors)
+        self.lstm = StackedLstm(vectors.shape[1], options.hidden_size, options.num_layers)
+        self.dense = nn.Linear(options.hidden_size, 128)
+        self.logits = nn.Linear(128, num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits of shape (n, num_classes) of tweets of shape (n, L), int64."""
+        inputs = inputs[:, : self._max_words]
+        missing = self._max_words - inputs.shape[1]
+        if not self._last_word and missing > 0:
+            inputs = nn.functional.pad(inputs, (0, missing), value=PAD_ID)
+        outputs: Tensor = self.lstm(self.embedding(inputs))
+        if self._last_word:
+            # A tweet without words is read out after its first padding.
+            last = ((inputs != PAD_ID).sum(dim=1) - 1).clamp_min(0)
+            read = outputs.gather(1, last.view(-1, 1, 1).expand(-1, 1, outputs.shape[2])).squeeze(1)
+        else:
+            read = outputs[:, -1]
+        logits: Tensor = self.logits(self.dense(read))
+        return logits
+
+
+def build(options: Options, facts: DataFacts) -> nn.Module:
+    """Build a model that gives logits of shape (n, num_classes).
+
+    Args:
+        options: Which model.
+        facts: What the task knows of the data; names the store, and so the words.
+
+    Returns:
+        The model; what is random is drawn from torch's global generator. Vectors that are fixed
+        require no gradient.
+
+    Raises:
+        ConfigError: The data are not Sent140's.
+        DataError: The file of word vectors is missing, damaged, or of other words.
+    """
+    vocabulary = facts.extra.get("vocabulary")
+    if len(facts.input_shape) != 1 or vocabulary is None:
+        raise ConfigError(
+            f"model {options.name!r} of task sent140 takes numbered words, but the data "
+            f"({facts.variant}) have inputs of shape {tuple(facts.input_shape)}; use sent140 data"
+        )
+    size = int(vocabulary["size"])
+    if options.name == BAG:
+        return BagOfWords(size - FIRST_WORD, facts.num_classes, options.init)
+    if options.embeddings is not None:
+        vectors = _from_file(Path(options.embeddings), str(facts.extra["store"]), size)
+        return TweetLstm(vectors, options.train_embeddings, facts.num_classes, options)
+    assert options.embedding_size is not None
+    start = torch.empty(size, options.embedding_size)
+    return TweetLstm(nn.init.xavier_uniform_(start), True, facts.num_classes, options)
+
+
+def _from_file(path: Path, store: str, size: int) -> Tensor:
+    with open_store(store, "sent140") as opened:
+        words = opened.names("vocabulary")
+    ids: dict[str, Any] = {word: row for row, word in enumerate(words) if row > UNKNOWN_ID}
+    return torch.from_numpy(read_vectors(path, ids, size).values)

@@ -1,0 +1,167 @@
+"""Parse Project Gutenberg's text of the complete works into roles and what they say.
+
+The rules are those of LEAF's script, which took them from the script behind McMahan et al. 2017;
+they are made for the edition of January 1994 (etext 100).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, cast
+
+from pfl_bench.types import DataError
+
+# MD5 of the edition of January 1994 with newlines of one byte, as it is without its own name.
+EDITION_MD5 = "d2028225a89d8b0b3093dddb720da91f"
+EDITION_PLAYS = 36
+MAX_BYTES = 64 << 20
+LOOKED_FOR = (
+    "Gutenberg text: one file *.txt, *.txt.gz or *.zip with a text of the complete works "
+    "(etext 100, January 1994, for LEAF's numbers)"
+)
+_AUTHOR = "by William Shakespeare"
+_TITLE_ABOVE = range(2, 8)  # lines above the author's in which the title is looked for
+_SPEAKER = re.compile(r"  ([a-zA-Z][a-zA-Z ]*)\. (.*)")
+_SPEECH_INDENT = "    "
+# One play of the edition is not indented; in it every line after a speaker's belongs to the
+# speech, empty ones too, until one that begins with the copyright's bracket.
+_NOT_INDENTED = "THE COMEDY OF ERRORS"
+_NOT_INDENTED_SPEAKER = re.compile(r"([a-zA-Z][a-zA-Z ]*)\. (.*)")
+_NO_SPEAKER, _COPYRIGHT = "ACT ", "<"
+_MIN_ROLES = 2  # works with fewer are no plays
+
+
+@dataclass(slots=True)
+class Play:
+    """A play.
+
+    Attributes:
+        title: Its title.
+        roles: What each speaker says, line by line; names in upper case.
+    """
+
+    title: str
+    roles: dict[str, list[str]] = field(default_factory=dict)
+
+
+def find_texts(source: Path) -> list[Path]:
+    """The files of a folder that may be the text; the file itself if ``source`` is one."""
+    if source.is_file():
+        return [source]
+    endings = (".txt", ".txt.gz", ".zip")
+    return sorted(path for path in source.iterdir() if path.name.lower().endswith(endings))
+
+
+def read_text(path: Path) -> tuple[str, str]:
+    """Read a text, plain, gzipped or alone in a zip file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The text with newlines of one character, and the MD5 of its bytes with such newlines.
+
+    Raises:
+        DataError: The file is damaged, too large for the text, or a zip file with other than one
+            text.
+    """
+    try:
+        with _open(path) as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except (OSError, EOFError, NotImplementedError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{path}: cannot be read ({error}); unpack it with another tool, or get it anew"
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise DataError(
+            f"{path}: holds more than {MAX_BYTES >> 20} MiB; the complete works have 5 MiB: "
+            "give their file"
+        )
+    data = data.replace(b"\r\n", b"\n")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    return text, hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def _open(path: Path) -> IO[bytes]:
+    name = path.name.lower()
+    if name.endswith(".gz"):
+        return cast(IO[bytes], gzip.open(path))
+    if not name.endswith(".zip"):
+        return path.open("rb")
+    with zipfile.ZipFile(path) as archive:
+        texts = [entry for entry in archive.namelist() if entry.lower().endswith(".txt")]
+        if len(texts) != 1:
+            raise DataError(f"{path}: holds {len(texts)} files *.txt; give a zip file with one")
+        return archive.open(texts[0])
+
+
+def parse(text: str, where: str) -> list[Play]:
+    """Find the plays and their roles.
+
+    All before the second line that names the author is passed over: it is about the edition, and
+    the sonnets. A title stands two to seven lines above the author. A speaker's line has two
+    spaces, the name and a full stop; the following lines belong to it as long as they are indented
+    by four.
+
+    Args:
+        text: The complete works.
+        where: What messages name: the file.
+
+    Returns:
+        The plays in the order of the text, each with at least two roles.
+
+    Raises:
+        DataError: There is no play in it.
+
+    Source: LEAF's data/shakespeare/preprocess. Its last rule, to stop at the line 124,195, changes
+        nothing: what follows has no speakers.
+    """
+    lines = text.splitlines()
+    starts = [number for number, line in enumerate(lines) if _AUTHOR in line][1:]
+    plays: list[Play] = []
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=False):
+        above = (lines[start - distance].strip() for distance in _TITLE_ABOVE if start >= distance)
+        play = Play(next((line for line in above if line), ""))
+        for speaker, line in _speeches(lines[start + 1 : end], play.title == _NOT_INDENTED):
+            play.roles.setdefault(speaker, []).append(line)
+        if len(play.roles) >= _MIN_ROLES:
+            plays.append(play)
+    if not plays:
+        raise DataError(
+            f"{where}: no play found in {len(lines)} lines, {len(starts)} of them with "
+            f"'{_AUTHOR}' after the first. Looked for the form of Gutenberg's etext 100 of January "
+            f"1994 (md5 {EDITION_MD5}): a title, below it '{_AUTHOR}', speakers as two spaces, a "
+            "name and a full stop, and speeches indented by four spaces. Get that edition"
+        )
+    return plays
+
+
+def _speeches(lines: list[str], not_indented: bool) -> Iterator[tuple[str, str]]:
+    """Who says which line, of one play."""
+    pattern = _NOT_INDENTED_SPEAKER if not_indented else _SPEAKER
+    speaker: str | None = None
+    for line in lines:
+        match = pattern.match(line)
+        if match:
+            speaker = match[1].upper()
+            if not_indented and speaker.startswith(_NO_SPEAKER):
+                speaker = None
+            else:
+                yield speaker, match[2]
+        elif speaker is not None and not_indented:
+            if line.startswith(_COPYRIGHT):
+                speaker = None
+            else:
+                yield speaker, line
+        elif speaker is not None and line.startswith(_SPEECH_INDENT):
+            yield speaker, line[len(_SPEECH_INDENT) :]

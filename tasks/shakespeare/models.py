@@ -1,0 +1,86 @@
+"""Models of the Shakespeare task: LEAF's stacked LSTM for the next character."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from pfl_bench.types import ConfigError, DataFacts
+from tasks.leaf.lstm import StackedLstm
+
+
+class Options(BaseModel):
+    """Options of the Shakespeare models.
+
+    Attributes:
+        name: "stacked_lstm".
+        embedding_size: Features of a character.
+        hidden_size: Units of each LSTM layer.
+        num_layers: LSTM layers.
+        dropout: Probability that an output of a layer is dropped in training.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Literal["stacked_lstm"]
+    embedding_size: Annotated[int, Field(ge=1)] = 8
+    hidden_size: Annotated[int, Field(ge=1)] = 256
+    num_layers: Annotated[int, Field(ge=1)] = 2
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class NextCharacter(nn.Module):
+    """Scores every character as the one after a window, from the LSTM's output at its last step.
+
+    817,872 parameters with the options' defaults and 80 characters. All weights start from Glorot's
+    uniform distribution, biases from zero, but those of the forget gates from 1.
+
+    Args:
+        num_characters: Size of the alphabet, K.
+        options: Sizes.
+
+    Source: Caldas et al. 2018, LEAF, appendix B and models/shakespeare/stacked_lstm.py, whose
+    initial values are TensorFlow's defaults and which clips no gradient.
+    """
+
+    def __init__(self, num_characters: int, options: Options) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_characters, options.embedding_size)
+        self.lstm = StackedLstm(
+            options.embedding_size, options.hidden_size, options.num_layers, options.dropout
+        )
+        self.output = nn.Linear(options.hidden_size, num_characters)
+        for weight in (self.embedding.weight, self.output.weight):
+            bound = sqrt(6 / sum(weight.shape))
+            nn.init.uniform_(weight, -bound, bound)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, characters: Tensor) -> Tensor:
+        """Shape (n, T), int64, to logits of shape (n, K)."""
+        logits: Tensor = self.output(self.lstm(self.embedding(characters))[:, -1])
+        return logits
+
+
+def build(options: Options, facts: DataFacts) -> nn.Module:
+    """Build a model that gives logits of shape (n, num_classes).
+
+    Args:
+        options: Which model, and its sizes.
+        facts: Gives the size of the alphabet; its inputs must be windows of shape (T,).
+
+    Returns:
+        The model, freshly initialised from torch's global generator.
+
+    Raises:
+        ConfigError: The data are not sequences.
+    """
+    if len(facts.input_shape) != 1:
+        raise ConfigError(
+            f"model {options.name!r} of task shakespeare takes windows of character numbers, but "
+            f"the data ({facts.variant}) have inputs of shape {tuple(facts.input_shape)}; use "
+            "shakespeare data"
+        )
+    return NextCharacter(facts.num_classes, options)

@@ -1,0 +1,139 @@
+"""Turn the text of Shakespeare's plays, or LEAF's JSON of it, into a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfl_bench.store import FieldSpec
+from pfl_bench.types import ConfigError, DataError
+from tasks.leaf.dealing import Dealing, DealOptions, Gathering, Progress, write_dealt
+from tasks.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
+from tasks.leaf.json_files import find_files
+from tasks.shakespeare import gutenberg
+from tasks.shakespeare.characters import CHARACTERS
+from tasks.shakespeare.options import Options
+from tasks.shakespeare.reading import Reading, read_leaf_json, read_plays
+from tasks.shakespeare.windows import LENGTH
+
+__all__ = ["FIELDS", "Options", "prepare"]
+
+FIELDS = {
+    "inputs": FieldSpec("uint8", (LENGTH,)),
+    "targets": FieldSpec("uint8"),
+    "play": FieldSpec("uint16"),
+}
+_DONE_WHILE_READ = ("split_by", "train_fraction", "val_fraction", "min_examples")
+
+
+def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
+    """Read a folder with the text or with LEAF's JSON and write a store, whole or not at all.
+
+    Memory is bounded by the text (5.5 MB) or the largest user of the JSON files, not by the
+    windows; beside ``out`` it needs temporary space of about the store's size.
+
+    Args:
+        source: The folder, or the text's file.
+        out: The store to write; an existing one is replaced when all has gone well.
+        options: Who is kept, and how to split.
+        progress: Called with what is being done, how much is done, and of how much if known.
+
+    Returns:
+        Facts for printing: variant, source, splits with their counts, LEAF's statistics of all
+        windows beside the published ones, what was dropped.
+
+    Raises:
+        DataError: The folder holds neither form or both, a file is damaged or of something else,
+            or nothing is left.
+        ConfigError: An option that these data cannot honour.
+    """
+    source, out = Path(source), Path(out)
+    texts, files = _find(source)
+    with Gathering(out, FIELDS) as gathering:
+        if texts:
+            reading = read_plays(texts[0], gathering, options, progress)
+        else:
+            reading = read_leaf_json(source, files, gathering, options, progress)
+        dealing = _deal(gathering, reading, options)
+        plays = sorted(reading.plays)
+        places = np.array([plays.index(play) for play in reading.plays], dtype=np.uint16)
+
+        def name_plays(arrays: dict[str, Any]) -> dict[str, Any]:
+            return {**arrays, "play": places[arrays["play"]]}
+
+        extra = _facts(reading, dealing, options)
+        splits = write_dealt(
+            out,
+            dealing,
+            task="shakespeare",
+            variant=reading.variant,
+            source=reading.source,
+            num_classes=len(CHARACTERS),
+            input_shape=(LENGTH,),
+            fields=FIELDS,
+            extra=extra,
+            names={"play": plays, "characters": list(CHARACTERS)},
+            progress=progress,
+            convert=name_plays,
+        )
+    return {"variant": reading.variant, "source": reading.source, "splits": splits, **extra}
+
+
+def _find(source: Path) -> tuple[list[Path], dict[str, list[Path]]]:
+    """The text's file or the JSON files; one of the two is empty."""
+    looked_for = f"Looked for:\n  - {gutenberg.LOOKED_FOR}\n  - {JSON_LOOKED_FOR}"
+    if not source.exists():
+        raise DataError(f"{source} does not exist; --source takes a folder. {looked_for}")
+    texts = gutenberg.find_texts(source)
+    files = {} if source.is_file() else find_files(source)
+    if len(texts) + bool(files) == 1:
+        return texts, files
+    if not texts:
+        raise DataError(f"{source} holds neither form of Shakespeare. {looked_for}")
+    found = [path.name for path in texts] + (["LEAF JSON"] if files else [])
+    raise DataError(
+        f"{source} holds several: {', '.join(found)}; give a folder with one. {looked_for}"
+    )
+
+
+def _deal(gathering: Gathering, reading: Reading, options: Options) -> Dealing:
+    """Deal what was gathered; roles are split in the order of the text by now."""
+    if not gathering.splits:
+        raise DataError(
+            f"min_examples = {options.min_examples} drops all {reading.users_dropped} roles (and "
+            f"{reading.out_of_order} whose windows are in no order); choose a smaller number, or "
+            "for windows in no order a source in the order of the text, or remove_overlap=false"
+        )
+    given = {name: getattr(options, name) for name in options.model_fields_set}
+    given.pop("remove_overlap", None)
+    if not reading.published and options.split_by == "user":
+        return gathering.deal(DealOptions(**given))
+    draws = options.samples_users or options.partition == "iid"
+    if reading.splits_here and "split_seed" in given and not draws:
+        raise ConfigError(
+            "split_seed: each role is split in the order of the text and no role is drawn, so "
+            "nothing depends on a seed; leave it out"
+        )
+    if reading.splits_here:
+        # Split while read, when the order was known; roles too short for a test are in train alone.
+        given = {name: value for name, value in given.items() if name not in _DONE_WHILE_READ}
+        return gathering.deal(DealOptions(**given), published_as="example")
+    return gathering.deal(DealOptions(**given))
+
+
+def _facts(reading: Reading, dealing: Dealing, options: Options) -> dict[str, Any]:
+    """Facts for the store; those of the split take the place of the dealing's."""
+    facts = {**dealing.facts, **reading.facts()}
+    if reading.splits_here:
+        facts["split"] = {
+            "by": "example",
+            "as": "prepared here",
+            "order_by": "place in the text",
+            "train_fraction": options.train_fraction,
+            "val_fraction": options.val_fraction,
+            "remove_overlap": options.remove_overlap,
+        }
+        facts["min_examples"] = options.min_examples
+    return facts

@@ -1,0 +1,245 @@
+"""Gather windows of roles from the text or from LEAF's JSON, split in the order of the text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfl_bench.types import DataError
+from tasks.leaf.dealing import Gathering, Progress
+from tasks.leaf.json_files import UNSPLIT, LeafUser, check_splits, read_users
+from tasks.shakespeare import gutenberg
+from tasks.shakespeare.characters import CHARACTERS, OTHER, encode
+from tasks.shakespeare.options import Options
+from tasks.shakespeare.published import TABLE_1, describe
+from tasks.shakespeare.windows import (
+    LENGTH,
+    client_name,
+    cut,
+    in_order,
+    join_lines,
+    positions,
+    split_in_order,
+)
+
+MIN_LINES = 3  # LEAF passes over roles with fewer
+NO_PLAY = "unknown"
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a source held, and what became of it while it was gathered.
+
+    Attributes:
+        variant: Machine name of the variant.
+        source: One line for a human.
+        published: Whether the publisher split the data.
+        options: How to split what is not split.
+        plays: Titles in the order of their numbers.
+        sizes: Windows of each user, all splits together, before anything is dropped.
+        users_dropped: Users with fewer windows than ``min_examples``; 0 if the dealing drops them.
+        out_of_order: Users left out because their windows are not in the order of a text.
+        overlapping: Windows left out by split, because they share characters with others.
+        other_characters: Characters that are none of LEAF's 80.
+        notes: Further facts.
+    """
+
+    variant: str
+    source: str
+    published: bool
+    options: Options
+    plays: list[str] = field(default_factory=list)
+    sizes: Counter[str] = field(default_factory=Counter)
+    users_dropped: int = 0
+    out_of_order: int = 0
+    overlapping: Counter[str] = field(default_factory=Counter)
+    other_characters: int = 0
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def splits_here(self) -> bool:
+        """Whether each user's windows are split while they are gathered."""
+        return not self.published and self.options.split_by == "example"
+
+    def number(self, play: str) -> int:
+        """Number of a play."""
+        if play not in self.plays:
+            self.plays.append(play)
+        return self.plays.index(play)
+
+    def facts(self) -> dict[str, Any]:
+        """For the store, and for printing."""
+        facts: dict[str, Any] = {
+            **self.notes,
+            "all_windows": describe(np.array(list(self.sizes.values()), dtype=np.int64)),
+            "published_table_1": TABLE_1,
+            "plays": len(self.plays),
+            "other_characters": self.other_characters,
+        }
+        if self.other_characters:
+            facts["other_characters_as"] = CHARACTERS[OTHER]
+        if self.splits_here:
+            facts["users_dropped"] = self.users_dropped
+            facts["windows_left_out_for_overlap_before_sampling"] = dict(self.overlapping)
+            facts["users_left_out_as_out_of_order"] = self.out_of_order
+        return facts
+
+
+def read_plays(path: Path, gathering: Gathering, options: Options, progress: Progress) -> Reading:
+    """Gather the roles of Gutenberg's text.
+
+    Args:
+        path: The text, plain, gzipped or zipped.
+        gathering: Takes the windows.
+        options: How to split them.
+        progress: Told the plays that are done.
+
+    Raises:
+        DataError: The file is damaged, or has no plays.
+    """
+    text, digest = gutenberg.read_text(path)
+    plays = gutenberg.parse(text, str(path))
+    known = digest == gutenberg.EDITION_MD5
+    edition = "January 1994" if known else "another edition"
+    reading = Reading(
+        "shakespeare-gutenberg" if known else "shakespeare-gutenberg-other",
+        f"Project Gutenberg's complete works of William Shakespeare (etext 100, {edition})",
+        False,
+        options,
+    )
+    few_lines = short = 0
+    for done, play in enumerate(plays, start=1):
+        for role, lines in play.roles.items():
+            numbers, outside = encode(join_lines(lines))
+            if len(lines) < MIN_LINES:
+                few_lines += 1
+                continue
+            if len(numbers) <= LENGTH:
+                short += 1
+                continue
+            reading.other_characters += outside
+            name = client_name(play.title, role)
+            number = reading.number(play.title)
+            inputs, targets = cut(numbers)
+            _gather(reading, gathering, name, inputs, targets, number, np.arange(len(targets)))
+        progress("reading plays", done, len(plays))
+    reading.notes = {
+        "text": {"file": path.name, "md5": digest, "edition": edition},
+        "roles_with_fewer_lines_than_3": few_lines,
+        "roles_with_at_most_80_characters": short,
+    }
+    if not known:
+        reading.notes["warning"] = (
+            f"md5 {digest} is not that of the edition of January 1994 "
+            f"({gutenberg.EDITION_MD5}), for which LEAF's rules are made: {len(plays)} plays were "
+            f"found where it has {gutenberg.EDITION_PLAYS}; where titles or indents differ, plays "
+            "run into one another and roles are lost"
+        )
+    return reading
+
+
+def read_leaf_json(
+    source: Path,
+    files: dict[str, list[Path]],
+    gathering: Gathering,
+    options: Options,
+    progress: Progress,
+) -> Reading:
+    """Gather the users of LEAF's JSON files.
+
+    Args:
+        source: The folder, for messages.
+        files: The files by split.
+        gathering: Takes the windows.
+        options: How to split them, if they are not split.
+        progress: Told the files that are done.
+
+    Raises:
+        DataError: A file is damaged or of other data; the message names it and the user.
+    """
+    check_splits(source, files)
+    published = UNSPLIT not in files
+    reading = Reading(
+        "shakespeare-leaf-json",
+        "Shakespeare (LEAF JSON" + (", split as published)" if published else ")"),
+        published,
+        options,
+    )
+    paths = [(split, path) for split, own in files.items() for path in own]
+    for done, (split, path) in enumerate(paths, start=1):
+        for user in read_users(path):
+            where = f"{path}, user {user.user!r}"
+            inputs, targets, outside = _windows(user, where)
+            reading.other_characters += outside
+            number = reading.number(user.hierarchy or NO_PLAY)
+            if published:
+                play = np.full(len(targets), number, dtype=np.uint16)
+                gathering.append(split, user.user, inputs=inputs, targets=targets, play=play)
+                reading.sizes[user.user] += len(targets)
+                continue
+            if user.user in reading.sizes:
+                raise DataError(
+                    f"{where}: has come in another file already; a role's windows must be together "
+                    "to be split in the order of the text: give one file with all of them"
+                )
+            places = positions(inputs, targets)
+            _gather(reading, gathering, user.user, inputs, targets, number, places)
+        progress("reading files", done, len(paths))
+    if published:
+        reading.notes["overlap"] = "as published: not checked, nothing left out"
+    return reading
+
+
+def _gather(
+    reading: Reading,
+    gathering: Gathering,
+    name: str,
+    inputs: NDArray[np.uint8],
+    targets: NDArray[np.uint8],
+    number: int,
+    places: NDArray[np.int64],
+) -> None:
+    """Gather a user's windows: by split if they are split here, else as they are."""
+    options = reading.options
+    reading.sizes[name] = len(targets)
+    parts = {UNSPLIT: slice(0, len(targets))}
+    if reading.splits_here:
+        if len(targets) < options.min_examples:
+            reading.users_dropped += 1
+            return
+        if options.remove_overlap and not in_order(places):
+            reading.out_of_order += 1
+            return
+        fractions = options.train_fraction, options.val_fraction
+        parts = split_in_order(places, *fractions, options.remove_overlap)
+        whole = split_in_order(places, *fractions, False)
+        for split, part in whole.items():
+            kept = parts.get(split, slice(0, 0))
+            lost = (part.stop - part.start) - (kept.stop - kept.start)
+            if split != "train":
+                reading.overlapping[split] += lost
+    for split, part in parts.items():
+        play = np.full(part.stop - part.start, number, dtype=np.uint16)
+        gathering.append(split, name, inputs=inputs[part], targets=targets[part], play=play)
+
+
+def _windows(user: LeafUser, where: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8], int]:
+    """A user's windows as numbers, and how many characters are none of the 80."""
+    for example, (x, y) in enumerate(zip(user.x, user.y, strict=True)):
+        if not (isinstance(x, str) and isinstance(y, str) and len(x) == LENGTH and len(y) == 1):
+            raise DataError(
+                f"{where}: example {example} has x of {_told(x)} and y of {_told(y)}; Shakespeare "
+                f"has strings of {LENGTH} characters and of 1: is this another data set?"
+            )
+    numbers, outside = encode("".join(user.x) + "".join(user.y))
+    size = len(user.y) * LENGTH
+    return numbers[:size].reshape(-1, LENGTH), numbers[size:], outside
+
+
+def _told(value: Any) -> str:
+    return f"{len(value)} characters" if isinstance(value, str) else f"type {type(value).__name__}"

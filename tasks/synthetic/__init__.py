@@ -1,0 +1,1 @@
+"""LEAF's synthetic data: generated tasks whose true models differ and cluster."""

@@ -1,0 +1,176 @@
+"""Split a pool of examples in memory: inside each user, or between users; and deal it evenly."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfl_bench.types import ConfigError, DataError, SplitBy
+from tasks.synthetic.generator import Pool
+
+SPLITS = ("train", "val", "test")
+UNSPLIT = "all"
+_NOTHING = 1e-9  # what is left of 1 after fractions that sum to 1 in decimal
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one split has of a pool.
+
+    Attributes:
+        names: Its users.
+        places: Shape (n,), int64: examples of the pool, user by user.
+        offsets: Shape (U + 1,), int64: user u has ``places[offsets[u]:offsets[u + 1]]``.
+    """
+
+    names: list[str]
+    places: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+
+def counts(total: int, train_fraction: float, val_fraction: float) -> tuple[int, int, int]:
+    """How many of ``total`` go to train, val and test.
+
+    Train and val get their fraction rounded down (LEAF's rule for train), and each split that is
+    to have anything at least one, while there are enough: train first, then test, then val.
+
+    Args:
+        total: Number of examples or users, at least 1.
+        train_fraction: Above 0 to 1.
+        val_fraction: 0 or more; what both leave is test.
+    """
+    with_test = 1 - train_fraction - val_fraction > _NOTHING
+    test_least = int(with_test and total >= 2)
+    val_least = int(val_fraction > 0 and total >= 2 + with_test)
+    val = max(val_least, min(int(val_fraction * total + _NOTHING), total - 1 - test_least))
+    train = max(1, min(int(train_fraction * total + _NOTHING), total - val - test_least))
+    if not with_test:
+        train = total - val
+    return train, val, total - train - val
+
+
+def divide(
+    pool: Pool, split_by: SplitBy, train_fraction: float, val_fraction: float, seed: int
+) -> dict[str, Share]:
+    """Split a pool; splits that get nothing are left out.
+
+    Args:
+        pool: The examples.
+        split_by: "example" divides each user's examples, "user" deals whole users.
+        train_fraction: As for ``counts``.
+        val_fraction: As for ``counts``.
+        seed: Seed of the split. A user's examples are shuffled by a stream of that user's name.
+    """
+    users: dict[str, list[tuple[str, NDArray[np.int64]]]] = {name: [] for name in SPLITS}
+    if split_by == "user":
+        order = np.random.default_rng(seed).permutation(len(pool.names))
+        ends = np.cumsum(counts(len(order), train_fraction, val_fraction))[:-1]
+        for split, chosen in zip(SPLITS, np.split(order, ends), strict=True):
+            users[split] = [(pool.names[user], _own(pool, user)) for user in np.sort(chosen)]
+    else:
+        for user, name in enumerate(pool.names):
+            word = hashlib.sha256(name.encode()).digest()[:8]
+            rng = np.random.default_rng([seed, int.from_bytes(word, "little")])
+            own = rng.permutation(_own(pool, user))
+            ends = np.cumsum(counts(len(own), train_fraction, val_fraction))[:-1]
+            for split, piece in zip(SPLITS, np.split(own, ends), strict=True):
+                if len(piece):
+                    users[split].append((name, piece))
+    return {split: _share(own) for split, own in users.items() if own}
+
+
+def drop_small(pools: Mapping[str, Pool], min_examples: int) -> tuple[dict[str, Pool], int]:
+    """Drop users with fewer than ``min_examples`` examples, over all splits together.
+
+    Args:
+        pools: A pool a split.
+        min_examples: The least that is kept.
+
+    Returns:
+        The pools without them, and how many users were dropped.
+
+    Raises:
+        ConfigError: A split would have nobody left.
+    """
+    totals: Counter[str] = Counter()
+    for pool in pools.values():
+        totals.update(dict(zip(pool.names, np.diff(pool.offsets).tolist(), strict=True)))
+    small = {name for name, count in totals.items() if count < min_examples}
+    if not small:
+        return dict(pools), 0
+    kept: dict[str, Pool] = {}
+    for split, pool in pools.items():
+        stay = [user for user, name in enumerate(pool.names) if name not in small]
+        if not stay:
+            raise ConfigError(
+                f"min_examples {min_examples}: leaves no user in split '{split}'; the largest user "
+                f"has {max(totals.values())} examples: choose a smaller number"
+            )
+        share = _share([(pool.names[user], _own(pool, user)) for user in stay])
+        kept[split] = Pool(
+            share.names,
+            pool.inputs[share.places],
+            pool.targets[share.places],
+            share.offsets,
+            None if pool.clusters is None else pool.clusters[stay],
+        )
+    return kept, len(small)
+
+
+def published_as(pools: Mapping[str, Pool]) -> SplitBy | None:
+    """How a publisher split the data: None if not at all.
+
+    Raises:
+        DataError: The splits share some users, and others are not in train.
+    """
+    if UNSPLIT in pools:
+        return None
+    totals = Counter(name for pool in pools.values() for name in pool.names)
+    if max(totals.values()) == 1:
+        return "user"
+    strangers = sorted(totals.keys() - set(pools["train"].names))
+    if strangers:
+        raise DataError(
+            f"the splits {', '.join(pools)} share some users, but {len(strangers)} are not in "
+            f"train, such as {strangers[0]!r}; splits must divide users (no user twice) or each "
+            "user's examples (every user in train): split the whole data anew"
+        )
+    return "example"
+
+
+def whole(pool: Pool) -> Share:
+    """All that a pool has."""
+    return Share(pool.names, np.arange(len(pool.targets), dtype=np.int64), pool.offsets)
+
+
+def deal_evenly(share: Share, num_users: int, seed: int, split: str, first: int = 0) -> Share:
+    """Deal a split's examples to ``num_users`` artificial users, in shares that differ by one.
+
+    Args:
+        share: What the split has.
+        num_users: Users; only as many get something as there are examples.
+        seed: Seed of the dealing.
+        split: Name of the split, which has draws of its own.
+        first: Number of the first user.
+    """
+    rng = np.random.default_rng([seed, SPLITS.index(split)])
+    pieces = np.array_split(rng.permutation(share.places), num_users)
+    return _share([(f"iid-{user:06d}", own) for user, own in enumerate(pieces, first) if len(own)])
+
+
+def _own(pool: Pool, user: int) -> NDArray[np.int64]:
+    return np.arange(pool.offsets[user], pool.offsets[user + 1], dtype=np.int64)
+
+
+def _share(users: list[tuple[str, NDArray[np.int64]]]) -> Share:
+    sizes = [len(places) for _, places in users]
+    return Share(
+        [name for name, _ in users],
+        np.concatenate([places for _, places in users]),
+        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+    )

@@ -1,0 +1,169 @@
+"""Generate LEAF's synthetic data: one linear model a task, and tasks around cluster centres."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Style = Literal["paper", "code", "first_code"]
+MIN_EXAMPLES, MAX_EXAMPLES = 5, 1000
+SIZE_MEAN, SIZE_SIGMA = 3.0, 2.0  # of the logarithm of a task's size
+DECAY = -1.2  # the i-th feature has the variance i ** DECAY
+# The appendix writes N(., I) and N(0, 0.1 I): variances.
+PAPER_MODEL_SD, PAPER_NOISE_SD = 1.0, 0.1**0.5
+CODE_MODEL_SD = CODE_NOISE_SD = 0.1
+_WORLD, _TASK = 0, 1  # streams of the style "paper"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What to generate.
+
+    Attributes:
+        num_tasks: Tasks (LEAF: devices), T.
+        cluster_probabilities: k positive numbers that sum to 1.
+        num_features: Features without the intercept, d.
+        num_classes: Classes, K.
+        side_dimension: Dimension of cluster centres, s; LEAF's code has s = k.
+        seed: Seed of everything.
+        style: As ``task.Options`` says.
+    """
+
+    num_tasks: int
+    cluster_probabilities: Sequence[float]
+    num_features: int
+    num_classes: int
+    side_dimension: int
+    seed: int
+    style: Style
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Examples by user, in memory.
+
+    Attributes:
+        names: The U users.
+        inputs: Shape (n, d), float32.
+        targets: Shape (n,), int64, 0 to K - 1.
+        offsets: Shape (U + 1,), int64: user u owns the examples ``offsets[u]:offsets[u + 1]``.
+        clusters: Shape (U,), int64: the cluster of each user; None if it is not known.
+    """
+
+    names: list[str]
+    inputs: NDArray[np.float32]
+    targets: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    clusters: NDArray[np.int64] | None
+
+
+def task_sizes(num_tasks: int, seed: int) -> NDArray[np.int64]:
+    """Draw the tasks' numbers of examples: log-normal, at least 5 and at most 1,000.
+
+    The draws are those of LEAF's generator: from numpy's legacy generator, freshly seeded. All
+    styles share them, so they differ in the examples and not in how many there are.
+
+    Args:
+        num_tasks: Number of tasks.
+        seed: Seed of the legacy generator, 0 to 2^32 - 1.
+
+    Returns:
+        Shape (num_tasks,), int64.
+
+    Source: Caldas et al. 2018 (LEAF), appendix A, step 3 of each task.
+    """
+    drawn = np.random.RandomState(seed).lognormal(SIZE_MEAN, SIZE_SIGMA, num_tasks)
+    return np.minimum(drawn.astype(np.int64) + MIN_EXAMPLES, MAX_EXAMPLES)
+
+
+def generate(recipe: Recipe) -> Pool:
+    """Generate all tasks.
+
+    Args:
+        recipe: What to generate.
+
+    Returns:
+        The examples, on the same platform the same for the same recipe; the tasks' names are "0"
+        to "T - 1", as LEAF's.
+
+    Source: Caldas et al. 2018 (LEAF), appendix A; the styles "code" and "first_code" take the
+        order of draws and the constants of LEAF's generator.
+    """
+    sizes = task_sizes(recipe.num_tasks, recipe.seed)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    inputs = np.empty((int(offsets[-1]), recipe.num_features), dtype=np.float32)
+    targets = np.empty(len(inputs), dtype=np.int64)
+    clusters = np.empty(recipe.num_tasks, dtype=np.int64)
+    draw_task = _paper(recipe) if recipe.style == "paper" else _code(recipe)
+    for task, (start, stop) in enumerate(itertools.pairwise(offsets.tolist())):
+        features, targets[start:stop], clusters[task] = draw_task(task, stop - start)
+        inputs[start:stop] = features
+    names = [str(task) for task in range(recipe.num_tasks)]
+    return Pool(names, inputs, targets, offsets, clusters)
+
+
+Drawn = tuple[NDArray[np.float64], NDArray[np.int64], int]
+
+
+def _feature_scale(num_features: int) -> NDArray[np.float64]:
+    scale: NDArray[np.float64] = np.sqrt(np.arange(1, num_features + 1, dtype=np.float64) ** DECAY)
+    return scale
+
+
+def _scores(features: NDArray[np.float64], model: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Linear scores of shape (n, K); the first row of the model, shape (d + 1, K), is added."""
+    scores: NDArray[np.float64] = features @ model[1:] + model[0]
+    return scores
+
+
+def _paper(recipe: Recipe) -> Callable[[int, int], Drawn]:
+    """The appendix: one stream for what tasks share, and one for each task."""
+    features, side = recipe.num_features, recipe.side_dimension
+    rng = np.random.default_rng(np.random.SeedSequence(recipe.seed, spawn_key=(_WORLD,)))
+    num_clusters = len(recipe.cluster_probabilities)
+    centres = rng.normal(rng.normal(size=(num_clusters, 1)), size=(num_clusters, side))
+    mixing = rng.normal(size=(features + 1, recipe.num_classes, side))
+    scale = _feature_scale(features)
+    probabilities = np.asarray(recipe.cluster_probabilities) / sum(recipe.cluster_probabilities)
+
+    def draw_task(task: int, count: int) -> Drawn:
+        rng = np.random.default_rng(np.random.SeedSequence(recipe.seed, spawn_key=(_TASK, task)))
+        cluster = int(rng.choice(num_clusters, p=probabilities))
+        model = mixing @ rng.normal(centres[cluster], PAPER_MODEL_SD)
+        mean = rng.normal(rng.normal(), size=features)
+        drawn = mean + scale * rng.normal(size=(count, features))
+        noise = rng.normal(scale=PAPER_NOISE_SD, size=(count, recipe.num_classes))
+        # The sigmoid is monotone: without it there are no ties where it would round to 1.
+        return drawn, np.argmax(_scores(drawn, model) + noise, axis=1), cluster
+
+    return draw_task
+
+
+def _code(recipe: Recipe) -> Callable[[int, int], Drawn]:
+    """LEAF's generator: one legacy stream, seeded a second time after the sizes."""
+    features, side = recipe.num_features, recipe.side_dimension
+    rng = np.random.RandomState(recipe.seed)
+    num_clusters = len(recipe.cluster_probabilities)
+    mixing = rng.normal(size=(features + 1, recipe.num_classes, side))
+    centres = [rng.normal(rng.normal(), 1.0, side) for _ in range(num_clusters)]
+    scale = _feature_scale(features)
+    probabilities = np.asarray(recipe.cluster_probabilities) / sum(recipe.cluster_probabilities)
+    # The first generator's softmax ran over the examples of a task instead of the classes.
+    axis = 0 if recipe.style == "first_code" else 1
+
+    def draw_task(task: int, count: int) -> Drawn:
+        cluster = int(rng.choice(num_clusters, p=probabilities))
+        mean = rng.normal(rng.normal(), 1.0, features)
+        # What multivariate_normal draws for a diagonal covariance in descending order.
+        drawn = mean + scale * rng.standard_normal((count, features))
+        model = mixing @ rng.normal(centres[cluster], CODE_MODEL_SD)
+        noise = rng.normal(0.0, CODE_NOISE_SD, (count, recipe.num_classes))
+        raw = np.exp(_scores(drawn, model) + noise)
+        return drawn, np.argmax(raw / raw.sum(axis=axis, keepdims=True), axis=1), cluster
+
+    return draw_task

@@ -1,0 +1,284 @@
+"""The synthetic task of LEAF: generated in memory from its options, or read from LEAF JSON."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from torch import Tensor
+from torch.nn import functional
+
+from pfl_bench.types import ConfigError, DataError, DataFacts, SplitBy
+from tasks.synthetic.dividing import (
+    SPLITS,
+    UNSPLIT,
+    deal_evenly,
+    divide,
+    drop_small,
+    published_as,
+    whole,
+)
+from tasks.synthetic.generator import Pool, Recipe, Style, generate
+from tasks.synthetic.splits import CLUSTER, ArraySplit
+
+GENERATOR_OPTIONS = (
+    "num_tasks",
+    "cluster_probabilities",
+    "num_features",
+    "num_classes",
+    "side_dimension",
+    "seed",
+    "style",
+)
+SPLIT_OPTIONS = ("split_by", "train_fraction", "val_fraction", "split_seed")
+_WORDS = {
+    "paper": "as LEAF's appendix A says",
+    "code": "as LEAF's generator does",
+    "first_code": "as LEAF's first generator did",
+}
+
+
+class Options(BaseModel):
+    """Options of the synthetic task.
+
+    Attributes:
+        data: LEAF JSON to read in place of generating: a file, or a folder; then the options of
+            the generator are refused.
+        num_tasks: Tasks (users).
+        cluster_probabilities: Probability of each cluster of true models; positive, sum 1.
+        num_features: Features, without the intercept.
+        num_classes: Classes.
+        side_dimension: Dimension of the cluster centres (the appendix's s); None for the number of
+            clusters, as in LEAF's code.
+        seed: Seed of the data; separate from the run's seed.
+        style: "paper" follows appendix A; "code" draws what LEAF's generator draws, in its order
+            and with its constants; "first_code" is the same with the labels of LEAF's first
+            generator, whose softmax ran over a task's examples instead of its classes.
+        min_examples: Users with fewer examples, over all splits, are dropped.
+        split_by: "example" divides each user's examples, "user" deals whole users.
+        train_fraction: Fraction for train, rounded down; at least one example a user.
+        val_fraction: Fraction for val, rounded down; what both leave is test.
+        split_seed: Seed of the split.
+        partition: "natural" leaves examples with their users; "iid" then deals each split's
+            examples, in equal shares, to as many artificial users.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    data: str | None = None
+    num_tasks: int = Field(default=1000, ge=1, le=1_000_000)
+    cluster_probabilities: list[float] = [1.0]
+    num_features: int = Field(default=60, ge=1, le=100_000)
+    num_classes: int = Field(default=5, ge=2, le=1000)
+    side_dimension: int | None = Field(default=None, ge=1, le=1000)
+    seed: int = Field(default=931231, ge=0, le=2**32 - 1)
+    style: Style = "paper"
+    min_examples: int = Field(default=0, ge=0)
+    split_by: SplitBy = "example"
+    train_fraction: float = Field(default=0.6, gt=0, le=1)
+    val_fraction: float = Field(default=0.2, ge=0, lt=1)
+    split_seed: int = Field(default=0, ge=0)
+    partition: Literal["natural", "iid"] = "natural"
+
+    @field_validator("cluster_probabilities")
+    @classmethod
+    def _probabilities(cls, values: list[float]) -> list[float]:
+        if not values or not all(0 < value <= 1 for value in values) or abs(sum(values) - 1) > 1e-6:
+            raise ValueError(
+                f"{values} must be positive numbers that sum to 1, such as [1.0] or [0.5, 0.5]"
+            )
+        return values
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        if self.train_fraction + self.val_fraction > 1 + 1e-9:
+            raise ValueError(
+                f"train_fraction {self.train_fraction} and val_fraction {self.val_fraction} sum to "
+                "more than 1; what they leave is the test split"
+            )
+        given = [name for name in GENERATOR_OPTIONS if name in self.model_fields_set]
+        if self.data is not None and given:
+            raise ValueError(
+                f"{', '.join(given)}: are for generated data, but data = {self.data!r} is read; "
+                "leave one of the two out"
+            )
+        return self
+
+
+class SyntheticTask:
+    """Classify generated points; users' true models differ. Cross entropy of the model's outputs.
+
+    Args:
+        splits: The splits by name.
+        facts: What is known of the data.
+        column_names: ("cluster",) if it is known which cluster each example's task is of.
+    """
+
+    metrics: tuple[str, ...] = ("classification",)
+
+    def __init__(
+        self, splits: Mapping[str, ArraySplit], facts: DataFacts, column_names: tuple[str, ...]
+    ) -> None:
+        self.facts = facts
+        self.column_names = column_names
+        self._splits = dict(splits)
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """Names of the splits."""
+        return tuple(self._splits)
+
+    def split(self, name: str) -> ArraySplit:
+        """Open one split.
+
+        Raises:
+            DataError: There is no split of that name.
+        """
+        if name not in self._splits:
+            raise DataError(
+                f"task synthetic has no split {name!r}; choose from {', '.join(self.split_names)}"
+            )
+        return self._splits[name]
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy of outputs of shape (n, K), taken as logits, and targets (n,)."""
+        return functional.cross_entropy(outputs, targets)
+
+    def read_column(self, split: str, name: str, start: int, stop: int) -> NDArray[np.int64]:
+        """Read the clusters of the examples ``start:stop`` of a split; shape (stop - start,).
+
+        Raises:
+            ConfigError: There is no such column.
+        """
+        if name not in self.column_names:
+            raise ConfigError(
+                f"column '{name}': the synthetic data have no such column; there are: "
+                f"{', '.join(self.column_names) or 'none'}"
+            )
+        return self.split(split).read_clusters(start, stop)
+
+    def column_values(self, name: str) -> Sequence[str] | None:
+        """Clusters are just numbers."""
+        return None
+
+
+def build(options: Options) -> SyntheticTask:
+    """Generate or read the data, and split them.
+
+    Args:
+        options: Options of the task.
+
+    Returns:
+        The task; splits that get nothing are absent.
+
+    Raises:
+        DataError: The file or folder of ``data`` is missing, damaged or of other data.
+        ConfigError: Options of the split were given for data that are split as published, or
+            ``min_examples`` leaves nobody.
+    """
+    if options.data is None:
+        pools = {UNSPLIT: generate(_recipe(options))}
+        num_classes = options.num_classes
+        source = f"generated {_WORDS[options.style]}; its users are no persons"
+        variant = f"synthetic-{options.style.replace('_', '-')}"
+    else:
+        from tasks.synthetic.leaf_data import read_pools
+
+        pools = read_pools(Path(options.data))
+        num_classes = 1 + max(int(pool.targets.max()) for pool in pools.values())
+        source = f"LEAF-format synthetic data, {options.data}"
+        variant = "synthetic-json"
+    kept, num_dropped = drop_small(pools, options.min_examples)
+    published = published_as(kept)
+    if published is not None:
+        given = [name for name in SPLIT_OPTIONS if name in options.model_fields_set]
+        if options.partition == "iid" and "split_seed" in given:
+            given.remove("split_seed")  # the dealing draws from it
+        if given:
+            raise ConfigError(
+                f"{', '.join(given)}: {options.data} is split by its publisher, by {published}; "
+                "leave these options out, or give data that are not split"
+            )
+    splits = _splits(options, kept, published or options.split_by)
+    digest = hashlib.sha256()
+    for split in splits.values():
+        for array in split.content():
+            digest.update(array.tobytes())
+        digest.update("\0".join(split.client_ids()).encode())
+    facts = DataFacts(
+        source=source,
+        variant=variant,
+        checksum=f"sha256:{digest.hexdigest()}",
+        num_classes=num_classes,
+        input_shape=next(iter(kept.values())).inputs.shape[1:],
+        split_by=published or options.split_by,
+        extra=_extra(options, published, kept, num_dropped),
+        artificial_users=True,
+    )
+    return SyntheticTask(splits, facts, (CLUSTER,) if options.data is None else ())
+
+
+def _recipe(options: Options) -> Recipe:
+    return Recipe(
+        num_tasks=options.num_tasks,
+        cluster_probabilities=options.cluster_probabilities,
+        num_features=options.num_features,
+        num_classes=options.num_classes,
+        side_dimension=options.side_dimension or len(options.cluster_probabilities),
+        seed=options.seed,
+        style=options.style,
+    )
+
+
+def _splits(
+    options: Options, pools: Mapping[str, Pool], split_by: SplitBy
+) -> dict[str, ArraySplit]:
+    """The splits, in their usual order."""
+    if UNSPLIT in pools:
+        pool = pools[UNSPLIT]
+        fractions = options.train_fraction, options.val_fraction
+        shares = divide(pool, options.split_by, *fractions, options.split_seed)
+        owners = dict.fromkeys(shares, pool)
+    else:
+        shares = {name: whole(pool) for name, pool in pools.items()}
+        owners = dict(pools)
+    if options.partition == "iid":
+        first, dealt = 0, {}
+        for name, share in shares.items():
+            dealt[name] = deal_evenly(share, len(share.names), options.split_seed, name, first)
+            if split_by == "user":  # nobody is in two splits
+                first += len(share.names)
+        shares = dealt
+    return {name: ArraySplit(name, owners[name], shares[name]) for name in SPLITS if name in shares}
+
+
+def _extra(
+    options: Options, published: SplitBy | None, pools: Mapping[str, Pool], num_dropped: int
+) -> dict[str, Any]:
+    """Facts beside the usual ones: the recipe, the split, how much there is."""
+    sizes = np.concatenate([np.diff(pool.offsets) for pool in pools.values()])
+    extra: dict[str, Any] = {
+        "generated": True,
+        "partition": options.partition,
+        "min_examples": options.min_examples,
+        "users_dropped": num_dropped,
+        "examples_per_user": {
+            "users": len(sizes),
+            "examples": int(sizes.sum()),
+            "mean": float(sizes.mean()),
+            "sd": float(sizes.std()),
+        },
+    }
+    if options.data is None:
+        recipe = {name: getattr(options, name) for name in GENERATOR_OPTIONS}
+        extra |= recipe | {"side_dimension": _recipe(options).side_dimension}
+    split: dict[str, Any] = {"by": published, "as": "published"}
+    if published is None:
+        split = {"as": "prepared here", "by": options.split_by}
+        split |= {name: getattr(options, name) for name in SPLIT_OPTIONS[1:]}
+    return extra | {"split": split}

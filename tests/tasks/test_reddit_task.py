@@ -1,0 +1,159 @@
+"""The Reddit task: what models get, the loss by hand, columns, bad stores."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pfl_bench.store import Store, StoreWriter
+from pfl_bench.types import DataError
+from tasks.reddit.sequences import store_fields
+from tasks.reddit.statistics import Options as StatisticsOptions
+from tasks.reddit.statistics import format_statistics, statistics
+from tasks.reddit.task import Options, RedditTask, build
+
+LENGTH = 4
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Two users; ann has 5 sequences of 3 comments in train and one in test, bob one in train."""
+    with StoreWriter(
+        tmp_path / "r.h5",
+        task="reddit",
+        variant="test",
+        source="by hand",
+        split_by="example",
+        num_classes=5,
+        input_shape=(LENGTH,),
+        fields=store_fields(LENGTH),
+        extra={"pad_id": 0, "unk_id": 1},
+    ) as writer:
+        writer.set_names("vocabulary", ["<PAD>", "<UNK>", "<BOS>", "<EOS>", "a"])
+        writer.set_names("subreddit", ["art", "pics"])
+        tokens = np.arange(20).reshape(5, LENGTH) % 5
+        writer.append(
+            "train",
+            "ann",
+            tokens=tokens,
+            targets=(tokens + 1) % 5,
+            counted=np.array([15, 0, 1, 8, 5]),
+            first=np.array([True, False, True, True, False]),
+            subreddit=np.array([1, 1, 0, 1, 1]),
+        )
+        for split, user in (("train", "bob"), ("test", "ann")):
+            writer.append(
+                split,
+                user,
+                tokens=np.array([[2, 4, 1, 3]]),
+                targets=np.array([[4, 1, 3, 0]]),
+                counted=np.array([15]),
+                first=np.array([True]),
+                subreddit=np.array([0]),
+            )
+    return tmp_path / "r.h5"
+
+
+def open_task(path: Path, **options: object) -> RedditTask:
+    return build(Options.model_validate({"data": str(path), **options}))
+
+
+def test_models_get_tokens_and_targets_that_count(path: Path) -> None:
+    task = open_task(path)
+    examples = task.split("train").read_user(0, np.random.default_rng(0))
+    assert examples.inputs.dtype == examples.targets.dtype == torch.int64
+    assert examples.inputs.tolist()[0] == [0, 1, 2, 3]
+    assert examples.targets.tolist() == [
+        [1, 2, 3, 4],
+        [-100, -100, -100, -100],
+        [4, -100, -100, -100],
+        [-100, -100, -100, 1],
+        [2, -100, 4, -100],
+    ]
+    chosen = task.split("train").read_examples(np.array([5, 0]), np.random.default_rng(0))
+    assert chosen.inputs.tolist() == [[2, 4, 1, 3], [0, 1, 2, 3]]
+    assert task.facts.extra["pad_id"] == 0
+    assert task.facts.extra["unk_id"] == 1
+    assert task.metrics == ("next_token",)
+
+
+def test_a_limit_draws_a_subset(path: Path) -> None:
+    split = open_task(path, max_examples_per_user=2).split("train")
+    drawn = {
+        tuple(split.read_user(0, np.random.default_rng(seed)).inputs[:, 0].tolist())
+        for seed in range(40)
+    }
+    assert len(drawn) > 5
+    assert {len(firsts) for firsts in drawn} == {2}
+
+
+def test_the_subreddit_is_a_column_with_names(path: Path) -> None:
+    task = open_task(path)
+    assert "subreddit" in task.column_names
+    assert task.read_column("train", "subreddit", 1, 4).tolist() == [1, 0, 1]
+    assert task.column_values("subreddit") == ["art", "pics"]
+
+
+def test_the_loss_is_the_mean_over_sequences_of_the_sum_over_counted_tokens(path: Path) -> None:
+    task, mean = open_task(path), open_task(path, reduction="mean")
+    outputs = torch.zeros(2, LENGTH, 5, dtype=torch.float64)
+    outputs[0, 1, 3] = math.log(6)  # a probability of 6 / 10
+    targets = torch.tensor([[-100, 3, 2, -100], [0, -100, -100, -100]])
+    by_hand = (-math.log(0.6) + math.log(5) + math.log(5)) / 2
+    assert task.loss(outputs, targets).item() == pytest.approx(by_hand)
+    assert mean.loss(outputs, targets).item() == pytest.approx(by_hand / LENGTH)
+    nothing = task.loss(outputs.requires_grad_(), torch.full((2, LENGTH), -100))
+    nothing.backward()
+    assert nothing.item() == 0
+    assert outputs.grad is not None
+    assert not outputs.grad.any()
+
+
+def test_statistics_count_comments_of_all_splits(path: Path) -> None:
+    with Store(path) as store:
+        found = statistics(store, StatisticsOptions(), lambda *_: None)
+    here = found["comments_per_user"]
+    assert {key: here[key] for key in ("users", "comments", "mean", "sd", "min", "max")} == {
+        "users": 2,
+        "comments": 5,
+        "mean": 2.5,
+        "sd": 1.5,
+        "min": 1,
+        "max": 4,
+    }
+    assert sum(here["histogram"]["users"]) == 2
+    assert found["splits"]["train"] == {
+        "users": 2,
+        "comments": 4,
+        "sequences": 6,
+        "tokens": 20,
+        "unknown_tokens": 5,
+        "counted_tokens": 12,
+    }
+    assert found["subreddits"] == {"number": 2, "largest": {"art": 3, "pics": 2}}
+    text = format_statistics(found)
+    assert "1,660,820" in text
+    assert "2.50" in text
+
+
+def test_a_store_of_another_task_and_no_store_are_refused(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="data prepare reddit"):
+        open_task(tmp_path / "absent.h5")
+    with StoreWriter(
+        tmp_path / "other.h5",
+        task="other",
+        variant="x",
+        source="x",
+        split_by="example",
+        num_classes=5,
+        input_shape=(LENGTH,),
+        fields=store_fields(LENGTH),
+    ) as writer:
+        row = {"tokens": [[0] * 4], "targets": [[0] * 4], "counted": [0], "subreddit": [0]}
+        writer.append("train", "a", first=np.array([True]), **row)
+    with pytest.raises(DataError, match="prepared for task 'other'"):
+        open_task(tmp_path / "other.h5")
