@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from pfl_bench.config import Strict
 from pfl_bench.config_file import ResolvedConfig, apply_override, read_yaml, resolve
+from pfl_bench.config_training import Strict
 from pfl_bench.row_files import read_typed
 from pfl_bench.types import ConfigError
 
@@ -31,8 +31,9 @@ class Sweep(Strict):
     Attributes:
         version: Version of the configuration format.
         row: File of the row, from the folder of the sweep's file.
-        metric: What the best model of each run is chosen by, and the best run: higher is better,
-            for names that end in "loss" lower; such as "val/c_ap".
+        metric: What the best model of each run is chosen by, and the best run, such as
+            "val/c_ap": higher is better; of losses, perplexities and standard deviations, by
+            client or stratum too, lower.
         grid: The values of each dotted key.
     """
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-# Colours that people with colour-blindness can tell apart (Okabe and Ito, 2008, without black and
-# yellow). The page defines --s0.. for light and dark; these values only mark the places.
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-# Dashes in points, so that rows differ in print without colour too.
-DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2.5), (1.5, 2), (8, 2.5, 1.5, 2.5))
-_INK = "#0a0b0c"
-_GRID = "#0d0e0f"
+from pfl_bench.report.canvas import PALETTE as PALETTE
+from pfl_bench.report.canvas import dashes, render
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -52,18 +48,6 @@ class Band:
     style: int
 
 
-def color_name(style: int) -> str:
-    """The page's name for a row's colour."""
-    return f"var(--s{style % len(PALETTE)})"
-
-
-def dashes(style: int) -> tuple[float, ...]:
-    """A row's dashes, in points; empty for a solid line."""
-    # The dashes move on with every colour and once more after a full turn of the colours, so that
-    # twelve rows have twelve looks.
-    return DASHES[(style + style // len(PALETTE)) % len(DASHES)]
-
-
 def mean_curve(
     curves: Sequence[tuple[Sequence[int], Sequence[float]]],
 ) -> tuple[list[int], list[float]]:
@@ -91,6 +75,7 @@ def draw(
     lines: Sequence[Line],
     bands: Sequence[Band] = (),
     y_limits: tuple[float, float] | None = None,
+    log: bool = False,
 ) -> str:
     """Draw curves over rounds.
 
@@ -101,28 +86,15 @@ def draw(
         lines: Curves, drawn in this order.
         bands: Ranges, drawn below the curves.
         y_limits: Fixed range of the vertical axis; None fits it to the data.
+        log: Whether the vertical axis is logarithmic; values up to 0 are then not drawn.
 
     Returns:
         An ``svg`` element without references to anything outside the page.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
-    # matplotlib types the keys as one long Literal, of which older releases know nothing.
-    settings: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": identifier,
-        "lines.scale_dashes": False,
-        "font.size": 9.0,
-        "text.color": _INK,
-        "axes.labelcolor": _INK,
-        "xtick.color": _INK,
-        "ytick.color": _INK,
-    }
-    with mpl.rc_context(settings):
-        figure = Figure(figsize=(4.1, 2.5), layout="constrained")
-        axes = figure.add_subplot()
+    def paint(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         for band in bands:
             color = PALETTE[band.style % len(PALETTE)]
             axes.fill_between(band.x, band.low, band.high, color=color, alpha=0.18, linewidth=0)
@@ -141,19 +113,15 @@ def draw(
             )
         axes.set_xlabel(x_label)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-        axes.grid(color=_GRID, linewidth=0.6)
-        axes.set_axisbelow(True)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        axes.spines["bottom"].set_color(_INK)
-        axes.tick_params(length=0)
+        if log:
+            axes.set_yscale("log")
+        else:
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
         axes.margins(x=0.02)
         if y_limits is not None:
             axes.set_ylim(*y_limits)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return _inline(buffer.getvalue(), identifier, description)
+
+    return render(identifier, description, paint)
 
 
 def limits(values: Sequence[float]) -> tuple[float, float] | None:
@@ -169,23 +137,3 @@ def _finite(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[f
     """Drop points that cannot be drawn."""
     pairs = [(a, b) for a, b in zip(x, y, strict=True) if math.isfinite(b)]
     return [a for a, _ in pairs], [b for _, b in pairs]
-
-
-def _inline(svg: str, identifier: str, description: str) -> str:
-    """Cut the picture out of its document and hand its colours and fonts to the page."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\sxmlns(:xlink)?="[^"]*"', "", svg)
-    svg = svg.replace("xlink:href", "href")
-    svg = re.sub(r'\bid="', f'id="{identifier}-', svg)
-    svg = svg.replace("url(#", f"url(#{identifier}-").replace('href="#', f'href="#{identifier}-')
-    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
-    for index, color in enumerate(PALETTE):
-        svg = svg.replace(color, f"var(--s{index})")
-    svg = svg.replace(_INK, "currentColor").replace(_GRID, "var(--grid)")
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    text = description.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    svg = svg.replace("<svg", f'<svg role="img" aria-label="{text}"', 1)
-    return re.sub(r"\n\s*", "\n", svg)

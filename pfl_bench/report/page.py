@@ -10,9 +10,12 @@ from typing import Any
 
 from pfl_bench.files import write_atomically
 from pfl_bench.report import panels, table
+from pfl_bench.report.costs import budget_lines, cost_lines
+from pfl_bench.report.figures import DrawnFigure
 from pfl_bench.report.grid import make_grid
 from pfl_bench.report.rows import RowResult, as_float, rows_from_summaries
 from pfl_bench.report.run_folder import RunRecord, read_run
+from pfl_bench.report.strata import strata_tables
 from pfl_bench.report.words import StatementWords, describe
 from pfl_bench.types import RunFolderError
 
@@ -21,6 +24,8 @@ _SETTINGS = {
     "central_dp": "central, example-level DP",
     "federated": "federated",
     "private_federated": "private federated",
+    "local": "local models",
+    "multitask": "federated multi-task",
 }
 
 
@@ -53,7 +58,10 @@ def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
 
 
 def write_page(
-    runs: Sequence[RunRecord], out: Path, labels: Mapping[str, str] | None = None
+    runs: Sequence[RunRecord],
+    out: Path,
+    labels: Mapping[str, str] | None = None,
+    figures: Sequence[DrawnFigure] = (),
 ) -> Path:
     """Write the page of runs that were read.
 
@@ -61,6 +69,7 @@ def write_page(
         runs: At least one run.
         out: See ``write_report``.
         labels: Makes the table a grid of metrics by rows; what each row's name is called in it.
+        figures: A view's figures, shown first.
 
     Returns:
         ``out``.
@@ -73,18 +82,23 @@ def write_page(
         raise RunFolderError(
             f"{out} is a folder; name the HTML file to write, as {out}/report.html"
         )
-    page = render(runs, labels)
+    page = render(runs, labels, figures)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
     return out
 
 
-def render(runs: Sequence[RunRecord], labels: Mapping[str, str] | None = None) -> str:
+def render(
+    runs: Sequence[RunRecord],
+    labels: Mapping[str, str] | None = None,
+    figures: Sequence[DrawnFigure] = (),
+) -> str:
     """Make the page's text.
 
     Args:
         runs: At least one run.
         labels: See ``write_page``.
+        figures: See ``write_page``.
 
     Returns:
         A whole HTML document.
@@ -109,6 +123,7 @@ def render(runs: Sequence[RunRecord], labels: Mapping[str, str] | None = None) -
     return environment.get_template("page.html").render(
         title=_title(runs),
         subtitle=_subtitle(groups),
+        drawn=figures,
         grid=cells,
         rows=[_cells(row, mark) for row, mark in zip(rows, marks, strict=True)],
         notes=notes if cells is None else cells.notes,
@@ -116,6 +131,10 @@ def render(runs: Sequence[RunRecord], labels: Mapping[str, str] | None = None) -
         legend=panels.legend(groups),
         learning=panels.learning_panels(groups),
         clients=panels.client_panels(groups),
+        boxes=panels.box_panels(groups),
+        strata=[one for group in groups.values() for one in strata_tables(group)],
+        costs=cost_lines(groups),
+        budgets=budget_lines(groups),
         statements=_statements(groups),
         runs=[_run_facts(run) for group in groups.values() for run in group],
     )

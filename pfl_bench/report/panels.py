@@ -6,13 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pfl_bench.report import curves
+from pfl_bench.report import canvas, curves
+from pfl_bench.report.boxes import Box, box_of, draw_boxes
 from pfl_bench.report.rows import headline_metrics
 from pfl_bench.report.run_folder import RunRecord
 
 _MAX_HEADLINES = 4
 _PERCENTILE = re.compile(r"^(?P<stem>[^/]+/client_.+)_p50$")
-_NOT_EVALUATION = frozenset({"train", "privacy", "time"})
+_NOT_EVALUATION = frozenset({"train", "privacy", "time", "systems", "local", "multitask"})
 _PRIVACY_CURVES = {
     "privacy/clip_norm": "clip norm",
     "privacy/epsilon_simulated": "epsilon (simulated)",
@@ -57,8 +58,8 @@ def legend(rows: Rows) -> list[LegendEntry]:
     """Say how each row is drawn, in all pictures alike."""
     entries = []
     for style, (name, runs) in enumerate(rows.items()):
-        dashes = " ".join(f"{length:g}" for length in curves.dashes(style)) or "none"
-        entries.append(LegendEntry(name, curves.color_name(style), dashes, len(runs)))
+        dashes = " ".join(f"{length:g}" for length in canvas.dashes(style)) or "none"
+        entries.append(LegendEntry(name, canvas.color_name(style), dashes, len(runs)))
     return entries
 
 
@@ -69,8 +70,8 @@ def learning_panels(rows: Rows) -> dict[str, list[Panel]]:
         rows: Runs by the name of their row.
 
     Returns:
-        The pictures that have something to show: under "round" those of federated rows, under
-        "epoch" those of central rows, whose horizontal axes cannot be compared.
+        The pictures that have something to show: under "epoch" those of central rows, under
+        "round" those of all others, whose horizontal axes cannot be compared.
     """
     styles = {name: style for style, name in enumerate(rows)}
     panels: dict[str, list[Panel]] = {}
@@ -135,8 +136,40 @@ def client_panels(rows: Rows) -> list[Panel]:
     ]
 
 
+def box_panels(rows: Rows) -> list[Panel]:
+    """Draw how final metrics are spread over clients: a picture a metric, a box a row.
+
+    Args:
+        rows: Runs by the name of their row.
+
+    Returns:
+        The pictures; none if no run has kept the percentiles.
+    """
+    by_metric: dict[str, list[Box]] = {}
+    for name, runs in rows.items():
+        for metric in _final_headlines(runs):
+            box = box_of(name, runs, metric)
+            if box is not None:
+                by_metric.setdefault(metric, []).append(box)
+    return [
+        Panel(f"{metric} over clients, after training", draw_boxes(f"b{index}", metric, boxes))
+        for index, (metric, boxes) in enumerate(by_metric.items())
+    ]
+
+
+def _final_headlines(runs: Sequence[RunRecord]) -> list[str]:
+    """The final metrics that speak for a row: what is expected of it, else its headline."""
+    wanted = [str(entry["metric"]) for run in runs for entry in run.expected]
+    for run in runs:
+        wanted = wanted or headline_metrics((run.summary or {}).get("metrics", {}))
+    return list(dict.fromkeys(wanted))
+
+
 def step_unit(run: RunRecord) -> str:
-    """What a line of the run's metrics is: a federated round or an epoch of central training."""
+    """What a line of the run's metrics is: an epoch of central training, else a round.
+
+    A round of local models is the training of the next clients, each to its end.
+    """
     return "epoch" if run.setting in {"central", "central_dp"} else "round"
 
 

@@ -29,6 +29,7 @@ class RunRecord:
         environment: ``environment.json``; empty when absent.
         statement: ``privacy.json``; None when absent.
         summary: ``summary.json``; None while the run is unfinished.
+        strata: ``strata.json``: by split, column and value; None when absent.
     """
 
     path: Path
@@ -38,6 +39,7 @@ class RunRecord:
     environment: Mapping[str, Any]
     statement: Mapping[str, Any] | None
     summary: Mapping[str, Any] | None
+    strata: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -56,6 +58,9 @@ class RunRecord:
         if self.summary is not None:
             return str(self.summary.get("setting", "unknown"))
         private = bool(self.config.get("privacy"))
+        for alone in ("local", "multitask"):
+            if self.config.get(alone):
+                return alone
         if self.config.get("central"):
             return "central_dp" if private else "central"
         return "private_federated" if private else "federated"
@@ -78,8 +83,13 @@ class RunRecord:
 
     @property
     def planned_rounds(self) -> int | None:
-        """Rounds (central training: epochs) that the configuration asks for."""
-        for section, key in (("federated", "num_rounds"), ("central", "num_epochs")):
+        """Rounds (central training: epochs) that the configuration asks for; None if data do."""
+        sections = (
+            ("federated", "num_rounds"),
+            ("multitask", "num_rounds"),
+            ("central", "num_epochs"),
+        )
+        for section, key in sections:
             options = self.config.get(section)
             if isinstance(options, Mapping) and isinstance(options.get(key), int):
                 return int(options[key])
@@ -163,6 +173,7 @@ def read_run(path: Path) -> RunRecord:
         environment=read_json(path / "environment.json") or {},
         statement=statement,
         summary=summary,
+        strata=read_json(path / "strata.json"),
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -31,6 +33,8 @@ COARSE = [
 ]
 FINE = [f"{name}_{place}" for name in COARSE for place in ("near", "far")]
 FLAIR_USERS = {"train": 12, "val": 4, "test": 4}
+LEAF_USERS = 12
+SPLITS = ("train", "val", "test")
 
 
 def write_femnist(path: Path) -> None:
@@ -96,3 +100,103 @@ def write_flair(path: Path, side: int = 64) -> None:
                     images["image_id"].append(np.frombuffer(identifier, np.uint8))
                     place += 1
                 writer.append(split, f"{split}-{user:02d}", **images)
+
+
+def _write_leaf(
+    path: Path,
+    task: str,
+    num_classes: int,
+    input_shape: tuple[int, ...],
+    fields: Mapping[str, FieldSpec],
+    names: Mapping[str, list[str]],
+    extra: Mapping[str, Any],
+    examples: int = 4,
+) -> None:
+    """A store of 12 users, every split in each, of noise in the shape that ``fields`` says.
+
+    A field whose name is that of a list of names has numbers below its length, "targets" numbers
+    below ``num_classes``; a ragged one of whole numbers has three of them an example.
+    """
+    rng = np.random.default_rng(0)
+    with StoreWriter(
+        path,
+        task=task,
+        variant="generated",
+        source="noise",
+        split_by="example",
+        num_classes=num_classes,
+        input_shape=input_shape,
+        fields=dict(fields),
+        extra=dict(extra),
+    ) as writer:
+        for name, values in names.items():
+            writer.set_names(name, values)
+        for user in range(LEAF_USERS):
+            for split in SPLITS:
+                arrays: dict[str, Any] = {}
+                for name, spec in fields.items():
+                    below = len(names[name]) if name in names else num_classes
+                    if name == "image":
+                        arrays[name] = [_jpeg(rng) for _ in range(examples)]
+                    elif spec.ragged:
+                        words = len(names["vocabulary"])
+                        drawn = rng.integers(1, words, (examples, 3))
+                        arrays[name] = list(drawn.astype(spec.dtype))
+                    else:
+                        drawn = rng.integers(0, below, (examples, *spec.shape))
+                        arrays[name] = drawn.astype(spec.dtype)
+                writer.append(split, f"user-{user:02d}", **arrays)
+
+
+def _jpeg(rng: np.random.Generator) -> np.ndarray:
+    buffer = io.BytesIO()
+    pixels = rng.integers(0, 256, (32, 24, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(buffer, "JPEG")
+    return np.frombuffer(buffer.getvalue(), np.uint8)
+
+
+def _words(count: int) -> list[str]:
+    return ["<PAD>", "<UNK>", *(f"word{index}" for index in range(2, count))]
+
+
+def write_reddit(path: Path) -> None:
+    """Sequences of 10 tokens of a vocabulary of 40, in two subreddits."""
+    fields = {
+        "tokens": FieldSpec("uint16", (10,)),
+        "targets": FieldSpec("uint16", (10,)),
+        "counted": FieldSpec("uint16"),
+        "first": FieldSpec("bool"),
+        "subreddit": FieldSpec("uint32"),
+    }
+    names = {"vocabulary": _words(40), "subreddit": ["birds", "trees"]}
+    _write_leaf(path, "reddit", 40, (10,), fields, names, {"pad_id": 0, "unk_id": 1})
+
+
+def write_shakespeare(path: Path) -> None:
+    """Windows of 80 of 80 characters, in two plays."""
+    fields = {
+        "inputs": FieldSpec("uint8", (80,)),
+        "targets": FieldSpec("uint8"),
+        "play": FieldSpec("uint16"),
+    }
+    letters = [chr(ord("0") + index) for index in range(80)]
+    names = {"play": ["All's Well", "Hamlet"], "characters": letters}
+    _write_leaf(path, "shakespeare", 80, (80,), fields, names, {})
+
+
+def write_sent140(path: Path) -> None:
+    """Tweets of three words of a vocabulary of 40."""
+    fields = {"tokens": FieldSpec("uint32", ragged=True), "targets": FieldSpec("uint8")}
+    extra = {"vocabulary": {"size": 40}}
+    _write_leaf(path, "sent140", 2, (3,), fields, {"vocabulary": _words(40)}, extra)
+
+
+def write_celeba(path: Path) -> None:
+    """Pictures of 32 x 24 pixels, smiling or not, with one attribute more."""
+    fields = {
+        "image": FieldSpec("uint8", ragged=True),
+        "targets": FieldSpec("uint8"),
+        "male": FieldSpec("uint8"),
+    }
+    names = {"targets": ["not smiling", "smiling"]}
+    _write_leaf(path, "celeba", 2, (3, 84, 84), fields, names, {"label": "Smiling"})

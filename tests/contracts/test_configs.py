@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +11,24 @@ from typing import Any
 import pytest
 import torch
 
+from pfl_bench import plugins
 from pfl_bench.cli import main
-from pfl_bench.config_file import load_config
+from pfl_bench.config_file import load_config, validate_options
 from pfl_bench.files import read_json
 from pfl_bench.row_files import kind_of, rows_below
 from pfl_bench.runner import run
 from pfl_bench.sweeps import load_sweep
-from pfl_bench.views import load_view
-from tests.contracts.small_stores import FLAIR_USERS, write_femnist, write_flair
+from pfl_bench.views import check_measured, load_view
+from tests.contracts.small_stores import (
+    FLAIR_USERS,
+    LEAF_USERS,
+    write_celeba,
+    write_femnist,
+    write_flair,
+    write_reddit,
+    write_sent140,
+    write_shakespeare,
+)
 from tests.helpers import REPOSITORY
 
 CONFIGS = REPOSITORY / "configs"
@@ -27,6 +38,15 @@ VIEWS = [path for path in FILES if kind_of(path) == "view"]
 SWEEPS = [path for path in FILES if kind_of(path) == "sweep"]
 DIGITS_USERS = 300
 SMALL_SIDE = 32
+SLOW = frozenset({"flair", "shakespeare"})
+STORES = {
+    "celeba": write_celeba,
+    "femnist": write_femnist,
+    "flair": write_flair,
+    "reddit": write_reddit,
+    "sent140": write_sent140,
+    "shakespeare": write_shakespeare,
+}
 
 Capture = pytest.CaptureFixture[str]
 
@@ -41,9 +61,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from torchvision.models import resnet18
 
     folder = tmp_path_factory.mktemp("small")
-    files = {name: folder / f"{name}.h5" for name in ("femnist", "flair")}
-    write_femnist(files["femnist"])
-    write_flair(files["flair"])
+    files = {name: folder / f"{name}.h5" for name in STORES}
+    for name, write in STORES.items():
+        write(files[name])
     torch.manual_seed(0)
     files["weights"] = folder / "random-resnet18.pth"
     torch.save(resnet18(weights=None).state_dict(), files["weights"])
@@ -64,19 +84,39 @@ def shortened(row: Path, small: dict[str, Path]) -> list[str]:
     task, users = tree["task"], DIGITS_USERS
     if task["name"] in small:
         overrides.append(f"task.data={small[task['name']]}")
-        users = FLAIR_USERS["train"]
+        users = FLAIR_USERS["train"] if task["name"] == "flair" else LEAF_USERS
     cohort = users
+    if task["name"] == "synthetic":
+        users = cohort = LEAF_USERS
+        overrides.append(f"task.num_tasks={users}")
     if task["name"] == "flair":
-        # Four clients of ResNet-18 show what twelve do, in a third of the time.
-        cohort = 4
         crop = min(task["crop"], SMALL_SIDE)
         overrides += [f"task.resize={SMALL_SIDE}", f"task.crop={crop}"]
         if tree["model"]["init"] == "imagenet":
             overrides.append(f"model.weights={small['weights']}")
+    if task["name"] == "celeba":
+        overrides.append(f"task.size={SMALL_SIDE}")
+    if task["name"] in SLOW:
+        # Four clients of a large model show what twelve do, in a third of the time.
+        cohort = 4
+    return [*overrides, *_trained_once(tree, users, cohort)]
+
+
+def _trained_once(tree: dict[str, Any], users: int, cohort: int) -> list[str]:
+    """Overrides of whichever section trains."""
     if tree["central"] is not None:
-        return [*overrides, "central.num_epochs=1", "central.batch_size=16"]
-    cohort = min(tree["federated"]["cohort_size"], cohort)
-    overrides += ["federated.num_rounds=1", f"federated.cohort_size={cohort}"]
+        return ["central.num_epochs=1", "central.batch_size=16"]
+    if tree["local"] is not None:
+        return ["local.num_epochs=1", "local.num_clients=2"]
+    if tree["multitask"] is not None:
+        return ["multitask.num_rounds=1", "multitask.num_clients=4"]
+    federated = tree["federated"]
+    cohort = min(federated["cohort_size"], cohort)
+    overrides = ["federated.num_rounds=1", f"federated.cohort_size={cohort}"]
+    if federated["local_epochs"] > 5:
+        overrides.append("federated.local_epochs=6")
+    if tree["evaluation"]["adaptation"] is not None:
+        overrides.append("evaluation.adaptation.num_steps=2")
     privacy = tree["privacy"]
     if privacy is not None and not privacy["hypothetical_population"]:
         overrides.append(f"privacy.population_size={users}")
@@ -90,8 +130,8 @@ def shortened(row: Path, small: dict[str, Path]) -> list[str]:
 
 
 def test_there_are_rows_views_and_sweeps() -> None:
-    assert len(ROWS) >= 50
-    assert len(VIEWS) >= 1
+    assert len(ROWS) >= 75
+    assert len(VIEWS) >= 4
     assert len(SWEEPS) >= 8
 
 
@@ -128,21 +168,23 @@ def test_a_view_shows_cells_of_rows_that_exist(path: Path) -> None:
     view = load_view(path)
     for shown, row in view.rows:
         assert row == rows_below(view.folder)[shown.row]
-        splits = load_config(row).config.evaluation.final_splits
-        assert all(entry.metric.partition("/")[0] in splits for entry in shown.expected)
+        check_measured(view, shown, load_config(row).config)
         assert all(entry.source for entry in shown.expected)
+    for figure in view.figures:
+        assert re.search("LEAF|[Aa]ccuracy", figure.title)
 
 
 @pytest.mark.parametrize("path", VIEWS, ids=name_of)
 def test_a_row_of_a_view_runs_one_round(
     path: Path, small: dict[str, Path], out: Path, capsys: Capture
 ) -> None:
-    shown, row = load_view(path).rows[0]
+    view = load_view(path)
+    shown, row = view.rows[0]
     arguments = ["table", str(path.parent), "--only", shown.row, "--out", str(out)]
     assert main([*arguments, *shortened(row, small)]) == 0
     table = capsys.readouterr().out
     assert shown.label is not None
-    assert shown.label in table
+    assert (shown.label if shown.expected else load_config(row).config.name) in table
     for entry in shown.expected:
         # Each cell has its line, with a number measured.
         metric = entry.metric.rpartition("ap_200_")[2]
@@ -151,6 +193,39 @@ def test_a_row_of_a_view_runs_one_round(
     summary = read_json(out / shown.row / "seed-0" / "summary.json")
     assert summary is not None
     assert summary["name"] == load_config(row).config.name
+    # A view of its own folder's rows writes beside them, like a table.
+    page = (out / f"view-{path.parent.name}" / "report.html").read_text(encoding="utf-8")
+    for figure in view.figures:
+        assert (figure.title in page) == (not figure.rows or shown.row in figure.rows)
+    assert "Nothing could be drawn." not in page
+
+
+def prepare_commands(row: Path) -> list[list[str]]:
+    """Commands in a row's header that prepare its data, as words."""
+    lines = [line[1:] for line in row.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
+    text = "\n".join(lines)
+    return [
+        found.group(1).split()
+        for found in re.finditer(r"pfl-bench data prepare ((?:\S+\s+)*?--out \S+)", text)
+    ]
+
+
+LEAF_ROWS = [row for row in ROWS if name_of(row).startswith(("leaf/", "reddit/"))]
+
+
+@pytest.mark.parametrize("row", LEAF_ROWS, ids=name_of)
+def test_a_row_says_how_its_data_are_prepared(row: Path) -> None:
+    task = load_config(row).tree["task"]
+    commands = prepare_commands(row)
+    if task["name"] == "synthetic":
+        assert commands == []
+        return
+    ((name, *words),) = commands
+    assert name == task["name"]
+    assert words[-4:-1] == ["--source", "DIR", "--out"]
+    assert words[-1] == task["data"]
+    options = plugins.load(plugins.PREPARE, name).Options
+    validate_options(options, words[:-4], str(row))
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=name_of)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pfl_bench.config import OptimizerOptions, ScheduleOptions
+from pfl_bench.config_training import OptimizerOptions, ScheduleOptions
 from pfl_bench.optimizers import build_optimizer, rate_factor
 
 NAMES = ["sgd", "adam", "adamw", "adagrad", "yogi"]

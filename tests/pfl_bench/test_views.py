@@ -24,6 +24,10 @@ def cell(metric: str, value: float, tolerance: float = 1.0) -> dict[str, Any]:
     return {"metric": metric, "value": value, "tolerance": tolerance, "source": f"P, {metric}"}
 
 
+def figure(kind: str, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "title": f"Of {kind}", "metrics": ["test/accuracy"], **more}
+
+
 @pytest.fixture
 def folders(tmp_path: Path, config_file: Callable[..., Path]) -> Path:
     """A folder "rows" with two rows, and a folder "other" with a view of them."""
@@ -80,6 +84,18 @@ def test_views_and_sweeps_are_no_rows(folders: Path) -> None:
         (lambda t: t["rows"][1].update(label="F"), "the label 'F' stands twice"),
         (lambda t: t["rows"][0].update(expcted=[]), "did you mean 'expected'"),
         (lambda t: t["rows"][0]["expected"][0].pop("source"), "rows.0.expected.0.source: required"),
+        (lambda t: t["rows"][1].pop("expected"), "rows: 'pfl' shows nothing"),
+        (lambda t: t.update(figures=[{"kind": "pie"}]), "figures.0.kind: Input should be 'curves'"),
+        (
+            lambda t: t.update(figures=[figure("boxes", metrics=["test/accuracy", "test/loss"])]),
+            "figures.0: metrics: a figure of boxes is of one metric",
+        ),
+        (lambda t: t.update(figures=[figure("budgets")]), "figures.0: target: give the value"),
+        (lambda t: t.update(figures=[figure("boxes", rows=["fll"])]), "did you mean 'fl'"),
+        (
+            lambda t: t.update(figures=[figure("boxes", rows=["fl", "fl"])]),
+            "figures.0: 'fl' stands twice",
+        ),
         (
             lambda t: t["rows"][0]["expected"].append(cell("test/loss", 1.0)),
             "rows.0.expected: 'test/loss' stands twice",
@@ -218,3 +234,43 @@ def test_grid_golden() -> None:
     assert r"\begin{tabular}{lrr}" in latex
     assert r"cat & 0.4000 / 0.6000 * & 0.5000 / 0.5050 $\pm$ 0.0071 \\" in latex
     assert r"test/ap\_* & B|1 & A \\" in latex
+
+
+def test_figures_of_a_folder_s_own_rows(folders: Path, capsys: Capture) -> None:
+    """A view beside its rows, without cells: a table of what was measured, and real figures."""
+    budget = {"metric": "val/accuracy", "value": 0.99}
+    for name in ("fl", "pfl"):
+        path = folders / "rows" / f"{name}.yaml"
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree["evaluation"]["budgets"] = [budget]
+        path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    view = {
+        "version": 1,
+        "view_of": ".",
+        "rows": [{"row": "fl", "label": "FL"}, {"row": "pfl"}],
+        "figures": [
+            figure("curves", metrics=["train/loss", "val/accuracy"]),
+            figure("boxes"),
+            figure("budgets", metrics=["val/accuracy"], target=0.99, rows=["fl"]),
+        ],
+    }
+    text = yaml.safe_dump(view)
+    (folders / "rows" / "view.yaml").write_text(text, encoding="utf-8")
+    runs = folders / "runs"
+    assert main(["table", str(folders / "rows"), "--out", str(runs)]) == 0
+    printed = capsys.readouterr()
+    assert [line.split()[1] for line in printed.out.splitlines()[2:4]] == ["fl", "pfl"]
+    assert "Of budgets: FL: val/accuracy 0.99 was not reached in 6 rounds" in printed.err
+    page = (runs / "view-rows" / "report.html").read_text(encoding="utf-8")
+    for drawn in view["figures"]:
+        assert f"<h2>{drawn['title']}</h2>" in page
+    assert "Nothing could be drawn." not in page
+    assert "FL: p10 " in page
+
+    # A row that cannot run is named: in the figures, and by the exit code.
+    (folders / "rows" / "pfl.yaml").write_text(
+        (folders / "rows" / "pfl.yaml").read_text().replace("num_users: 60", "num_users: 61")
+    )
+    other = folders / "others"
+    assert main(["table", str(folders / "rows"), "--out", str(other)]) == 1
+    assert "Of boxes: pfl: no run of this row is there" in capsys.readouterr().err

@@ -1,0 +1,122 @@
+"""Box plots of a metric's distribution over clients, from percentiles that runs have kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pfl_bench.report.canvas import GRID, INK, PALETTE, render
+from pfl_bench.report.rows import as_float
+from pfl_bench.report.run_folder import RunRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_PERCENTILES = (10, 25, 50, 75, 90)
+# What matplotlib calls the percentiles of a box.
+_PARTS = ("whislo", "q1", "med", "q3", "whishi")
+_MEDIAN, _MEAN = PALETTE[1], PALETTE[2]
+
+
+@dataclass(frozen=True)
+class Box:
+    """One distribution over clients; several seeds are averaged, number by number.
+
+    Attributes:
+        label: What stands below it.
+        percentiles: The 10th, 25th, 50th, 75th and 90th percentile over clients.
+        mean: Mean over clients, each weighing the same.
+        num_runs: Runs that it is averaged over.
+    """
+
+    label: str
+    percentiles: tuple[float, float, float, float, float]
+    mean: float
+    num_runs: int
+
+
+def box_keys(metric: str) -> tuple[str, ...]:
+    """Names in a summary's metrics that a box of a metric is made of; the mean's is the last.
+
+    Args:
+        metric: Name such as "test/accuracy".
+    """
+    split, _, base = metric.partition("/")
+    percentiles = (f"{split}/client_{base}_p{percent}" for percent in _PERCENTILES)
+    return (*percentiles, f"{split}/{base}_by_client")
+
+
+def box_of(label: str, runs: Sequence[RunRecord], metric: str) -> Box | None:
+    """Make a row's box; None if no finished run has all of its numbers.
+
+    Args:
+        label: What stands below it.
+        runs: Runs of one row.
+        metric: Name such as "test/accuracy".
+    """
+    found = []
+    for run in runs:
+        metrics = (run.summary or {}).get("metrics", {})
+        values = [as_float(metrics.get(key)) for key in box_keys(metric)]
+        numbers = [value for value in values if value is not None and math.isfinite(value)]
+        if len(numbers) == len(values):
+            found.append(numbers)
+    if not found:
+        return None
+    low, first, middle, third, high, mean = (
+        math.fsum(column) / len(found) for column in zip(*found, strict=True)
+    )
+    return Box(label, (low, first, middle, third, high), mean, len(found))
+
+
+def draw_boxes(identifier: str, metric: str, boxes: Sequence[Box]) -> str:
+    """Draw boxes side by side: p25 to p75, whiskers p10 to p90, line the median, mark the mean.
+
+    Args:
+        identifier: See ``canvas.render``.
+        metric: Label of the vertical axis.
+        boxes: At least one.
+    """
+    texts = [
+        f"{box.label}: p10 {box.percentiles[0]:.4g}, p25 {box.percentiles[1]:.4g}, median "
+        f"{box.percentiles[2]:.4g}, p75 {box.percentiles[3]:.4g}, p90 {box.percentiles[4]:.4g}, "
+        f"mean {box.mean:.4g}"
+        for box in boxes
+    ]
+
+    def paint(axes: Axes) -> None:
+        ink = {"color": INK, "linewidth": 1.1}
+        axes.bxp(
+            [
+                {
+                    "label": box.label,
+                    **dict(zip(_PARTS, box.percentiles, strict=True)),
+                    "mean": box.mean,
+                }
+                for box in boxes
+            ],
+            widths=0.5,
+            showfliers=False,
+            showmeans=True,
+            boxprops=ink,
+            whiskerprops=ink,
+            capprops=ink,
+            medianprops={"color": _MEDIAN, "linewidth": 2.2},
+            meanprops={
+                "marker": "^",
+                "markersize": 7,
+                "markerfacecolor": _MEAN,
+                "markeredgecolor": _MEAN,
+            },
+        )
+        axes.set_ylabel(metric)
+        axes.grid(visible=False, axis="x")
+        axes.grid(visible=True, axis="y", color=GRID, linewidth=0.6)
+        if len(boxes) > 4 or max(len(box.label) for box in boxes) > 14:
+            for text in axes.get_xticklabels():
+                text.set(rotation=25, horizontalalignment="right", rotation_mode="anchor")
+
+    width = min(9.0, max(3.6, 0.85 * len(boxes) + 1.2))
+    return render(identifier, f"{metric} over clients. " + "; ".join(texts), paint, (width, 3.0))

@@ -1,0 +1,164 @@
+"""What training cost in computation and communication, and what a value of a metric cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pfl_bench.report.panels import step_unit
+from pfl_bench.report.rows import as_float
+from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.verdict import lower_is_better
+
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
+AMOUNTS = ("flops", "bytes_down", "bytes_up")
+
+
+@dataclass(frozen=True)
+class Price:
+    """What it cost a row's runs to reach a value; several seeds are averaged.
+
+    Attributes:
+        num_runs: Runs that looked for the value.
+        num_reached: Runs that reached it.
+        flops: Mean FLOPs of all clients together, of the runs that reached it; of all runs and
+            until their ends if none did, and so on.
+        bytes_down: Likewise, bytes that clients received.
+        bytes_up: Likewise, bytes that clients sent.
+        steps: Mean number of rounds (central training: epochs).
+        best: Best value of the metric in any run; None where nothing tells.
+    """
+
+    num_runs: int
+    num_reached: int
+    flops: float
+    bytes_down: float
+    bytes_up: float
+    steps: float
+    best: float | None
+
+
+def flops_text(value: float | None) -> str:
+    """Write a number of floating-point operations."""
+    return _scaled(value, "FLOP")
+
+
+def bytes_text(value: float | None) -> str:
+    """Write a number of bytes; a kB has 1,000."""
+    return _scaled(value, "B")
+
+
+def _scaled(value: float | None, unit: str) -> str:
+    if value is None or not math.isfinite(value):
+        return "-"
+    place = 0
+    while abs(value) >= 1000 and place < len(_PREFIXES) - 1:
+        value /= 1000
+        place += 1
+    number = f"{value:.3g}" if place or value != int(value) else f"{int(value)}"
+    # 999.6 k is written 1e+03 by three digits.
+    number = f"{value:.0f}" if "e" in number else number
+    return f"{number} {_PREFIXES[place]}{unit}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def amounts(entry: Any) -> dict[str, float] | None:
+    """The three amounts of a summary's entry; None if one is missing."""
+    if not isinstance(entry, Mapping):
+        return None
+    found = {name: value for name in AMOUNTS if (value := as_float(entry.get(name))) is not None}
+    return found if len(found) == len(AMOUNTS) else None
+
+
+def total_of(runs: Sequence[RunRecord]) -> dict[str, float] | None:
+    """Mean over finished runs of what the whole training cost; None if no run says it."""
+    found = [total for run in runs if (total := amounts((run.summary or {}).get("systems")))]
+    return {name: _mean([total[name] for total in found]) for name in AMOUNTS} if found else None
+
+
+def budget_entries(run: RunRecord) -> list[Mapping[str, Any]]:
+    """The summary's entries on values to be reached."""
+    entries = (run.summary or {}).get("budgets")
+    return [entry for entry in entries if isinstance(entry, Mapping)] if entries else []
+
+
+def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | None:
+    """What reaching a value cost a row; None if no finished run looked for it.
+
+    Args:
+        runs: Runs of one row.
+        metric: Name such as "test/accuracy".
+        target: The value.
+    """
+    reached: list[tuple[dict[str, float], float]] = []
+    missed: list[tuple[dict[str, float], float]] = []
+    best: list[float] = []
+    for run in runs:
+        for entry in budget_entries(run):
+            if entry.get("metric") != metric or as_float(entry.get("target")) != target:
+                continue
+            spent = amounts(entry) if entry.get("reached") else None
+            if spent is not None:
+                reached.append((spent, as_float(entry.get("index")) or math.nan))
+            else:
+                total = amounts((run.summary or {}).get("systems")) or dict.fromkeys(
+                    AMOUNTS, math.nan
+                )
+                missed.append((total, float((run.summary or {}).get("rounds", math.nan))))
+            best += [value for value in run.series(metric)[1] if math.isfinite(value)]
+    shown = reached or missed
+    if not shown:
+        return None
+    return Price(
+        num_runs=len(reached) + len(missed),
+        num_reached=len(reached),
+        **{name: _mean([spent[name] for spent, _ in shown]) for name in AMOUNTS},
+        steps=_mean([steps for _, steps in shown]),
+        best=(min if lower_is_better(metric) else max)(best, default=None),
+    )
+
+
+def cost_lines(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, ...]]:
+    """What each row's whole training cost: its name, FLOPs, bytes down and bytes up."""
+    totals = {name: total for name, group in groups.items() if (total := total_of(group))}
+    return [
+        (
+            name,
+            flops_text(total["flops"]),
+            bytes_text(total["bytes_down"]),
+            bytes_text(total["bytes_up"]),
+        )
+        for name, total in totals.items()
+    ]
+
+
+def budget_lines(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, ...]]:
+    """What each value cost that a row was to reach: name, value, when, and the three amounts."""
+    lines = []
+    for name, group in groups.items():
+        wanted = dict.fromkeys(
+            (str(entry.get("metric")), target)
+            for run in group
+            for entry in budget_entries(run)
+            if (target := as_float(entry.get("target"))) is not None
+        )
+        for metric, target in wanted:
+            price = price_of(group, metric, target)
+            if price is None:
+                continue
+            unit = step_unit(group[0])
+            reached = f"{unit} {price.steps:,.0f}" if price.num_reached else "not reached"
+            if price.num_runs > 1:
+                reached += f" ({price.num_reached} of {price.num_runs} seeds)"
+            spent = (price.flops, price.bytes_down, price.bytes_up)
+            texts = [
+                write(value) if price.num_reached else "-"
+                for write, value in zip((flops_text, bytes_text, bytes_text), spent, strict=True)
+            ]
+            lines.append((name, f"{metric} {target:g}", reached, *texts))
+    return lines

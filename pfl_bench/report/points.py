@@ -1,0 +1,77 @@
+"""What a value cost, as points: computation against communication, both on scales of powers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pfl_bench.report.canvas import PALETTE, render
+from pfl_bench.report.costs import Price, bytes_text, flops_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row.
+
+    Attributes:
+        label: What the row is called.
+        price: What it paid; if the value was not reached, what it had paid at its end.
+        style: Index of the row, which fixes colour and mark.
+    """
+
+    label: str
+    price: Price
+    style: int
+
+
+def draw_points(identifier: str, points: Sequence[Point]) -> str:
+    """Draw rows as points; hollow ones did not reach the value and stand for all that they used.
+
+    Args:
+        identifier: See ``canvas.render``.
+        points: At least one.
+    """
+    texts = [
+        f"{point.label}: {flops_text(point.price.flops)}, {bytes_text(point.price.bytes_up)} sent"
+        + ("" if point.price.num_reached else ", not reached")
+        for point in points
+    ]
+
+    def paint(axes: Axes) -> None:
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+        for point in points:
+            color = PALETTE[point.style % len(PALETTE)]
+            # Nothing sent or computed has no place on a scale of powers.
+            axes.plot(
+                [max(point.price.bytes_up, 1.0)],
+                [max(point.price.flops, 1.0)],
+                marker=_MARKERS[point.style % len(_MARKERS)],
+                linestyle="none",
+                markersize=9,
+                markeredgewidth=1.8,
+                markeredgecolor=color,
+                markerfacecolor=color if point.price.num_reached else "none",
+                label=point.label if point.price.num_reached else f"{point.label} (not reached)",
+            )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.margins(0.12)
+        for axis, text in ((axes.xaxis, bytes_text), (axes.yaxis, flops_text)):
+            low, high = axis.get_view_interval()
+            # Less than three powers of ten have too few of them to read a value by.
+            steps = (1.0, 2.0, 5.0) if high < 1000 * low else (1.0,)
+            axis.set_major_locator(LogLocator(subs=steps))
+            axis.set_major_formatter(FuncFormatter(lambda value, _, text=text: text(value)))
+            axis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("sent by all clients")
+        axes.set_ylabel("computed by all clients")
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.02))
+
+    return render(identifier, "; ".join(texts), paint, (6.8, 3.3))

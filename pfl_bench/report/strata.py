@@ -1,0 +1,119 @@
+"""Results by stratum, such as play or subreddit: the best and the worst of each column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pfl_bench.report.rows import as_float, headline_metrics
+from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.report.table import format_value
+from pfl_bench.verdict import lower_is_better
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class StratumLine:
+    """One value of a column.
+
+    Attributes:
+        name: What the value is called.
+        value: The metric, as text.
+        examples: Number of examples.
+        clients: Number of clients that have some.
+    """
+
+    name: str
+    value: str
+    examples: str
+    clients: str
+
+
+@dataclass(frozen=True)
+class StrataTable:
+    """The best and the worst values of one column in one run.
+
+    Attributes:
+        title: Row, seed, split and column.
+        metric: What they are ordered by.
+        count: How many values there are, and which were left out.
+        best: The best, the best first.
+        worst: The worst, the worst first; empty where ``best`` holds them all.
+    """
+
+    title: str
+    metric: str
+    count: str
+    best: tuple[StratumLine, ...]
+    worst: tuple[StratumLine, ...]
+
+
+def strata_tables(runs: Sequence[RunRecord]) -> list[StrataTable]:
+    """Tables of all columns of a row's first finished run that has some.
+
+    Args:
+        runs: Runs of one row.
+    """
+    for run in runs:
+        if not run.strata or run.summary is None:
+            continue
+        seed = f", seed {run.seed}" if len(runs) > 1 else ""
+        return [
+            table
+            for split, columns in run.strata.items()
+            if isinstance(columns, Mapping)
+            for column, values in columns.items()
+            if isinstance(values, Mapping)
+            and (table := _table(f"{run.name}{seed}: {split}, by {column}", split, values, run))
+        ]
+    return []
+
+
+def _table(title: str, split: str, values: Mapping[str, Any], run: RunRecord) -> StrataTable | None:
+    """Order one column's values; None if none of them has a number."""
+    metric = _metric(split, values, run)
+    if metric is None:
+        return None
+    lines = [
+        (number, int(as_float(entry.get("examples")) or 0), name, entry)
+        for name, entry in values.items()
+        if isinstance(entry, Mapping) and (number := as_float(entry.get(metric))) is not None
+    ]
+    if not lines:
+        return None
+    # A stratum of three examples is at the top or the bottom by chance alone.
+    sizes = sorted(size for _, size, _, _ in lines)
+    least = sizes[len(sizes) // 4] if len(lines) > 4 * _SHOWN else 0
+    kept = [line for line in lines if line[1] >= least]
+    sign = 1 if lower_is_better(metric) else -1
+    kept.sort(key=lambda line: (sign * line[0], -line[1], line[2]))
+    count = f"{len(lines):,} values"
+    if len(kept) < len(lines):
+        count += f"; the {len(lines) - len(kept):,} with fewer than {least:,} examples are left out"
+    best = kept if len(kept) <= 2 * _SHOWN else kept[:_SHOWN]
+    worst = [] if len(kept) <= 2 * _SHOWN else kept[: -_SHOWN - 1 : -1]
+    return StrataTable(title, metric, count, _lines(best), _lines(worst))
+
+
+def _metric(split: str, values: Mapping[str, Any], run: RunRecord) -> str | None:
+    """What the row is judged by, if the strata have it; else the first that they have."""
+    entry = next((entry for entry in values.values() if isinstance(entry, Mapping)), {})
+    has = [name for name in entry if name not in ("examples", "clients")]
+    wanted = [str(expected["metric"]) for expected in run.expected]
+    wanted += headline_metrics((run.summary or {}).get("metrics", {}))
+    bases = [name.partition("/")[2] for name in wanted if name.partition("/")[0] == split]
+    return next((base for base in [*bases, "accuracy"] if base in has), has[0] if has else None)
+
+
+def _lines(lines: Sequence[tuple[float, int, str, Mapping[str, Any]]]) -> tuple[StratumLine, ...]:
+    return tuple(
+        StratumLine(
+            name,
+            format_value(number),
+            f"{size:,}",
+            f"{int(as_float(entry.get('clients')) or 0):,}",
+        )
+        for number, size, name, entry in lines
+    )
