@@ -149,7 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = importlib.import_module(f"pfl_bench.commands.{arguments.module}")
         return int(module.main(arguments))
     except KeyboardInterrupt:
-        print("pfl-bench: interrupted; the same command goes on, a run --resume", file=sys.stderr)
+        again = "with --resume goes on" if arguments.command == "run" else "begins or goes on"
+        print(f"pfl-bench: interrupted; the same command {again}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of a pipe such as `| head` went away: nothing is wrong, nothing is left to say.

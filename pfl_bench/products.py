@@ -52,8 +52,10 @@ class Product:
         return norm
 
     def scaled(self, factor: float | Tensor) -> Product:
-        """``factor`` times the matrix."""
-        return Product(self.left * factor, self.right)
+        """``factor`` times the matrix; of the two, the smaller is copied."""
+        if self.left.numel() < self.right.numel():
+            return Product(self.left * factor, self.right)
+        return Product(self.left, self.right * factor)
 
     def add_to(self, target: Tensor, alpha: float) -> None:
         """Add ``alpha`` times the matrix to ``target``, in place."""
