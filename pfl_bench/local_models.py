@@ -27,9 +27,9 @@ from pfl_bench.building import build_forward
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.judging import Judge
-from pfl_bench.own_clients import OwnClients
+from pfl_bench.own_clients import OwnClients, OwnModels
 from pfl_bench.rng import Purpose, seed_torch, stream
-from pfl_bench.types import ConfigError, Examples, FederatedSplit, PersonalModels, Task
+from pfl_bench.types import ConfigError, Examples, Task
 
 # Chosen models that fit into so much are kept; larger ones are trained again when wanted.
 MAX_KEPT_BYTES = 64 * 2**20
@@ -46,7 +46,7 @@ class _Client:
     judge: Examples
 
 
-class LocalTrainer:
+class LocalTrainer(OwnModels):
     """Trains clients' own models; a round is the next ``clients_per_round`` clients.
 
     All rates of a client start from the same initial model and see the same batches. A client
@@ -84,7 +84,7 @@ class LocalTrainer:
             raise ConfigError("a trainer of local models needs the section 'local'")
         self._options = options
         self._seed = resolved.config.seed
-        self._clients = OwnClients(resolved.config, "local", task, options.num_clients, notice)
+        super().__init__(OwnClients(resolved.config, "local", task, options.num_clients, notice))
         self._notice = notice
         self._train = task.split("train")
         self._val = task.split("val") if "val" in task.split_names else None
@@ -103,11 +103,6 @@ class LocalTrainer:
         self._kept: Tensor | None = None
         if not self._buffers and 4 * count * model.num_parameters <= MAX_KEPT_BYTES:
             self._kept = self._initial.cpu().repeat(count, 1)
-
-    @property
-    def personal(self) -> PersonalModels:
-        """Clients' own models, for evaluation."""
-        return self
 
     def _find_val_users(self) -> NDArray[np.int64]:
         found = np.full(len(self._clients.users), -1)
@@ -216,20 +211,8 @@ class LocalTrainer:
             )
             yield epoch, take_steps(model, forward, batches, rate)
 
-    def personalise(self, split: FederatedSplit, user: int) -> NDArray[np.int64]:
-        """Put a client's own model into the working memory.
-
-        Args:
-            split: The split whose user it is.
-            user: Index of the user.
-
-        Returns:
-            All positions of the user's examples; none if the user is no client. A client whose
-            round has not come has the initial model.
-        """
-        place = int(self._clients.places(split)[user])
-        if place < 0:
-            return np.arange(0)
+    def _load_own(self, place: int) -> None:
+        """Put a client's model into the working memory: the initial one before its round came."""
         if self._kept is not None:
             self._model.vector.copy_(self._kept[place])
         elif self._rate[place] in (UNTRAINED, DIVERGED):
@@ -241,24 +224,6 @@ class LocalTrainer:
             for _ in self._epochs(self._read(place), rate, int(self._epoch[place])):
                 pass
             self._model.module.train(was_training)
-        return np.arange(int(split.offsets[user + 1] - split.offsets[user]))
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def load_central(self) -> None:
-        """Nothing to do: there is no central model."""
-
-    def epsilons(self, done: int) -> dict[str, float]:
-        """None: nothing is released."""
-        return {}
-
-    def statement(self, done: int | None) -> None:
-        """None: nothing is released."""
-        return
-
-    def begin(self, done: int) -> None:
-        """Nothing to do: there is no ledger."""
 
     def state_dict(self) -> dict[str, Any]:
         """The clients' choices, and their models where they are kept."""

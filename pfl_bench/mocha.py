@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pfl_bench.building import build_forward
 from pfl_bench.config_file import ResolvedConfig
@@ -37,16 +36,16 @@ from pfl_bench.mocha_dual import (
     mean_relationship,
     sigma_prime,
 )
-from pfl_bench.own_clients import OwnClients
+from pfl_bench.own_clients import OwnClients, OwnModels
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import ConfigError, FederatedSplit, PersonalModels, Task
+from pfl_bench.types import ConfigError, Task
 
 MAX_CLIENTS = 5000
 RESCALINGS = 20
 BYTES_PER_NUMBER = 4  # A model and a change of b_t travel as float32.
 
 
-class MultitaskTrainer:
+class MultitaskTrainer(OwnModels):
     """Trains clients' related linear models; the runner drives it, one round a step.
 
     Examples are read as evaluation sees them, all of a client's: dual variables belong to examples,
@@ -82,7 +81,9 @@ class MultitaskTrainer:
         self._options = options
         self._seed = resolved.config.seed
         self.total = options.num_rounds
-        self._clients = OwnClients(resolved.config, "multitask", task, options.num_clients, notice)
+        super().__init__(
+            OwnClients(resolved.config, "multitask", task, options.num_clients, notice)
+        )
         count = len(self._clients.users)
         if count > MAX_CLIENTS:
             raise ConfigError(
@@ -103,11 +104,6 @@ class MultitaskTrainer:
         self._duals = np.zeros((int(self._offsets[-1]), num_classes))
         self._sums = np.zeros((count, width * num_classes))
         self._set_relationship(_start(options, count))
-
-    @property
-    def personal(self) -> PersonalModels:
-        """Clients' own models, for evaluation."""
-        return self
 
     def _set_relationship(self, relationship: Array) -> None:
         self._relationship = relationship
@@ -217,38 +213,8 @@ class MultitaskTrainer:
         conjugates = float(self._loss.conjugate(self._duals).sum())
         return losses + penalty, -conjugates - penalty, losses / len(self._duals)
 
-    def personalise(self, split: FederatedSplit, user: int) -> NDArray[np.int64]:
-        """Put a client's own model into the working memory.
-
-        Args:
-            split: The split whose user it is.
-            user: Index of the user.
-
-        Returns:
-            All positions of the user's examples; none if the user has no model.
-        """
-        place = int(self._clients.places(split)[user])
-        if place < 0:
-            return np.arange(0)
+    def _load_own(self, place: int) -> None:
         self._linear.load(self._models[place].reshape(self._linear.width, -1))
-        return np.arange(int(split.offsets[user + 1] - split.offsets[user]))
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def load_central(self) -> None:
-        """Nothing to do: there is no central model."""
-
-    def epsilons(self, done: int) -> dict[str, float]:
-        """None: Mocha has no guarantee."""
-        return {}
-
-    def statement(self, done: int | None) -> None:
-        """None: Mocha has no guarantee."""
-        return
-
-    def begin(self, done: int) -> None:
-        """Nothing to do: there is no ledger."""
 
     def state_dict(self) -> dict[str, Any]:
         """Dual variables, what clients sent, and the relationship."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.config import RunConfig
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import ConfigError, FederatedSplit, Task
+from pfl_bench.types import ConfigError, FederatedSplit, PersonalModels, Task
 
 
 class OwnClients:
@@ -86,3 +86,56 @@ class OwnClients:
             found = (self._place_of.get(name, -1) for name in split.client_ids())
             self._places[split.name] = np.fromiter(found, dtype=np.int64, count=split.num_users)
         return self._places[split.name]
+
+
+class OwnModels:
+    """What trainers have in common whose only models are the clients' own: no release, no centre.
+
+    Args:
+        clients: The clients.
+    """
+
+    def __init__(self, clients: OwnClients) -> None:
+        self._clients = clients
+
+    @property
+    def personal(self) -> PersonalModels:
+        """Clients' own models, for evaluation."""
+        return self
+
+    def personalise(self, split: FederatedSplit, user: int) -> NDArray[np.int64]:
+        """Put a client's own model into the working memory.
+
+        Args:
+            split: The split whose user it is.
+            user: Index of the user.
+
+        Returns:
+            All positions of the user's examples; none if the user is no client.
+        """
+        place = int(self._clients.places(split)[user])
+        if place < 0:
+            return np.arange(0)
+        self._load_own(place)
+        return np.arange(int(split.offsets[user + 1] - split.offsets[user]))
+
+    def _load_own(self, place: int) -> None:
+        """Put the model of the client at ``place`` into the working memory: each trainer's own."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def load_central(self) -> None:
+        """Nothing to do: there is no central model."""
+
+    def epsilons(self, done: int) -> dict[str, float]:
+        """None: no guarantee is given."""
+        return {}
+
+    def statement(self, done: int | None) -> None:
+        """None: no guarantee is given."""
+        return
+
+    def begin(self, done: int) -> None:
+        """Nothing to do: there is no ledger."""

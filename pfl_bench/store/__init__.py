@@ -3,9 +3,11 @@
 ``StoreWriter`` writes a file: arrays arrive in any order (``checks``), wait in temporary files
 (``spool``) and are put together sorted by user (``assembly``). ``Store`` reads it: the file is
 checked when it is opened (``opening``), then clients are slices of its arrays (``columns``).
-Both take names and versions from ``layout``. Tasks build on ``stored_task``.
+Both take names and versions from ``layout``. Tasks build on ``stored_task``,
+or on ``in_memory`` where there is no file.
 """
 
+from pfl_bench.store.in_memory import InMemorySplit
 from pfl_bench.store.layout import FORMAT, LAYOUT_VERSION, FieldSpec
 from pfl_bench.store.reader import Store, StoreSplit
 from pfl_bench.store.stored_task import StoredSplit, StoredTask, gather, open_store
@@ -15,6 +17,7 @@ __all__ = [
     "FORMAT",
     "LAYOUT_VERSION",
     "FieldSpec",
+    "InMemorySplit",
     "Store",
     "StoreSplit",
     "StoreWriter",

@@ -105,6 +105,42 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
+def summarise(
+    name: str, private: bool, seconds: Mapping[str, Seconds], agreement: Mapping[str, float]
+) -> dict[str, Any]:
+    """Medians and the ratios to the bare loop, round by round on the same users."""
+    result: dict[str, Any] = {"workload": name, "private": private, "agreement": agreement}
+    bare = seconds["bare"].wall
+    for side, taken in seconds.items():
+        values = taken.wall
+        ratios = [own / other for own, other in zip(values, bare, strict=True)]
+        result[side] = {
+            "median_seconds": statistics.median(values),
+            "ratio_to_bare": statistics.median(ratios),
+            "ratio_min": min(ratios),
+            "ratio_max": max(ratios),
+        }
+    return result
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """The results as Markdown."""
+    lines = [
+        "| workload | private | side | s a round (median) | ratio to bare loop: median (min-max) |",
+        "|---|---|---|---|---|",
+    ]
+    for result in results:
+        for side in ("bare", "pfl-bench", "pfl"):
+            if side in result:
+                row = result[side]
+                extremes = f"{row['ratio_min']:.2f}-{row['ratio_max']:.2f}"
+                lines.append(
+                    f"| {result['workload']} | {'yes' if result['private'] else 'no'} | {side} "
+                    f"| {row['median_seconds']:.3f} | {row['ratio_to_bare']:.3f} ({extremes}) |"
+                )
+    return "\n".join(lines)
+
+
 def write_report(path: Path, repeats: int, results: Any) -> None:
     """Write what was measured, where and by which versions."""
     versions = package_versions()

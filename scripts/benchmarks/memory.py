@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.common import OurSide
-from benchmarks.femnist import Workload, configuration, make_store
+from benchmarks.femnist import make_store
+from benchmarks.sides import Workload, configuration
 
 COHORTS = (20, 200, 2000)
 
@@ -41,7 +42,7 @@ def main() -> None:
 
 
 def _measure_one(cohort: int, store: Path) -> None:
-    load = Workload("softmax", cohort, 10, 0.1)
+    load = Workload("femnist", "softmax", cohort, 10, 0.1)
     with tempfile.TemporaryDirectory() as folder:
         side = OurSide(configuration(store, load, private=True), Path(folder))
         side.round(1)

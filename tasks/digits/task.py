@@ -6,12 +6,12 @@ import hashlib
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.types import DataError, DataFacts, Examples
+from pfl_bench.store import InMemorySplit
+from pfl_bench.types import DataError, DataFacts
 from tasks.digits.partition import deal
 
 NUM_EXAMPLES = 1797
@@ -38,79 +38,6 @@ class Options(BaseModel):
     partition_seed: int = Field(default=0, ge=0)
 
 
-class DigitsSplit:
-    """One split in memory.
-
-    Args:
-        name: Name of the split.
-        inputs: Shape (n, 64), float32, 0 (ground) to 1 (ink).
-        targets: Shape (n,), int64, 0 to 9.
-        offsets: Shape (U + 1,): user u owns the examples ``offsets[u]:offsets[u + 1]``.
-    """
-
-    def __init__(
-        self, name: str, inputs: Tensor, targets: Tensor, offsets: NDArray[np.int64]
-    ) -> None:
-        self.name = name
-        self.offsets = offsets
-        self._inputs = inputs
-        self._targets = targets
-
-    @property
-    def num_users(self) -> int:
-        """Number of users."""
-        return len(self.offsets) - 1
-
-    @property
-    def num_examples(self) -> int:
-        """Number of examples of all users."""
-        return int(self.offsets[-1])
-
-    def client_ids(self) -> list[str]:
-        """Names of the users, such as "train-0007"."""
-        return [f"{self.name}-{user:04d}" for user in range(self.num_users)]
-
-    def read_user(self, user: int, rng: np.random.Generator) -> Examples:
-        """Read a user's examples; nothing is random here, so ``rng`` stays untouched.
-
-        Raises:
-            IndexError: There is no such user.
-        """
-        if not 0 <= user < self.num_users:
-            raise IndexError(
-                f"user {user} of split {self.name!r}: there are users 0 to {self.num_users - 1}"
-            )
-        return self.read_range(int(self.offsets[user]), int(self.offsets[user + 1]))
-
-    def read_range(self, start: int, stop: int) -> Examples:
-        """Read the examples ``start:stop`` as fresh tensors.
-
-        Raises:
-            IndexError: The range leaves the split.
-        """
-        if not 0 <= start <= stop <= self.num_examples:
-            raise IndexError(
-                f"examples {start}:{stop} of split {self.name!r}: "
-                f"must lie within 0:{self.num_examples}"
-            )
-        return Examples(self._inputs[start:stop].clone(), self._targets[start:stop].clone())
-
-    def read_examples(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Examples:
-        """Read chosen examples, in the order of ``indices``; ``rng`` stays untouched.
-
-        Raises:
-            IndexError: An index is outside the split.
-        """
-        outside = indices[(indices < 0) | (indices >= self.num_examples)]
-        if len(outside):
-            raise IndexError(
-                f"example {outside[0]} of split {self.name!r}: "
-                f"there are examples 0 to {self.num_examples - 1}"
-            )
-        chosen = torch.from_numpy(indices)
-        return Examples(self._inputs[chosen], self._targets[chosen])
-
-
 class DigitsTask:
     """Classify handwritten digits; cross entropy loss.
 
@@ -121,7 +48,7 @@ class DigitsTask:
 
     metrics: tuple[str, ...] = ("classification",)
 
-    def __init__(self, splits: dict[str, DigitsSplit], facts: DataFacts) -> None:
+    def __init__(self, splits: dict[str, InMemorySplit], facts: DataFacts) -> None:
         self.facts = facts
         self._splits = splits
 
@@ -130,7 +57,7 @@ class DigitsTask:
         """Names of the splits."""
         return tuple(self._splits)
 
-    def split(self, name: str) -> DigitsSplit:
+    def split(self, name: str) -> InMemorySplit:
         """Open one split.
 
         Raises:
@@ -168,17 +95,17 @@ def build(options: Options) -> DigitsTask:
         "test": shuffled[NUM_HELD_OUT : 2 * NUM_HELD_OUT],
     }
     num_held_out_users = max(1, options.num_users // USERS_PER_HELD_OUT_USER)
-    splits: dict[str, DigitsSplit] = {}
+    splits: dict[str, InMemorySplit] = {}
     digest = hashlib.sha256()
     for name, part in parts.items():
         num_users = options.num_users if name == "train" else num_held_out_users
         order, offsets = deal(targets[part], num_users, options.label_concentration, rng)
         part = part[order]
-        for array, dtype in ((inputs[part], "<f4"), (targets[part], "<i8"), (offsets, "<i8")):
-            digest.update(np.ascontiguousarray(array, dtype=dtype).tobytes())
-        splits[name] = DigitsSplit(
-            name, torch.from_numpy(inputs[part]), torch.from_numpy(targets[part]), offsets
-        )
+        tensors = torch.from_numpy(inputs[part]), torch.from_numpy(targets[part])
+        ids = [f"{name}-{user:04d}" for user in range(num_users)]
+        splits[name] = InMemorySplit(name, *tensors, offsets, ids)
+        for array in splits[name].content():
+            digest.update(array.tobytes())
     facts = DataFacts(
         source=(
             "scikit-learn load_digits (1,797 of the UCI optical recognition digits); the writers "
