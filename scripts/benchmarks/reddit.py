@@ -14,7 +14,7 @@ from benchmarks.sequences import run
 from benchmarks.sides import SEED, Workload
 from pfl_bench.store import FieldSpec, StoreWriter
 
-LOAD = Workload("reddit", "stacked_lstm", 10, 5, 0.1, gradient_clip=5.0)
+LOAD = Workload("reddit", "stacked_lstm", 10, 5, 0.1, gradient_clip=5.0, noise_multiplier=0.01)
 NUM_USERS, VOCABULARY, LENGTH = 200, 10_000, 10
 PAD, FIRST_WORD = 0, 2
 # Comments a user: LEAF, table 1 (of which 60 % are train), from 5 to 1,000.

@@ -15,7 +15,7 @@ from benchmarks.sequences import run
 from benchmarks.sides import SEED, Workload
 from pfl_bench.store import FieldSpec, StoreWriter
 
-LOAD = Workload("shakespeare", "stacked_lstm", 5, 10, 0.05)
+LOAD = Workload("shakespeare", "stacked_lstm", 5, 10, 0.05, noise_multiplier=0.01)
 NUM_USERS, NUM_CHARACTERS, LENGTH = 60, 80, 80
 MOST_WINDOWS, MEAN_WINDOWS, SD_WINDOWS = 60, 3_743.28, 6_212.26
 
