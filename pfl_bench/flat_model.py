@@ -99,13 +99,12 @@ def clip_each(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, ..
         bound: Largest norm of each, positive.
 
     Returns:
-        The gradients, clipped tensor by tensor; a non-finite one stays non-finite.
+        The gradients, clipped tensor by tensor; all NaN is one whose norm is not finite.
 
     Source: Keras' optimizers have it as ``clipnorm``.
     """
     norms = _norms(gradients)
-    factors = bound / norms.clamp_min(bound)
-    return _scaled(gradients, factors)
+    return _scaled(gradients, _factors(norms, bound))
 
 
 def clip_global(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, ...]:
@@ -121,8 +120,12 @@ def clip_global(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, 
     Source: Pascanu et al. 2013, algorithm 1; TensorFlow has it as ``clip_by_global_norm``.
     """
     norm = torch.linalg.vector_norm(_norms(gradients))
-    factor = torch.where(norm.isfinite(), bound / norm.clamp_min(bound), norm * torch.nan)
-    return _scaled(gradients, factor.expand(len(gradients)))
+    return _scaled(gradients, _factors(norm, bound).expand(len(gradients)))
+
+
+def _factors(norms: Tensor, bound: float) -> Tensor:
+    # NaN where a norm overflowed: 0 would leave the weights where they are, and say nothing of it.
+    return torch.where(norms.isfinite(), bound / norms.clamp_min(bound), torch.nan)
 
 
 def descend(weights: Sequence[Tensor], gradients: Sequence[Gradient], rate: float) -> None:

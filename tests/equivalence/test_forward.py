@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,9 +110,11 @@ def test_clipping_bounds_each_tensor_alone() -> None:
     assert float(first.norm()) == pytest.approx(1.0)
     assert torch.equal(second, small)
     assert float(large.norm()) == 6.0
-    for value in (float("nan"), float("inf")):
-        broken, _ = clip_each((torch.tensor([value, 1.0]), small), 1.0)
-        assert not broken.isfinite().all()
+    # The last one's elements are finite, but its norm is not.
+    for value in ([math.nan, 1.0], [math.inf, 1.0], [3e38, 3e38]):
+        broken, second = clip_each((torch.tensor(value), small), 1.0)
+        assert broken.isnan().all()
+        assert torch.equal(second, small)
     zero, _ = clip_each((torch.zeros(3), small), 1.0)
     assert not zero.any()
 
