@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.config import AdaptationOptions
-from pfl_bench.flat_model import FlatModel
+from pfl_bench.flat_model import FlatModel, descend
 from pfl_bench.forward import Forward
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.types import FederatedSplit
@@ -139,5 +139,5 @@ def take_steps(
         gradients = torch.autograd.grad(
             forward.loss(*batch), model.parameters, materialize_grads=True
         )
-        torch._foreach_add_(model.slices, gradients, alpha=-learning_rate)
+        descend(model.slices, gradients, learning_rate)
     return steps

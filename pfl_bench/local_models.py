@@ -84,7 +84,8 @@ class LocalTrainer(OwnModels):
             raise ConfigError("a trainer of local models needs the section 'local'")
         self._options = options
         self._seed = resolved.config.seed
-        super().__init__(OwnClients(resolved.config, "local", task, options.num_clients, notice))
+        clients = OwnClients(resolved.config, "local", task, options.num_clients, notice)
+        super().__init__(clients, self._put_model)
         self._notice = notice
         self._train = task.split("train")
         self._val = task.split("val") if "val" in task.split_names else None
@@ -211,7 +212,7 @@ class LocalTrainer(OwnModels):
             )
             yield epoch, take_steps(model, forward, batches, rate)
 
-    def _load_own(self, place: int) -> None:
+    def _put_model(self, place: int) -> None:
         """Put a client's model into the working memory: the initial one before its round came."""
         if self._kept is not None:
             self._model.vector.copy_(self._kept[place])

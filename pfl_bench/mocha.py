@@ -81,9 +81,8 @@ class MultitaskTrainer(OwnModels):
         self._options = options
         self._seed = resolved.config.seed
         self.total = options.num_rounds
-        super().__init__(
-            OwnClients(resolved.config, "multitask", task, options.num_clients, notice)
-        )
+        clients = OwnClients(resolved.config, "multitask", task, options.num_clients, notice)
+        super().__init__(clients, self._put_model)
         count = len(self._clients.users)
         if count > MAX_CLIENTS:
             raise ConfigError(
@@ -213,7 +212,7 @@ class MultitaskTrainer(OwnModels):
         conjugates = float(self._loss.conjugate(self._duals).sum())
         return losses + penalty, -conjugates - penalty, losses / len(self._duals)
 
-    def _load_own(self, place: int) -> None:
+    def _put_model(self, place: int) -> None:
         self._linear.load(self._models[place].reshape(self._linear.width, -1))
 
     def state_dict(self) -> dict[str, Any]:

@@ -93,10 +93,12 @@ class OwnModels:
 
     Args:
         clients: The clients.
+        load_own: Puts the model of the client at a place among ``clients`` into the working memory.
     """
 
-    def __init__(self, clients: OwnClients) -> None:
+    def __init__(self, clients: OwnClients, load_own: Callable[[int], None]) -> None:
         self._clients = clients
+        self._load_own = load_own
 
     @property
     def personal(self) -> PersonalModels:
@@ -118,10 +120,6 @@ class OwnModels:
             return np.arange(0)
         self._load_own(place)
         return np.arange(int(split.offsets[user + 1] - split.offsets[user]))
-
-    def _load_own(self, place: int) -> None:
-        """Put the model of the client at ``place`` into the working memory: each trainer's own."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Nothing is open."""

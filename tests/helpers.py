@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,18 @@ TREES = {
 def make_tree(setting: str, **changes: Any) -> dict[str, Any]:
     """A small configuration tree; ``changes`` are dotted keys with ``__`` for the dot."""
     tree = copy.deepcopy(TREES[setting])
+    change_tree(tree, changes)
+    return tree
+
+
+def change_tree(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Set dotted keys, with ``__`` for the dot, in place."""
     for key, value in changes.items():
         node = tree
         *parents, last = key.split("__")
         for parent in parents:
             node = node.setdefault(parent, {})
         node[last] = value
-    return tree
 
 
 def make_config(setting: str, **changes: Any) -> ResolvedConfig:

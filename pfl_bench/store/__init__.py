@@ -9,6 +9,7 @@ or on ``in_memory`` where there is no file.
 
 from pfl_bench.store.in_memory import InMemorySplit
 from pfl_bench.store.layout import FORMAT, LAYOUT_VERSION, FieldSpec
+from pfl_bench.store.new_folder import new_folder
 from pfl_bench.store.reader import Store, StoreSplit
 from pfl_bench.store.stored_task import StoredSplit, StoredTask, gather, open_store
 from pfl_bench.store.writer import StoreWriter
@@ -24,5 +25,6 @@ __all__ = [
     "StoredSplit",
     "StoredTask",
     "gather",
+    "new_folder",
     "open_store",
 ]

@@ -6,8 +6,6 @@ are drawn (``drawing.py``), the people are made up, and ``GENERATED.txt`` in the
 
 from __future__ import annotations
 
-import os
-import shutil
 import zipfile
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from pfl_bench.types import DataError
+from pfl_bench.store import new_folder
 from tasks.celeba.drawing import Looks, draw_face
 from tasks.celeba.images import ARCHIVE, FOLDER
 from tasks.celeba.published import GENERATED_MARK
@@ -76,25 +74,8 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
     Raises:
         DataError: ``out`` is a file, or a folder that is not empty.
     """
-    out = Path(out).resolve()
-    file = next((path for path in (out, *out.parents) if path.is_file()), None)
-    if file is not None:
-        raise DataError(f"{file} is a file; --out names the folder to make")
-    if out.is_dir() and any(out.iterdir()):
-        raise DataError(
-            f"{out} is not empty, and generated pictures are not mixed with other files; give a "
-            "new folder, or empty this one"
-        )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
-        partial.mkdir()
-        facts = _write(partial, options, progress)
-        partial.replace(out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    return facts
+    with new_folder(out, "pictures") as folder:
+        return _write(folder, options, progress)
 
 
 def image_counts(options: Options) -> list[int]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
-import shutil
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pfl_bench.types import DataError
+from pfl_bench.store import new_folder
 from tasks.flair.drawing import FINE_TO_COARSE, GLYPHS, Camera, draw_picture
 from tasks.flair.labels import RELATIONSHIP
 from tasks.flair.metadata import METADATA, Progress
@@ -140,26 +138,10 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
     Raises:
         DataError: ``out`` is a file, or a folder that is not empty.
     """
-    out = Path(out).resolve()
-    file = next((path for path in (out, *out.parents) if path.is_file()), None)
-    if file is not None:
-        raise DataError(f"{file} is a file; --out names the folder to make")
-    if out.is_dir() and any(out.iterdir()):
-        raise DataError(
-            f"{out} is not empty, and generated pictures are not mixed with other files; give a "
-            "new folder, or empty this one"
-        )
-    plan = make_plan(options)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
-        partial.mkdir()
-        _write_texts(partial, plan, options)
-        _write_tarballs(partial, plan, options, progress)
-        partial.replace(out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    with new_folder(out, "pictures") as folder:
+        plan = make_plan(options)
+        _write_texts(folder, plan, options)
+        _write_tarballs(folder, plan, options, progress)
     return _facts(plan, options)
 
 

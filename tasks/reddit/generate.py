@@ -7,8 +7,6 @@ up, and ``GENERATED.txt`` in the folder says so.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -17,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pfl_bench.store import StoreWriter
+from pfl_bench.store import StoreWriter, new_folder
 from pfl_bench.types import DataError
 from tasks.leaf.dealing import Progress
 from tasks.reddit.drawing import FEWEST, MOST, Block, draw_blocks
@@ -87,32 +85,19 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
         DataError: ``out`` is a file, or a folder that is not empty; the disk is full.
     """
     out = Path(out).resolve()
-    file = next((path for path in (out, *out.parents) if path.is_file()), None)
-    if file is not None:
-        raise DataError(f"{file} is a file; --out names the folder to make")
-    if out.is_dir() and any(out.iterdir()):
-        raise DataError(
-            f"{out} is not empty, and generated comments are not mixed with other files; give a "
-            "new folder, or empty this one"
-        )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
-        partial.mkdir()
-        write = write_store if options.form == "store" else _write_json
-        target = partial / STORE if options.form == "store" else partial
-        sequences = write(target, options, progress)
-        settings = ", ".join(f"{name}={value}" for name, value in options.model_dump().items())
-        mark = (
-            "These comments are not Reddit's: words, users and subreddits are made up by\n"
-            f"pfl-bench data generate reddit ({settings}).\n"
-        )
-        (partial / GENERATED_MARK).write_text(mark, encoding="utf-8")
-        partial.replace(out)
+        with new_folder(out, "comments") as folder:
+            write = write_store if options.form == "store" else _write_json
+            target = folder / STORE if options.form == "store" else folder
+            sequences = write(target, options, progress)
+            settings = ", ".join(f"{name}={value}" for name, value in options.model_dump().items())
+            mark = (
+                "These comments are not Reddit's: words, users and subreddits are made up by\n"
+                f"pfl-bench data generate reddit ({settings}).\n"
+            )
+            (folder / GENERATED_MARK).write_text(mark, encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot write into {out.parent} ({error.strerror}); free space") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return {
         "what": "made-up comments in LEAF's form, not Reddit",
         "users": options.users,

@@ -19,7 +19,7 @@ from pfl_bench.rng import Purpose, stream
 from pfl_bench.run_log import read_metrics
 from pfl_bench.runner import run
 from pfl_bench.types import ConfigError, Examples
-from tests.helpers import make_tree
+from tests.helpers import change_tree, make_tree
 
 CPU = torch.device("cpu")
 RATES = [0.03, 0.3, 3.0]
@@ -46,12 +46,7 @@ def config(**changes: Any) -> ResolvedConfig:
         },
         "evaluation": {"every": 1, "splits": ["val"], "final_splits": ["test"]},
     }
-    for key, value in changes.items():
-        section, _, name = key.partition("__")
-        if name:
-            tree[section] = {**tree.get(section, {}), name: value}
-        else:
-            tree[section] = value
+    change_tree(tree, changes)
     return resolve(tree, Path("test.yaml"), ())
 
 

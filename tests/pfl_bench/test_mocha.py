@@ -27,7 +27,7 @@ from pfl_bench.mocha_dual import (
 )
 from pfl_bench.runner import run
 from pfl_bench.types import ConfigError, Examples
-from tests.helpers import make_tree
+from tests.helpers import change_tree, make_tree
 
 CPU = torch.device("cpu")
 # A seed of small clients: 77 examples in all.
@@ -44,17 +44,12 @@ def config(**changes: Any) -> ResolvedConfig:
     tree = make_tree("federated")
     del tree["federated"]
     tree |= {
-        "task": TASK,
+        "task": dict(TASK),
         "model": {"name": "softmax"},
         "multitask": {"num_rounds": 4, "regularization": 0.1},
         "evaluation": {"every": 2, "splits": ["val"], "final_splits": ["test"]},
     }
-    for key, value in changes.items():
-        section, _, name = key.partition("__")
-        if name:
-            tree[section] = {**tree.get(section, {}), name: value}
-        else:
-            tree[section] = value
+    change_tree(tree, changes)
     return resolve(tree, Path("test.yaml"), ())
 
 
