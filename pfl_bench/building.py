@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -70,6 +70,14 @@ class Trainer(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` gave."""
+
+
+@runtime_checkable
+class HasCanaries(Protocol):
+    """A trainer that can add canary clients to a run, to audit it."""
+
+    def canary_result(self, done: int) -> dict[str, Any] | None:
+        """What the canaries show after ``done`` steps; None for a run without them."""
 
 
 def resolve_device(name: str) -> torch.device:

@@ -22,6 +22,7 @@ from pfl_bench.config_training import (
     Workers,
 )
 from pfl_bench.wandb_log import WandbOptions
+from privacy.audit.canary_options import CanaryOptions
 
 CONFIG_VERSION = 1
 Setting = Literal["central", "central_dp", "federated", "private_federated", "local", "multitask"]
@@ -41,6 +42,7 @@ class PrivacyOptions(Strict):
         noise_multiplier: Effective z that the accountant sees; null to calibrate it to epsilon.
         delta: null for N^-1.1.
         accountant: "rdp" (moments accountant), "pld" or "prv".
+        audit: Canary clients that measure a lower bound of epsilon; null for none.
     """
 
     mechanism: dict[str, Any]
@@ -51,6 +53,7 @@ class PrivacyOptions(Strict):
     noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     accountant: Literal["rdp", "pld", "prv"] = "rdp"
+    audit: CanaryOptions | None = None
 
     @model_validator(mode="after")
     def _noise_is_determined(self) -> PrivacyOptions:
@@ -264,10 +267,12 @@ class RunConfig(Strict):
             self.privacy.population_size is not None
             or self.privacy.noise_cohort_size is not None
             or self.privacy.hypothetical_population
+            or self.privacy.audit is not None
         ):
             raise ValueError(
-                "central training protects examples, whose number the data give: remove "
-                "population_size, hypothetical_population and noise_cohort_size from 'privacy'"
+                "central training protects examples, whose number the data give, and canaries are "
+                "clients: remove population_size, hypothetical_population, noise_cohort_size and "
+                "audit from 'privacy'"
             )
         return self
 

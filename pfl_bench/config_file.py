@@ -111,6 +111,10 @@ class ResolvedConfig:
         from pfl_bench.rng import private_seed
 
         tree = self.training_tree
+        # Options that are younger than runs whose numbers are published, left as they were.
+        for section, key, default in (("federated", "separation", 1), ("privacy", "audit", None)):
+            if tree[section] and tree[section].get(key, default) == default:
+                tree[section] = {k: v for k, v in tree[section].items() if k != key}
         # Where files lie decides nothing: their content is in the two digests.
         for section, path in (("task", "data"), ("model", "weights")):
             options = tree[section].items()

@@ -85,8 +85,9 @@ class FederatedOptions(Strict):
     Attributes:
         num_rounds: Central steps.
         cohort_size: Expected users a round.
-        sampling: "poisson" (the only one that DP amplification is fully accounted for),
-            "fixed_size" without replacement, or "full".
+        sampling: "poisson" (which every accountant knows), "cyclic_poisson" (groups of users take
+            turns), "fixed_size" without replacement, or "full".
+        separation: Groups of "cyclic_poisson": no user is in two rounds less than so many apart.
         weighting: Clients count alike ("uniform", required under DP) or by their examples.
         local_epochs: Passes over a client's examples.
         local_steps: Stop a client after so many steps; null for no limit.
@@ -110,7 +111,8 @@ class FederatedOptions(Strict):
 
     num_rounds: PositiveInt
     cohort_size: PositiveInt
-    sampling: Literal["poisson", "fixed_size", "full"] = "poisson"
+    sampling: Literal["poisson", "cyclic_poisson", "fixed_size", "full"] = "poisson"
+    separation: PositiveInt = 1
     weighting: Literal["uniform", "examples"] = "uniform"
     local_epochs: PositiveInt = 1
     local_steps: PositiveInt | None = None

@@ -19,14 +19,14 @@ from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.config_training import FederatedOptions
 from pfl_bench.flat_model import FlatModel, batchnorm_layers
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
+from pfl_bench.private_rounds import PrivateRounds, make_federated_plan
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.sampling import build_sampler
 from pfl_bench.systems import BYTES_PER_PARAMETER
-from pfl_bench.types import ConfigError, Task
+from pfl_bench.types import ConfigError, LocalResult, Task
 from privacy.aggregate import Aggregate
-from privacy.ledger import Ledger
+from privacy.clipping import ClipOutcome
 from privacy.mechanism import Mechanism, NoiseScale, Release
-from privacy.plan import PlanRequest, PrivacyPlan, make_plan
 
 
 class FederatedTrainer:
@@ -65,7 +65,6 @@ class FederatedTrainer:
         self.total = options.num_rounds
         self._options = options
         self._checksum = task.facts.checksum
-        self._artificial_users = task.facts.artificial_users
         self._cohort_seed = resolved.config.seed
         if resolved.config.setting == "private_federated":
             self._cohort_seed = resolved.private_seed(
@@ -75,10 +74,25 @@ class FederatedTrainer:
         self._notice = notice
         self._model = model
         self._split = task.split("train")
-        self._sampler = build_sampler(options.sampling, self._split.num_users, options.cohort_size)
+        self._sampler = build_sampler(
+            options.sampling,
+            self._split.num_users,
+            options.cohort_size,
+            options.separation,
+            stream(self._cohort_seed, Purpose.SAMPLING, 0),
+        )
         self._algorithm = build_algorithm(resolved, options)
         layers = batchnorm_layers(model.module)
-        self.plan = self._make_plan(resolved, layers)
+        self.plan = make_federated_plan(
+            resolved,
+            options,
+            self._split,
+            self._algorithm.uploads,
+            layers,
+            model.num_parameters,
+            self._checksum,
+            task.facts.artificial_users,
+        )
         if layers and self.plan is None:
             raise ConfigError(
                 f"model: BatchNorm layers keep running statistics ({', '.join(layers[:3])}), which "
@@ -89,50 +103,18 @@ class FederatedTrainer:
             self._mechanism = build_mechanism("none", None, _no_noise(options))
         else:
             self._mechanism = self.plan.mechanism
-        self._ledger: Ledger | None = None
-        self._ledger_path = folder / "ledger.jsonl"
         self._buffers = model.buffers()
         self._engine = build_engine(resolved, options, task, model, self._algorithm, notice)
         self.central = model.vector.clone()
+        self._private: PrivateRounds | None = None
+        if self.plan is not None:
+            self._private = PrivateRounds(
+                self.plan, resolved, self._cohort_seed, self.central, folder / "ledger.jsonl"
+            )
         self._gradient = torch.zeros_like(self.central)
         self.central.grad = self._gradient
         self._optimizer = build_optimizer(
             options.central_optimizer, [self.central], options.central_learning_rate
-        )
-
-    def _make_plan(self, resolved: ResolvedConfig, layers: tuple[str, ...]) -> PrivacyPlan | None:
-        privacy, options = resolved.config.privacy, self._options
-        if privacy is None or privacy.population_size is None:
-            return None
-        name = resolved.tree["privacy"]["mechanism"]["name"]
-        population = privacy.population_size
-        if population == "training_users":
-            population = self._split.num_users
-        return make_plan(
-            PlanRequest(
-                mechanism=name,
-                mechanism_build=lambda noise: build_mechanism(
-                    name, resolved.mechanism_options, noise
-                ),
-                scheme=options.sampling,
-                population_size=population,
-                num_users=self._split.num_users,
-                hypothetical_population=privacy.hypothetical_population,
-                cohort_size=options.cohort_size,
-                noise_cohort_size=privacy.noise_cohort_size,
-                num_rounds=options.num_rounds,
-                weighting=options.weighting,
-                epsilon=privacy.epsilon,
-                noise_multiplier=privacy.noise_multiplier,
-                delta=privacy.delta,
-                accountant=privacy.accountant,
-                uploads=self._algorithm.uploads,
-                batchnorm_layers=layers,
-                num_parameters=self._model.num_parameters,
-                data_checksum=self._checksum,
-                selected_by=resolved.config.evaluation.select_best,
-                artificial_users=self._artificial_users,
-            )
         )
 
     def advance(self, index: int) -> dict[str, float]:
@@ -151,17 +133,19 @@ class FederatedTrainer:
         started = time.perf_counter()
         if self.plan is not None:
             self.plan.check_round(index)
-        users = self._sampler.draw(stream(self._cohort_seed, Purpose.SAMPLING, index))
+        users = self._sampler.draw(stream(self._cohort_seed, Purpose.SAMPLING, index), index)
         aggregate = Aggregate.zeros(self._model.num_parameters, self.central.device)
         loss_sum = torch.zeros((), device=self.central.device)
         num_examples = num_steps = steps = processed = 0
         lost: list[int] = []
+        if self._private is not None:
+            self._private.start_round(index, users)
         for result in self._engine.train(users, index, self.central):
             by_examples = self._options.weighting == "examples"
             weight = float(result.num_examples) if by_examples else 1.0
             steps += result.num_steps
             processed += result.num_processed
-            if self._mechanism.accumulate(aggregate, result.update, weight).finite:
+            if self._take_in(aggregate, result, weight, index).finite:
                 loss_sum += result.loss
                 num_examples += result.num_examples
                 num_steps += result.num_steps
@@ -170,12 +154,16 @@ class FederatedTrainer:
         self._check_buffers()
         if lost:
             self._name_lost_clients(lost, index)
+        contributions = aggregate.num_contributions
+        if self._private is not None:
+            self._private.add_canaries(aggregate, index)
         noise = stream(self._cohort_seed, Purpose.NOISE, index)
         release = self._mechanism.release(aggregate, noise)
-        if self.plan is not None and self._ledger is not None:
-            entry = self.plan.ledger_entry(index, len(users), release, aggregate)
-            self._ledger.append(entry)
+        if self._private is not None:
+            self._private.record(index, release, aggregate)
         rate = self._take_central_step(release.mean_update, index)
+        if self._private is not None:
+            self._private.watch(index, release, self.central)
         scalars = {
             "train/cohort_size": float(len(users)),
             "train/num_examples": float(num_examples),
@@ -185,12 +173,19 @@ class FederatedTrainer:
             "train/central_learning_rate": rate,
             **self._systems_scalars(len(users), steps, processed),
         }
-        if aggregate.num_contributions:
-            scalars["train/loss"] = float(loss_sum) / aggregate.num_contributions
+        if contributions:
+            scalars["train/loss"] = float(loss_sum) / contributions
         if self.plan is not None:
             scalars |= _privacy_scalars(release, aggregate)
         scalars["time/round_seconds"] = time.perf_counter() - started
         return scalars
+
+    def _take_in(
+        self, aggregate: Aggregate, result: LocalResult, weight: float, index: int
+    ) -> ClipOutcome:
+        if self._private is None:
+            return self._mechanism.accumulate(aggregate, result.update, weight)
+        return self._private.take_in(aggregate, result.update, weight, index, result.user)
 
     def _systems_scalars(self, clients: int, steps: int, processed: int) -> dict[str, float]:
         """What a round costs its clients: those too whose update was lost have had the cost."""
@@ -235,8 +230,8 @@ class FederatedTrainer:
 
     def close(self) -> None:
         """Close the ledger."""
-        if self._ledger is not None:
-            self._ledger.close()
+        if self._private is not None:
+            self._private.close()
 
     def load_central(self) -> None:
         """Put the central parameters into the model, for evaluation."""
@@ -273,9 +268,12 @@ class FederatedTrainer:
         Raises:
             privacy.errors.LedgerError: The ledger is damaged or of another run.
         """
-        if self.plan is not None:
-            self._ledger = Ledger.open(self._ledger_path)
-            self._ledger.check_resume(done, self.plan.ledger_constants())
+        if self._private is not None:
+            self._private.begin(done)
+
+    def canary_result(self, done: int) -> dict[str, Any] | None:
+        """What the canaries of an audited run show; None without canaries."""
+        return None if self._private is None else self._private.canary_result(done)
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes from round to round."""
@@ -283,6 +281,7 @@ class FederatedTrainer:
             "central": self.central,
             "optimizer": self._optimizer.state_dict(),
             "mechanism": self._mechanism.state_dict(),
+            "private": None if self._private is None else self._private.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -290,6 +289,8 @@ class FederatedTrainer:
         self.central.copy_(state["central"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._mechanism.load_state_dict(state["mechanism"])
+        if self._private is not None:
+            self._private.load_state_dict(state["private"])
 
 
 def _privacy_scalars(release: Release, aggregate: Aggregate) -> dict[str, float]:

@@ -28,6 +28,9 @@ class Purpose(IntEnum):
     AUGMENTATION = 6
     CENTRAL_MODEL = 7
     PERSONAL = 8
+    CLIENT_NOISE = 9
+    CANARIES = 10
+    PROBE = 11
 
 
 def _sequence(seed: int, purpose: Purpose, round_index: int, client: int) -> np.random.SeedSequence:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pfl_bench.building import (
+    HasCanaries,
     build_forward,
     build_model,
     build_task,
@@ -194,6 +195,15 @@ class _Run:
             write_json(self._folder.path / "privacy.json", statement)
         return statement
 
+    def _write_canaries(self, done: int) -> dict[str, Any] | None:
+        """What the canaries of an audited run show, in full in a file of its own."""
+        if not isinstance(self._trainer, HasCanaries):
+            return None
+        result = self._trainer.canary_result(done)
+        if result is not None:
+            write_json(self._folder.path / "canaries.json", result)
+        return result
+
     def _selection(self) -> dict[str, Any] | None:
         """By which metric the model was chosen, its value there, and when it was."""
         wanted = self._config.evaluation.select_best
@@ -209,6 +219,7 @@ class _Run:
             self._model.load_buffers(self._best["buffers"])
         metrics, self._strata = self._evaluator.evaluate(self._config.evaluation.final_splits)
         facts = self._task.facts
+        canaries = self._write_canaries(done)
         return {
             "format_version": SUMMARY_VERSION,
             "name": self._config.name,
@@ -226,9 +237,16 @@ class _Run:
             "budgets": self._costs.budgets(),
             "expected": compare(self._config, facts.variant, metrics),
             "privacy": self._trainer.statement(done),
+            "canaries": _canary_summary(canaries),
             "data": to_json_value(asdict(replace(facts, class_names=()))),
             "seconds": round(seconds, 3),
         }
+
+
+def _canary_summary(result: dict[str, Any] | None) -> dict[str, Any] | None:
+    if result is None:
+        return None
+    return {key: result[key] for key in ("kind", "lower_bound", "confidence", "upper_bound")}
 
 
 def _sign(metric: str) -> float:

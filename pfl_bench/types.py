@@ -268,10 +268,10 @@ class Sampler(Protocol):
 
     @property
     def scheme(self) -> str:
-        """How users are drawn: "poisson", "fixed_size" or "full"."""
+        """How users are drawn: "poisson", "cyclic_poisson", "fixed_size" or "full"."""
 
-    def draw(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Draw one round's users, sorted, none twice; may be empty."""
+    def draw(self, rng: np.random.Generator, round_index: int = 1) -> NDArray[np.int64]:
+        """Draw the users of a round (from 1), sorted, none twice; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)

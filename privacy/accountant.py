@@ -1,9 +1,9 @@
-"""Epsilon of so many equal rounds, by one of three accountants behind one interface.
+"""Epsilon of composed rounds, by one of three accountants behind one interface.
 
-Guarantee: what is returned is an upper bound of the epsilon of ``rounds`` adaptive compositions of
-the event, at the given delta and adjacency. "rdp" (dp-accounting) is the loosest; "pld"
+Guarantee: what is returned is an upper bound of the epsilon of the adaptive composition of the
+events, at the given delta and adjacency. "rdp" (dp-accounting) is the loosest; "pld"
 (dp-accounting) and "prv" (Opacus) are numerical compositions with pessimistic rounding, tight to
-well below 1 %.
+well below 1 %. Which accountant knows which event is in ``KNOWN_EVENTS``; the others are refused.
 
 An epsilon above ``LARGEST_EPSILON`` is returned as infinity: it promises nothing, and the
 numerical accountants cannot represent it.
@@ -14,15 +14,34 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
+from privacy.amplification import ADJACENCY, Composition
 from privacy.errors import PlanError, PrivacyError
 
 Accountant = Literal["rdp", "pld", "prv"]
 ACCOUNTANTS: tuple[str, ...] = get_args(Accountant)
+
+# What each accountant can compose: kinds of events, as ``_kind_of`` names them.
+KNOWN_EVENTS: dict[str, tuple[str, ...]] = {
+    "rdp": ("gaussian", "sampled gaussian", "fixed-size sampled gaussian", "laplace"),
+    "pld": ("gaussian", "sampled gaussian", "laplace", "sampled laplace", "randomized response"),
+    "prv": ("gaussian", "sampled gaussian"),
+}
+_KIND_OF_SCHEME = {
+    "poisson": "sampled gaussian",
+    "cyclic_poisson": "sampled gaussian",
+    "full": "gaussian",
+    "fixed_size": "fixed-size sampled gaussian",
+}
+_ADJACENCIES = {
+    "gaussian": ("add-or-remove-one", "replace-one"),
+    "fixed-size sampled gaussian": ("replace-one",),
+    "randomized response": ("replace-one",),
+}
 
 LARGEST_EPSILON = 1e6
 
@@ -39,11 +58,11 @@ _PRV_LARGEST_LOSS = 350.0
 
 
 def check_accountant(accountant: str, scheme: str) -> None:
-    """Check that an accountant exists and knows a sampling scheme.
+    """Check that an accountant exists and knows a Gaussian under a sampling scheme.
 
     Args:
         accountant: "rdp", "pld" or "prv".
-        scheme: "poisson", "fixed_size" or "full".
+        scheme: "poisson", "cyclic_poisson", "fixed_size" or "full".
 
     Raises:
         PrivacyError: There is no accountant of that name.
@@ -55,7 +74,45 @@ def check_accountant(accountant: str, scheme: str) -> None:
         raise PlanError(
             f"the accountant {accountant} does not know fixed-size sampling without replacement, "
             "and accounting it as Poisson would be wrong; use the accountant rdp, or sample by "
-            "poisson. Supported: rdp with poisson, fixed_size, full; pld and prv with poisson, full"
+            "poisson. Supported: rdp with every scheme; pld and prv with poisson, cyclic_poisson, "
+            "full"
+        )
+    if scheme not in _KIND_OF_SCHEME:
+        raise PrivacyError(f"the sampling scheme is {scheme!r}, but must be one of {(*ADJACENCY,)}")
+
+
+def check_composition(composition: Composition, accountant: str) -> None:
+    """Check that an accountant can compose an event, and that the adjacency is the event's.
+
+    Args:
+        composition: The events.
+        accountant: "rdp", "pld" or "prv".
+
+    Raises:
+        PrivacyError: There is no accountant of that name, or a count is not allowed.
+        PlanError: It does not know the event, or the adjacency is another.
+    """
+    if accountant not in ACCOUNTANTS:
+        raise PrivacyError(f"the accountant is {accountant!r}, but must be one of {ACCOUNTANTS}")
+    kind, _ = _kind_of(composition.event)
+    if kind not in KNOWN_EVENTS[accountant]:
+        able = [name for name in ACCOUNTANTS if kind in KNOWN_EVENTS[name]]
+        hint = ", or sample by poisson" if kind == "fixed-size sampled gaussian" else ""
+        raise PlanError(
+            f"the accountant {accountant} does not know the event {composition.event!r}, a "
+            f"{kind}, and another event in its place would be wrong; use the accountant "
+            f"{' or '.join(able)}{hint}"
+        )
+    allowed = _ADJACENCIES.get(kind, ("add-or-remove-one",))
+    if composition.adjacency not in allowed:
+        raise PlanError(
+            f"a {kind} event is accounted under {' or '.join(allowed)} adjacency, not "
+            f"{composition.adjacency!r}: its sensitivity would be another; take both from one "
+            "privacy.amplification.Composition"
+        )
+    if composition.count < 0 or composition.count != int(composition.count):
+        raise PrivacyError(
+            f"rounds is {composition.count!r}, but must be a whole number, at least 0"
         )
 
 
@@ -115,61 +172,119 @@ def epsilon_at(
         PrivacyError: An argument is out of its range.
         PlanError: The accountant does not know the event or the adjacency.
     """
-    scheme, gaussian = _scheme_of(event)
-    check_accountant(accountant, scheme)
+    return compose_epsilon([Composition(event, rounds, adjacency)], delta, accountant, coarseness)
+
+
+def compose_epsilon(
+    compositions: Sequence[Composition], delta: float, accountant: str, coarseness: float = 1.0
+) -> float:
+    """Upper bound of epsilon of one composition after another.
+
+    Args:
+        compositions: What is composed, all under one adjacency.
+        delta: In (0, 1).
+        accountant: "rdp", "pld" or "prv".
+        coarseness: As in ``epsilon_at``.
+
+    Returns:
+        Epsilon, at least 0; 0 for nothing; infinity without noise or above ``LARGEST_EPSILON``.
+
+    Raises:
+        PrivacyError: An argument is out of its range.
+        PlanError: The accountant does not know an event, or the adjacencies differ.
+    """
     check_delta(delta)
-    expected = "replace-one" if scheme == "fixed_size" else "add-or-remove-one"
-    if adjacency != expected:
+    for composition in compositions:
+        check_composition(composition, accountant)
+    if len({composition.adjacency for composition in compositions}) > 1:
         raise PlanError(
-            f"a {scheme} event is accounted under {expected} adjacency, not {adjacency!r}: its "
-            "sensitivity would be another; use privacy.amplification.round_event for both"
+            "rounds under different adjacencies have no epsilon together; run them under one "
+            "sampling scheme"
         )
-    if rounds < 0 or rounds != int(rounds):
-        raise PrivacyError(f"rounds is {rounds!r}, but must be a whole number, at least 0")
-    if rounds == 0:
+    parts = tuple((part.event, int(part.count)) for part in compositions if part.count)
+    if not parts:
         return 0.0
-    if gaussian.noise_multiplier == 0:
+    if any(_noise_of(event) == 0 for event, _ in parts):
         return math.inf
-    epsilon = _epsilon(event, int(rounds), float(delta), accountant, coarseness)
+    epsilon = _epsilon(parts, float(delta), accountant, coarseness)
     return epsilon if epsilon <= LARGEST_EPSILON else math.inf
 
 
-def _scheme_of(event: Any) -> tuple[str, Any]:
+def _kind_of(event: Any) -> tuple[str, Any]:
+    """The kind of an event, and the unsampled event inside of it."""
     from dp_accounting import dp_event
 
-    if isinstance(event, dp_event.GaussianDpEvent):
-        return "full", event
-    scheme = {
-        dp_event.PoissonSampledDpEvent: "poisson",
-        dp_event.SampledWithoutReplacementDpEvent: "fixed_size",
-    }.get(type(event))
-    if scheme is None or not isinstance(event.event, dp_event.GaussianDpEvent):
-        raise PlanError(
-            f"cannot account the event {event!r}; supported are a Gaussian, and a Gaussian sampled "
-            "by Poisson or without replacement"
-        )
-    return scheme, event.event
+    kinds = {
+        dp_event.GaussianDpEvent: "gaussian",
+        dp_event.LaplaceDpEvent: "laplace",
+        dp_event.RandomizedResponseDpEvent: "randomized response",
+    }
+    plain = kinds.get(type(event))
+    if plain is not None:
+        return plain, event
+    inner = kinds.get(type(getattr(event, "event", None)))
+    if isinstance(event, dp_event.PoissonSampledDpEvent) and inner in ("gaussian", "laplace"):
+        return f"sampled {inner}", event.event
+    if isinstance(event, dp_event.SampledWithoutReplacementDpEvent) and inner == "gaussian":
+        return "fixed-size sampled gaussian", event.event
+    raise PlanError(
+        f"cannot account the event {event!r}; supported are a Gaussian, and a Gaussian sampled by "
+        "Poisson or without replacement; a Laplace, and a Laplace sampled by Poisson; and "
+        "randomized response"
+    )
+
+
+def _noise_of(event: Any) -> float:
+    """What is 0 if and only if an event has no noise at all."""
+    kind, plain = _kind_of(event)
+    return float(plain.noise_parameter if kind == "randomized response" else plain.noise_multiplier)
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(event: Any, rounds: int, delta: float, accountant: str, coarseness: float) -> float:
-    rdp = _rdp_epsilon(event, rounds, delta)
-    if accountant == "rdp" or rdp > 10 * LARGEST_EPSILON:
-        return rdp
+def _epsilon(
+    parts: tuple[tuple[Any, int], ...], delta: float, accountant: str, coarseness: float
+) -> float:
+    kinds = [_kind_of(event)[0] for event, _ in parts]
+    if all(kind in KNOWN_EVENTS["rdp"] for kind in kinds):
+        rough = _rdp_epsilon(parts, delta)
+    else:
+        rough = sum(count * _pure_epsilon(event) for event, count in parts)
+    if accountant == "rdp" or rough > 10 * LARGEST_EPSILON:
+        return rough
     if accountant == "pld":
-        return _pld_epsilon(event, rounds, delta, rdp, coarseness)
-    return _prv_epsilon(event, rounds, delta, rdp)
+        epsilon = _pld_epsilon(parts, delta, rough, coarseness)
+        # The rough bound sets the grid; where it is pure DP's, it may lie far above the answer.
+        while _pld_interval(epsilon) < _pld_interval(rough):
+            rough, epsilon = epsilon, _pld_epsilon(parts, delta, epsilon, coarseness)
+        return epsilon
+    return _prv_epsilon(parts, delta, rough)
 
 
-def _rdp_epsilon(event: Any, rounds: int, delta: float) -> float:
+def _pure_epsilon(event: Any) -> float:
+    """Epsilon at delta 0 of one event that has such; infinite otherwise."""
+    kind, plain = _kind_of(event)
+    if "laplace" in kind:
+        epsilon = 1.0 / float(plain.noise_multiplier)
+        if kind == "laplace" or epsilon > 700.0:
+            return epsilon
+        return math.log1p(event.sampling_probability * math.expm1(epsilon))
+    if kind == "randomized response":
+        lie = plain.noise_parameter / plain.num_buckets
+        return math.log((1.0 - plain.noise_parameter + lie) / lie)
+    return math.inf
+
+
+def _rdp_epsilon(parts: tuple[tuple[Any, int], ...], delta: float) -> float:
     from dp_accounting import dp_event, rdp
     from dp_accounting.privacy_accountant import NeighboringRelation
 
     relation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    if isinstance(event, dp_event.SampledWithoutReplacementDpEvent):
+    if any(isinstance(event, dp_event.SampledWithoutReplacementDpEvent) for event, _ in parts):
         relation = NeighboringRelation.REPLACE_ONE
     with _without_excluded_orders():
-        accountant = rdp.RdpAccountant(neighboring_relation=relation).compose(event, rounds)
+        accountant = rdp.RdpAccountant(neighboring_relation=relation)
+        for event, count in parts:
+            accountant.compose(event, count)
         return float(accountant.get_epsilon(delta))
 
 
@@ -202,17 +317,31 @@ def _pld_interval(rdp_epsilon: float) -> float:
 
 
 def _pld_epsilon(
-    event: Any, rounds: int, delta: float, rdp_epsilon: float, coarseness: float
+    parts: tuple[tuple[Any, int], ...], delta: float, rough_epsilon: float, coarseness: float
 ) -> float:
     from dp_accounting import pld
+    from dp_accounting.pld import privacy_loss_distribution
 
-    accountant = pld.PLDAccountant(
-        value_discretization_interval=_pld_interval(rdp_epsilon) * coarseness
-    )
-    return float(accountant.compose(event, rounds).get_epsilon(delta))
+    interval = _pld_interval(rough_epsilon) * coarseness
+    accountant = pld.PLDAccountant(value_discretization_interval=interval)
+    answers = None
+    for event, count in parts:
+        if _kind_of(event)[0] != "randomized response":
+            accountant.compose(event, count)
+            continue
+        # Not by the accountant, which composes this event once, whatever the count (0.6.0).
+        answer = privacy_loss_distribution.from_randomized_response(
+            event.noise_parameter, event.num_buckets, value_discretization_interval=interval
+        ).self_compose(count)
+        answers = answer if answers is None else answers.compose(answer)
+    if answers is None:
+        return float(accountant.get_epsilon(delta))
+    if any(_kind_of(event)[0] != "randomized response" for event, _ in parts):
+        raise PlanError("randomized response is composed with itself alone")
+    return float(answers.get_epsilon_for_delta(delta))
 
 
-def _prv_epsilon(event: Any, rounds: int, delta: float, rdp_epsilon: float) -> float:
+def _prv_epsilon(parts: tuple[tuple[Any, int], ...], delta: float, rdp_epsilon: float) -> float:
     from dp_accounting import dp_event
     from opacus.accountants import PRVAccountant
 
@@ -222,50 +351,62 @@ def _prv_epsilon(event: Any, rounds: int, delta: float, rdp_epsilon: float) -> f
             f"delta {delta:.3g} is below {_PRV_SMALLEST_DELTA:g}, where the accountant prv loses "
             "its precision and may understate epsilon; use the accountant pld or rdp"
         )
-    if isinstance(event, dp_event.GaussianDpEvent):
-        # So many Gaussians are one of multiplier z / sqrt(rounds), exactly.
-        noise, rate = event.noise_multiplier / math.sqrt(rounds), 1.0
-        rounds = 1
-    else:
-        noise, rate = event.event.noise_multiplier, event.sampling_probability
+    history = []
+    for event, rounds in parts:
+        if isinstance(event, dp_event.GaussianDpEvent):
+            # So many Gaussians are one of multiplier z / sqrt(rounds), exactly.
+            history.append((event.noise_multiplier / math.sqrt(rounds), 1.0, 1))
+        else:
+            history.append((event.event.noise_multiplier, event.sampling_probability, rounds))
     error = min(max(_PRV_EPSILON_ERROR, _PRV_RELATIVE_ERROR * rdp_epsilon), _PRV_LARGEST_ERROR)
-    _check_prv_grid(noise, rate, rounds, delta, error)
+    _check_prv_grid(history, delta, error)
     accountant = PRVAccountant()
-    accountant.history = [(noise, rate, rounds)]
+    accountant.history = history
     try:
         # At rate 1 Opacus takes log(1 - 1) = -inf as the least privacy loss, as it should.
         with _without_order_warning(), _numpy_errstate():
             return float(accountant.get_epsilon(delta, eps_error=error))
     except (ValueError, RuntimeError) as error_of_opacus:
         raise PlanError(
-            f"the accountant prv cannot compute this epsilon (noise_multiplier {noise:.6g}, "
-            f"sampling probability {rate:.6g}, {rounds} rounds, delta {delta:.3g}): "
-            f"{error_of_opacus}; use the accountant pld or rdp"
+            f"the accountant prv cannot compute this epsilon ({_in_words(history)}, delta "
+            f"{delta:.3g}): {error_of_opacus}; use the accountant pld or rdp"
         ) from error_of_opacus
 
 
-def _check_prv_grid(noise: float, rate: float, rounds: int, delta: float, error: float) -> None:
+def _in_words(history: Sequence[tuple[float, float, int]]) -> str:
+    return "; ".join(
+        f"noise_multiplier {noise:.6g}, sampling probability {rate:.6g}, {rounds} rounds"
+        for noise, rate, rounds in history
+    )
+
+
+def _check_prv_grid(
+    history: Sequence[tuple[float, float, int]], delta: float, error: float
+) -> None:
     """Refuse before Opacus fills the memory.
 
     Source: the domain and the mesh of Opacus' PRVAccountant, after Gopi et al. 2021, remark 5.6.
     """
     from opacus.accountants import RDPAccountant
 
+    rounds = sum(count for _, _, count in history)
     delta_error = delta / 1000.0
     loss = 0.0
     with _without_order_warning():
-        for count, part in ((rounds, 4.0), (1, 8.0 * rounds)):
+        trials = [(list(history), 4.0)]
+        trials += [([(noise, rate, 1)], 8.0 * rounds) for noise, rate, _ in history]
+        for trial, part in trials:
             accountant = RDPAccountant()
-            accountant.history = [(noise, rate, count)]
+            accountant.history = trial
             loss = max(loss, float(accountant.get_epsilon(delta_error / part)))
     mesh = error / math.sqrt(rounds * math.log(12.0 / delta_error) / 2.0)
     points = 2.0 * (loss + 3.0) / mesh
     if loss > _PRV_LARGEST_LOSS or points > _PRV_LARGEST_GRID:
         raise PlanError(
             f"the accountant prv would need a grid of {points:.2g} privacy losses up to "
-            f"{loss:.4g} for noise_multiplier {noise:.6g}, sampling probability {rate:.6g}, "
-            f"{rounds} rounds and delta {delta:.3g}, more than the {_PRV_LARGEST_GRID} up to "
-            f"{_PRV_LARGEST_LOSS:.0f} that it can take; use the accountant pld or rdp"
+            f"{loss:.4g} for {_in_words(history)} and delta {delta:.3g}, more than the "
+            f"{_PRV_LARGEST_GRID} up to {_PRV_LARGEST_LOSS:.0f} that it can take; use the "
+            "accountant pld or rdp"
         )
 
 

@@ -27,6 +27,8 @@ class Aggregate:
         num_clipped: Updates that were scaled down.
         largest_norm: Largest norm of a finite update before clipping.
         largest_clipped_norm: Largest norm of a contribution after clipping.
+        clipped_total: Shape (P,), float32: the sum before the noise that clients added themselves;
+            None where they add none.
     """
 
     total: Tensor
@@ -37,6 +39,7 @@ class Aggregate:
     num_clipped: int = 0
     largest_norm: float = 0.0
     largest_clipped_norm: float = 0.0
+    clipped_total: Tensor | None = None
 
     @classmethod
     def zeros(cls, num_parameters: int, device: torch.device | str = "cpu") -> Aggregate:
@@ -63,6 +66,10 @@ class Aggregate:
                 f"{tuple(other.total.shape)}; all workers must train the same model"
             )
         self.total.add_(other.total.to(self.total.device))
+        if other.clipped_total is not None:
+            if self.clipped_total is None:
+                self.clipped_total = torch.zeros_like(self.total)
+            self.clipped_total.add_(other.clipped_total.to(self.total.device))
         self.weight += other.weight
         self.bit_sum += other.bit_sum
         self.num_contributions += other.num_contributions

@@ -9,6 +9,11 @@ on a sum that one unit changes by at most ``clip_norm`` (added or removed).
   size is public, so adjacency is replace-one, under which the sum moves by twice clip_norm and
   the multiplier is z / 2.
 - full: every user in every round, no amplification; adjacency add-or-remove-one.
+- cyclic_poisson: each user belongs to one of ``separation`` groups, drawn once, uniformly and
+  independent of all other users; in round t only group (t - 1) mod separation is eligible, each of
+  its users taking part independently with probability q_g = cohort * separation / population.
+  Adjacency add-or-remove-one; sensitivity clip_norm. Whatever a user's group, the user can be in at
+  most ceil(rounds / separation) rounds, in each with probability q_g, and in the others never.
 
 The scheme must be the one that the sampler draws by; accounting a fixed-size cohort as Poisson is
 a claim about another algorithm.
@@ -17,11 +22,12 @@ a claim about another algorithm.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from privacy.errors import PrivacyError
 
-Scheme = Literal["poisson", "fixed_size", "full"]
+Scheme = Literal["poisson", "fixed_size", "full", "cyclic_poisson"]
 Adjacency = Literal["add-or-remove-one", "replace-one"]
 
 SCHEMES: tuple[str, ...] = get_args(Scheme)
@@ -29,7 +35,65 @@ ADJACENCY: dict[str, Adjacency] = {
     "poisson": "add-or-remove-one",
     "fixed_size": "replace-one",
     "full": "add-or-remove-one",
+    "cyclic_poisson": "add-or-remove-one",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Participation:
+    """Who takes part when: what the sampler draws by, and the accountant accounts.
+
+    Attributes:
+        scheme: "poisson", "fixed_size", "full" or "cyclic_poisson".
+        population_size: Users to draw from.
+        cohort_size: Users of a round; expected under the Poisson schemes, exact otherwise.
+        separation: Groups of "cyclic_poisson", so that two rounds of one user are at least so many
+            apart; 1 under the other schemes.
+
+    Raises:
+        PrivacyError: The scheme is unknown, or the sizes do not fit.
+    """
+
+    scheme: str
+    population_size: int
+    cohort_size: float
+    separation: int = 1
+
+    def __post_init__(self) -> None:
+        check_population(self.scheme, self.population_size, self.cohort_size, self.separation)
+
+    @property
+    def sampling_probability(self) -> float:
+        """Probability that an eligible user takes part in a round."""
+        return self.cohort_size * self.separation / self.population_size
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Adjacency under which the scheme is accounted."""
+        return ADJACENCY[self.scheme]
+
+    def most_participations(self, rounds: int) -> int:
+        """Rounds of so many in which one user can take part at most.
+
+        Args:
+            rounds: Number of rounds, at least 0.
+        """
+        return -(-rounds // self.separation)
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """What an accountant composes: so many equal events, under an adjacency.
+
+    Attributes:
+        event: A ``dp_accounting.DpEvent``.
+        count: How often it is composed, at least 0.
+        adjacency: "add-or-remove-one" or "replace-one".
+    """
+
+    event: Any
+    count: int
+    adjacency: str
 
 
 def check_scheme(scheme: str) -> None:
@@ -42,13 +106,16 @@ def check_scheme(scheme: str) -> None:
         raise PrivacyError(f"the sampling scheme is {scheme!r}, but must be one of {SCHEMES}")
 
 
-def check_population(scheme: str, population_size: int, cohort_size: float) -> None:
+def check_population(
+    scheme: str, population_size: int, cohort_size: float, separation: int = 1
+) -> None:
     """Check that a cohort can be drawn from a population by a scheme.
 
     Args:
-        scheme: "poisson", "fixed_size" or "full".
+        scheme: "poisson", "fixed_size", "full" or "cyclic_poisson".
         population_size: Users to draw from.
-        cohort_size: Users of a round; expected under "poisson", exact otherwise.
+        cohort_size: Users of a round; expected under the Poisson schemes, exact otherwise.
+        separation: Groups of "cyclic_poisson"; 1 under the other schemes.
 
     Raises:
         PrivacyError: The sizes do not fit.
@@ -76,12 +143,80 @@ def check_population(scheme: str, population_size: int, cohort_size: float) -> N
         raise PrivacyError(
             f"a fixed-size cohort must be a whole number of users, not {cohort_size!r}"
         )
+    _check_separation(scheme, population_size, cohort_size, separation)
+
+
+def _check_separation(
+    scheme: str, population_size: int, cohort_size: float, separation: int
+) -> None:
+    if separation < 1 or separation != int(separation):
+        raise PrivacyError(f"separation is {separation!r}, but must be a whole number of rounds")
+    if scheme != "cyclic_poisson":
+        if separation != 1:
+            raise PrivacyError(
+                f"separation is {separation} under {scheme} sampling, which keeps no distance "
+                "between two rounds of one user; sample by cyclic_poisson, or set separation to 1"
+            )
+        return
+    if cohort_size * separation > population_size:
+        raise PrivacyError(
+            f"cohort_size {cohort_size:g} times separation {separation} is more than "
+            f"population_size {population_size}: one of {separation} groups has "
+            f"{population_size / separation:.6g} users on average; lower the cohort, or the "
+            f"separation to {int(population_size // cohort_size)} or less"
+        )
+
+
+def sampled_gaussian(
+    participation: Participation, noise_multiplier: float, rounds: int
+) -> Composition:
+    """Compose rounds of a Gaussian mechanism whose noise is drawn anew in each.
+
+    Args:
+        participation: How users are drawn.
+        noise_multiplier: z, standard deviation of the noise in multiples of clip_norm, at least 0.
+        rounds: Number of rounds, at least 0.
+
+    Returns:
+        Sampled Gaussians: a round each, or, under "cyclic_poisson", each round for which a user
+        can be eligible.
+
+    Raises:
+        PrivacyError: The multiplier or the rounds are not allowed.
+
+    Source: Abadi et al. 2016 (poisson); Wang et al. 2019, theorem 27 (fixed_size); Choquette-Choo
+    et al. 2023, "(Amplified) banded matrix factorization", theorem 4 with one band
+    (cyclic_poisson).
+    """
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+        raise PrivacyError(
+            f"noise_multiplier is {noise_multiplier!r}, but must be finite and at least 0"
+        )
+    if rounds < 0 or rounds != int(rounds):
+        raise PrivacyError(f"rounds is {rounds!r}, but must be a whole number, at least 0")
+    from dp_accounting import dp_event
+
+    count = participation.most_participations(int(rounds))
+    event: Any
+    if participation.scheme == "fixed_size":
+        event = dp_event.SampledWithoutReplacementDpEvent(
+            int(participation.population_size),
+            int(participation.cohort_size),
+            dp_event.GaussianDpEvent(noise_multiplier / 2.0),
+        )
+    elif participation.scheme == "full":
+        event = dp_event.GaussianDpEvent(noise_multiplier)
+    else:
+        event = dp_event.PoissonSampledDpEvent(
+            participation.sampling_probability, dp_event.GaussianDpEvent(noise_multiplier)
+        )
+    return Composition(event, count, participation.adjacency)
 
 
 def round_event(
     scheme: str, noise_multiplier: float, population_size: int, cohort_size: float
 ) -> tuple[Any, Adjacency]:
-    """Describe one round to an accountant.
+    """Describe one round of the Gaussian mechanism to an accountant.
 
     Args:
         scheme: How users are drawn: "poisson", "fixed_size" or "full".
@@ -94,26 +229,7 @@ def round_event(
 
     Raises:
         PrivacyError: The scheme is unknown, or the sizes or the multiplier are not allowed.
-
-    Source: Abadi et al. 2016 (poisson); Wang et al. 2019, theorem 27 (fixed_size).
     """
-    check_population(scheme, population_size, cohort_size)
-    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
-        raise PrivacyError(
-            f"noise_multiplier is {noise_multiplier!r}, but must be finite and at least 0"
-        )
-    from dp_accounting import dp_event
-
-    adjacency = ADJACENCY[scheme]
-    if scheme == "poisson":
-        gaussian = dp_event.GaussianDpEvent(noise_multiplier)
-        return dp_event.PoissonSampledDpEvent(cohort_size / population_size, gaussian), adjacency
-    if scheme == "fixed_size":
-        gaussian = dp_event.GaussianDpEvent(noise_multiplier / 2.0)
-        return (
-            dp_event.SampledWithoutReplacementDpEvent(
-                int(population_size), int(cohort_size), gaussian
-            ),
-            adjacency,
-        )
-    return dp_event.GaussianDpEvent(noise_multiplier), adjacency
+    participation = Participation(scheme, population_size, cohort_size)
+    composed = sampled_gaussian(participation, noise_multiplier, 1)
+    return composed.event, participation.adjacency

@@ -10,10 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
-from privacy.accountant import LARGEST_EPSILON, check_accountant, check_delta, epsilon_at
-from privacy.amplification import check_population, round_event
-from privacy.errors import PrivacyError
+from privacy.accountant import (
+    LARGEST_EPSILON,
+    check_accountant,
+    check_composition,
+    check_delta,
+    compose_epsilon,
+)
+from privacy.amplification import Composition, Participation, sampled_gaussian
+from privacy.errors import PlanError, PrivacyError
+
+# What a mechanism's rounds compose to: of its noise multiplier and the number of rounds.
+Compose = Callable[[float, int], Composition]
 
 # Relative tolerance of the noise multiplier.
 _TOLERANCE = 5e-5
@@ -51,23 +61,30 @@ def epsilon_of_rounds(
     cohort_size: float,
     rounds: int,
     accountant: str,
+    *,
+    separation: int = 1,
+    composition: Compose | None = None,
 ) -> float:
-    """Epsilon after so many rounds; ``round_event`` and ``compute_epsilon`` in one.
+    """Epsilon after so many rounds.
 
     Args:
         noise_multiplier: z, standard deviation of the noise in multiples of clip_norm, at least 0.
         delta: In (0, 1).
-        scheme: "poisson", "fixed_size" or "full".
+        scheme: "poisson", "fixed_size", "full" or "cyclic_poisson".
         population_size: Users to draw from.
         cohort_size: Users of a round; expected under "poisson", exact otherwise.
         rounds: Number of rounds, at least 0.
         accountant: "rdp", "pld" or "prv".
+        separation: Groups of "cyclic_poisson"; 1 under the other schemes.
+        composition: Of the noise multiplier and the rounds: what a mechanism's rounds compose to;
+            None for the Gaussian mechanism, whose noise is drawn anew in each round.
 
     Raises:
         PrivacyError: An argument is out of its range, or the accountant does not know the scheme.
     """
-    event, adjacency = round_event(scheme, noise_multiplier, population_size, cohort_size)
-    return epsilon_at(event, rounds, delta, accountant, adjacency, coarseness=1.0)
+    participation = Participation(scheme, population_size, cohort_size, separation)
+    compose = composition or partial(sampled_gaussian, participation)
+    return compose_epsilon([compose(noise_multiplier, rounds)], delta, accountant)
 
 
 def calibrate_noise_multiplier(
@@ -78,17 +95,23 @@ def calibrate_noise_multiplier(
     cohort_size: float,
     rounds: int,
     accountant: str,
+    *,
+    separation: int = 1,
+    composition: Compose | None = None,
 ) -> float:
     """Smallest noise multiplier within a budget, to a relative tolerance of 5e-5.
 
     Args:
         epsilon: Budget, positive and finite.
         delta: In (0, 1).
-        scheme: "poisson", "fixed_size" or "full".
+        scheme: "poisson", "fixed_size", "full" or "cyclic_poisson".
         population_size: Users to draw from.
         cohort_size: Users of a round; expected under "poisson", exact otherwise.
         rounds: Number of rounds, at least 1.
         accountant: "rdp", "pld" or "prv".
+        separation: Groups of "cyclic_poisson"; 1 under the other schemes.
+        composition: Of the noise multiplier and the rounds: what a mechanism's rounds compose to;
+            None for the Gaussian mechanism, whose noise is drawn anew in each round.
 
     Returns:
         z, standard deviation of the noise on the sum in multiples of clip_norm, at which the
@@ -98,21 +121,25 @@ def calibrate_noise_multiplier(
         PrivacyError: An argument is out of its range, the accountant does not know the scheme, or
             no multiplier from 1e-3 to 1e7 fits the budget.
     """
-    _check(epsilon, delta, scheme, population_size, cohort_size, accountant)
+    _check(epsilon, delta)
+    participation = Participation(scheme, population_size, cohort_size, separation)
+    compose = composition or _gaussian(participation, accountant)
     if rounds < 1 or rounds != int(rounds):
         raise PrivacyError(f"rounds is {rounds!r}, but must be a whole number, at least 1")
 
     def at(name: str, coarseness: float) -> Callable[[float], float]:
         def epsilon_of(noise: float) -> float:
-            event, adjacency = round_event(scheme, noise, population_size, cohort_size)
-            return epsilon_at(event, rounds, delta, name, adjacency, coarseness)
+            return compose_epsilon([compose(noise, rounds)], delta, name, coarseness)
 
         return epsilon_of
 
-    rate = cohort_size / population_size
-    guess = max(rate * math.sqrt(2.0 * rounds * math.log(1.0 / delta)) / epsilon, 0.5)
+    count = participation.most_participations(rounds)
+    rate = participation.sampling_probability
+    guess = max(rate * math.sqrt(2.0 * count * math.log(1.0 / delta)) / epsilon, 0.5)
     if scheme == "fixed_size":
         guess *= 2.0
+    if not _knows("rdp", compose(guess, rounds)):
+        return _smallest_noise(at(accountant, 1.0), epsilon, guess)
     noise = _smallest_noise(at("rdp", 1.0), epsilon, guess)
     if accountant == "rdp":
         return noise
@@ -130,18 +157,24 @@ def max_rounds(
     noise_multiplier: float,
     accountant: str,
     limit: int = 1_000_000,
+    *,
+    separation: int = 1,
+    composition: Compose | None = None,
 ) -> int:
     """Largest number of rounds within a budget.
 
     Args:
         epsilon: Budget, positive and finite.
         delta: In (0, 1).
-        scheme: "poisson", "fixed_size" or "full".
+        scheme: "poisson", "fixed_size", "full" or "cyclic_poisson".
         population_size: Users to draw from.
         cohort_size: Users of a round; expected under "poisson", exact otherwise.
         noise_multiplier: z, standard deviation of the noise in multiples of clip_norm, at least 0.
         accountant: "rdp", "pld" or "prv".
         limit: Most rounds that matter, at least 1.
+        separation: Groups of "cyclic_poisson"; 1 under the other schemes.
+        composition: Of the noise multiplier and the rounds: what a mechanism's rounds compose to;
+            None for the Gaussian mechanism, whose noise is drawn anew in each round.
 
     Returns:
         From 0 to ``limit``.
@@ -149,17 +182,20 @@ def max_rounds(
     Raises:
         PrivacyError: An argument is out of its range, or the accountant does not know the scheme.
     """
-    _check(epsilon, delta, scheme, population_size, cohort_size, accountant)
+    _check(epsilon, delta)
+    participation = Participation(scheme, population_size, cohort_size, separation)
+    compose = composition or _gaussian(participation, accountant)
     if limit < 1 or limit != int(limit):
         raise PrivacyError(f"limit is {limit!r}, but must be a whole number, at least 1")
-    event, adjacency = round_event(scheme, noise_multiplier, population_size, cohort_size)
 
     def at(name: str, coarseness: float) -> Callable[[int], float]:
         def epsilon_of(rounds: int) -> float:
-            return epsilon_at(event, rounds, delta, name, adjacency, coarseness)
+            return compose_epsilon([compose(noise_multiplier, rounds)], delta, name, coarseness)
 
         return epsilon_of
 
+    if not _knows("rdp", compose(noise_multiplier, limit)):
+        return _most_rounds(at(accountant, 1.0), epsilon, limit, limit)
     rounds = _most_rounds(at("rdp", 1.0), epsilon, limit, limit)
     if accountant == "rdp":
         return rounds
@@ -167,22 +203,26 @@ def max_rounds(
     return _most_rounds(at(accountant, 1.0), epsilon, rounds, limit)
 
 
-def _check(
-    epsilon: float,
-    delta: float,
-    scheme: str,
-    population_size: int,
-    cohort_size: float,
-    accountant: str,
-) -> None:
+def _check(epsilon: float, delta: float) -> None:
     if not 0 < epsilon <= LARGEST_EPSILON:
         raise PrivacyError(
             f"epsilon is {epsilon!r}, but must be positive and at most {LARGEST_EPSILON:g}, beyond "
             "which nothing is promised; usual budgets are from 0.1 to 10"
         )
     check_delta(delta)
-    check_population(scheme, population_size, cohort_size)
-    check_accountant(accountant, scheme)
+
+
+def _gaussian(participation: Participation, accountant: str) -> Compose:
+    check_accountant(accountant, participation.scheme)
+    return partial(sampled_gaussian, participation)
+
+
+def _knows(accountant: str, composition: Composition) -> bool:
+    try:
+        check_composition(composition, accountant)
+    except PlanError:
+        return False
+    return True
 
 
 def _smallest_noise(epsilon_of: Callable[[float], float], target: float, guess: float) -> float:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -71,36 +71,49 @@ def read_ledger(path: Path | str) -> list[dict[str, Any]]:
     Raises:
         LedgerError: The file is missing, a line is damaged or altered, or rounds are not 1 .. n.
     """
-    return _load(Path(path))[0]
+    return [entry for entry, _ in iterate_ledger(path)]
 
 
-def _load(path: Path) -> tuple[list[dict[str, Any]], list[str], int]:
-    """Entries, digests of their lines, and the length in bytes of the sound part."""
+def iterate_ledger(path: Path | str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Read and verify a ledger line by line, in the memory of one line.
+
+    Args:
+        path: The file.
+
+    Yields:
+        Each entry in order, "previous" included, and the SHA-256 of its line; a last line that a
+        kill has torn is left out.
+
+    Raises:
+        LedgerError: As ``read_ledger``, once the reading comes to where it is wrong.
+    """
+    for entry, digest, _ in _lines(Path(path)):
+        yield entry, digest
+
+
+def _lines(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
+    """Entries, digests of their lines, and their lengths in bytes."""
     try:
-        content = path.read_bytes()
+        stream = path.open("rb")
     except OSError as error:
         raise LedgerError(
             f"cannot read the ledger {path}: {error.strerror}; a run that has released a round "
             "has one in its folder"
         ) from error
-    entries: list[dict[str, Any]] = []
-    digests: list[str] = []
-    lines = content.splitlines(keepends=True)
-    length = 0
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith(b"\n"):
-            break
-        entry = _parse(line)
-        if entry is None:
-            raise LedgerError(
-                f"{path}, line {number}: not a line of a ledger; it has been damaged. Restore the "
-                "file from a copy, or start a new run folder"
-            )
-        _check_line(path, number, entry, digests[-1] if digests else _START)
-        entries.append(entry)
-        digests.append(_digest(line))
-        length += len(line)
-    return entries, digests, length
+    previous = _START
+    with stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.endswith(b"\n"):
+                return
+            entry = _parse(line)
+            if entry is None:
+                raise LedgerError(
+                    f"{path}, line {number}: not a line of a ledger; it has been damaged. Restore "
+                    "the file from a copy, or start a new run folder"
+                )
+            _check_line(path, number, entry, previous)
+            previous = _digest(line)
+            yield entry, previous, len(line)
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -171,7 +184,10 @@ class Ledger:
                 "and its permissions"
             ) from error
         try:
-            entries, digests, length = _load(path)
+            digests, length, last_entry = [], 0, None
+            for last_entry, digest, size in _lines(path):  # noqa: B007
+                digests.append(digest)
+                length += size
             if os.fstat(descriptor).st_size > length:
                 os.ftruncate(descriptor, length)
                 os.fsync(descriptor)
@@ -180,7 +196,7 @@ class Ledger:
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(path, digests, descriptor, entries[-1] if entries else None)
+        return cls(path, digests, descriptor, last_entry)
 
     @property
     def last_round(self) -> int:

@@ -12,16 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from privacy.errors import PlanError, PrivacyError
 
+NoiseShape = Literal["gaussian", "laplace", "none"]
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from privacy.aggregate import Aggregate
+    from privacy.amplification import Composition, Participation
     from privacy.clipping import ClipOutcome
 
 
@@ -35,11 +38,17 @@ class NoiseScale:
             in multiples of clip_norm. 0 for no noise (epsilon is then infinite).
         cohort_size: C_sm, the expected users of a round of this run, configured, positive.
         noise_cohort_size: C_lg, the users of a round of the simulated deployment.
+        num_rounds: T, the rounds that are planned, which correlated noise is fitted to; 0 if
+            nobody says.
+        separation: Rounds that lie between two of one user at least, counted as a distance; 1 if
+            the sampler keeps none.
     """
 
     noise_multiplier: float
     cohort_size: float
     noise_cohort_size: float
+    num_rounds: int = 0
+    separation: int = 1
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
@@ -71,6 +80,8 @@ class Release:
             released.
         noisy_fraction_unclipped: Noisy fraction of updates within the bound; may lie outside
             [0, 1]; None if no count is released.
+        lag_correlation: Correlation of each element's noise with its noise in the release before;
+            0 where each round's noise is drawn anew.
     """
 
     mean_update: Tensor
@@ -78,6 +89,7 @@ class Release:
     update_noise_stddev: float
     count_noise_stddev: float | None
     noisy_fraction_unclipped: float | None
+    lag_correlation: float = 0.0
 
 
 class Mechanism(Protocol):
@@ -107,16 +119,47 @@ class Mechanism(Protocol):
     def count_noise_stddev(self) -> float | None:
         """Noise on the deployment's sum of centred bits; None if no count is released."""
 
+    @property
+    def noise_shape(self) -> NoiseShape:
+        """Law of each element of the release's noise; "none" where it is no such law."""
+
+    @property
+    def randomizes_clients(self) -> bool:
+        """Whether clients add noise themselves, so that ``accumulate`` needs their streams."""
+
     def clip_settings(self) -> dict[str, float | str]:
         """How updates are clipped, for the privacy statement: JSON-serialisable."""
 
-    def accumulate(self, aggregate: Aggregate, update: Tensor, weight: float) -> ClipOutcome:
+    def composition(
+        self, participation: Participation, noise_multiplier: float, rounds: int
+    ) -> Composition:
+        """What so many rounds are to an accountant.
+
+        Args:
+            participation: How users are drawn.
+            noise_multiplier: z of the setting that is accounted; this one counts, not the
+                mechanism's own, because calibration searches over it.
+            rounds: Number of rounds, at least 0.
+
+        Raises:
+            PlanError: Nothing is proved of the mechanism under this participation.
+            PrivacyError: A number is out of its range.
+        """
+
+    def accumulate(
+        self,
+        aggregate: Aggregate,
+        update: Tensor,
+        weight: float,
+        rng: np.random.Generator | None = None,
+    ) -> ClipOutcome:
         """Take one client's update into the sum.
 
         Args:
             aggregate: The round's sum, changed in place.
             update: Shape (P,), a float dtype; not changed.
             weight: Weight of the client; private mechanisms allow 1 alone.
+            rng: The client's own source of noise; needed where ``randomizes_clients``.
 
         Raises:
             PlanError: The mechanism does not allow the weight.
@@ -130,10 +173,10 @@ class Mechanism(Protocol):
             rng: Source of the noise, used in a fixed order.
         """
 
-    def state_dict(self) -> dict[str, float]:
-        """Everything that changes from round to round, for a checkpoint."""
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes from round to round, for a checkpoint: numbers and tensors."""
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state_dict`` gave.
 
         Raises:
@@ -156,7 +199,7 @@ def check_unit_weight(mechanism: str, weight: float) -> None:
         )
 
 
-def check_state_keys(mechanism: str, state: Mapping[str, float], expected: set[str]) -> None:
+def check_state_keys(mechanism: str, state: Mapping[str, Any], expected: set[str]) -> None:
     """Check that a saved state has the expected keys and no other.
 
     Raises:

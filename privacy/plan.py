@@ -14,23 +14,29 @@ Two settings are accounted: *simulated*, a deployment of ``population_size`` use
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from privacy.accountant import check_delta
-from privacy.amplification import round_event
+from privacy.accountant import check_composition, check_delta
+from privacy.amplification import Participation
 from privacy.calibration import calibrate_noise_multiplier, default_delta, max_rounds
 from privacy.errors import BudgetExceededError, PlanError
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.plan_checks import check_not_private, check_private, check_sizes
+from privacy.plan_notes import plan_notes
 from privacy.plan_types import PlanRequest, Setting
-from privacy.statement import PrivacyStatement, Status, selection_note
+from privacy.statement import PrivacyStatement, Status
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from privacy.aggregate import Aggregate
     from privacy.mechanism import Release
+
+# How the noise was drawn, for whoever reads the ledger: so runs repeat, and nobody is protected.
+SEED_POLICY = "philox, a stream a round, seeded: for simulation only"
 
 __all__ = ["PlanRequest", "PrivacyPlan", "Setting", "make_plan"]
 
@@ -105,31 +111,39 @@ class PrivacyPlan:
             simulated=self.simulated.accounted(rounds),
             actual=self.actual.accounted(rounds),
             budget_epsilon=self.request.epsilon,
-            notes=_notes(self),
+            notes=plan_notes(self),
         )
 
     def ledger_constants(self) -> dict[str, Any]:
         """What is the same in every line of the run's ledger, JSON-serialisable."""
-
-        def event(setting: Setting) -> dict[str, Any]:
-            return {
-                "population_size": setting.population_size,
-                "cohort_size": setting.cohort_size,
-                "noise_multiplier": setting.noise_multiplier,
-                "delta": setting.delta,
-            }
-
+        request, simulated = self.request, self.simulated
         return {
+            "unit": "user",
             "mechanism": self.mechanism.name,
-            "sampling": self.simulated.scheme,
-            "adjacency": self.simulated.adjacency,
-            "simulated": event(self.simulated),
-            "actual": event(self.actual),
-            "data": self.request.data_checksum,
+            "mechanism_options": dict(request.mechanism_options or {}),
+            "sampling": simulated.participation.scheme,
+            "separation": simulated.participation.separation,
+            "adjacency": simulated.adjacency,
+            "accountant": simulated.accountant,
+            "weighting": request.weighting,
+            "uploads": list(request.uploads),
+            "batchnorm_layers": list(request.batchnorm_layers),
+            "seed_policy": SEED_POLICY,
+            "simulated": simulated.to_json_dict(),
+            "actual": self.actual.to_json_dict(),
+            "num_parameters": request.num_parameters,
+            "denominator": float(self.noise.cohort_size),
+            "data": request.data_checksum,
         }
 
     def ledger_entry(
-        self, round_number: int, realised_cohort: int, release: Release, aggregate: Aggregate
+        self,
+        round_number: int,
+        users: Iterable[int],
+        release: Release,
+        aggregate: Aggregate,
+        observed: Mapping[str, Any] | None = None,
+        num_canaries: int = 0,
     ) -> dict[str, Any]:
         """What the ledger records of one round, JSON-serialisable.
 
@@ -138,10 +152,13 @@ class PrivacyPlan:
 
         Args:
             round_number: Number of the round, from 1.
-            realised_cohort: Users that were drawn.
+            users: Users that were drawn, canaries left out.
             release: What the round released.
             aggregate: The merged sum that it was released from.
+            observed: What ``privacy.observation`` saw of the round, beside what is claimed.
+            num_canaries: Canaries that took part.
         """
+        drawn = [int(user) for user in users]
         return {
             **self.ledger_constants(),
             "round": round_number,
@@ -150,12 +167,16 @@ class PrivacyPlan:
             "update_noise_stddev": release.update_noise_stddev,
             "count_noise_stddev": release.count_noise_stddev,
             "noisy_fraction_unclipped": release.noisy_fraction_unclipped,
-            "realised_cohort": realised_cohort,
+            "realised_cohort": len(drawn),
+            "distinct_users": len(set(drawn)),
+            "num_canaries": num_canaries,
             "num_contributions": aggregate.num_contributions,
             "num_nonfinite": aggregate.num_nonfinite,
             "num_clipped": aggregate.num_clipped,
+            "total_weight": aggregate.weight,
             "largest_norm": aggregate.largest_norm,
             "largest_clipped_norm": aggregate.largest_clipped_norm,
+            **(observed or {}),
         }
 
 
@@ -176,43 +197,67 @@ def make_plan(request: PlanRequest) -> PrivacyPlan:
     """
     check_sizes(request)
     noise_cohort = request.noise_cohort_size or request.cohort_size
+
+    def scale(noise_multiplier: float) -> NoiseScale:
+        return NoiseScale(
+            noise_multiplier,
+            request.cohort_size,
+            noise_cohort,
+            num_rounds=request.num_rounds,
+            separation=request.separation,
+        )
+
     # Without noise nothing can be infeasible: only to ask what kind of mechanism this is.
-    probe = request.mechanism_build(NoiseScale(0.0, request.cohort_size, noise_cohort))
+    probe = request.mechanism_build(scale(0.0))
     if not probe.is_private:
         check_not_private(request)
-        setting = Setting(
-            request.num_users, request.cohort_size, request.scheme, 0.0, None, "none", None, "none"
+        everybody = Participation(
+            request.scheme, request.num_users, request.cohort_size, request.separation
         )
+        setting = Setting(everybody, 0.0, None, "none", None)
         noise = NoiseScale(0.0, request.cohort_size, request.cohort_size)
         return PrivacyPlan(request, probe, noise, setting, setting, max_rounds=None)
-    check_private(request, probe.clip_norm)
+    check_private(request, probe)
     delta = request.delta if request.delta is not None else default_delta(request.population_size)
     check_delta(delta)
-    noise = NoiseScale(
-        _noise_multiplier(request, delta, noise_cohort), request.cohort_size, noise_cohort
+    deployment = Participation(
+        request.scheme, request.population_size, noise_cohort, request.separation
     )
+    check_composition(probe.composition(deployment, 1.0, request.num_rounds), request.accountant)
+    noise = scale(_noise_multiplier(request, delta, deployment, probe))
+    mechanism = request.mechanism_build(noise)
+    actual = Participation(
+        request.scheme, request.num_users, request.cohort_size, request.separation
+    )
+    actual_delta = request.delta if request.delta is not None else default_delta(request.num_users)
     plan = PrivacyPlan(
         request=request,
-        mechanism=request.mechanism_build(noise),
+        mechanism=mechanism,
         noise=noise,
-        simulated=_setting(
-            request, request.population_size, noise_cohort, noise.noise_multiplier, delta
+        simulated=Setting(
+            deployment,
+            noise.noise_multiplier,
+            delta,
+            request.accountant,
+            partial(mechanism.composition, deployment),
         ),
-        actual=_setting(
-            request,
-            request.num_users,
-            request.cohort_size,
+        actual=Setting(
+            actual,
             noise.noise_multiplier * noise.ratio,
-            request.delta if request.delta is not None else default_delta(request.num_users),
+            actual_delta,
+            request.accountant,
+            partial(mechanism.composition, actual),
         ),
-        max_rounds=_max_rounds(request, delta, noise_cohort),
+        max_rounds=_max_rounds(request, delta, deployment, probe),
     )
     if request.accountant == "prv":
         _check_prv_reaches(plan)
     return plan
 
 
-def _noise_multiplier(request: PlanRequest, delta: float, noise_cohort: int) -> float:
+def _noise_multiplier(
+    request: PlanRequest, delta: float, deployment: Participation, probe: Mechanism
+) -> float:
     if request.noise_multiplier is not None:
         return request.noise_multiplier
     if request.epsilon is None:
@@ -225,14 +270,18 @@ def _noise_multiplier(request: PlanRequest, delta: float, noise_cohort: int) -> 
         request.epsilon,
         delta,
         request.scheme,
-        request.population_size,
-        noise_cohort,
+        deployment.population_size,
+        deployment.cohort_size,
         request.num_rounds,
         request.accountant,
+        separation=request.separation,
+        composition=partial(probe.composition, deployment),
     )
 
 
-def _max_rounds(request: PlanRequest, delta: float, noise_cohort: int) -> int | None:
+def _max_rounds(
+    request: PlanRequest, delta: float, deployment: Participation, probe: Mechanism
+) -> int | None:
     if request.epsilon is None:
         return None
     if request.noise_multiplier is None:
@@ -241,11 +290,13 @@ def _max_rounds(request: PlanRequest, delta: float, noise_cohort: int) -> int | 
         request.epsilon,
         delta,
         request.scheme,
-        request.population_size,
-        noise_cohort,
+        deployment.population_size,
+        deployment.cohort_size,
         request.noise_multiplier,
         request.accountant,
         limit=request.num_rounds,
+        separation=request.separation,
+        composition=partial(probe.composition, deployment),
     )
     if rounds == 0:
         raise PlanError(
@@ -256,22 +307,6 @@ def _max_rounds(request: PlanRequest, delta: float, noise_cohort: int) -> int | 
     return rounds
 
 
-def _setting(
-    request: PlanRequest, population: int, cohort: int, noise_multiplier: float, delta: float
-) -> Setting:
-    event, adjacency = round_event(request.scheme, noise_multiplier, population, cohort)
-    return Setting(
-        population_size=population,
-        cohort_size=cohort,
-        scheme=request.scheme,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        accountant=request.accountant,
-        event=event,
-        adjacency=adjacency,
-    )
-
-
 def _check_prv_reaches(plan: PrivacyPlan) -> None:
     """Find out now, not after the last round, whether PRV can compute what will be stated."""
     for label, setting in (("simulated", plan.simulated), ("actual", plan.actual)):
@@ -279,47 +314,3 @@ def _check_prv_reaches(plan: PrivacyPlan) -> None:
             setting.epsilon(plan.request.num_rounds)
         except PlanError as error:
             raise PlanError(f"the {label} epsilon could not be stated: {error}") from error
-
-
-def _notes(plan: PrivacyPlan) -> tuple[str, ...]:
-    request, simulated, actual = plan.request, plan.simulated, plan.actual
-    if not plan.mechanism.is_private:
-        return ()
-    notes = []
-    if plan.noise.noise_multiplier == 0.0:
-        notes.append(
-            "The noise multiplier is 0: there is no guarantee, both epsilons are infinite."
-        )
-    if plan.noise.ratio != 1.0:
-        notes.append(
-            f"The noise of a cohort of {simulated.cohort_size} is simulated with cohorts of "
-            f"{actual.cohort_size}: it is scaled by {plan.noise.ratio:g}, and only the deployment "
-            "has the simulated epsilon."
-        )
-    if request.population_size != request.num_users:
-        notes.append(
-            f"The simulated population of {request.population_size} users is hypothetical: the "
-            f"data have {request.num_users}."
-        )
-    if request.scheme == "fixed_size":
-        notes.append(
-            "Cohorts have a fixed size: adjacency is replace-one, the population size is public, "
-            "and the sum's sensitivity is twice clip_norm."
-        )
-    if request.scheme == "full":
-        notes.append("Every user takes part in every round: sampling amplifies nothing.")
-    if request.artificial_users:
-        notes.append(
-            "The users of these data are artificial: a guarantee for one of them protects no "
-            "person."
-        )
-    if request.selected_by is not None:
-        notes.append(selection_note(request.selected_by))
-    for label, setting in (("simulated", simulated), ("actual", actual)):
-        if setting.delta is not None and setting.delta >= 1.0 / setting.population_size:
-            notes.append(
-                f"The {label} delta {setting.delta:.4g} is not below one over the population "
-                f"({1.0 / setting.population_size:.4g}): publishing one user at random would "
-                "satisfy it."
-            )
-    return tuple(notes)

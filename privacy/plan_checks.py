@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from privacy.accountant import check_accountant
 from privacy.amplification import check_scheme
 from privacy.errors import PlanError, PrivacyError
 
 if TYPE_CHECKING:
+    from privacy.mechanism import Mechanism
     from privacy.plan_types import PlanRequest
 
 
@@ -70,21 +70,31 @@ def check_not_private(request: PlanRequest) -> None:
         )
 
 
-def check_private(request: PlanRequest, clip_norm: float | None) -> None:
-    """Check a private run: accounting, sensitivity, and that nothing bypasses the clip.
+def check_private(request: PlanRequest, mechanism: Mechanism) -> None:
+    """Check a private run: populations, sensitivity, and that nothing bypasses the clip.
 
     Args:
         request: What the run is configured to do.
-        clip_norm: The mechanism's bound.
+        mechanism: Built without noise.
 
     Raises:
         PlanError: The accounting would be untrue of what runs.
-        PrivacyError: There is no such accountant.
     """
-    check_accountant(request.accountant, request.scheme)
     _check_populations(request)
-    _check_sensitivity(request, clip_norm)
+    _check_sensitivity(request, mechanism.clip_norm)
     _check_uploads(request)
+    if mechanism.randomizes_clients:
+        _check_local(request)
+
+
+def _check_local(request: PlanRequest) -> None:
+    if request.noise_cohort_size not in (None, request.cohort_size):
+        raise PlanError(
+            f"noise_cohort_size is {request.noise_cohort_size} and cohort_size "
+            f"{request.cohort_size}, but under {request.mechanism} each client adds its own noise, "
+            "which no cohort shares: a larger one would leave every report's epsilon as it is. "
+            "Leave noise_cohort_size out"
+        )
 
 
 def _check_populations(request: PlanRequest) -> None:

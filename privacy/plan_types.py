@@ -1,17 +1,20 @@
 """What a privacy plan is asked for, and the settings that it accounts.
 
 Guarantee: a ``Setting`` is one claim: unit user, the adjacency that it names, users drawn by its
-scheme, noise of its multiplier. ``privacy.plan`` sees to it that the run is what is claimed.
+participation, noise of its multiplier, rounds that compose as its mechanism says.
+``privacy.plan`` sees to it that the run is what is claimed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from privacy.accountant import compute_epsilon
+from privacy.accountant import compose_epsilon
+from privacy.amplification import Participation
+from privacy.calibration import Compose
 from privacy.statement import Accounted
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ class PlanRequest:
     Attributes:
         mechanism: Name of the mechanism.
         mechanism_build: Builds it from a noise scale; the caller has resolved the plug-in.
-        scheme: How users are drawn: "poisson", "fixed_size" or "full".
+        scheme: How users are drawn: "poisson", "cyclic_poisson", "fixed_size" or "full".
         population_size: Users of the deployment whose privacy is simulated.
         num_users: Users in the data that this run draws from.
         hypothetical_population: Whether ``population_size`` may differ from ``num_users``.
@@ -43,6 +46,9 @@ class PlanRequest:
         data_checksum: Digest of the data's content; the ledger holds a run to it.
         selected_by: Metric by which one of the rounds' models is chosen; None for the last one.
         artificial_users: Whether examples were dealt to users who never had them.
+        separation: Groups of "cyclic_poisson"; 1 under the other schemes.
+        mechanism_options: The mechanism's options as plain data, for the ledger.
+        num_canaries: Canary clients that are added to audit the run; 0 for none.
     """
 
     mechanism: str
@@ -65,6 +71,9 @@ class PlanRequest:
     data_checksum: str = ""
     selected_by: str | None = None
     artificial_users: bool = False
+    separation: int = 1
+    mechanism_options: Mapping[str, Any] | None = None
+    num_canaries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,44 +81,52 @@ class Setting:
     """One of the two settings that are accounted.
 
     Attributes:
-        population_size: Users to draw from.
-        cohort_size: Users of a round; expected under "poisson".
-        scheme: "poisson", "fixed_size" or "full".
+        participation: How users are drawn, and from how many.
         noise_multiplier: Standard deviation of the noise in multiples of clip_norm.
         delta: In (0, 1); None without privacy.
         accountant: "rdp", "pld", "prv" or "none".
-        event: One round, a ``DpEvent``; None without privacy.
-        adjacency: "add-or-remove-one", "replace-one" or "none".
+        compose: What the mechanism's rounds compose to; None without privacy.
     """
 
-    population_size: int
-    cohort_size: int
-    scheme: str
+    participation: Participation
     noise_multiplier: float
     delta: float | None
     accountant: str
-    event: Any
-    adjacency: str
+    compose: Compose | None
 
     @property
-    def sampling_probability(self) -> float:
-        """Probability that a given user takes part in a given round."""
-        return self.cohort_size / self.population_size
+    def adjacency(self) -> str:
+        """Adjacency under which the setting is accounted: "none" without privacy."""
+        if self.compose is None:
+            return "none"
+        return self.compose(self.noise_multiplier, 1).adjacency
 
     def epsilon(self, rounds: int) -> float:
         """Epsilon after so many rounds; infinite without privacy."""
-        if self.event is None or self.delta is None:
+        if self.compose is None or self.delta is None:
             return math.inf
-        return compute_epsilon(self.event, rounds, self.delta, self.accountant, self.adjacency)
+        composition = self.compose(self.noise_multiplier, rounds)
+        return compose_epsilon([composition], self.delta, self.accountant)
 
     def accounted(self, rounds: int) -> Accounted:
         """The setting with its epsilon after so many rounds, for a statement."""
         return Accounted(
-            population_size=self.population_size,
-            cohort_size=self.cohort_size,
-            sampling=self.scheme,
-            sampling_probability=self.sampling_probability,
+            population_size=self.participation.population_size,
+            cohort_size=self.participation.cohort_size,
+            sampling=self.participation.scheme,
+            separation=self.participation.separation,
+            sampling_probability=self.participation.sampling_probability,
             noise_multiplier=self.noise_multiplier,
             delta=self.delta,
             epsilon=self.epsilon(rounds),
         )
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """What the ledger holds of the setting, as JSON takes it."""
+        return {
+            "population_size": self.participation.population_size,
+            "cohort_size": self.participation.cohort_size,
+            "sampling_probability": self.participation.sampling_probability,
+            "noise_multiplier": self.noise_multiplier,
+            "delta": self.delta,
+        }

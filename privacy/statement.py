@@ -38,11 +38,13 @@ class Accounted:
     Attributes:
         population_size: Users (or examples) to draw from.
         cohort_size: Users (or examples) of a round; expected under "poisson".
-        sampling: "poisson", "fixed_size" or "full".
-        sampling_probability: cohort_size / population_size.
+        sampling: "poisson", "cyclic_poisson", "fixed_size" or "full".
+        sampling_probability: Of an eligible user in a round: cohort_size * separation /
+            population_size.
         noise_multiplier: Standard deviation of the noise in multiples of clip_norm.
         delta: In (0, 1); None without privacy.
         epsilon: At ``delta``, after the rounds of the statement; infinite without a guarantee.
+        separation: Rounds that two of one user are apart at least; 1 but under "cyclic_poisson".
     """
 
     population_size: int
@@ -52,6 +54,7 @@ class Accounted:
     noise_multiplier: float
     delta: float | None
     epsilon: float
+    separation: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +239,10 @@ def _check_keys(what: str, document: Mapping[str, Any], names: set[str]) -> None
 
 def _accounted_to_text(accounted: Accounted) -> str:
     delta = "" if accounted.delta is None else f" at delta {accounted.delta:.4g}"
+    apart = "" if accounted.separation == 1 else f", {accounted.separation} rounds apart"
     return (
         f"{round_up(accounted.epsilon, 4)}{delta}: {accounted.cohort_size:g} of "
-        f"{accounted.population_size} a round ({accounted.sampling}, "
+        f"{accounted.population_size} a round ({accounted.sampling}{apart}, "
         f"q = {accounted.sampling_probability:.4g}), noise multiplier "
         f"{accounted.noise_multiplier:.6g}"
     )

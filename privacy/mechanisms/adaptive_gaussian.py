@@ -23,9 +23,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
+from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome
 from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import NoiseScale, Release, check_state_keys, noised_mean
+from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys, noised_mean
 from privacy.mechanisms.gaussian import accumulate_clipped
 
 
@@ -92,6 +93,8 @@ class AdaptiveGaussian:
 
     name = "adaptive_gaussian"
     is_private = True
+    noise_shape: NoiseShape = "gaussian"
+    randomizes_clients = False
 
     def __init__(self, options: Options, noise: NoiseScale) -> None:
         self._options = options
@@ -127,13 +130,35 @@ class AdaptiveGaussian:
             "clip_learning_rate": self._options.clip_learning_rate,
         }
 
-    def accumulate(self, aggregate: Aggregate, update: Tensor, weight: float) -> ClipOutcome:
+    def composition(
+        self, participation: Participation, noise_multiplier: float, rounds: int
+    ) -> Composition:
+        """Sampled Gaussians: noise is drawn anew in each round.
+
+        Args:
+            participation: How users are drawn.
+            noise_multiplier: z, at least 0.
+            rounds: Number of rounds, at least 0.
+
+        Raises:
+            PrivacyError: A number is out of its range.
+        """
+        return sampled_gaussian(participation, noise_multiplier, rounds)
+
+    def accumulate(
+        self,
+        aggregate: Aggregate,
+        update: Tensor,
+        weight: float,
+        rng: np.random.Generator | None = None,
+    ) -> ClipOutcome:
         """Clip one update into the sum, and its bit into the count.
 
         Args:
             aggregate: The round's sum, changed in place.
             update: Shape (P,), a float dtype; not changed.
             weight: Must be 1.
+            rng: Not used.
 
         Raises:
             PlanError: The weight is not 1.

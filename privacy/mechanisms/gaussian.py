@@ -20,9 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
+from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome, add_clipped_
 from privacy.mechanism import (
     NoiseScale,
+    NoiseShape,
     Release,
     check_state_keys,
     check_unit_weight,
@@ -81,6 +83,8 @@ class Gaussian:
 
     name = "gaussian"
     is_private = True
+    noise_shape: NoiseShape = "gaussian"
+    randomizes_clients = False
     count_noise_stddev: float | None = None
 
     def __init__(self, clip_norm: float, noise: NoiseScale) -> None:
@@ -101,13 +105,35 @@ class Gaussian:
         """How updates are clipped: to a fixed L2 bound."""
         return {"kind": "fixed", "clip_norm": self._clip_norm}
 
-    def accumulate(self, aggregate: Aggregate, update: Tensor, weight: float) -> ClipOutcome:
+    def composition(
+        self, participation: Participation, noise_multiplier: float, rounds: int
+    ) -> Composition:
+        """Sampled Gaussians: noise is drawn anew in each round.
+
+        Args:
+            participation: How users are drawn.
+            noise_multiplier: z, at least 0.
+            rounds: Number of rounds, at least 0.
+
+        Raises:
+            PrivacyError: A number is out of its range.
+        """
+        return sampled_gaussian(participation, noise_multiplier, rounds)
+
+    def accumulate(
+        self,
+        aggregate: Aggregate,
+        update: Tensor,
+        weight: float,
+        rng: np.random.Generator | None = None,
+    ) -> ClipOutcome:
         """Clip one update into the sum.
 
         Args:
             aggregate: The round's sum, changed in place.
             update: Shape (P,), a float dtype; not changed.
             weight: Must be 1.
+            rng: Not used.
 
         Raises:
             PlanError: The weight is not 1.

@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
+from privacy.amplification import Composition, Participation
 from privacy.clipping import ClipOutcome, l2_norm
-from privacy.errors import PrivacyError
-from privacy.mechanism import NoiseScale, Release, check_state_keys
+from privacy.errors import PlanError, PrivacyError
+from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys
 
 
 class Options(BaseModel):
@@ -31,6 +32,8 @@ class NoPrivacy:
 
     name = "none"
     is_private = False
+    noise_shape: NoiseShape = "none"
+    randomizes_clients = False
     clip_norm: float | None = None
     update_noise_multiplier = 0.0
     count_noise_stddev: float | None = None
@@ -39,13 +42,30 @@ class NoPrivacy:
         """How updates are clipped: not at all."""
         return {"kind": "none"}
 
-    def accumulate(self, aggregate: Aggregate, update: Tensor, weight: float) -> ClipOutcome:
+    def composition(
+        self, participation: Participation, noise_multiplier: float, rounds: int
+    ) -> Composition:
+        """Nothing to compose.
+
+        Raises:
+            PlanError: Always.
+        """
+        raise PlanError("the mechanism none gives no privacy, so that nothing can be accounted")
+
+    def accumulate(
+        self,
+        aggregate: Aggregate,
+        update: Tensor,
+        weight: float,
+        rng: np.random.Generator | None = None,
+    ) -> ClipOutcome:
         """Add ``weight * update`` to the sum.
 
         Args:
             aggregate: The round's sum, changed in place.
             update: Shape (P,), a float dtype; not changed.
             weight: Finite, at least 0.
+            rng: Not used.
 
         Raises:
             PrivacyError: The weight is negative or not finite.

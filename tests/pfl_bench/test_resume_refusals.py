@@ -67,7 +67,8 @@ def test_another_noise_multiplier_than_the_ledger_s_is_refused(
     from privacy import plan
 
     original = plan.calibrate_noise_multiplier
-    monkeypatch.setattr(plan, "calibrate_noise_multiplier", lambda *a: 1.01 * original(*a))
+    raised = lambda *a, **k: 1.01 * original(*a, **k)  # noqa: E731
+    monkeypatch.setattr(plan, "calibrate_noise_multiplier", raised)
     with pytest.raises(LedgerError, match="other settings than today"):
         run(config, tmp_path, resume=True)
 

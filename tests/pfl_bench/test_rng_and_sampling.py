@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ import torch
 from scipy import stats
 
 from pfl_bench.rng import Purpose, seed_torch, stream
-from pfl_bench.sampling import build_sampler
-from pfl_bench.types import ConfigError
+from pfl_bench.sampling import CyclicPoissonSampler, build_sampler
+from pfl_bench.types import ConfigError, Sampler
 
 
 def test_a_stream_is_named_by_all_of_its_parts() -> None:
@@ -84,3 +85,38 @@ def test_fixed_size_sampling_is_uniform_over_users() -> None:
 def test_a_cohort_that_does_not_fit_is_refused(scheme: str, cohort: int) -> None:
     with pytest.raises(ConfigError, match="cohort_size"):
         build_sampler(scheme, 20, cohort)  # type: ignore[arg-type]
+
+
+def cyclic(num_users: int = 400, cohort: int = 20, separation: int = 10) -> Sampler:
+    return build_sampler(
+        "cyclic_poisson", num_users, cohort, separation, stream(3, Purpose.SAMPLING)
+    )
+
+
+def test_cyclic_rounds_of_one_user_are_apart_by_a_multiple_of_the_separation() -> None:
+    sampler = cyclic()
+    seen: dict[int, list[int]] = {}
+    for index in range(1, 201):
+        for user in sampler.draw(stream(3, Purpose.SAMPLING, index), index):
+            seen.setdefault(int(user), []).append(index)
+    gaps = {gap for rounds in seen.values() for gap in np.diff(rounds)}
+    assert gaps and all(gap % 10 == 0 and gap > 0 for gap in gaps)
+    # 20 cycles at q_g = 20 * 10 / 400: each user is in about 10 rounds; 4,000 draws in all.
+    assert sum(map(len, seen.values())) == pytest.approx(4000, abs=4 * math.sqrt(400 * 20 / 4))
+
+
+def test_a_user_more_changes_no_other_user_s_group() -> None:
+    few, many = cyclic(400), cyclic(401)
+    assert isinstance(few, CyclicPoissonSampler) and isinstance(many, CyclicPoissonSampler)
+    assert np.array_equal(few.groups, many.groups[:400])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "cohort", "separation", "message"),
+    [("cyclic_poisson", 20, 21, "at most 20"), ("poisson", 20, 2, "cyclic_poisson")],
+)
+def test_separations_that_cannot_be_kept(
+    scheme: str, cohort: int, separation: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_sampler(scheme, 400, cohort, separation, stream(0, Purpose.SAMPLING))  # type: ignore[arg-type]

@@ -10,11 +10,12 @@ import pytest
 from dp_accounting import dp_event
 from hypothesis import given, settings
 
-from privacy.accountant import LARGEST_EPSILON, compute_epsilon
-from privacy.amplification import round_event
+from privacy.accountant import LARGEST_EPSILON, compose_epsilon, compute_epsilon
+from privacy.amplification import Composition, Participation, round_event, sampled_gaussian
 from privacy.errors import PlanError, PrivacyError
 
 ACCOUNTANTS = ("rdp", "pld", "prv")
+ADDED = "add-or-remove-one"
 FLAIR_DELTA = 41_131**-1.1
 every_accountant = pytest.mark.parametrize("accountant", ACCOUNTANTS)
 
@@ -168,7 +169,7 @@ def test_poisson_and_full_events() -> None:
 
 @pytest.mark.parametrize("accountant", ["pld", "prv"])
 def test_fixed_size_by_a_numerical_accountant_is_refused(accountant: str) -> None:
-    with pytest.raises(PlanError, match=r"use the accountant rdp.*Supported"):
+    with pytest.raises(PlanError, match="use the accountant rdp"):
         epsilon(accountant=accountant, scheme="fixed_size")
 
 
@@ -181,14 +182,13 @@ def test_an_event_under_another_adjacency_is_refused() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        dp_event.LaplaceDpEvent(1.0),
         dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(1.0)),
         dp_event.NonPrivateDpEvent(),
         "gaussian",
     ],
 )
 def test_events_that_nobody_here_accounts(event: Any) -> None:
-    with pytest.raises(PlanError, match="cannot account"):
+    with pytest.raises(PlanError, match=r"cannot account|does not know"):
         compute_epsilon(event, 1, 1e-5, "rdp", "add-or-remove-one")
 
 
@@ -220,3 +220,59 @@ def test_prv_refuses_deltas_where_it_loses_its_precision() -> None:
     with pytest.raises(PlanError, match="understate"):
         compute_epsilon(event, 100, 1e-14, "prv", adjacency)
     assert compute_epsilon(event, 100, 1e-14, "pld", adjacency) > 3.34  # FFT-free lower bound.
+
+
+def test_cyclic_poisson_is_fewer_rounds_at_a_higher_rate() -> None:
+    """Choquette-Choo et al. 2023, theorem 4: b groups cost T / b rounds at b times the rate."""
+    cyclic = sampled_gaussian(Participation("cyclic_poisson", 1000, 10, 20), 2.0, 101)
+    assert cyclic == Composition(
+        dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(2.0)), 6, "add-or-remove-one"
+    )
+    plain = sampled_gaussian(Participation("poisson", 1000, 10), 2.0, 101)
+    one_group = sampled_gaussian(Participation("cyclic_poisson", 1000, 10, 1), 2.0, 101)
+    assert one_group == plain
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld", "prv"])
+def test_segments_compose_as_one_where_they_are_equal(accountant: str) -> None:
+    event, adjacency = round_event("poisson", 1.0, 1000, 10)
+    whole = compose_epsilon([Composition(event, 100, adjacency)], 1e-5, accountant)
+    parts = [Composition(event, count, adjacency) for count in (30, 0, 70)]
+    assert compose_epsilon(parts, 1e-5, accountant) == pytest.approx(whole, rel=0.01)
+    noisier, _ = round_event("poisson", 2.0, 1000, 10)
+    mixed = [Composition(event, 50, adjacency), Composition(noisier, 50, adjacency)]
+    assert compose_epsilon(mixed, 1e-5, accountant) < whole
+
+
+def test_laplace_events() -> None:
+    """Pure DP: T Laplace mechanisms of scale z cost T / z at delta near 0, less at larger ones."""
+    plain = Composition(dp_event.LaplaceDpEvent(5.0), 10, "add-or-remove-one")
+    assert 0.5 < compose_epsilon([plain], 1e-5, "pld") <= 2.0
+    assert compose_epsilon([plain], 1e-12, "pld") == pytest.approx(2.0, rel=1e-3)
+    assert compose_epsilon([plain], 1e-5, "rdp") >= compose_epsilon([plain], 1e-5, "pld")
+    sampled = Composition(
+        dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(5.0)), 10, "add-or-remove-one"
+    )
+    assert compose_epsilon([sampled], 1e-12, "pld") == pytest.approx(
+        10 * math.log1p(0.1 * math.expm1(0.2)), rel=1e-3
+    )
+    with pytest.raises(PlanError, match="use the accountant pld"):
+        compose_epsilon([sampled], 1e-5, "rdp")
+
+
+def test_randomized_response_counts_every_answer() -> None:
+    """dp-accounting 0.6.0's own accountant composes this event once, whatever the count."""
+    epsilon_of_one = 0.5
+    lie = 2.0 / (math.exp(epsilon_of_one) + 1.0)
+    answers = Composition(dp_event.RandomizedResponseDpEvent(lie, 2), 8, "replace-one")
+    assert compose_epsilon([answers], 1e-12, "pld") == pytest.approx(8 * epsilon_of_one, rel=1e-3)
+    assert compose_epsilon([answers], 1e-3, "pld") < 8 * epsilon_of_one
+    with pytest.raises(PlanError, match="use the accountant pld"):
+        compose_epsilon([answers], 1e-5, "prv")
+
+
+def test_a_replaced_user_and_an_added_one_are_not_composed_together() -> None:
+    gaussian = dp_event.GaussianDpEvent(1.0)
+    parts = [Composition(gaussian, 1, adjacency) for adjacency in ("replace-one", ADDED)]
+    with pytest.raises(PlanError, match="adjacencies"):
+        compose_epsilon(parts, 1e-5, "rdp")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from privacy.errors import LedgerError
-from privacy.ledger import Ledger, canonical_line, read_ledger
+from privacy.ledger import Ledger, canonical_line, iterate_ledger, read_ledger
 
 
 def entry(number: int, **changes: Any) -> dict[str, Any]:
@@ -188,3 +188,14 @@ def test_opening_a_hundred_thousand_rounds_is_quick(path: Path) -> None:
 def test_the_file_is_json_lines(path: Path) -> None:
     for line in write(path, 3):
         assert isinstance(json.loads(line), dict)
+
+
+def test_streaming_gives_what_comes_before_the_damage(path: Path) -> None:
+    lines = write(path, 5)
+    lines[3] = lines[3].replace(b'"round":4', b'"round":9')
+    path.write_bytes(b"".join(lines))
+    seen = []
+    with pytest.raises(LedgerError, match="line 4"):
+        for one, digest in iterate_ledger(path):
+            seen.append((one["round"], len(digest)))
+    assert seen == [(1, 64), (2, 64), (3, 64)]

@@ -195,15 +195,15 @@ def test_a_hypothetical_population_is_stated() -> None:
     plan = make_plan(request(population_size=10**6, hypothetical_population=True, delta=None))
     assert plan.simulated.delta == pytest.approx(1e6**-1.1)
     assert plan.actual.delta == pytest.approx(1e3**-1.1)
-    assert plan.simulated.sampling_probability == pytest.approx(1e-4)
-    assert plan.actual.sampling_probability == pytest.approx(0.02)
+    assert plan.simulated.participation.sampling_probability == pytest.approx(1e-4)
+    assert plan.actual.participation.sampling_probability == pytest.approx(0.02)
     notes = " ".join(plan.statement(1).notes)
     assert "1000000 users is hypothetical: the data have 1000" in notes
 
 
 def test_without_noise_cohort_both_settings_agree() -> None:
     plan = make_plan(request(noise_cohort_size=None))
-    assert plan.simulated == plan.actual
+    assert plan.simulated.accounted(3) == plan.actual.accounted(3)
     assert plan.noise.ratio == 1.0
 
 
@@ -211,16 +211,19 @@ def test_full_participation() -> None:
     plan = make_plan(
         request(scheme="full", cohort_size=1000, noise_cohort_size=None, noise_multiplier=5.0)
     )
-    assert plan.simulated.sampling_probability == 1.0
+    assert plan.simulated.participation.sampling_probability == 1.0
     assert any("every round" in note for note in plan.statement(1).notes)
 
 
 def test_fixed_size_with_a_simulated_cohort_has_its_own_event() -> None:
     plan = make_plan(request(scheme="fixed_size"))
     assert plan.simulated.adjacency == plan.actual.adjacency == "replace-one"
-    assert (plan.simulated.event.sample_size, plan.actual.event.sample_size) == (100, 20)
-    assert plan.simulated.event.event.noise_multiplier == 1.0
-    assert plan.actual.event.event.noise_multiplier == pytest.approx(0.2)
+    events = []
+    for setting in (plan.simulated, plan.actual):
+        assert setting.compose is not None
+        events.append(setting.compose(setting.noise_multiplier, 1).event)
+    assert [event.sample_size for event in events] == [100, 20]
+    assert [event.event.noise_multiplier for event in events] == pytest.approx([1.0, 0.2])
     assert any("replace-one" in note for note in plan.statement(1).notes)
 
 
@@ -275,16 +278,20 @@ def test_ledger_entries_hold_what_an_audit_needs(build: Any) -> None:
     plan.mechanism.accumulate(aggregate, torch.ones(7), 1.0)
     plan.mechanism.accumulate(aggregate, torch.full((7,), math.nan), 1.0)
     release = plan.mechanism.release(aggregate, np.random.default_rng(0))
-    entry = json.loads(json.dumps(plan.ledger_entry(3, 2, release, aggregate), allow_nan=False))
+    entry = json.loads(
+        json.dumps(plan.ledger_entry(3, [5, 5], release, aggregate), allow_nan=False)
+    )
     assert entry["round"] == 3
     assert entry["simulated"] == {
         "population_size": 1000,
         "cohort_size": 100,
+        "sampling_probability": 0.1,
         "noise_multiplier": 2.0,
         "delta": plan.simulated.delta,
     }
     assert len(entry["release_sha256"]) == 64
     assert entry["actual"]["noise_multiplier"] == pytest.approx(0.4)
+    assert (entry["realised_cohort"], entry["distinct_users"]) == (2, 1)
     assert entry["largest_clipped_norm"] <= entry["clip_norm"]
     assert entry["update_noise_stddev"] == pytest.approx(
         plan.mechanism.update_noise_multiplier * 0.2 * entry["clip_norm"]
@@ -294,3 +301,29 @@ def test_ledger_entries_hold_what_an_audit_needs(build: Any) -> None:
         1,
         1,
     )
+
+
+def test_cyclic_sampling_composes_the_rounds_that_one_user_can_be_in() -> None:
+    plan = make_plan(request(scheme="cyclic_poisson", separation=7, num_rounds=50))
+    assert plan.simulated.compose is not None
+    composed = plan.simulated.compose(2.0, 50)
+    assert composed.count == 8
+    assert composed.event.sampling_probability == pytest.approx(0.7)
+    assert plan.actual.participation.sampling_probability == pytest.approx(0.14)
+    statement = plan.statement(50)
+    assert statement.simulated.separation == 7
+    assert any("7 groups" in note for note in statement.notes)
+    entry = plan.ledger_constants()
+    assert (entry["sampling"], entry["separation"]) == ("cyclic_poisson", 7)
+
+
+def test_groups_larger_than_the_population_are_refused() -> None:
+    with pytest.raises(PrivacyError, match=r"separation to 10 or less"):
+        make_plan(request(scheme="cyclic_poisson", separation=11))
+    with pytest.raises(PrivacyError, match="keeps no distance"):
+        make_plan(request(separation=2))
+
+
+def test_canaries_are_noted() -> None:
+    notes = make_plan(request(num_canaries=30)).statement(1).notes
+    assert any("30 canary clients" in note and "utility" in note for note in notes)

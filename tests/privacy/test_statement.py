@@ -70,6 +70,7 @@ def test_json_has_the_agreed_keys() -> None:
         "cohort_size",
         "sampling",
         "sampling_probability",
+        "separation",
         "noise_multiplier",
         "delta",
         "epsilon",

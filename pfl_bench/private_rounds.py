@@ -1,0 +1,243 @@
+"""What a private federated run has beside its training: plan, ledger, observer, canaries."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pfl_bench.building import build_mechanism
+from pfl_bench.config_file import ResolvedConfig
+from pfl_bench.config_training import FederatedOptions
+from pfl_bench.rng import Purpose, stream
+from pfl_bench.types import FederatedSplit
+from privacy.aggregate import Aggregate
+from privacy.clipping import ClipOutcome
+from privacy.ledger import Ledger
+from privacy.mechanism import Mechanism, Release
+from privacy.observation import Observer
+from privacy.plan import PlanRequest, PrivacyPlan, make_plan
+
+if TYPE_CHECKING:
+    from privacy.audit.canaries import Canaries
+
+
+def make_federated_plan(
+    resolved: ResolvedConfig,
+    options: FederatedOptions,
+    split: FederatedSplit,
+    uploads: tuple[str, ...],
+    batchnorm_layers: tuple[str, ...],
+    num_parameters: int,
+    data_checksum: str,
+    artificial_users: bool,
+) -> PrivacyPlan | None:
+    """Build the plan of a run's configuration.
+
+    Args:
+        resolved: The configuration.
+        options: Its federated section.
+        split: The training split.
+        uploads: What the algorithm's clients send.
+        batchnorm_layers: Names of the model's layers that gather running statistics.
+        num_parameters: Trainable parameters, P.
+        data_checksum: Digest of the data's content.
+        artificial_users: Whether examples were dealt to users who never had them.
+
+    Returns:
+        The plan; None for a run that claims no privacy.
+
+    Raises:
+        privacy.errors.PlanError: The accounting of the settings would be wrong.
+    """
+    privacy = resolved.config.privacy
+    if privacy is None or privacy.population_size is None:
+        return None
+    name = resolved.tree["privacy"]["mechanism"]["name"]
+    population = privacy.population_size
+    if population == "training_users":
+        population = split.num_users
+    mechanism_options = resolved.mechanism_options
+    return make_plan(
+        PlanRequest(
+            mechanism=name,
+            mechanism_build=lambda noise: build_mechanism(name, mechanism_options, noise),
+            mechanism_options=mechanism_options.model_dump() if mechanism_options else {},
+            scheme=options.sampling,
+            separation=options.separation,
+            population_size=population,
+            num_users=split.num_users,
+            hypothetical_population=privacy.hypothetical_population,
+            cohort_size=options.cohort_size,
+            noise_cohort_size=privacy.noise_cohort_size,
+            num_rounds=options.num_rounds,
+            weighting=options.weighting,
+            epsilon=privacy.epsilon,
+            noise_multiplier=privacy.noise_multiplier,
+            delta=privacy.delta,
+            accountant=privacy.accountant,
+            uploads=uploads,
+            batchnorm_layers=batchnorm_layers,
+            num_parameters=num_parameters,
+            data_checksum=data_checksum,
+            selected_by=resolved.config.evaluation.select_best,
+            artificial_users=artificial_users,
+            num_canaries=privacy.audit.count if privacy.audit else 0,
+        )
+    )
+
+
+class PrivateRounds:
+    """Takes a private run's clients in, watches what is released, and writes it down.
+
+    Args:
+        plan: What the run claims.
+        resolved: The configuration.
+        seed: The private seed, of which all streams here are.
+        initial: Shape (P,): the central parameters that the run begins with.
+        path: The ledger's file.
+    """
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        resolved: ResolvedConfig,
+        seed: int,
+        initial: torch.Tensor,
+        path: Path,
+    ) -> None:
+        self.plan = plan
+        self._seed = seed
+        self._initial = initial.clone()
+        self._path = path
+        self._ledger: Ledger | None = None
+        self._observer = Observer(plan.noise.cohort_size)
+        self._probed = -1
+        self._taken = 0
+        self._users: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._num_canaries = 0
+        self._canaries: Canaries | None = None
+        options = resolved.config.privacy.audit if resolved.config.privacy else None
+        if options is not None:
+            from privacy.audit.canaries import Canaries
+
+            self._canaries = Canaries(
+                options,
+                plan.request.num_parameters,
+                plan.actual.participation,
+                plan.request.num_rounds,
+                plan.actual.noise_multiplier,
+                partial(stream, seed, Purpose.CANARIES),
+                initial.device,
+            )
+
+    def begin(self, done: int) -> None:
+        """Open the ledger; check that what goes on is what it has recorded.
+
+        Args:
+            done: Rounds that the run has behind it, from its checkpoint.
+
+        Raises:
+            privacy.errors.LedgerError: The ledger is damaged or of another run.
+        """
+        self._ledger = Ledger.open(self._path)
+        self._ledger.check_resume(done, self.plan.ledger_constants())
+
+    def start_round(self, index: int, users: NDArray[np.int64]) -> None:
+        """Choose the client that is probed.
+
+        Args:
+            index: The round, from 1.
+            users: Who takes part.
+        """
+        self._observer.begin()
+        self._taken = 0
+        self._users = users
+        rng = stream(self._seed, Purpose.PROBE, index)
+        self._probed = int(rng.integers(len(users))) if len(users) else -1
+
+    def take_in(
+        self, aggregate: Aggregate, update: torch.Tensor, weight: float, index: int, user: int
+    ) -> ClipOutcome:
+        """Take one client's update into the sum, the probed one under the observer's eyes."""
+        probed = self._taken == self._probed
+        self._taken += 1
+        if probed:
+            self._observer.before(aggregate, update)
+        outcome = self.plan.mechanism.accumulate(
+            aggregate, update, weight, self._client_noise(index, user)
+        )
+        if probed:
+            self._observer.after(aggregate)
+        return outcome
+
+    def _client_noise(self, index: int, client: int) -> np.random.Generator | None:
+        if not self.plan.mechanism.randomizes_clients:
+            return None
+        return stream(self._seed, Purpose.CLIENT_NOISE, index, client)
+
+    def add_canaries(self, aggregate: Aggregate, index: int) -> None:
+        """Take the round's canaries into the sum, by the same clip as clients."""
+        self._num_canaries = 0
+        clip_norm = self.plan.mechanism.clip_norm
+        if self._canaries is None or clip_norm is None:
+            return
+        first = self.plan.request.num_users
+        for update in self._canaries.updates(index, clip_norm):
+            rng = self._client_noise(index, first + self._num_canaries)
+            self.plan.mechanism.accumulate(aggregate, update, 1.0, rng)
+            self._num_canaries += 1
+
+    def record(self, index: int, release: Release, aggregate: Aggregate) -> None:
+        """Write the round's line of the ledger.
+
+        Raises:
+            privacy.errors.LedgerError: The round was recorded before, and its replay differs.
+        """
+        observed = self._observer.observe(release, aggregate)
+        entry = self.plan.ledger_entry(
+            index, self._users, release, aggregate, observed, self._num_canaries
+        )
+        if self._ledger is not None:
+            self._ledger.append(entry)
+
+    def watch(self, index: int, release: Release, central: torch.Tensor) -> None:
+        """Let the canaries see what the round released, and where the model is after it."""
+        if self._canaries is not None:
+            self._canaries.observe(index, release.mean_update, central - self._initial)
+
+    def canary_result(self, done: int) -> dict[str, Any] | None:
+        """What the canaries show after ``done`` rounds; None without canaries."""
+        if self._canaries is None:
+            return None
+        actual = self.plan.actual
+        assert actual.delta is not None
+        result = self._canaries.result(
+            done, actual.delta, partial(self.plan.mechanism.composition, actual.participation)
+        )
+        return {**result, "upper_bound": actual.epsilon(done)}
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The plan's mechanism."""
+        return self.plan.mechanism
+
+    def state_dict(self) -> dict[str, Any]:
+        """What changes from round to round beside the mechanism."""
+        canaries = None if self._canaries is None else self._canaries.state_dict()
+        return {"observer": self._observer.state_dict(), "canaries": canaries}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave."""
+        self._observer.load_state_dict(state["observer"])
+        if self._canaries is not None:
+            self._canaries.load_state_dict(state["canaries"])
+
+    def close(self) -> None:
+        """Close the ledger."""
+        if self._ledger is not None:
+            self._ledger.close()

@@ -1,0 +1,124 @@
+"""What the ledger keeps of a round is seen from outside, and changes nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from privacy.aggregate import Aggregate
+from privacy.errors import PrivacyError
+from privacy.mechanism import NoiseScale, Release, noised_mean
+from privacy.mechanisms import adaptive_gaussian, gaussian
+from privacy.observation import HISTOGRAM_EDGES, Observer
+
+P, COHORT = 20_000, 8.0
+
+
+def filled(seed: int = 0) -> Aggregate:
+    aggregate = Aggregate.zeros(P)
+    mechanism = gaussian.build(gaussian.Options(clip_norm=1.0), NoiseScale(1.0, COHORT, COHORT))
+    for update in torch.from_numpy(np.random.default_rng(seed).normal(size=(5, P))):
+        mechanism.accumulate(aggregate, update, 1.0)
+    return aggregate
+
+
+def released(aggregate: Aggregate, claimed: float, real: float, seed: int = 1) -> Release:
+    rng = np.random.default_rng(seed)
+    return Release(noised_mean(aggregate.total, real, COHORT, rng), 1.0, claimed, None, None)
+
+
+def noise_of(observer: Observer, release: Release, aggregate: Aggregate) -> dict[str, Any]:
+    noise = observer.observe(release, aggregate)["noise"]
+    assert isinstance(noise, dict)
+    return noise
+
+
+def test_true_noise_has_unit_variance_and_fills_the_histogram() -> None:
+    aggregate = filled()
+    noise = noise_of(Observer(COHORT), released(aggregate, 2.0, 2.0), aggregate)
+    assert noise["count"] == P == sum(noise["histogram"])
+    assert noise["sum_squares"] / P == pytest.approx(1.0, abs=0.05)
+    assert len(noise["histogram"]) == len(HISTOGRAM_EDGES) + 1
+    assert abs(noise["dot_sum"]) < 5.0
+    assert noise["rounding"] < 1e-6
+
+
+@pytest.mark.parametrize("factor", [2 / 3, 3 / 2])
+def test_noise_of_another_scale_is_seen(factor: float) -> None:
+    aggregate = filled()
+    noise = noise_of(Observer(COHORT), released(aggregate, 2.0, 2.0 * factor), aggregate)
+    assert noise["sum_squares"] / P == pytest.approx(factor**2, rel=0.05)
+
+
+def test_no_noise_is_seen_as_none() -> None:
+    aggregate = filled()
+    noise = noise_of(Observer(COHORT), released(aggregate, 2.0, 0.0), aggregate)
+    assert noise["sum_squares"] / P < 1e-6
+
+
+def test_another_denominator_shows_in_the_product_with_the_sum() -> None:
+    aggregate = filled()
+    release = Release(aggregate.total / 5.0, 1.0, 0.01, None, None)
+    assert abs(noise_of(Observer(COHORT), release, aggregate)["dot_sum"]) > 100.0
+
+
+def test_noise_that_is_used_again_is_seen_in_the_next_round() -> None:
+    aggregate, observer = filled(), Observer(COHORT)
+    first = noise_of(observer, released(aggregate, 2.0, 2.0, seed=1), aggregate)
+    fresh = noise_of(observer, released(aggregate, 2.0, 2.0, seed=2), aggregate)
+    again = noise_of(observer, released(filled(3), 2.0, 2.0, seed=2), filled(3))
+    assert first["lag_product"] is None
+    assert abs(fresh["lag_product"]) < 5.0 / math.sqrt(P)
+    assert again["lag_product"] == pytest.approx(1.0, abs=0.05)
+    assert again["head"] == pytest.approx(fresh["head"], abs=1e-4)
+
+
+def test_a_resumed_observer_compares_with_the_round_before() -> None:
+    aggregate, observer, resumed = filled(), Observer(COHORT), Observer(COHORT)
+    observer.observe(released(aggregate, 2.0, 2.0, seed=1), aggregate)
+    resumed.load_state_dict(observer.state_dict())
+    release = released(aggregate, 2.0, 2.0, seed=2)
+    assert resumed.observe(release, aggregate) == observer.observe(release, aggregate)
+    with pytest.raises(PrivacyError, match="'last'"):
+        resumed.load_state_dict({})
+
+
+def test_the_count_noise_is_recovered() -> None:
+    options = adaptive_gaussian.Options(clip_norm=1.0, quantile=0.5, count_noise_stddev=3.0)
+    mechanism = adaptive_gaussian.build(options, NoiseScale(1.0, COHORT, COHORT))
+    aggregate = Aggregate.zeros(P)
+    mechanism.accumulate(aggregate, torch.ones(P), 1.0)
+    rng, same = np.random.default_rng(4), np.random.default_rng(4)
+    release = mechanism.release(aggregate, rng)
+    same.standard_normal(P)
+    noise = noise_of(Observer(COHORT), release, aggregate)
+    assert noise["count_draw"] == pytest.approx(float(same.standard_normal()))
+
+
+def test_a_probe_sees_what_the_sum_really_did() -> None:
+    aggregate, observer = filled(), Observer(COHORT)
+    update = torch.full((P,), 1.0)
+    observer.begin()
+    observer.before(aggregate, update)
+    aggregate.total.add_(update)  # as a broken clip would
+    aggregate.bit_sum += 0.5
+    observer.after(aggregate)
+    probe = observer.observe(released(aggregate, 2.0, 2.0), aggregate)["probe"]
+    assert probe["norm"] == pytest.approx(math.sqrt(P))
+    assert probe["moved"] == pytest.approx(math.sqrt(P), rel=1e-5)
+    assert probe["bit"] == 0.5
+    observer.begin()
+    assert observer.observe(released(aggregate, 2.0, 2.0), aggregate)["probe"] is None
+
+
+def test_what_is_not_finite_is_recorded_as_null() -> None:
+    aggregate = filled()
+    aggregate.total[0] = math.nan
+    observed = Observer(COHORT).observe(released(aggregate, 2.0, 2.0), aggregate)
+    assert observed["sum_norm"] is None
+    assert observed["noise"]["sum_squares"] is None
+    assert sum(observed["noise"]["histogram"]) == P - 1
