@@ -21,6 +21,7 @@ from privacy.ledger import Ledger
 from privacy.mechanism import Mechanism, Release
 from privacy.observation import Observer
 from privacy.plan import PlanRequest, PrivacyPlan, make_plan
+from privacy.statement import json_epsilon
 
 if TYPE_CHECKING:
     from privacy.audit.canaries import Canaries
@@ -184,8 +185,11 @@ class PrivateRounds:
         """Take the round's canaries into the sum, by the same clip as clients."""
         self._num_canaries = 0
         clip_norm = self.plan.mechanism.clip_norm
-        if self._canaries is None or clip_norm is None:
+        if self._canaries is None:
             return
+        assert clip_norm is not None  # a private plan has a finite bound
+        # The strongest observer knows what everybody else sends.
+        self._canaries.know_others(aggregate.total)
         first = self.plan.request.num_users
         for update in self._canaries.updates(index, clip_norm):
             rng = self._client_noise(index, first + self._num_canaries)
@@ -219,7 +223,7 @@ class PrivateRounds:
         result = self._canaries.result(
             done, actual.delta, partial(self.plan.mechanism.composition, actual.participation)
         )
-        return {**result, "upper_bound": actual.epsilon(done)}
+        return {**result, "upper_bound": json_epsilon(actual.epsilon(done))}
 
     @property
     def mechanism(self) -> Mechanism:

@@ -32,7 +32,9 @@ class CanaryOptions(BaseModel):
         access: What the auditor sees: the final model, or every round's release. None for the
             kind's own: "final" for one_shot, else "every_round". worst_case sees every round.
         confidence: Of the lower bound, at least 0.5 and below 1.
-        step_bound: worst_case alone: how the effect of one step is bounded.
+        step_bound: worst_case alone: how the effect of one step is bounded, "normal" (exact for
+            the Gaussian noise that the composition supposes anyway) or "clopper_pearson" (for any
+            noise in the step itself, but loose where a step shows little).
         guesses: one_run alone: how many canaries with the largest scores are guessed "in", and how
             many with the smallest "out", chosen before the run. None to try a stated grid of such
             pairs and pay for the choice (Bonferroni).
@@ -46,7 +48,7 @@ class CanaryOptions(BaseModel):
     direction: Direction | None = None
     access: Access | None = None
     confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95
-    step_bound: StepBound = "clopper_pearson"
+    step_bound: StepBound = "normal"
     guesses: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] | None = None
     memory_limit_mib: Annotated[int, Field(ge=1)] = 1024
 

@@ -1,0 +1,157 @@
+"""What canaries send: vectors of norm 1 that the auditor knows and the release is compared with.
+
+Guarantee: none is claimed. Directions are drawn from the auditor's own streams, so they are
+independent of data, cohorts and noise, which the bounds rest on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privacy.errors import PrivacyError
+
+Streams = Callable[[int, int], np.random.Generator]
+
+# A canary is sent this much shorter than the bound, which covers the rounding of its norm to
+# float32: it must not be clipped, and its bit must say so.
+_MARGIN = 1.0 - 2.0**-18
+# Random directions of which there are more than P / 10 lie along each other too much.
+_SPHERE_PART = 10
+
+
+class Directions(Protocol):
+    """So many vectors of norm 1."""
+
+    @property
+    def count(self) -> int:
+        """How many."""
+
+    def update(self, index: int, norm: float) -> Tensor:
+        """One of them at a norm just below ``norm``: shape (P,), float32, new."""
+
+    def project(self, vector: Tensor) -> NDArray[np.float64]:
+        """Inner products with a vector of shape (P,): shape (count,)."""
+
+
+class Coordinates:
+    """Distinct coordinates; memory of a number each.
+
+    Args:
+        indices: Shape (count,), int64.
+        num_parameters: P.
+        device: Where updates live.
+    """
+
+    def __init__(self, indices: NDArray[np.int64], num_parameters: int, device: torch.device):
+        self._indices = torch.from_numpy(indices).to(device)
+        self._num_parameters = num_parameters
+        self._device = device
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return self._indices.numel()
+
+    def update(self, index: int, norm: float) -> Tensor:
+        """A vector with one element."""
+        update = torch.zeros(self._num_parameters, dtype=torch.float32, device=self._device)
+        update[self._indices[index]] = norm * _MARGIN
+        return update
+
+    def project(self, vector: Tensor) -> NDArray[np.float64]:
+        """The elements at the coordinates."""
+        return vector[self._indices].to("cpu", torch.float64).numpy()
+
+
+class Sphere:
+    """Uniformly random directions, kept as one matrix.
+
+    Args:
+        matrix: Shape (count, P), float32, rows of norm 1.
+    """
+
+    def __init__(self, matrix: Tensor):
+        self._matrix = matrix
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return self._matrix.shape[0]
+
+    def update(self, index: int, norm: float) -> Tensor:
+        """A row at a norm."""
+        return self._matrix[index] * (norm * _MARGIN)
+
+    def project(self, vector: Tensor) -> NDArray[np.float64]:
+        """The matrix times the vector."""
+        return torch.mv(self._matrix, vector).to("cpu", torch.float64).numpy()
+
+
+def draw_coordinates(
+    count: int, num_parameters: int, streams: Streams, device: torch.device
+) -> Coordinates:
+    """Draw distinct coordinates.
+
+    Args:
+        count: How many.
+        num_parameters: P.
+        streams: (0, 1) is used.
+        device: Where updates live.
+
+    Raises:
+        PrivacyError: There are fewer than ``count`` parameters.
+    """
+    if count > num_parameters:
+        raise PrivacyError(
+            f"privacy.audit.count: {count} canaries need as many coordinates, but the model has "
+            f"{num_parameters} parameters; lower count"
+        )
+    indices = streams(0, 1).choice(num_parameters, size=count, replace=False, shuffle=True)
+    return Coordinates(indices.astype(np.int64), num_parameters, device)
+
+
+def draw_sphere(
+    count: int,
+    num_parameters: int,
+    streams: Streams,
+    device: torch.device,
+    memory_limit_mib: int,
+) -> Sphere:
+    """Draw uniformly random directions.
+
+    Args:
+        count: How many.
+        num_parameters: P.
+        streams: (0, 1), (0, 2) ... are used, one each.
+        device: Where they live.
+        memory_limit_mib: Most memory that they may take, in MiB.
+
+    Raises:
+        PrivacyError: They are too many for P or for the memory.
+    """
+    if count * _SPHERE_PART > num_parameters:
+        raise PrivacyError(
+            f"privacy.audit.count: {count} random directions in {num_parameters} parameters would "
+            f"lie along each other; at most {num_parameters // _SPHERE_PART} fit (held-out ones "
+            "counted); lower count, or set direction to coordinate"
+        )
+    needed = count * num_parameters * 4 / 2**20
+    if needed > memory_limit_mib:
+        raise PrivacyError(
+            f"privacy.audit.count: {count} directions of {num_parameters} parameters take "
+            f"{needed:.0f} MiB, more than memory_limit_mib = {memory_limit_mib}; lower count "
+            f"(here, {int(memory_limit_mib * 2**20 / num_parameters / 4)} directions fit), raise "
+            "memory_limit_mib, or set direction to coordinate"
+        )
+    matrix = torch.empty((count, num_parameters), dtype=torch.float32)
+    for index in range(count):
+        row = streams(0, 1 + index).standard_normal(num_parameters)
+        row /= np.linalg.norm(row)
+        matrix[index] = torch.from_numpy(row)
+    return Sphere(matrix.to(device))

@@ -1,0 +1,361 @@
+"""Factorisations of the prefix sums: what noise that is correlated over rounds costs, and gives.
+
+Guarantee: unit user, added or removed; in each round that a user is in, the user's vector has norm
+at most 1 (``clip_norm`` in the mechanisms). With updates X (a row a round) a mechanism releases
+X + M Z, Z standard normal times z, as post-processing of the Gaussian mechanism C X + z N, whose
+squared L2 sensitivity is what the functions here compute, exactly:
+
+- participation: a user is in rounds g, g + b, g + 2b, ... of the rounds 1 .. T, for one g of
+  1 .. b (b: ``separation``), or in any part of them; b = 1 is every round. For every g at once.
+- C has no negative element, so that no two of a user's rounds can cancel: all of the user's rounds,
+  with the same vector of norm 1, are the worst case, whatever the vectors depend on.
+- the vectors may depend on all that was released before: C is lower triangular (Denisov et al.
+  2022, theorem 2.1: what holds for fixed vectors holds for these).
+- after t of T rounds what was released rests on the first t rows of C alone: the sensitivities are
+  given for every t, so that a run that stops early claims what it has spent.
+
+Two strategies C: *banded Toeplitz* (M = C^-1, square), and the *binary tree* (a row a complete
+node; M makes the estimates of the prefix sums, each less the one before).
+
+A banded Toeplitz C of T rows has columns of norm at most that of its coefficients: the last
+bands - 1 columns are cut short by the end, the others are whole. With coefficients of norm 1 every
+column is so within 1 for every T, and none is rescaled. Columns that are ``bands`` or more apart
+have no row in common.
+
+Source: Fichtenberger, Henzinger, Upadhyay 2022 (arXiv 2202.11205; square root); Kalinin and
+Lampert 2024 (arXiv 2405.13763; banded square root, sensitivity in theorem 2); Choquette-Choo et
+al. 2023 (arXiv 2306.08153; bands); McKenna 2024 (arXiv 2405.15913; Toeplitz coefficients by
+L-BFGS); Kairouz et al. 2021 (arXiv 2103.00039; trees, appendix D); Honaker 2015 (node estimates).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privacy.errors import PrivacyError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# 2^40 rounds are more than any run has.
+_LEVELS = 40
+
+
+def square_root_coefficients(bands: int) -> NDArray[np.float64]:
+    """First coefficients of the square root of the prefix-sum matrix, of norm 1.
+
+    Args:
+        bands: At least 1.
+
+    Returns:
+        Shape (bands,), float64, positive, falling.
+
+    Raises:
+        PrivacyError: ``bands`` is no count.
+
+    Source: Fichtenberger, Henzinger, Upadhyay 2022, equation 3; cut to bands by Kalinin and
+    Lampert 2024.
+    """
+    _check_count("bands", bands)
+    index = np.arange(1, bands)
+    raw = np.concatenate([[1.0], np.cumprod((2.0 * index - 1.0) / (2.0 * index))])
+    return _unit(raw)
+
+
+@lru_cache(maxsize=64)
+def _optimized(num_rounds: int, bands: int) -> tuple[float, ...]:
+    from scipy.optimize import minimize
+    from scipy.signal import fftconvolve
+
+    start = square_root_coefficients(bands)
+    if bands == 1:
+        return (1.0,)
+    weights = np.arange(num_rounds, 0, -1) / num_rounds
+
+    def loss(tail: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        """Logarithm of error times squared norm, of 1 and then ``tail``; and its gradient."""
+        coefficients = np.concatenate([[1.0], tail])
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = _divide(np.ones(num_rounds), coefficients)
+            error = float(weights @ sums**2)
+            # The filter's response to a change of coefficient k is this one's, k rounds later.
+            response = _divide(sums, coefficients)
+        if not (np.isfinite(error) and np.isfinite(response).all()):
+            return 1e3, np.zeros_like(tail)  # An unstable filter: the line search steps back.
+        slopes = fftconvolve(weights * sums, response[::-1])[num_rounds - 1 :][1:bands]
+        squares = float(coefficients @ coefficients)
+        return (
+            float(np.log(error) + np.log(squares)),
+            -2.0 * slopes / error + 2.0 * tail / squares,
+        )
+
+    first = start[1:] / start[0]
+    # Coefficients below 0 would make the aligned pattern's sensitivity no longer the worst.
+    found = minimize(
+        loss,
+        first,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0.0, 1.0)] * (bands - 1),
+        options={"maxiter": 500, "ftol": 1e-13, "gtol": 1e-9},
+    )
+    best = found.x if loss(found.x)[0] < loss(first)[0] else first
+    return tuple(float(value) for value in _unit(np.concatenate([[1.0], best])))
+
+
+def optimized_coefficients(num_rounds: int, bands: int) -> NDArray[np.float64]:
+    """Coefficients of norm 1 with the least mean squared error of the prefix sums of a run.
+
+    Fitted to one column's sensitivity: the best where ``separation`` is ``bands`` or more.
+
+    Args:
+        num_rounds: Rounds T of the run.
+        bands: From 1 to ``num_rounds``.
+
+    Returns:
+        Shape (bands,), float64, none negative.
+
+    Raises:
+        PrivacyError: A count is not allowed.
+
+    Source: McKenna 2024, section 4 (objective, L-BFGS).
+    """
+    _check_count("num_rounds", num_rounds)
+    _check_count("bands", bands)
+    if bands > num_rounds:
+        raise PrivacyError(
+            f"bands is {bands}, but the run has {num_rounds} rounds, so that the later bands would "
+            f"have nothing to act on; set bands to {num_rounds} or less"
+        )
+    return np.array(_optimized(int(num_rounds), int(bands)))
+
+
+def noise_coefficients(coefficients: NDArray[np.float64], rounds: int) -> NDArray[np.float64]:
+    """First column of C^-1, which is Toeplitz too: weights of this round's draw, the last's, ...
+
+    Args:
+        coefficients: Shape (bands,), of C; the first is positive.
+        rounds: Length of the answer.
+
+    Returns:
+        Shape (rounds,), float64.
+    """
+    impulse = np.zeros(rounds)
+    impulse[:1] = 1.0
+    return _divide(impulse, coefficients)
+
+
+def noise_stddevs(coefficients: NDArray[np.float64], rounds: int) -> NDArray[np.float64]:
+    """Norms of the rows of C^-1: stddev of each round's noise, in multiples of z.
+
+    Args:
+        coefficients: Shape (bands,), of C.
+        rounds: Number of rounds T.
+
+    Returns:
+        Shape (T,), float64, rising.
+    """
+    stddevs: NDArray[np.float64] = np.sqrt(np.cumsum(noise_coefficients(coefficients, rounds) ** 2))
+    return stddevs
+
+
+def lag_correlations(coefficients: NDArray[np.float64], rounds: int) -> NDArray[np.float64]:
+    """Correlation of each round's noise with the noise of the round before.
+
+    Args:
+        coefficients: Shape (bands,), of C.
+        rounds: Number of rounds T.
+
+    Returns:
+        Shape (T,), float64; 0 for the first round.
+    """
+    weights = noise_coefficients(coefficients, rounds)
+    stddevs = noise_stddevs(coefficients, rounds)
+    products = np.cumsum(weights[1:] * weights[:-1])
+    return np.concatenate([[0.0], products / (stddevs[1:] * stddevs[:-1])])[:rounds]
+
+
+def prefix_errors(coefficients: NDArray[np.float64], rounds: int) -> NDArray[np.float64]:
+    """Expected squared error of each prefix sum, an element of it, at z = 1.
+
+    Its mean and its maximum (the last) are what the literature calls mean and max squared error;
+    independent noise, C = I, has 1, 2, ... T.
+
+    Args:
+        coefficients: Shape (bands,), of C.
+        rounds: Number of rounds T.
+
+    Returns:
+        Shape (T,), float64, rising.
+    """
+    return np.cumsum(_divide(np.ones(rounds), coefficients) ** 2)
+
+
+def squared_sensitivities(
+    coefficients: NDArray[np.float64], separation: int, rounds: int
+) -> NDArray[np.float64]:
+    """Squared sensitivity of C X after each round, for users every ``separation`` rounds.
+
+    The group that begins with round 1 is the worst: any other's sum of columns is that one's,
+    later, and so cut shorter by the end.
+
+    Args:
+        coefficients: Shape (bands,), of C, none negative.
+        separation: b, at least 1.
+        rounds: Number of rounds T.
+
+    Returns:
+        Shape (T,), float64, rising.
+
+    Raises:
+        PrivacyError: A coefficient is negative, or ``separation`` is no count.
+    """
+    _check_count("separation", separation)
+    if not (coefficients >= 0.0).all():
+        raise PrivacyError(
+            "a coefficient of the strategy is negative, for which the aligned pattern need not be "
+            "the worst case; use coefficients of at least 0"
+        )
+    pattern = np.zeros(rounds)
+    pattern[::separation] = 1.0
+    return np.cumsum(_filter(coefficients, np.ones(1), pattern) ** 2)
+
+
+def tree_levels() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How a node of the tree is estimated from its own draw and from its two children.
+
+    The estimate of a node on level j is v_j times its own noisy sum plus c_j times the sum of its
+    children's estimates, the weights that make its variance least: v_0 = 1,
+    v_j = 1 / (1 + 1 / (2 v_(j-1))), c_j = v_j / (2 v_(j-1)).
+
+    Returns:
+        Shape (40,) each, float64: v, the variance of the estimate at z = 1 and the weight of the
+        node's own draw; and c, the weight of each child (0 for leaves).
+
+    Source: Honaker 2015, section 3.1 (estimation from below); Kairouz et al. 2021, appendix B.1.
+    """
+    variances = [1.0]
+    for _ in range(_LEVELS - 1):
+        variances.append(1.0 / (1.0 + 0.5 / variances[-1]))
+    own = np.array(variances)
+    return own, np.concatenate([[0.0], 0.5 * own[1:] / own[:-1]])
+
+
+def tree_noise_profile(
+    rounds: int, restart_every: int | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Marginal noise of each round's release, and its correlation with the one before.
+
+    Round i of a tree completes the nodes up to level j, the number of zeros that end i in base 2.
+    It releases the estimate of the highest less those of the j nodes that it replaces. An odd i
+    releases a fresh leaf, independent of all before; an even one subtracts the leaf before it.
+
+    Args:
+        rounds: Number of rounds T.
+        restart_every: Rounds of a tree; None for one tree.
+
+    Returns:
+        Shape (T,) each, float64: standard deviation in multiples of z, and correlation.
+    """
+    own, child = tree_levels()
+    stddevs, correlations = np.ones(_LEVELS), np.zeros(_LEVELS)
+    for level in range(1, _LEVELS):
+        # Weight of the open node of each lower level in the estimate of this one.
+        share = np.cumprod(child[level:0:-1])[::-1]
+        stddevs[level] = np.sqrt(own[level] + ((1.0 - 2.0 * share) * own[:level]).sum())
+        correlations[level] = (share[0] - 1.0) / stddevs[level]
+    index = _index_in_tree(rounds, restart_every) + 1
+    highest = np.log2(index & -index).astype(np.int64)
+    return stddevs[highest], correlations[highest]
+
+
+def tree_prefix_errors(rounds: int, restart_every: int | None) -> NDArray[np.float64]:
+    """Expected squared error of each prefix sum, an element of it, at z = 1.
+
+    Args:
+        rounds: Number of rounds T.
+        restart_every: Rounds of a tree; None for one tree.
+
+    Returns:
+        Shape (T,), float64: of the open nodes, and of the trees before, whose last errors stay.
+    """
+    index = _index_in_tree(rounds, restart_every) + 1
+    own, _ = tree_levels()
+    bits = (index[:, None] >> np.arange(_LEVELS)) & 1
+    errors: NDArray[np.float64] = bits @ own
+    if restart_every is None:
+        return errors
+    finished = np.concatenate([[0.0], errors[restart_every - 1 :: restart_every].cumsum()])
+    errors += finished[np.arange(rounds) // restart_every]
+    return errors
+
+
+@lru_cache(maxsize=4096)
+def tree_squared_sensitivity(rounds: int, separation: int, restart_every: int | None) -> float:
+    """Squared sensitivity of all complete nodes of all trees, for users every b rounds.
+
+    A node counts as many times as a group of rounds g, g + b, ... has leaves under it, squared;
+    the worst group of all g. Nodes that the rounds leave incomplete are never drawn.
+
+    Args:
+        rounds: Number of rounds that were released.
+        separation: b, at least 1.
+        restart_every: Rounds of a tree; None for one tree.
+
+    Raises:
+        PrivacyError: ``separation`` is no count.
+
+    Source: Kairouz et al. 2021, appendix D (squared counts), here for the sampler's patterns alone.
+    """
+    _check_count("separation", separation)
+    if rounds < 1:
+        return 0.0
+    position = np.arange(rounds)
+    index = _index_in_tree(rounds, restart_every)
+    size = restart_every or rounds
+    tree = position // size
+    # Rounds of the tree that have been released, for each round in it.
+    released = np.minimum(rounds - tree * size, size)
+    group = position % separation
+    totals = np.zeros(min(separation, rounds))
+    for level in range(int(size).bit_length()):
+        node = index >> level
+        complete = (node + 1) << level <= released
+        if not complete.any():
+            break
+        keys = ((tree * (size + 1) + node) * separation + group)[complete]
+        found, counts = np.unique(keys, return_counts=True)
+        np.add.at(totals, found % separation, counts.astype(np.float64) ** 2)
+    return float(totals.max())
+
+
+def _index_in_tree(rounds: int, restart_every: int | None) -> NDArray[np.int64]:
+    index = np.arange(rounds, dtype=np.int64)
+    return index if restart_every is None else index % restart_every
+
+
+def _filter(
+    numerator: NDArray[np.float64], denominator: NDArray[np.float64], signal: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    from scipy.signal import lfilter
+
+    answer: NDArray[np.float64] = lfilter(numerator, denominator, signal)
+    return answer
+
+
+def _divide(signal: NDArray[np.float64], coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Solve C x = signal for the lower triangular Toeplitz C with these coefficients."""
+    return _filter(np.ones(1), coefficients, signal)
+
+
+def _unit(coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
+    unit: NDArray[np.float64] = coefficients / np.linalg.norm(coefficients)
+    return unit
+
+
+def _check_count(name: str, value: Any) -> None:
+    if value < 1 or value != int(value):
+        raise PrivacyError(f"{name} is {value!r}, but must be a whole number, at least 1")

@@ -1,0 +1,314 @@
+"""DP-FTRL by banded matrix factorisation: noise that later rounds partly take back.
+
+Guarantee: unit user, added or removed. Each of a user's contributions has norm at most
+``clip_norm``; round t's sum gets ``(C^-1 Z)_t * z * C_sm / C_lg * clip_norm`` (Z standard normal, a
+fresh row a round, empty cohorts included) and is divided by the configured cohort size. C is
+lower triangular Toeplitz with ``bands`` nonnegative coefficients of norm 1, so that no column's
+norm is above 1 (``privacy.factorization``). z is the standard deviation of the noise under C, in
+multiples of clip_norm; what an accountant sees of it:
+
+- cyclic_poisson, separation >= bands: amplified. A user's rounds are ``separation`` apart, so their
+  columns of C have no row in common: the rows that one round of the user touches are, given all
+  rows before, one Gaussian mechanism of sensitivity ||column|| <= 1 and multiplier z, entered with
+  probability q_g. After T rounds that is at most ceil(T / separation) Poisson-sampled Gaussians.
+- cyclic_poisson with separation < bands, and full participation: columns overlap; the chance of a
+  round does not help what the overlap has already shown. Not amplified: one Gaussian of multiplier
+  z over the exact sensitivity of the pattern, every ``separation``-th round (full: every round).
+- poisson: refused with more than one band. A user may be in two overlapping rounds, so the rounds
+  are no composition of sampled Gaussians, and nothing here bounds them by less than a user who is
+  in every round.
+- fixed_size: refused with more than one band. Who is drawn depends on who else is, and one user
+  replaced by another moves two patterns of rounds: neither argument above covers it.
+- one band: C = I, the Gaussian mechanism, accounted as such under every scheme.
+
+A run that stops early has released the first rows alone, of which all of this is true too. Each
+release adds noise of its own row's standard deviation, more than z; their sums have less.
+
+Memory: the last ``bands - 1`` noise vectors, float32, on the CPU and in each checkpoint:
+4 * (bands - 1) * P bytes (60 MB for 16 bands and a million parameters).
+
+Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), algorithm 1, theorem 4 (amplification by
+groups), theorem 2 (sensitivity); Denisov et al. 2022 (arXiv 2202.08312), theorem 2.1 (adaptivity).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from privacy.aggregate import Aggregate
+from privacy.amplification import Composition, Participation, sampled_gaussian
+from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome
+from privacy.correlated_noise import (
+    check_rounds,
+    check_setting,
+    check_vectors,
+    mean_with_noise,
+    unamplified,
+)
+from privacy.errors import PlanError, PrivacyError
+from privacy.factorization import (
+    lag_correlations,
+    noise_stddevs,
+    optimized_coefficients,
+    square_root_coefficients,
+    squared_sensitivities,
+)
+from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys
+from privacy.mechanisms.gaussian import accumulate_clipped
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Elements that are worked on at a time: float64 buffers of them stay in the cache.
+_CHUNK = 1 << 16
+# What coefficients may differ by that two machines' L-BFGS found for one configuration.
+_SAME_COEFFICIENTS = 1e-6
+
+
+class Options(BaseModel):
+    """Settings of banded matrix factorisation.
+
+    Attributes:
+        clip_norm: L2 bound of a user's update, the same in every round: the noise of one round is
+            taken back in later ones, which holds in one unit alone.
+        bands: Rounds that a draw of noise is spread over; 1 is the Gaussian mechanism.
+        strategy: "optimized" for the least mean squared error of the prefix sums of the planned
+            rounds, "square_root" for the banded square root, which needs to know no rounds.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM, le=MAX_CLIP_NORM)]
+    bands: Annotated[int, Field(ge=1)]
+    strategy: Literal["square_root", "optimized"] = "optimized"
+
+
+class BandedMatrixFactorization:
+    """Clip to a fixed bound, sum, add correlated noise, divide by the configured cohort size.
+
+    Args:
+        options: Bound, bands and strategy.
+        noise: Multiplier, cohorts and planned rounds.
+
+    Raises:
+        PlanError: There are more bands than planned rounds.
+    """
+
+    name = "banded_matrix_factorization"
+    is_private = True
+    noise_shape: NoiseShape = "gaussian"
+    randomizes_clients = False
+    count_noise_stddev: float | None = None
+
+    def __init__(self, options: Options, noise: NoiseScale) -> None:
+        if noise.num_rounds and options.bands > noise.num_rounds:
+            raise PlanError(
+                f"bands is {options.bands}, but the run has {noise.num_rounds} rounds, so that the "
+                f"later bands would have nothing to act on; set bands to {noise.num_rounds} or less"
+            )
+        self._options = options
+        self._noise = noise
+        self._strategy: NDArray[np.float64] | None = None
+        self._profile: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        self._rounds = 0
+        # Noise of the last rounds at multiplier 1, the latest first; a tensor is never changed.
+        self._last: list[Tensor] = []
+
+    @property
+    def coefficients(self) -> NDArray[np.float64]:
+        """Shape (bands,), float64: of C. Found when first needed, not when built.
+
+        Raises:
+            PlanError: They are to be optimized for rounds that nobody has planned.
+        """
+        if self._strategy is None:
+            bands = self._options.bands
+            if self._options.strategy == "square_root":
+                self._strategy = square_root_coefficients(bands)
+            elif bands > 1 and not self._noise.num_rounds:
+                raise PlanError(
+                    "strategy optimized needs the number of rounds that it is optimized for, but "
+                    "none is planned; set num_rounds, or strategy: square_root"
+                )
+            else:
+                self._strategy = optimized_coefficients(max(self._noise.num_rounds, 1), bands)
+        return self._strategy
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The bound, the same in every round."""
+        return self._options.clip_norm
+
+    @property
+    def update_noise_multiplier(self) -> float:
+        """The largest of the planned rounds' noise, that of the last, in multiples of clip_norm."""
+        if self._noise.noise_multiplier == 0.0:
+            return 0.0
+        stddev, _ = self._noise_of(max(self._noise.num_rounds, 1))
+        return self._noise.noise_multiplier * stddev
+
+    def clip_settings(self) -> dict[str, float | str]:
+        """How updates are clipped: to a fixed L2 bound."""
+        return {"kind": "fixed", "clip_norm": self._options.clip_norm}
+
+    def composition(
+        self, participation: Participation, noise_multiplier: float, rounds: int
+    ) -> Composition:
+        """What so many rounds, of all that are planned, are to an accountant.
+
+        Args:
+            participation: How users are drawn.
+            noise_multiplier: z, standard deviation of the noise under C in multiples of clip_norm.
+            rounds: Number of rounds, at least 0.
+
+        Returns:
+            Poisson-sampled Gaussians, a user's round each, where that is proved; else one Gaussian.
+
+        Raises:
+            PlanError: Nothing is proved of the mechanism under this participation.
+            PrivacyError: A number is out of its range.
+        """
+        bands = self._options.bands
+        if bands == 1:
+            return sampled_gaussian(participation, noise_multiplier, rounds)
+        check_setting(self._noise, participation, noise_multiplier, rounds)
+        if participation.scheme == "cyclic_poisson" and participation.separation >= bands:
+            return sampled_gaussian(participation, noise_multiplier, rounds)
+        squared = 0.0
+        if rounds > 0:
+            squared = float(
+                squared_sensitivities(self.coefficients, participation.separation, rounds)[-1]
+            )
+        return unamplified(self.name, participation, noise_multiplier, squared)
+
+    def accumulate(
+        self,
+        aggregate: Aggregate,
+        update: Tensor,
+        weight: float,
+        rng: np.random.Generator | None = None,
+    ) -> ClipOutcome:
+        """Clip one update into the sum.
+
+        Args:
+            aggregate: The round's sum, changed in place.
+            update: Shape (P,), a float dtype; not changed.
+            weight: Must be 1.
+            rng: Not used.
+
+        Raises:
+            PlanError: The weight is not 1.
+        """
+        return accumulate_clipped(self.name, aggregate, update, weight, self._options.clip_norm)
+
+    def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
+        """Add the round's row of C^-1 Z to the sum and divide by the configured cohort size.
+
+        Args:
+            aggregate: The merged sum of all workers; not changed. May be empty.
+            rng: Gives P normal draws (none if the multiplier is 0).
+
+        Raises:
+            PrivacyError: The round was not planned, or the model has another size than before.
+        """
+        check_rounds(self._noise, self._rounds)
+        scale = self._noise.noise_multiplier * self._noise.ratio * self._options.clip_norm
+        if scale == 0.0:
+            mean, stddev, correlation = aggregate.total / self._noise.cohort_size, 0.0, 0.0
+        else:
+            stddev, correlation = self._noise_of(self._rounds + 1)
+            noise = self._correlated(rng.standard_normal(aggregate.total.numel()))
+            mean = mean_with_noise(aggregate.total, noise, scale, self._noise.cohort_size)
+        self._rounds += 1
+        return Release(
+            mean_update=mean,
+            clip_norm=self._options.clip_norm,
+            update_noise_stddev=stddev * scale,
+            count_noise_stddev=None,
+            noisy_fraction_unclipped=None,
+            lag_correlation=correlation,
+        )
+
+    def _correlated(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Solve the next row of C Y = Z for Y, in place, and remember it.
+
+        Band after band and not as one product, whose order of summation, and so whose last bits,
+        a library may change with the memory that it is given.
+        """
+        first, *later = (float(value) for value in self.coefficients)
+        if any(len(vector) != len(draws) for vector in self._last):
+            raise PrivacyError(
+                f"the sum has {len(draws)} elements, but the rounds before had "
+                f"{len(self._last[0])}; resume with the model that the run was started with"
+            )
+        for start in range(0, len(draws), _CHUNK):
+            part = draws[start : start + _CHUNK]
+            for weight, vector in zip(later, self._last, strict=False):
+                part -= vector.numpy()[start : start + _CHUNK].astype(np.float64) * weight
+            part /= first
+        if later:
+            newest = torch.from_numpy(draws).to(torch.float32)
+            self._last = [newest, *self._last][: len(later)]
+        return draws
+
+    def _noise_of(self, round_number: int) -> tuple[float, float]:
+        """Standard deviation of a round's noise at multiplier 1, and its lag correlation."""
+        if self._profile is None or len(self._profile[0]) < round_number:
+            rounds = max(self._noise.num_rounds, 2 * round_number)
+            self._profile = (
+                noise_stddevs(self.coefficients, rounds),
+                lag_correlations(self.coefficients, rounds),
+            )
+        stddevs, correlations = self._profile
+        return float(stddevs[round_number - 1]), float(correlations[round_number - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rounds that were released, the strategy, and the noise that the next ones take back."""
+        return {
+            "rounds": self._rounds,
+            "coefficients": self.coefficients.tolist(),
+            "noise": list(self._last),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` gave.
+
+        The saved coefficients are taken, so that a last bit that another machine finds differently
+        does not change C in the middle of a run.
+
+        Raises:
+            PrivacyError: A key is missing or foreign, or a value is not allowed.
+        """
+        check_state_keys(self.name, state, {"rounds", "coefficients", "noise"})
+        rounds, saved = int(state["rounds"]), np.array(state["coefficients"], dtype=np.float64)
+        if saved.shape != self.coefficients.shape or not np.allclose(
+            saved, self.coefficients, rtol=0.0, atol=_SAME_COEFFICIENTS
+        ):
+            raise PrivacyError(
+                f"the saved strategy of the {self.name} mechanism is another than bands "
+                f"{self._options.bands}, strategy {self._options.strategy} and num_rounds "
+                f"{self._noise.num_rounds} give; resume with the configuration that the run was "
+                "started with"
+            )
+        kept = min(rounds, self._options.bands - 1) if self._noise.noise_multiplier else 0
+        self._last = check_vectors(self.name, state["noise"], kept)
+        self._rounds, self._strategy, self._profile = rounds, saved, None
+
+
+def build(options: Options, noise: NoiseScale) -> BandedMatrixFactorization:
+    """Build the mechanism.
+
+    Args:
+        options: Bound, bands and strategy.
+        noise: Multiplier, cohorts, planned rounds and separation.
+
+    Raises:
+        PlanError: There are more bands than planned rounds.
+    """
+    return BandedMatrixFactorization(options, noise)

@@ -1,0 +1,254 @@
+"""DP-FTRL by tree aggregation: each prefix sum of the rounds is noised by a few nodes of a tree.
+
+Guarantee: unit user, added or removed. Each of a user's contributions has norm at most
+``clip_norm``. A binary tree has the rounds' sums as its leaves; each complete node's sum gets
+Gaussian noise of standard deviation ``z * C_sm / C_lg * clip_norm`` in each element, once. What is
+released in a round, the increment of the estimated prefix sum, is made of noised nodes alone.
+
+- z, ``noise_multiplier``, is the noise of a *node* in multiples of clip_norm, as in the literature
+  (Gboard's 7.0). What the accountant sees is one Gaussian mechanism over all rounds, of the
+  effective multiplier z / sensitivity: ``composition`` divides.
+- The sensitivity is exact for the sampler's pattern (cyclic_poisson: the rounds g, g + b, g + 2b,
+  ... of one group g; full: every round): in each complete node of each tree, the number of the
+  user's rounds under it, squared, summed; the worst g. The user is taken to be in all of them:
+  no amplification by sampling is claimed.
+- A restart begins a new tree; the last estimate of the old one stays in the model. A user is in all
+  trees, and pays for all. Nodes that a run's end leaves incomplete are never drawn: a run that
+  stops early claims what it has spent.
+- poisson and fixed_size are refused: they keep no pattern (see
+  ``privacy.mechanisms.banded_matrix_factorization``).
+
+A node is estimated from its own noisy sum and its children's, by the weights of least variance,
+which is post-processing. The noise of two releases is correlated: mostly a release takes back part
+of the noise of the ones before. ``Release.update_noise_stddev`` is the marginal one of the
+increment, which for even rounds is more than z.
+
+Memory: the noise of the open nodes' estimates, float32, on the CPU and in each checkpoint: at
+most 4 * (floor(log2(rounds of a tree)) + 1) * P bytes.
+
+Source: Kairouz et al. 2021 (arXiv 2103.00039), algorithm 1 and appendices B.1 and D; Honaker 2015.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from privacy.aggregate import Aggregate
+from privacy.amplification import Composition, Participation
+from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome
+from privacy.correlated_noise import (
+    check_rounds,
+    check_setting,
+    check_vectors,
+    mean_with_noise,
+    unamplified,
+)
+from privacy.errors import PlanError, PrivacyError
+from privacy.factorization import tree_levels, tree_noise_profile, tree_squared_sensitivity
+from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys
+from privacy.mechanisms.gaussian import accumulate_clipped
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Options(BaseModel):
+    """Settings of tree aggregation.
+
+    Attributes:
+        clip_norm: L2 bound of a user's update, the same in every round.
+        restart_every: Rounds of a tree; null for one tree over the whole run.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM, le=MAX_CLIP_NORM)]
+    restart_every: Annotated[int, Field(ge=1)] | None = None
+
+
+class TreeAggregation:
+    """Clip to a fixed bound, sum, release the increment of the tree's estimate of the prefix sum.
+
+    Args:
+        options: Bound and restarts.
+        noise: Multiplier, cohorts and planned rounds.
+
+    Raises:
+        PlanError: No restart would come within the planned rounds.
+    """
+
+    name = "tree_aggregation"
+    is_private = True
+    noise_shape: NoiseShape = "gaussian"
+    randomizes_clients = False
+    count_noise_stddev: float | None = None
+
+    def __init__(self, options: Options, noise: NoiseScale) -> None:
+        if noise.num_rounds and (options.restart_every or 0) > noise.num_rounds:
+            raise PlanError(
+                f"restart_every is {options.restart_every}, but the run has {noise.num_rounds} "
+                "rounds, so that no tree would be restarted; set restart_every to null for one "
+                "tree, or to fewer rounds"
+            )
+        self._options = options
+        self._noise = noise
+        self._profile: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        self._rounds = 0
+        # Noise of the open nodes' estimates at multiplier 1, the highest node first: one for each
+        # 1 of the tree's rounds in base 2. A tensor is never changed.
+        self._open: list[Tensor] = []
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The bound, the same in every round."""
+        return self._options.clip_norm
+
+    @property
+    def update_noise_multiplier(self) -> float:
+        """The largest noise of a planned round's release, in multiples of clip_norm."""
+        rounds = self._noise.num_rounds or self._options.restart_every or 1
+        stddevs, _ = tree_noise_profile(rounds, self._options.restart_every)
+        return self._noise.noise_multiplier * float(stddevs.max())
+
+    def clip_settings(self) -> dict[str, float | str]:
+        """How updates are clipped: to a fixed L2 bound."""
+        return {"kind": "fixed", "clip_norm": self._options.clip_norm}
+
+    def composition(
+        self, participation: Participation, noise_multiplier: float, rounds: int
+    ) -> Composition:
+        """One Gaussian mechanism: all nodes that so many rounds complete.
+
+        Args:
+            participation: How users are drawn: "cyclic_poisson" or "full".
+            noise_multiplier: z, standard deviation of a node's noise in multiples of clip_norm.
+            rounds: Number of rounds, at least 0.
+
+        Raises:
+            PlanError: The scheme keeps no pattern.
+            PrivacyError: A number is out of its range.
+        """
+        check_setting(self._noise, participation, noise_multiplier, rounds)
+        squared = tree_squared_sensitivity(
+            int(rounds), participation.separation, self._options.restart_every
+        )
+        return unamplified(self.name, participation, noise_multiplier, squared)
+
+    def accumulate(
+        self,
+        aggregate: Aggregate,
+        update: Tensor,
+        weight: float,
+        rng: np.random.Generator | None = None,
+    ) -> ClipOutcome:
+        """Clip one update into the sum.
+
+        Args:
+            aggregate: The round's sum, changed in place.
+            update: Shape (P,), a float dtype; not changed.
+            weight: Must be 1.
+            rng: Not used.
+
+        Raises:
+            PlanError: The weight is not 1.
+        """
+        return accumulate_clipped(self.name, aggregate, update, weight, self._options.clip_norm)
+
+    def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
+        """Release the increment of the estimated prefix sum over the configured cohort size.
+
+        Args:
+            aggregate: The merged sum of all workers; not changed. May be empty.
+            rng: Gives P normal draws for each node that the round completes, leaf first (none if
+                the multiplier is 0).
+
+        Raises:
+            PrivacyError: The round was not planned, or the model has another size than before.
+        """
+        check_rounds(self._noise, self._rounds)
+        scale = self._noise.noise_multiplier * self._noise.ratio * self._options.clip_norm
+        if scale == 0.0:
+            mean, stddev, correlation = aggregate.total / self._noise.cohort_size, 0.0, 0.0
+        else:
+            stddev, correlation = self._noise_of(self._rounds + 1)
+            noise = self._increment(rng, aggregate.total.numel())
+            mean = mean_with_noise(aggregate.total, noise, scale, self._noise.cohort_size)
+        self._rounds += 1
+        return Release(
+            mean_update=mean,
+            clip_norm=self._options.clip_norm,
+            update_noise_stddev=stddev * scale,
+            count_noise_stddev=None,
+            noisy_fraction_unclipped=None,
+            lag_correlation=correlation,
+        )
+
+    def _increment(self, rng: np.random.Generator, length: int) -> NDArray[np.float64]:
+        """Draw the nodes that the coming round completes; noise of the estimate, less the last."""
+        index = self._rounds % (self._options.restart_every or self._rounds + 1)
+        if index == 0:
+            self._open = []
+        if any(len(vector) != length for vector in self._open):
+            raise PrivacyError(
+                f"the sum has {length} elements, but the rounds before had {len(self._open[0])}; "
+                "resume with the model that the run was started with"
+            )
+        own, child = tree_levels()
+        estimate = rng.standard_normal(length)
+        replaced = np.zeros(length)
+        level = 0
+        # A carry: as long as the tree has an open node of this level, the two are siblings.
+        while index >> level & 1:
+            left = self._open.pop().numpy().astype(np.float64)
+            replaced += left
+            level += 1
+            estimate = child[level] * (left + estimate)
+            estimate += own[level] * rng.standard_normal(length)
+        self._open.append(torch.from_numpy(estimate).to(torch.float32))
+        return np.subtract(estimate, replaced, out=replaced)
+
+    def _noise_of(self, round_number: int) -> tuple[float, float]:
+        """Standard deviation of a round's noise at multiplier 1, and its lag correlation."""
+        if self._profile is None or len(self._profile[0]) < round_number:
+            rounds = max(self._noise.num_rounds, 2 * round_number)
+            self._profile = tree_noise_profile(rounds, self._options.restart_every)
+        stddevs, correlations = self._profile
+        return float(stddevs[round_number - 1]), float(correlations[round_number - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rounds that were released, and the noise of the open nodes, the highest first."""
+        return {"rounds": self._rounds, "noise": list(self._open)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            PrivacyError: A key is missing or foreign, or a value is not allowed.
+        """
+        check_state_keys(self.name, state, {"rounds", "noise"})
+        rounds = int(state["rounds"])
+        # Leaves of the tree so far; a finished tree is left as it is until the next round.
+        size = self._options.restart_every or rounds + 1
+        leaves = (rounds - 1) % size + 1 if rounds else 0
+        count = leaves.bit_count() if self._noise.noise_multiplier else 0
+        self._open = check_vectors(self.name, state["noise"], count)
+        self._rounds = rounds
+
+
+def build(options: Options, noise: NoiseScale) -> TreeAggregation:
+    """Build the mechanism.
+
+    Args:
+        options: Bound and restarts.
+        noise: Multiplier, cohorts, planned rounds and separation.
+
+    Raises:
+        PlanError: No restart would come within the planned rounds.
+    """
+    return TreeAggregation(options, noise)
