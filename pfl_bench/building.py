@@ -73,6 +73,14 @@ class Trainer(Protocol):
 
 
 @runtime_checkable
+class KeepsLedger(Protocol):
+    """A trainer whose private runs are recorded in a ledger."""
+
+    def ledger_digest(self, done: int) -> str | None:
+        """SHA-256 of the ledger's line of step ``done``; None without privacy."""
+
+
+@runtime_checkable
 class HasCanaries(Protocol):
     """A trainer that can add canary clients to a run, to audit it."""
 

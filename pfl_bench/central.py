@@ -85,6 +85,7 @@ class CentralTrainer:
         )
         self.plan = self._make_plan(resolved)
         self._ledger: Ledger | None = None
+        self._digest: str | None = None
         self._ledger_path = folder / "ledger.jsonl"
         self._batch_seed = self._seed
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
@@ -188,6 +189,7 @@ class CentralTrainer:
                 "release_sha256": tensor_digest(self._model.vector),
             }
             self._ledger.append(entry)
+            self._digest = self._ledger.digest(epoch)
 
     def begin(self, done: int) -> None:
         """Open a private run's ledger; check that what goes on is what it has recorded.
@@ -200,7 +202,11 @@ class CentralTrainer:
         """
         if self.plan is not None:
             self._ledger = Ledger.open(self._ledger_path)
-            self._ledger.check_resume(done, self._constants)
+            self._ledger.check_resume(done, self._constants, self._digest)
+
+    def ledger_digest(self, done: int) -> str | None:
+        """SHA-256 of the ledger's line of epoch ``done``; None without privacy."""
+        return None if self._ledger is None else self._ledger.digest(done)
 
     def _check_budget(self, plan: ExampleLevelPlan, epoch: int) -> None:
         last_step = epoch * self._steps_per_epoch
@@ -313,6 +319,7 @@ class CentralTrainer:
         }
         if self.plan is not None:
             state["noise_generator"] = self._private.generator.get_state()
+            state["ledger"] = self._digest
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -322,3 +329,4 @@ class CentralTrainer:
         self._optimizer.load_state_dict(state["optimizer"])
         if self.plan is not None:
             self._private.generator.set_state(state["noise_generator"])
+            self._digest = state["ledger"]

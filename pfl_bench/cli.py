@@ -34,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_sweep(commands)
     _add_data(commands)
     _add_privacy(commands)
+    _add_audit(commands)
     _add_report(commands)
     return parser
 
@@ -103,20 +104,78 @@ def _add_privacy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     calibrate.add_argument("--epsilon", type=float, required=True, metavar="E")
     epsilon = actions.add_parser("epsilon", help="epsilon of a noise multiplier")
     epsilon.add_argument("--noise-multiplier", type=float, required=True, metavar="Z")
-    for action in (calibrate, epsilon):
-        action.add_argument("--population", type=int, required=True, metavar="N")
-        action.add_argument("--cohort", type=int, required=True, metavar="C")
-        action.add_argument("--rounds", type=int, required=True, metavar="T")
-        action.add_argument("--delta", type=float, metavar="D", help="default: N^-1.1")
-        action.add_argument("--accountant", choices=("rdp", "pld", "prv"), default="rdp")
-        action.add_argument(
-            "--sampling",
-            choices=("poisson", "fixed_size", "full"),
-            default="poisson",
-            help="how a round's users are drawn (default poisson)",
-        )
-        action.add_argument("--json", action="store_true")
+    solve = actions.add_parser(
+        "solve", help="any one of epsilon, noise, rounds, cohort, population: leave it out"
+    )
+    solve.add_argument("--epsilon", type=float, metavar="E")
+    solve.add_argument("--noise-multiplier", type=float, metavar="Z")
+    table = actions.add_parser("table", help="epsilon of several rounds, by each accountant")
+    table.add_argument("--noise-multiplier", type=float, required=True, nargs="+", metavar="Z")
+    table.add_argument("--rounds", type=int, required=True, nargs="+", metavar="T")
+    table.add_argument(
+        "--accountant", choices=("rdp", "pld", "prv"), nargs="+", help="default: all three"
+    )
+    table.add_argument("--format", choices=("md", "csv", "latex", "json"), default="md")
+    table.add_argument("--plot", metavar="FILE.png|svg", help="draw epsilon against rounds")
+    for action in (calibrate, epsilon, solve, table):
+        required = action is not solve
+        action.add_argument("--population", type=int, required=required, metavar="N")
+        action.add_argument("--cohort", type=int, required=required, metavar="C")
+        if action is not table:
+            action.add_argument("--rounds", type=int, required=required, metavar="T")
+            action.add_argument("--accountant", choices=("rdp", "pld", "prv"), default="rdp")
+            action.add_argument(
+                "--explain", action="store_true", help="the guarantee in plain words, too"
+            )
+            action.add_argument("--json", action="store_true")
+        _add_privacy_setting(action)
+    explain = actions.add_parser("explain", help="a run's guarantee in plain words")
+    explain.add_argument("run", metavar="RUN_DIR")
+    explain.add_argument("--json", action="store_true")
     privacy.set_defaults(module="privacy")
+
+
+def _add_privacy_setting(action: argparse.ArgumentParser) -> None:
+    action.add_argument("--delta", type=float, metavar="D", help="default: N^-1.1")
+    action.add_argument(
+        "--sampling",
+        choices=("poisson", "cyclic_poisson", "fixed_size", "full"),
+        default="poisson",
+        help="how a round's users are drawn (default poisson)",
+    )
+    action.add_argument(
+        "--separation",
+        type=int,
+        default=1,
+        metavar="B",
+        help="rounds between two of one user (cyclic_poisson)",
+    )
+    action.add_argument(
+        "--noise-cohort",
+        type=int,
+        metavar="C_LG",
+        help="cohort whose noise is simulated: the epsilons of both, labelled",
+    )
+    action.add_argument(
+        "--users", type=int, metavar="U", help="users of the run itself (default: N)"
+    )
+    action.add_argument("--mechanism", metavar="NAME", help="default: gaussian")
+    action.add_argument("overrides", nargs="*", metavar="key=value", help="options of --mechanism")
+
+
+def _add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    audit = commands.add_parser("audit", help="derive every privacy claim of a run anew")
+    audit.add_argument("run", metavar="RUN_DIR")
+    audit.add_argument(
+        "--tuned-runs",
+        type=int,
+        default=10,
+        metavar="K",
+        help="also bound epsilon of a search over K such runs (default 10)",
+    )
+    audit.add_argument("--data", metavar="FILE", help="the data, where they have moved")
+    audit.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    audit.set_defaults(module="audit")
 
 
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

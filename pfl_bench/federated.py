@@ -271,6 +271,10 @@ class FederatedTrainer:
         if self._private is not None:
             self._private.begin(done)
 
+    def ledger_digest(self, done: int) -> str | None:
+        """SHA-256 of the ledger's line of round ``done``; None without privacy."""
+        return None if self._private is None else self._private.ledger_digest(done)
+
     def canary_result(self, done: int) -> dict[str, Any] | None:
         """What the canaries of an audited run show; None without canaries."""
         return None if self._private is None else self._private.canary_result(done)

@@ -19,7 +19,7 @@ from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome
 from privacy.ledger import Ledger
 from privacy.mechanism import Mechanism, Release
-from privacy.observation import Observer
+from privacy.observation import PROBE_ALL, Observer, ParticipationHistory
 from privacy.plan import PlanRequest, PrivacyPlan, make_plan
 from privacy.statement import json_epsilon
 
@@ -62,7 +62,7 @@ def make_federated_plan(
     population = privacy.population_size
     if population == "training_users":
         population = split.num_users
-    mechanism_options = resolved.mechanism_options
+    mechanism_options, audit = resolved.mechanism_options, privacy.audit
     return make_plan(
         PlanRequest(
             mechanism=name,
@@ -87,7 +87,10 @@ def make_federated_plan(
             data_checksum=data_checksum,
             selected_by=resolved.config.evaluation.select_best,
             artificial_users=artificial_users,
-            num_canaries=privacy.audit.count if privacy.audit else 0,
+            num_canaries=audit.count if audit else 0,
+            fresh_noise_for=(
+                "privacy.audit.kind worst_case" if audit and audit.kind == "worst_case" else None
+            ),
         )
     )
 
@@ -116,9 +119,14 @@ class PrivateRounds:
         self._initial = initial.clone()
         self._path = path
         self._ledger: Ledger | None = None
-        self._observer = Observer(plan.noise.cohort_size)
-        self._probed = -1
-        self._taken = 0
+        self._digest: str | None = None
+        self._observer = Observer(
+            plan.noise.cohort_size,
+            str(plan.mechanism.clip_settings().get("norm", "l2")),
+            probes_all=plan.request.num_parameters <= PROBE_ALL,
+        )
+        self._history = ParticipationHistory(plan.request.num_users)
+        self._drawn: dict[str, Any] = {}
         self._users: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._num_canaries = 0
         self._canaries: Canaries | None = None
@@ -146,34 +154,36 @@ class PrivateRounds:
             privacy.errors.LedgerError: The ledger is damaged or of another run.
         """
         self._ledger = Ledger.open(self._path)
-        self._ledger.check_resume(done, self.plan.ledger_constants())
+        self._ledger.check_resume(done, self.plan.ledger_constants(), self._digest)
+
+    def ledger_digest(self, done: int) -> str:
+        """SHA-256 of the ledger's line of round ``done``."""
+        assert self._ledger is not None
+        return self._ledger.digest(done)
 
     def start_round(self, index: int, users: NDArray[np.int64]) -> None:
-        """Choose the client that is probed.
+        """Note who was drawn, and choose the client that is probed.
 
         Args:
             index: The round, from 1.
             users: Who takes part.
         """
-        self._observer.begin()
-        self._taken = 0
         self._users = users
+        self._drawn = self._history.add(users, index)
         rng = stream(self._seed, Purpose.PROBE, index)
-        self._probed = int(rng.integers(len(users))) if len(users) else -1
+        self._observer.begin(int(rng.integers(len(users))) if len(users) else -1)
 
     def take_in(
-        self, aggregate: Aggregate, update: torch.Tensor, weight: float, index: int, user: int
+        self, aggregate: Aggregate, update: torch.Tensor, weight: float, index: int, client: int
     ) -> ClipOutcome:
-        """Take one client's update into the sum, the probed one under the observer's eyes."""
-        probed = self._taken == self._probed
-        self._taken += 1
-        if probed:
-            self._observer.before(aggregate, update)
+        """Take one client's update into the sum, under the observer's eyes."""
+        clip_norm = self.plan.mechanism.clip_norm
+        assert clip_norm is not None  # a private plan has a finite bound
+        self._observer.before(aggregate, update)
         outcome = self.plan.mechanism.accumulate(
-            aggregate, update, weight, self._client_noise(index, user)
+            aggregate, update, weight, self._client_noise(index, client)
         )
-        if probed:
-            self._observer.after(aggregate)
+        self._observer.after(aggregate, clip_norm)
         return outcome
 
     def _client_noise(self, index: int, client: int) -> np.random.Generator | None:
@@ -187,13 +197,12 @@ class PrivateRounds:
         clip_norm = self.plan.mechanism.clip_norm
         if self._canaries is None:
             return
-        assert clip_norm is not None  # a private plan has a finite bound
+        assert clip_norm is not None
         # The strongest observer knows what everybody else sends.
         self._canaries.know_others(aggregate.total)
         first = self.plan.request.num_users
         for update in self._canaries.updates(index, clip_norm):
-            rng = self._client_noise(index, first + self._num_canaries)
-            self.plan.mechanism.accumulate(aggregate, update, 1.0, rng)
+            self.take_in(aggregate, update, 1.0, index, first + self._num_canaries)
             self._num_canaries += 1
 
     def record(self, index: int, release: Release, aggregate: Aggregate) -> None:
@@ -202,12 +211,13 @@ class PrivateRounds:
         Raises:
             privacy.errors.LedgerError: The round was recorded before, and its replay differs.
         """
-        observed = self._observer.observe(release, aggregate)
+        observed = self._observer.observe(release, aggregate) | self._drawn
         entry = self.plan.ledger_entry(
             index, self._users, release, aggregate, observed, self._num_canaries
         )
         if self._ledger is not None:
             self._ledger.append(entry)
+            self._digest = self._ledger.digest(index)
 
     def watch(self, index: int, release: Release, central: torch.Tensor) -> None:
         """Let the canaries see what the round released, and where the model is after it."""
@@ -233,11 +243,18 @@ class PrivateRounds:
     def state_dict(self) -> dict[str, Any]:
         """What changes from round to round beside the mechanism."""
         canaries = None if self._canaries is None else self._canaries.state_dict()
-        return {"observer": self._observer.state_dict(), "canaries": canaries}
+        return {
+            "observer": self._observer.state_dict(),
+            "history": self._history.state_dict(),
+            "canaries": canaries,
+            "ledger": self._digest,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` gave."""
         self._observer.load_state_dict(state["observer"])
+        self._history.load_state_dict(state["history"])
+        self._digest = state["ledger"]
         if self._canaries is not None:
             self._canaries.load_state_dict(state["canaries"])
 

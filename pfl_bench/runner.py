@@ -13,6 +13,7 @@ import torch
 
 from pfl_bench.building import (
     HasCanaries,
+    KeepsLedger,
     build_forward,
     build_model,
     build_task,
@@ -195,6 +196,10 @@ class _Run:
             write_json(self._folder.path / "privacy.json", statement)
         return statement
 
+    def _ledger_digest(self, done: int) -> str | None:
+        """What names the ledger's last line, so that it cannot be edited unseen."""
+        return self._trainer.ledger_digest(done) if isinstance(self._trainer, KeepsLedger) else None
+
     def _write_canaries(self, done: int) -> dict[str, Any] | None:
         """What the canaries of an audited run show, in full in a file of its own."""
         if not isinstance(self._trainer, HasCanaries):
@@ -238,6 +243,7 @@ class _Run:
             "expected": compare(self._config, facts.variant, metrics),
             "privacy": self._trainer.statement(done),
             "canaries": _canary_summary(canaries),
+            "ledger_digest": self._ledger_digest(done),
             "data": to_json_value(asdict(replace(facts, class_names=()))),
             "seconds": round(seconds, 3),
         }

@@ -99,9 +99,8 @@ def check_composition(composition: Composition, accountant: str) -> None:
         able = [name for name in ACCOUNTANTS if kind in KNOWN_EVENTS[name]]
         hint = ", or sample by poisson" if kind == "fixed-size sampled gaussian" else ""
         raise PlanError(
-            f"the accountant {accountant} does not know the event {composition.event!r}, a "
-            f"{kind}, and another event in its place would be wrong; use the accountant "
-            f"{' or '.join(able)}{hint}"
+            f"the accountant {accountant} cannot compose a {kind} mechanism, and another event in "
+            f"its place would be wrong; use the accountant {' or '.join(able)}{hint}"
         )
     allowed = _ADJACENCIES.get(kind, ("add-or-remove-one",))
     if composition.adjacency not in allowed:

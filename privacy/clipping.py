@@ -1,7 +1,8 @@
-"""L2 clipping of updates: the only way into a private sum.
+"""Clipping of updates, in L2 or (for Laplace noise) in L1: the only way into a private sum.
 
-Guarantee: one unit (a user, or an example) changes the sum by a vector whose L2 norm is at most
-``clip_norm``, when the unit is added or removed, and by at most twice that when it is replaced.
+Guarantee: one unit (a user, or an example) changes the sum by a vector whose L2 norm (L1 norm for
+``add_clipped_l1_``) is at most ``clip_norm``, when the unit is added or removed, and by at most
+twice that when it is replaced.
 
 - Updates beyond the bound are scaled down to it; updates within it are added bit for bit, never
   lifted to it.
@@ -183,3 +184,58 @@ def clip(update: Tensor, clip_norm: float) -> Tensor:
     clipped = torch.zeros_like(update)
     add_clipped_(clipped, update, clip_norm)
     return clipped
+
+
+def l1_norm(update: Tensor) -> float:
+    """L1 norm accumulated in float64, so that neither overflow nor summation order matters.
+
+    Args:
+        update: Shape (P,), float32 (whose sum of magnitudes cannot overflow float64).
+
+    Returns:
+        The norm; NaN or infinity if and only if an element is NaN or infinite.
+    """
+    update = update.detach()
+    if update.device.type == "mps":
+        update = update.cpu()  # MPS has no float64.
+    if update.device.type != "cpu":
+        return float(torch.linalg.vector_norm(update, ord=1, dtype=torch.float64))
+    buffer = torch.empty(min(_CHUNK, update.numel()), dtype=torch.float64)
+    total = 0.0
+    for start in range(0, update.numel(), _CHUNK):
+        chunk = update[start : start + _CHUNK]
+        part = buffer[: chunk.numel()]
+        part.copy_(chunk)
+        total += float(part.abs_().sum())
+    return total
+
+
+def add_clipped_l1_(total: Tensor, update: Tensor, clip_norm: float) -> ClipOutcome:
+    """Add ``update * min(1, clip_norm / ||update||_1)`` to ``total``, in place.
+
+    Args:
+        total: Shape (P,), float32: the running sum.
+        update: Shape (P,), any float dtype, on the device of ``total``; computed in float32.
+        clip_norm: L1 bound, positive; ``inf`` adds the update as it is.
+
+    Returns:
+        What was done, with L1 norms; an update that is not finite leaves ``total`` untouched.
+
+    Raises:
+        ValueError: The bound is not allowed, or the shapes, dtypes or devices do not fit.
+
+    Guarantee: ``total`` moves by at most ``clip_norm`` in L1 norm: the margin of the module is
+    relative to each element, and so holds for this norm as it does for L2; updates within the
+    bound are added bit for bit, and the rounding of the sum is not covered.
+    """
+    check_clip_norm(clip_norm)
+    update = _as_float32(update)
+    outcome, factor = _outcome(l1_norm(update), clip_norm)
+    if outcome.finite and factor != 1.0:
+        if factor >= _SMALLEST_FLOAT32_FACTOR:
+            update = update * factor
+        else:
+            update = update.to(torch.float64).mul_(factor).to(torch.float32)
+    # Within the bound already, or not finite: this checks what must fit, and adds or does not.
+    add_clipped_(total, update, math.inf)
+    return outcome

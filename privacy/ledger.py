@@ -203,21 +203,40 @@ class Ledger:
         """Number of the last recorded round; 0 if there is none."""
         return len(self._digests)
 
-    def check_resume(self, rounds_done: int, constants: Mapping[str, Any]) -> None:
+    def digest(self, rounds: int) -> str:
+        """SHA-256 of a line, by which a file that is kept elsewhere can name a ledger.
+
+        Args:
+            rounds: Number of the line's round; 0 for the digest that the first line begins from.
+        """
+        return self._digests[rounds - 1] if rounds else _START
+
+    def check_resume(
+        self, rounds_done: int, constants: Mapping[str, Any], digest: str | None = None
+    ) -> None:
         """Check, before a run goes on, that it goes on with what is recorded.
 
         Args:
             rounds_done: Rounds that the run has behind it, from its checkpoint.
             constants: What every line of the run must hold: noise, cohorts, populations, data.
+            digest: SHA-256 of the line of round ``rounds_done``, from the checkpoint; None if it
+                has none.
 
         Raises:
-            LedgerError: Rounds are missing, or the last line was recorded under other constants.
+            LedgerError: Rounds are missing, the last line was recorded under other constants, or
+                the checkpoint is of another ledger.
         """
         if self.last_round < rounds_done:
             raise LedgerError(
                 f"{self._path} ends with round {self.last_round}, but the checkpoint has "
                 f"{rounds_done} rounds: lines are missing, and the rounds would go unaccounted. "
                 "Restore the file, or start a new run folder"
+            )
+        if digest is not None and digest != self.digest(rounds_done):
+            raise LedgerError(
+                f"{self._path}: its round {rounds_done} is not the one that the checkpoint was "
+                "saved after, so it is of another run, or was altered. Restore the file, or start "
+                "a new run folder"
             )
         last = self.last_entry or {}
         changed = [key for key, value in constants.items() if last and last.get(key) != value]

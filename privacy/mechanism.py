@@ -124,6 +124,10 @@ class Mechanism(Protocol):
         """Law of each element of the release's noise; "none" where it is no such law."""
 
     @property
+    def correlates_rounds(self) -> bool:
+        """Whether a round's noise depends on the noise of rounds before."""
+
+    @property
     def randomizes_clients(self) -> bool:
         """Whether clients add noise themselves, so that ``accumulate`` needs their streams."""
 

@@ -4,8 +4,10 @@ Guarantee: nothing here changes a round or draws from its streams. What is recor
 from the sum before and after, never from what the mechanism says of itself, so that an audit can
 hold the mechanism's claims against it:
 
-- one client a round, chosen at random, is *probed*: how far the sum really moved when its update
-  was taken in, whatever the clipping code reports;
+- clients are *probed*: how far the sum really moved when an update was taken in, whatever the
+  clipping code reports. All of a round's where the model is small, and then also whether the sum
+  moved between them; one a round, chosen at random, where it is not. Kept is the one that is
+  furthest from what the bound allows;
 - the noise is what the release, times the configured cohort size, has beyond the sum. Divided by
   the standard deviation that is claimed, it is kept as sufficient statistics: count, sum, sum of
   squares, a histogram, its product with the sum (a noise that knows the data, or a wrong
@@ -23,10 +25,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
-from privacy.clipping import l2_norm
+from privacy.clipping import l1_norm, l2_norm
 from privacy.errors import PrivacyError
 from privacy.mechanism import Release
 
@@ -35,6 +38,8 @@ HISTOGRAM_EDGES = np.linspace(-4.0, 4.0, 33)
 # At most so many elements are counted in the histogram and multiplied with the round before.
 _SAMPLED = 1 << 17
 _HEAD = 8
+# Up to so many parameters every client is probed; it then costs less than a local step.
+PROBE_ALL = 1 << 15
 # Half a unit in the last place of a float32, relative: what one rounding can do at most.
 _HALF_ULP = 2.0**-24
 
@@ -51,38 +56,78 @@ class Observer:
 
     Args:
         cohort_size: The configured expected cohort, which every sum is to be divided by.
+        norm: "l2", or "l1" where updates are clipped in that norm.
+        probes_all: Whether every client of a round is probed, not one.
     """
 
-    def __init__(self, cohort_size: float) -> None:
+    def __init__(self, cohort_size: float, norm: str = "l2", probes_all: bool = False) -> None:
         self._cohort_size = float(cohort_size)
+        self._norm_of = l1_norm if norm == "l1" else l2_norm
+        self._probes_all = probes_all
+        self._chosen = -1
+        self._taken = 0
         self._last: Tensor | None = None
         self._probe: _Probe | None = None
-        self._probed: dict[str, float | None] | None = None
+        self._worst: tuple[float, dict[str, float | None]] | None = None
+        self._expected: Tensor | None = None
+        self._unseen: float | None = None
 
-    def begin(self) -> None:
-        """Forget the round before's probe."""
-        self._probe = self._probed = None
+    def begin(self, chosen: int) -> None:
+        """Begin a round.
+
+        Args:
+            chosen: Which of the round's clients is probed, from 0, where not all are; -1 for none.
+        """
+        self._chosen, self._taken = chosen, 0
+        self._probe = self._worst = self._expected = None
+        self._unseen = 0.0 if self._probes_all else None
 
     def before(self, aggregate: Aggregate, update: Tensor) -> None:
-        """Remember the sum, before the probed client's update is taken in.
+        """Remember the sum, before a client's update is taken in, if the client is probed.
 
         Args:
             aggregate: The round's sum.
             update: Shape (P,): the update as the client sends it.
         """
+        probed = self._probes_all or self._taken == self._chosen
+        self._taken += 1
+        if not probed:
+            return
         total = _clean_total(aggregate)
-        self._probe = _Probe(total.clone(), aggregate.bit_sum, l2_norm(update.to(torch.float32)))
+        self._look_between(total)
+        norm = self._norm_of(update.to(torch.float32))
+        self._probe = _Probe(total.clone(), aggregate.bit_sum, norm)
 
-    def after(self, aggregate: Aggregate) -> None:
-        """See how far the sum has moved since ``before``."""
-        assert self._probe is not None
-        moved = l2_norm(_clean_total(aggregate) - self._probe.before)
-        self._probed = {
-            "norm": _finite(self._probe.norm),
-            "moved": _finite(moved),
-            "bit": aggregate.bit_sum - self._probe.bit_before,
-        }
-        self._probe = None
+    def after(self, aggregate: Aggregate, clip_norm: float) -> None:
+        """See how far the sum has moved since ``before``, if that was a probe.
+
+        Args:
+            aggregate: The round's sum.
+            clip_norm: The bound in force.
+        """
+        probe, self._probe = self._probe, None
+        if probe is None:
+            return
+        total = _clean_total(aggregate)
+        if self._probes_all:
+            self._expected = total.clone()
+        moved = self._norm_of(total - probe.before)
+        bit = aggregate.bit_sum - probe.bit_before
+        allowed = min(probe.norm, clip_norm) if math.isfinite(probe.norm) else 0.0
+        sent = math.isfinite(probe.norm)
+        wrong = abs(moved - allowed) / clip_norm + abs(abs(bit) - 0.5 * sent)
+        wrong = wrong if math.isfinite(wrong) else math.inf
+        if self._worst is None or wrong > self._worst[0]:
+            seen = {"norm": _finite(probe.norm), "moved": _finite(moved), "bit": bit}
+            self._worst = (wrong, seen)
+
+    def _look_between(self, total: Tensor) -> None:
+        """Add up how far the sum has moved while no client was taken in."""
+        if self._unseen is None:
+            return
+        expected = torch.zeros_like(total) if self._expected is None else self._expected
+        if not torch.equal(total, expected):
+            self._unseen += self._norm_of(total - expected)
 
     def observe(self, release: Release, aggregate: Aggregate) -> dict[str, Any]:
         """What the ledger keeps of the round, JSON-serialisable.
@@ -92,12 +137,16 @@ class Observer:
             aggregate: The sum that it was released from.
 
         Returns:
-            "probe", "sum_norm" and "noise"; a number that is not finite is None.
+            "probe" (None if nobody was), "unseen" (how far the sum moved while no client was taken
+            in; None where not all are probed), "sum_norm" and "noise"; a number that is not finite
+            is None.
         """
         total = _clean_total(aggregate)
+        self._look_between(total)
         return {
-            "probe": self._probed,
-            "sum_norm": _finite(l2_norm(total)),
+            "probe": None if self._worst is None else self._worst[1],
+            "unseen": None if self._unseen is None else _finite(self._unseen),
+            "sum_norm": _finite(self._norm_of(total)),
             "noise": self._noise(release, aggregate, total),
         }
 
@@ -154,6 +203,58 @@ class Observer:
                 "'last'; resume with the version that saved it, or start a new run folder"
             )
         self._last = state["last"]
+
+
+class ParticipationHistory:
+    """Who took part how often and when, so that a line can hold what a sampler's law predicts.
+
+    Args:
+        num_users: Users of the data.
+    """
+
+    def __init__(self, num_users: int) -> None:
+        self._counts = np.zeros(num_users, dtype=np.int64)
+        self._last = np.zeros(num_users, dtype=np.int64)
+
+    def add(self, users: NDArray[np.int64], round_number: int) -> dict[str, int | None]:
+        """Take in a round.
+
+        Args:
+            users: Shape (n,): who was drawn.
+            round_number: From 1.
+
+        Returns:
+            "returning": the sum over who was drawn of the rounds that each was in before;
+            "smallest_gap": the fewest rounds since one of them was last in; None if all are new.
+        """
+        returning = int(self._counts[users].sum())
+        again = users[self._last[users] > 0]
+        gap = round_number - int(self._last[again].max()) if len(again) else None
+        np.add.at(self._counts, users, 1)
+        self._last[users] = round_number
+        return {"returning": returning, "smallest_gap": gap}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Counts and last rounds."""
+        return {
+            "counts": torch.from_numpy(self._counts.copy()),
+            "last": torch.from_numpy(self._last.copy()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            PrivacyError: It is of other users.
+        """
+        shapes = {name: tuple(state[name].shape) for name in ("counts", "last") if name in state}
+        if set(state) != {"counts", "last"} or set(shapes.values()) != {self._counts.shape}:
+            raise PrivacyError(
+                f"the saved history of participation has {shapes}, but the data have "
+                f"{len(self._counts)} users; resume with the data that the run was started with"
+            )
+        self._counts = state["counts"].numpy().copy()
+        self._last = state["last"].numpy().copy()
 
 
 def _clean_total(aggregate: Aggregate) -> Tensor:

@@ -85,6 +85,12 @@ def check_private(request: PlanRequest, mechanism: Mechanism) -> None:
     _check_uploads(request)
     if mechanism.randomizes_clients:
         _check_local(request)
+    if mechanism.correlates_rounds and request.fresh_noise_for:
+        raise PlanError(
+            f"{request.fresh_noise_for} measures one round's step and composes it, which rests on "
+            f"noise that is drawn anew in each round; that of {request.mechanism} is correlated "
+            "over rounds. Use the kind one_run, which rests on no such thing"
+        )
 
 
 def _check_local(request: PlanRequest) -> None:

@@ -49,6 +49,7 @@ class PlanRequest:
         separation: Groups of "cyclic_poisson"; 1 under the other schemes.
         mechanism_options: The mechanism's options as plain data, for the ledger.
         num_canaries: Canary clients that are added to audit the run; 0 for none.
+        fresh_noise_for: Setting that rests on noise drawn anew in each round; None for none.
     """
 
     mechanism: str
@@ -74,6 +75,7 @@ class PlanRequest:
     separation: int = 1
     mechanism_options: Mapping[str, Any] | None = None
     num_canaries: int = 0
+    fresh_noise_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

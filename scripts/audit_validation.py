@@ -6,9 +6,9 @@
 Scores are drawn by their own law, without training: along distinct coordinates a release shows a
 canary's participation plus normal noise; cosines are made from real random directions. Two
 mechanisms of known epsilon, at delta 1e-5: one Gaussian release, and rounds of a Poisson-sampled
-Gaussian (its epsilon by PLD). A bound at 95 % may be above the truth in 5 % of trials; how many
-were is reported. "no effect" draws the same scores as if no canary had moved anything: the bound
-must be 0.
+Gaussian (its epsilon by PLD). A bound is the lower end of an interval at 95 %, so it may be above
+the truth in 2.5 % of trials; how many were is reported. "no effect" draws the same scores as if no
+canary had moved anything: the bound must be 0.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from privacy.calibration import calibrate_noise_multiplier
 Array = NDArray[np.float64]
 
 DELTA = 1e-5
+# Of the lower end of an interval at 95 %.
+ONE_SIDED = 0.975
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
 # Directions of the one-shot canaries.
 NUM_PARAMETERS, NUM_ONE_SHOT = 10_000, 50
@@ -95,13 +97,14 @@ def one_run_trial(
         seen = taking_part * float(effect) + noise * rng.standard_normal(count)
         scores += log_likelihood_ratio(seen, mechanism.rate, noise)
     name = f"m = {count}"
-    plain = audit_scores(scores, included, DELTA)
+    plain = audit_scores(scores, included, DELTA, ONE_SIDED)
     bounds = {f"one_run, {name}": plain.epsilon}
     if mechanism.rate == 1.0:
-        bounds[f"f_dp (mu-GDP), {name}"] = audit_scores_gaussian(scores, included, DELTA).epsilon
+        refined = audit_scores_gaussian(scores, included, DELTA, ONE_SIDED)
+        bounds[f"f_dp (mu-GDP), {name}"] = refined.epsilon
     else:
-        refined = audit_scores_composed(scores, included, DELTA, family_of(mechanism))
-        bounds[f"f_dp (composed), {name}"] = refined.epsilon if refined else 0.0
+        composed = audit_scores_composed(scores, included, DELTA, family_of(mechanism), ONE_SIDED)
+        bounds[f"f_dp (composed), {name}"] = composed.epsilon if composed else 0.0
     return bounds
 
 
@@ -122,7 +125,7 @@ def per_round_trial(
     bounds = {}
     for name, bound in (("Clopper-Pearson", mu_by_clopper_pearson), ("normal", mu_by_normal)):
         # Rounded down to a grid of 1 %, for compositions that can be kept over trials.
-        mu = bound(trials, 0.95)
+        mu = bound(trials, ONE_SIDED)
         mu = float(1.01 ** np.floor(np.log(mu) / np.log(1.01))) if mu > 0.0 else 0.0
         epsilon = epsilon_of_run(mu, mechanism.rounds, DELTA, mechanism.compose)
         bounds[f"per_round, {name}, m = {count}"] = epsilon or 0.0
@@ -155,9 +158,9 @@ def one_shot_trial(
     total = whitened.sum(axis=0)
     beyond = noise**2 * rounds * rng.chisquare(NUM_PARAMETERS - 2 * used)
     final = products.sum(axis=0) / np.sqrt(np.square(total).sum() + beyond)
-    bound = audit_final(final[:used], NUM_PARAMETERS, DELTA)
+    bound = audit_final(final[:used], NUM_PARAMETERS, DELTA, ONE_SIDED)
     largest = (products / norms[:, None]).max(axis=0)
-    held_out = audit_held_out(largest[:used], largest[used:], DELTA)
+    held_out = audit_held_out(largest[:used], largest[used:], DELTA, ONE_SIDED)
     name = f"k = {used}, P = {NUM_PARAMETERS}"
     return {
         f"one_shot, final, {name}": bound.epsilon,
@@ -206,10 +209,11 @@ def rows(trials: int, seed: int) -> Iterator[str]:
         trials: A cell.
         seed: Of the draws.
     """
-    most = int(binom.ppf(0.99, trials, 0.05))
+    most = int(binom.ppf(0.99, trials, 1.0 - ONE_SIDED))
     yield (
-        f"{trials} trials a line, delta {DELTA:g}, confidence 95 %: {int(0.05 * trials)} above the "
-        f"truth are expected at most, up to {most} within binomial error (99 %)."
+        f"{trials} trials a line, delta {DELTA:g}, lower ends of intervals at 95 %: "
+        f"{(1.0 - ONE_SIDED) * trials:g} above the truth are expected at most, up to {most} within "
+        "binomial error (99 %)."
     )
     yield ""
     yield "| method | mechanism | truth | above truth | median | 5 % to 95 % | within factor 2 |"

@@ -10,6 +10,7 @@ from typing import Any
 
 from pfl_bench.files import write_atomically
 from pfl_bench.report import panels, table
+from pfl_bench.report.audit import audits
 from pfl_bench.report.costs import budget_lines, cost_lines
 from pfl_bench.report.figures import DrawnFigure
 from pfl_bench.report.grid import make_grid
@@ -136,6 +137,7 @@ def render(
         costs=cost_lines(groups),
         budgets=budget_lines(groups),
         statements=_statements(groups),
+        audits=audits(groups),
         runs=[_run_facts(run) for group in groups.values() for run in group],
     )
 

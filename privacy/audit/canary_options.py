@@ -31,7 +31,8 @@ class CanaryOptions(BaseModel):
             alone, worst_case "coordinate" alone.
         access: What the auditor sees: the final model, or every round's release. None for the
             kind's own: "final" for one_shot, else "every_round". worst_case sees every round.
-        confidence: Of the lower bound, at least 0.5 and below 1.
+        confidence: Of the two-sided interval whose lower end is reported, at least 0.5 and below
+            1: a bound lies above the truth in at most half of what is left, 2.5 % of runs at 0.95.
         step_bound: worst_case alone: how the effect of one step is bounded, "normal" (exact for
             the Gaussian noise that the composition supposes anyway) or "clopper_pearson" (for any
             noise in the step itself, but loose where a step shows little).
@@ -90,3 +91,8 @@ class CanaryOptions(BaseModel):
     def seen_access(self) -> Access:
         """The access, the kind's own where none is set."""
         return self.access or ("final" if self.kind == "one_shot" else "every_round")
+
+    @property
+    def one_sided(self) -> float:
+        """Confidence of the lower end of the interval."""
+        return (1.0 + self.confidence) / 2.0

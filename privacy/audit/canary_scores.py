@@ -114,10 +114,10 @@ class OneShotScores:
             return _nothing(rests_on)
         if options.seen_access == "final":
             rests_on.append("the null law is normal of variance 1/P")
-            bound = audit_final(scores, self._num_parameters, delta, options.confidence)
+            bound = audit_final(scores, self._num_parameters, delta, options.one_sided)
         else:
             rests_on.append("the null law is a normal one fitted to held-out directions")
-            bound = audit_held_out(scores, held_out, delta, options.confidence)
+            bound = audit_held_out(scores, held_out, delta, options.one_sided)
         return {
             "method": "one_shot",
             "estimate": bound.estimate,
@@ -181,7 +181,7 @@ class OneRunScores:
         ]
         if rounds == 0 or not np.isfinite(self._scores).all():
             return _nothing(rests_on)
-        confidence = options.confidence
+        confidence = options.one_sided
         plain = audit_scores(self._scores, included, delta, confidence, guesses)
         family = ComposedFamily(compose, rounds)
         refined = audit_scores_composed(self._scores, included, delta, family, confidence, guesses)
@@ -232,7 +232,7 @@ class StepScores:
         """The bound of a step, and of the run that is composed of such steps."""
         trials, normal = self._trials, self._options.step_bound == "normal"
         bound = mu_by_normal if normal else mu_by_clopper_pearson
-        mu = bound(trials, self._options.confidence)
+        mu = bound(trials, self._options.one_sided)
         rests_on = [
             _COINS,
             "each round's noise is drawn anew and Gaussian; users are drawn as the sampler claims; "

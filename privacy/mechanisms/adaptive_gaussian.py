@@ -94,6 +94,7 @@ class AdaptiveGaussian:
     name = "adaptive_gaussian"
     is_private = True
     noise_shape: NoiseShape = "gaussian"
+    correlates_rounds = False
     randomizes_clients = False
 
     def __init__(self, options: Options, noise: NoiseScale) -> None:

@@ -141,6 +141,11 @@ class BandedMatrixFactorization:
         return self._strategy
 
     @property
+    def correlates_rounds(self) -> bool:
+        """With more than one band."""
+        return self._options.bands > 1
+
+    @property
     def clip_norm(self) -> float | None:
         """The bound, the same in every round."""
         return self._options.clip_norm

@@ -84,6 +84,7 @@ class Gaussian:
     name = "gaussian"
     is_private = True
     noise_shape: NoiseShape = "gaussian"
+    correlates_rounds = False
     randomizes_clients = False
     count_noise_stddev: float | None = None
 

@@ -33,6 +33,7 @@ class NoPrivacy:
     name = "none"
     is_private = False
     noise_shape: NoiseShape = "none"
+    correlates_rounds = False
     randomizes_clients = False
     clip_norm: float | None = None
     update_noise_multiplier = 0.0

@@ -86,6 +86,7 @@ class TreeAggregation:
     name = "tree_aggregation"
     is_private = True
     noise_shape: NoiseShape = "gaussian"
+    correlates_rounds = True
     randomizes_clients = False
     count_noise_stddev: float | None = None
 

@@ -13,7 +13,7 @@ from privacy.aggregate import Aggregate
 from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale, Release, noised_mean
 from privacy.mechanisms import adaptive_gaussian, gaussian
-from privacy.observation import HISTOGRAM_EDGES, Observer
+from privacy.observation import HISTOGRAM_EDGES, Observer, ParticipationHistory
 
 P, COHORT = 20_000, 8.0
 
@@ -102,17 +102,65 @@ def test_the_count_noise_is_recovered() -> None:
 def test_a_probe_sees_what_the_sum_really_did() -> None:
     aggregate, observer = filled(), Observer(COHORT)
     update = torch.full((P,), 1.0)
-    observer.begin()
+    observer.begin(0)
     observer.before(aggregate, update)
     aggregate.total.add_(update)  # as a broken clip would
     aggregate.bit_sum += 0.5
-    observer.after(aggregate)
+    observer.after(aggregate, 1.0)
     probe = observer.observe(released(aggregate, 2.0, 2.0), aggregate)["probe"]
     assert probe["norm"] == pytest.approx(math.sqrt(P))
     assert probe["moved"] == pytest.approx(math.sqrt(P), rel=1e-5)
     assert probe["bit"] == 0.5
-    observer.begin()
+    observer.begin(-1)
     assert observer.observe(released(aggregate, 2.0, 2.0), aggregate)["probe"] is None
+
+
+def test_of_all_probed_clients_the_furthest_from_the_bound_is_kept() -> None:
+    aggregate, observer = Aggregate.zeros(P), Observer(COHORT, probes_all=True)
+    observer.begin(-1)
+    for factor in (0.5, 3.0, 1.0):
+        update = torch.full((P,), factor / math.sqrt(P))
+        observer.before(aggregate, update)
+        aggregate.total.add_(update)
+        aggregate.bit_sum += 0.5
+        observer.after(aggregate, 1.0)
+    observed = observer.observe(released(aggregate, 2.0, 2.0), aggregate)
+    assert observed["probe"]["norm"] == pytest.approx(3.0, rel=1e-5)
+    assert observed["unseen"] == 0.0
+
+
+def test_what_moves_the_sum_between_clients_is_seen() -> None:
+    aggregate, observer = Aggregate.zeros(P), Observer(COHORT, probes_all=True)
+    observer.begin(-1)
+    update = torch.full((P,), 1.0 / math.sqrt(P))
+    observer.before(aggregate, update)
+    aggregate.total.add_(update)
+    observer.after(aggregate, 1.0)
+    aggregate.total.add_(update, alpha=2.0)
+    observed = observer.observe(released(aggregate, 2.0, 2.0), aggregate)
+    assert observed["unseen"] == pytest.approx(2.0, rel=1e-5)
+
+
+def test_an_l1_clip_is_watched_in_l1() -> None:
+    aggregate, observer = Aggregate.zeros(P), Observer(COHORT, norm="l1")
+    observer.begin(0)
+    update = torch.full((P,), 1.0 / P)
+    observer.before(aggregate, update)
+    aggregate.total.add_(update)
+    observer.after(aggregate, 1.0)
+    observed = observer.observe(released(aggregate, 2.0, 2.0), aggregate)
+    assert observed["probe"]["norm"] == pytest.approx(1.0, rel=1e-5)
+    assert observed["probe"]["moved"] == pytest.approx(1.0, rel=1e-5)
+
+
+def test_participation_is_counted_over_a_resume() -> None:
+    history, resumed = ParticipationHistory(5), ParticipationHistory(5)
+    assert history.add(np.array([0, 1]), 1) == {"returning": 0, "smallest_gap": None}
+    assert history.add(np.array([1, 2]), 3) == {"returning": 1, "smallest_gap": 2}
+    resumed.load_state_dict(history.state_dict())
+    assert resumed.add(np.array([1, 2, 4]), 4) == {"returning": 3, "smallest_gap": 1}
+    with pytest.raises(PrivacyError, match="6 users"):
+        ParticipationHistory(6).load_state_dict(history.state_dict())
 
 
 def test_what_is_not_finite_is_recorded_as_null() -> None:

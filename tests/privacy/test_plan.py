@@ -13,7 +13,7 @@ import torch
 from privacy.aggregate import Aggregate
 from privacy.errors import BudgetExceededError, PlanError, PrivacyError
 from privacy.mechanism import Mechanism, NoiseScale
-from privacy.mechanisms import adaptive_gaussian, gaussian, none
+from privacy.mechanisms import adaptive_gaussian, gaussian, none, tree_aggregation
 from privacy.mechanisms.gaussian import Gaussian
 from privacy.plan import PlanRequest, PrivacyPlan, make_plan
 
@@ -327,3 +327,16 @@ def test_groups_larger_than_the_population_are_refused() -> None:
 def test_canaries_are_noted() -> None:
     notes = make_plan(request(num_canaries=30)).statement(1).notes
     assert any("30 canary clients" in note and "utility" in note for note in notes)
+
+
+def test_step_canaries_are_refused_where_noise_is_correlated() -> None:
+    options = tree_aggregation.Options(clip_norm=1.0)
+    settings = {
+        "mechanism": "tree_aggregation",
+        "mechanism_build": lambda noise: tree_aggregation.build(options, noise),
+        "scheme": "cyclic_poisson",
+        "separation": 5,
+    }
+    make_plan(request(**settings))
+    with pytest.raises(PlanError, match="one_run"):
+        make_plan(request(**settings, fresh_noise_for="privacy.audit.kind worst_case"))

@@ -13,7 +13,7 @@ from tests.helpers import REPOSITORY
 
 SCRIPT: dict[str, Any] = runpy.run_path(str(REPOSITORY / "scripts" / "audit_validation.py"))
 TRIALS = 60
-MOST_ABOVE = binom.ppf(0.999, TRIALS, 0.05)
+MOST_ABOVE = binom.ppf(0.999, TRIALS, 0.025)
 
 
 def bounds_of(trial: Any, mechanism: str, epsilon: float, effect: bool) -> dict[str, Any]:

@@ -1,0 +1,26 @@
+"""The file that an audit leaves in a run folder, for whoever writes or reads it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+AUDIT_VERSION = 1
+AUDIT_FILE = "audit.json"
+LEDGER_FILE = "ledger.jsonl"
+
+
+def ledger_digest(folder: Path) -> str:
+    """SHA-256 of a run's ledger, in hexadecimal: an audit of another digest is stale.
+
+    Args:
+        folder: The run's folder.
+
+    Returns:
+        The digest; empty if there is no ledger.
+    """
+    path = folder / LEDGER_FILE
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,98 @@
+"""The audits of runs, for a page: what ``pfl-bench audit`` left in their folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.audit_file import AUDIT_FILE, AUDIT_VERSION, ledger_digest
+from pfl_bench.files import read_json
+from pfl_bench.report.rows import as_float
+from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.report.table import format_epsilon
+from pfl_bench.types import RunFolderError
+
+# Failures first, then what was not looked at: that is what a reader should see.
+_ORDER = ("failed", "skipped", "passed")
+
+
+@dataclass(frozen=True)
+class AuditWords:
+    """One run's audit, ready for a page.
+
+    Attributes:
+        title: Row and seed.
+        verdict: "passed" or "failed".
+        counts: How many checks had which outcome, in words.
+        is_stale: Whether the ledger has changed since the audit.
+        checks: Name, outcome, claim and evidence of each.
+        tuning: What a search over so many runs would cost, a sentence; empty where unknown.
+    """
+
+    title: str
+    verdict: str
+    counts: str
+    is_stale: bool
+    checks: tuple[tuple[str, str, str, str], ...]
+    tuning: str
+
+
+def audits(groups: Mapping[str, Sequence[RunRecord]]) -> list[AuditWords]:
+    """Put the audits of all runs that have one into words.
+
+    Args:
+        groups: Runs by the name of their row.
+
+    Raises:
+        RunFolderError: An ``audit.json`` is damaged or of another version.
+    """
+    return [
+        _words(name, run, document)
+        for name, group in groups.items()
+        for run in group
+        if (document := _read(run.path / AUDIT_FILE)) is not None
+    ]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    document = read_json(path)
+    if document is None:
+        return None
+    known = document.get("format_version") == AUDIT_VERSION
+    if not known or not isinstance(document.get("checks"), list):
+        raise RunFolderError(
+            f"{path} is not an audit of version {AUDIT_VERSION}; run `pfl-bench audit "
+            f"{path.parent}` again, or delete the file"
+        )
+    return document
+
+
+def _words(name: str, run: RunRecord, document: Mapping[str, Any]) -> AuditWords:
+    counts = document.get("counts") or {}
+    checks = [
+        tuple(str(check.get(key, "")) for key in ("name", "outcome", "claim", "evidence"))
+        for check in document["checks"]
+    ]
+    # A stable sort: within an outcome, the audit's own order stays.
+    checks.sort(key=lambda check: _ORDER.index(check[1]) if check[1] in _ORDER else -1)
+    return AuditWords(
+        title=name if run.seed is None else f"{name}, seed {run.seed}",
+        verdict="passed" if document.get("passed") is True else "failed",
+        counts=", ".join(f"{counts.get(key, 0)} {key}" for key in ("passed", "failed", "skipped")),
+        is_stale=ledger_digest(run.path) != document.get("ledger_sha256"),
+        checks=tuple((check[0], check[1], check[2], check[3]) for check in checks),
+        tuning=_tuning(document.get("tuned_runs") or {}),
+    )
+
+
+def _tuning(tuned: Mapping[str, Any]) -> str:
+    epsilons = tuned.get("epsilon") or {}
+    parts = [
+        f"epsilon ({side}) {format_epsilon(as_float(value), None)}"
+        for side, value in epsilons.items()
+    ]
+    if not parts:
+        return ""
+    return f"A search over {tuned.get('runs')} such runs: {', '.join(parts)}. {tuned.get('covers')}"

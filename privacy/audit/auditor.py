@@ -1,0 +1,166 @@
+"""The audit of a run: its ledger and its data held against what it claims.
+
+Guarantee: an audit reads and never changes. It proves no claim; each check either finds a
+contradiction between the claim and the record, or finds none, or says what it could not look at. On
+a run that does what it claims, each check fails with probability ``check.LEVEL`` at most (the
+canaries' with one less their confidence). Whoever can write the ledger can write a consistent lie:
+the chain shows accidents and edits, not forgery from end to end.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from privacy.audit.check import Check, judge, skip
+from privacy.audit.checks_accounting import check_budget, check_epsilon
+from privacy.audit.checks_clipping import (
+    check_clip_bound,
+    check_clip_path,
+    check_clip_probe,
+    check_count_query,
+)
+from privacy.audit.checks_cohorts import (
+    check_cohort_dispersion,
+    check_cohort_total,
+    check_users_distinct,
+)
+from privacy.audit.checks_independence import (
+    check_count_noise,
+    check_denominator,
+    check_noise_fresh,
+    check_noise_independent,
+)
+from privacy.audit.checks_multiplier import (
+    check_delta,
+    check_noise_multiplier,
+    check_population,
+)
+from privacy.audit.checks_noise import check_noise_mean, check_noise_scale, check_noise_shape
+from privacy.audit.checks_record import check_configuration, check_constants, check_rounds
+from privacy.audit.checks_release import (
+    check_batchnorm,
+    check_canaries,
+    check_releases,
+    check_uploads,
+    check_weights,
+)
+from privacy.audit.evidence import Evidence, gather
+from privacy.audit.subject import Subject
+from privacy.errors import LedgerError
+
+_CHAIN = (
+    "Each line of the ledger holds the digest of the one before, and rounds follow one another "
+    "without a gap."
+)
+# What a ledger of DP-SGD, which has a line an epoch and no observation, cannot show.
+_NOT_OF_EXAMPLES = (
+    "noise_multiplier",
+    "cohort_total",
+    "cohort_dispersion",
+    "users_distinct",
+    "clip_bound",
+    "clip_probe",
+    "count_query",
+    "noise_scale",
+    "noise_shape",
+    "noise_mean",
+    "noise_fresh",
+    "noise_independent",
+    "denominator",
+    "count_noise",
+    "weights",
+    "uploads",
+)
+
+
+def audit(entries: Iterable[Mapping[str, Any]], subject: Subject) -> list[Check]:
+    """Audit a run: the checks of ``audit_with_evidence``."""
+    return audit_with_evidence(entries, subject)[0]
+
+
+def audit_with_evidence(
+    entries: Iterable[Mapping[str, Any]], subject: Subject
+) -> tuple[list[Check], Evidence | None]:
+    """Audit a run.
+
+    Args:
+        entries: The ledger's lines, in order; reading them raises ``LedgerError`` where the chain
+            is broken, as ``privacy.ledger.iterate_ledger`` does.
+        subject: What the ledger is held against.
+
+    Returns:
+        The checks, in a fixed order, and what was gathered from the ledger. A broken chain fails,
+        all that rests on the ledger is then skipped, and there is no evidence.
+    """
+    try:
+        evidence = gather(entries)
+    except LedgerError as error:
+        broken = judge("chain", _CHAIN, [str(error)], "the ledger, up to there")
+        reason = "the ledger is not sound, so that nothing can be read from it: see chain"
+        rest = [skip(name, "Needs a sound ledger.", reason) for name in _names(subject)]
+        return [broken, *rest, check_delta(subject), check_canaries(subject)], None
+    last = f"{evidence.rounds} lines" if evidence.rounds else "the ledger has no line yet"
+    # A ledger that was tampered with may hold any number. What comes of it is NaN or infinite,
+    # which no check takes for a pass.
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        made = _checks(evidence, subject)
+    return [judge("chain", _CHAIN, [], last), *made], evidence
+
+
+def _names(subject: Subject) -> list[str]:
+    made = _checks(gather([]), subject)
+    return [check.name for check in made if check.name not in ("delta", "canaries")]
+
+
+def _checks(evidence: Evidence, subject: Subject) -> list[Check]:
+    return [
+        check_rounds(evidence, subject),
+        check_constants(evidence),
+        check_configuration(evidence, subject),
+        check_epsilon(evidence, subject, "simulated"),
+        check_epsilon(evidence, subject, "actual"),
+        check_budget(evidence, subject),
+        check_delta(subject),
+        check_population(evidence, subject),
+        *_observed_checks(evidence, subject),
+        check_releases(evidence, subject),
+        check_canaries(subject),
+    ]
+
+
+def _observed_checks(evidence: Evidence, subject: Subject) -> Iterator[Check]:
+    """The checks of what was seen of each round, outside of the code that clips and noises."""
+    if subject.configured.unit == "example":
+        for name in _NOT_OF_EXAMPLES:
+            yield skip(
+                name,
+                "What a round did is what is claimed of it.",
+                "the ledger of example-level DP has a line an epoch, with no observation of its "
+                "steps: batches, gradients and noise are Opacus' own",
+            )
+        yield check_clip_path(evidence, subject)
+        yield check_batchnorm(evidence, subject)
+        return
+    yield check_noise_multiplier(evidence, subject)
+    yield check_cohort_total(evidence)
+    yield check_cohort_dispersion(evidence)
+    yield check_users_distinct(evidence)
+    yield check_clip_bound(evidence)
+    yield check_clip_probe(evidence, subject)
+    yield check_clip_path(evidence, subject)
+    yield check_count_query(evidence, subject)
+    yield check_noise_scale(evidence, subject)
+    yield check_noise_shape(evidence, subject)
+    yield check_noise_mean(evidence, subject)
+    yield check_noise_fresh(evidence, subject)
+    yield check_noise_independent(evidence, subject)
+    yield check_denominator(evidence, subject)
+    yield check_count_noise(evidence, subject)
+    yield check_weights(evidence)
+    yield check_uploads(evidence)
+    yield check_batchnorm(evidence, subject)

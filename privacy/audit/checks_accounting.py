@@ -1,0 +1,211 @@
+"""Are the epsilons those of what the ledger records?
+
+Guarantee: each epsilon is computed anew, from the ledger's constants and the number of its lines,
+by every accountant that can; how rounds compose is asked of the mechanism, and for Gaussian noise
+that is drawn anew each round it is also held against what the guarantee says in words. A stated
+epsilon below the tightest of the bounds, or below its own accountant's, fails.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from privacy.accountant import ACCOUNTANTS, compose_epsilon
+from privacy.amplification import Composition, Participation
+from privacy.audit.check import Check, judge, skip
+from privacy.audit.evidence import Evidence
+from privacy.audit.subject import Subject, as_number
+from privacy.errors import PrivacyError
+from privacy.statement import json_epsilon
+
+# Relative; far above what two runs of one accountant differ by, far below what matters.
+_TOLERANCE = 1e-6
+# Segments of different constants that are still composed one by one.
+_MOST_SEGMENTS = 20
+_FRESH_GAUSSIAN = ("gaussian", "adaptive_gaussian", "dp_sgd")
+
+
+def accounted_rounds(evidence: Evidence, subject: Subject) -> int:
+    """Rounds that the stated epsilons are of: those recorded, or, before the end, those planned."""
+    if not subject.is_final:
+        return int(as_number(subject.statement.get("rounds")))
+    if subject.configured.unit == "example":
+        steps = evidence["steps"]
+        return int(steps[-1]) if len(steps) else 0
+    return evidence.rounds
+
+
+def compositions(
+    evidence: Evidence, subject: Subject, label: str, rounds: int
+) -> list[Composition]:
+    """What the recorded rounds of one setting compose to; equal rounds are one composition.
+
+    Args:
+        evidence: The ledger.
+        subject: Says how rounds of its mechanism compose.
+        label: "simulated" or "actual".
+        rounds: Rounds in all; the last segment has what the others leave.
+
+    Raises:
+        ValueError: The mechanism has no guarantee under these constants, or one is no number.
+    """
+    parts = []
+    left = rounds
+    segments = evidence.segments
+    if len(segments) > _MOST_SEGMENTS:
+        raise PrivacyError(f"the constants change {len(segments) - 1} times, too often to compose")
+    for number, segment in enumerate(segments, start=1):
+        constants = segment.constants
+        side = constants.get(label) or {}
+        count = left if number == len(segments) else min(segment.rounds, left)
+        left -= count
+        participation = Participation(
+            str(constants.get("sampling")),
+            _whole(side.get("population_size"), f"{label}.population_size"),
+            as_number(side.get("cohort_size")),
+            _whole(constants.get("separation", 1), "separation"),
+        )
+        parts.append(
+            subject.composition(
+                str(constants.get("mechanism")),
+                constants.get("mechanism_options") or subject.configured.mechanism_options,
+                participation,
+                as_number(side.get("noise_multiplier")),
+                count,
+            )
+        )
+    return parts
+
+
+def _whole(value: Any, name: str) -> int:
+    number = as_number(value)
+    if not number.is_integer():
+        raise PrivacyError(f"{name} is {value!r} in the ledger, but must be a whole number")
+    return int(number)
+
+
+def epsilons_by(
+    parts: Sequence[Composition], delta: float
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Epsilon by each accountant that can compose the parts, and why the others cannot."""
+    values, reasons = {}, {}
+    for accountant in ACCOUNTANTS:
+        try:
+            values[accountant] = compose_epsilon(parts, delta, accountant)
+        except PrivacyError as error:
+            reasons[accountant] = str(error)
+    return values, reasons
+
+
+def check_epsilon(evidence: Evidence, subject: Subject, label: str) -> Check:
+    """One of the two epsilons, derived anew by every accountant.
+
+    Args:
+        evidence: The ledger.
+        subject: The statement and how rounds compose.
+        label: "simulated" or "actual".
+    """
+    name = f"epsilon_{label}"
+    claim = (
+        f"The stated epsilon ({label}) is what its accountant makes of the recorded rounds, and "
+        "not below the tightest valid bound."
+    )
+    rounds = accounted_rounds(evidence, subject)
+    if not evidence.rounds:
+        return skip(name, claim, "the ledger has no line yet")
+    side = subject.side(label)
+    stated, delta = as_number(side.get("epsilon")), as_number(side.get("delta"))
+    own = str(subject.statement.get("accountant"))
+    try:
+        parts = compositions(evidence, subject, label, rounds)
+        values, reasons = epsilons_by(parts, delta)
+    except (ValueError, ZeroDivisionError) as error:
+        return judge(name, claim, [f"the recorded rounds cannot be accounted: {error}"], "nothing")
+    problems = _composition_problems(evidence, label, parts, rounds)
+    floor = 1.0 - _TOLERANCE
+    if math.isnan(stated):
+        problems.append("the statement has no epsilon")
+    if not values:
+        problems.append("no accountant can compose the recorded rounds")
+    elif stated < min(values.values()) * floor:
+        tightest = min(values, key=values.__getitem__)
+        problems.append(
+            f"{stated:.6g} is stated, below the tightest bound {values[tightest]:.6g} ({tightest})"
+        )
+    if own not in values:
+        problems.append(f"its own accountant {own!r} gives no epsilon")
+    elif stated < values[own] * floor:
+        problems.append(f"{stated:.6g} is stated, but {own} gives {values[own]:.6g}")
+    computed = ", ".join(f"{key} {value:.6g}" for key, value in values.items())
+    able = f"; not by {', '.join(reasons)}" if reasons else ""
+    return judge(
+        name,
+        claim,
+        problems,
+        f"{stated:.6g} at delta {delta:.4g} stated by {own}; of {rounds} rounds: {computed}{able}",
+        {
+            "stated": json_epsilon(stated),
+            "delta": delta,
+            "rounds": rounds,
+            "computed": {key: json_epsilon(value) for key, value in values.items()},
+            "not_computed": reasons,
+        },
+    )
+
+
+def _composition_problems(
+    evidence: Evidence, label: str, parts: Sequence[Composition], rounds: int
+) -> list[str]:
+    """What is composed, held against the guarantee's words for noise drawn anew each round."""
+    constants = evidence.constants
+    if len(parts) != 1 or constants.get("mechanism") not in _FRESH_GAUSSIAN:
+        return []
+    side, separation = constants[label], int(as_number(constants.get("separation", 1)))
+    scheme, part = constants["sampling"], parts[0]
+    wanted = -(-rounds // separation)
+    problems = []
+    if part.count != wanted:
+        problems.append(f"{part.count} events are composed where a user can be in {wanted}")
+    if scheme in ("poisson", "cyclic_poisson"):
+        rate = side["cohort_size"] * separation / side["population_size"]
+        seen = getattr(part.event, "sampling_probability", math.nan)
+        if not math.isclose(seen, rate, rel_tol=1e-9):
+            problems.append(f"the sampling probability is accounted as {seen:.6g}, not {rate:.6g}")
+    plain = getattr(part.event, "event", part.event)
+    noise = side["noise_multiplier"] / (2.0 if scheme == "fixed_size" else 1.0)
+    seen = getattr(plain, "noise_multiplier", math.nan)
+    if not math.isclose(seen, noise, rel_tol=1e-9):
+        problems.append(f"noise multiplier {seen:.6g} is accounted, not {noise:.6g}")
+    return problems
+
+
+def check_budget(evidence: Evidence, subject: Subject) -> Check:
+    """The simulated epsilon of the recorded rounds is within the configured budget."""
+    claim = "The rounds that were run stay within the configured budget of the simulated epsilon."
+    budget, stated = subject.configured.budget_epsilon, subject.statement.get("budget_epsilon")
+    if budget is None and stated is None:
+        return skip("budget", claim, "no budget is configured")
+    if not evidence.rounds:
+        return skip("budget", claim, "the ledger has no line yet")
+    problems = []
+    if budget is None or as_number(stated) != budget:
+        problems.append(f"the budget is {budget} in the configuration, {stated} in the statement")
+    own = str(subject.statement.get("accountant"))
+    delta = as_number(subject.side("simulated").get("delta"))
+    rounds = accounted_rounds(evidence, subject)
+    try:
+        parts = compositions(evidence, subject, "simulated", rounds)
+        epsilon = compose_epsilon(parts, delta, own)
+    except (ValueError, ZeroDivisionError) as error:
+        return judge("budget", claim, [f"no epsilon can be computed: {error}"], "nothing")
+    if budget is not None and not epsilon <= budget * (1.0 + _TOLERANCE):
+        problems.append(f"{rounds} rounds have epsilon {epsilon:.6g}, beyond {budget:g}")
+    return judge(
+        "budget",
+        claim,
+        problems,
+        f"epsilon (simulated) {epsilon:.6g} of at most {budget} after {rounds} rounds",
+        {"epsilon": json_epsilon(epsilon), "budget": budget},
+    )

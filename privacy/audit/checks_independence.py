@@ -1,0 +1,237 @@
+"""Is the noise drawn anew each round, and does it know nothing of the data?
+
+Guarantee: checked here is that no two rounds have the same noise, that the noise of a round goes
+with that of the round before as the mechanism says (not at all, for most), that its product with
+the sum it hides is that of independent draws, which a wrong denominator would break, and that the
+count's noise is standard normal and never the same. Dependence beyond one round, of other elements
+than those recorded, is not seen.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from privacy.audit import tails
+from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
+from privacy.audit.checks_noise import Noise, observed
+from privacy.audit.evidence import Evidence
+from privacy.audit.subject import Subject, as_number
+
+# Two draws per element are closer than x with probability below this times x: Laplace's density.
+_DENSITY = 0.71
+# Heads are compared with so many neighbours in the order of their first element.
+_NEIGHBOURS = 8
+# Mechanisms whose guarantee is that of noise drawn anew in each round.
+_FRESH = ("gaussian", "adaptive_gaussian", "laplace", "local_gaussian")
+
+
+def check_noise_fresh(evidence: Evidence, subject: Subject) -> Check:
+    """No two rounds share their noise, and successive rounds go together as is claimed."""
+    name = "noise_fresh"
+    claim = "Noise is drawn anew in each round; where it is correlated, as much as is claimed."
+    noise = observed(evidence, subject)
+    if isinstance(noise, str):
+        return skip(name, claim, noise)
+    if len(noise.rounds) < 2:
+        return skip(name, claim, "fewer than two rounds have noise that could be observed")
+    equal, distance = _equal_heads(evidence, noise)
+    problems = in_rounds("the noise is that of another round", equal)
+    at = noise.rounds - 1
+    product, wanted = evidence["noise.lag_product"][at], evidence["noise.lag_correlation"][at]
+    wanted = np.nan_to_num(wanted)
+    has = ~np.isnan(product)
+    if noise.correlated and subject.configured.mechanism in _FRESH:
+        problems.append(f"{subject.configured.mechanism} has no correlated noise, but claims some")
+    problems += in_rounds("a correlation beyond 1 is claimed", noise.rounds[np.abs(wanted) > 1.0])
+    sampled = evidence.histograms[at].sum(axis=1).astype(np.float64)
+    deviation = (product - wanted)[has] * sampled[has]
+    variance = (1.0 + wanted[has] ** 2) * sampled[has]
+    scale = 1.0
+    if noise.shape == "laplace":
+        # A Laplace draw times another: some eight times the tail, and a little variance.
+        scale, variance = 8.0, 1.1 * variance
+    values = tails.products(deviation, variance, scale)
+    wrong = noise.rounds[has][~(values * max(1, len(values)) >= LEVEL / 2.0)]
+    problems += in_rounds(
+        "the noise does not go with that of the round before as is claimed", wrong
+    )
+    numbers = {"compared": int(has.sum()), "smallest_p": float(values.min(initial=1.0))}
+    if has.any() and not noise.correlated:
+        pooled = float(tails.products(deviation.sum(), variance.sum(), scale))
+        numbers["pooled_p"] = pooled
+        if not pooled >= LEVEL / 4.0:
+            problems.append(f"successive rounds go together: p = {pooled:.3g} over all rounds")
+    # A round that follows another of which the noise was seen must have the product.
+    missing = noise.rounds[1:][(np.diff(noise.rounds) == 1) & ~has[1:]]
+    problems += in_rounds("the product with the round before is not recorded", missing)
+    largest = float(np.abs((product - wanted)[has]).max(initial=0.0))
+    return judge(
+        name,
+        claim,
+        problems,
+        f"{len(at)} rounds, no two alike within {distance:.2g} standard deviations; correlation "
+        f"of successive rounds within {largest:.3g} of what is claimed "
+        f"({'none' if not noise.correlated else 'some'})",
+        numbers,
+    )
+
+
+def _equal_heads(evidence: Evidence, noise: Noise) -> tuple[list[int], float]:
+    """Rounds whose first elements are those of another, and what counts as the same."""
+    heads = evidence.heads[noise.rounds - 1]
+    width = int((~np.isnan(heads)).all(axis=0).sum())
+    count = len(heads)
+    if width == 0 or count < 2:
+        return [], 0.0
+    heads = heads[:, :width]
+    # Any two of so many true rounds come closer than this with probability LEVEL / 4.
+    distance = (LEVEL / (2.0 * count**2)) ** (1.0 / width) / _DENSITY
+    if distance < 20.0 * float(noise.rounding.max(initial=0.0)):
+        return [], 0.0
+    order = np.argsort(heads[:, 0], kind="stable")
+    ordered = heads[order]
+    found: set[int] = set()
+    for step in range(1, min(_NEIGHBOURS, count - 1) + 1):
+        close = np.abs(ordered[step:] - ordered[:-step]).max(axis=1) < distance
+        found |= set(map(int, order[step:][close])) | set(map(int, order[:-step][close]))
+    return sorted(int(noise.rounds[index]) for index in found), distance
+
+
+def check_noise_independent(evidence: Evidence, subject: Subject) -> Check:
+    """The noise knows nothing of the sum that it hides."""
+    name = "noise_independent"
+    claim = "The noise is independent of the sum that it is added to."
+    noise = observed(evidence, subject)
+    if not isinstance(noise, str) and noise.correlated:
+        noise = (
+            "the noise is correlated from round to round, so that the sum may depend on it "
+            "through the model"
+        )
+    if isinstance(noise, str):
+        return skip(name, claim, noise)
+    at, draws = _dots(evidence, noise)
+    if not len(at):
+        return skip(name, claim, "every sum is zero: there is nothing to depend on")
+    scale = tails.shape_scale(noise.shape)
+    each = tails.sums(draws, 1.0, scale)
+    pooled = float(tails.sums(draws.sum(), float(len(at)), scale))
+    problems = in_rounds(
+        "the noise goes with the sum", (at + 1)[~(each * len(each) >= LEVEL / 3.0)]
+    )
+    if not pooled >= LEVEL / 3.0:
+        problems.append(f"the noise goes with the sum over all rounds: p = {pooled:.3g}")
+    square = 1.0
+    if noise.shape == "gaussian":
+        rounding = float(noise.rounding.max(initial=0.0))
+        square = float(tails.squares("gaussian", np.sum(draws**2), len(at), 4 * rounding**2))
+        if not square >= LEVEL / 3.0:
+            problems.append(f"its product with the sum is not standard normal: p = {square:.3g}")
+    return judge(
+        name,
+        claim,
+        problems,
+        f"product with the unit sum over {len(at)} rounds: mean {draws.mean():.3g}, standard "
+        f"deviation {draws.std():.4g} (0 and 1 expected); p = {min(pooled, square):.3g}",
+        {"mean": float(draws.mean()), "pooled_p": pooled, "squares_p": square},
+    )
+
+
+def _dots(evidence: Evidence, noise: Noise) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of rounds whose sum is not zero, and the noise's products with their unit sum."""
+    at = noise.rounds - 1
+    draws = evidence["noise.dot_sum"][at]
+    # One that is not recorded is NaN, which no test lets pass.
+    kept = ~(evidence["sum_norm"][at] == 0.0)
+    return at[kept], draws[kept]
+
+
+def check_denominator(evidence: Evidence, subject: Subject) -> Check:
+    """Sums are divided by the configured cohort size, whoever took part.
+
+    A release that was divided by n instead of the configured C has the noise plus (C / n - 1) of
+    the sum in what is beyond the sum. Two directions are tested: n the realised cohort, and n
+    fixed but wrong.
+    """
+    name = "denominator"
+    claim = "Each sum is divided by the configured cohort size, never by the realised one."
+    cohort = as_number(evidence.constants.get("denominator", subject.configured.cohort_size))
+    problems = []
+    if cohort != subject.configured.cohort_size:
+        problems.append(f"{cohort:g} is recorded, {subject.configured.cohort_size:g} configured")
+    noise = observed(evidence, subject)
+    if not isinstance(noise, str) and noise.correlated:
+        noise = "the noise is correlated from round to round, and so may the sum be with it"
+    if isinstance(noise, str):
+        if problems:
+            return judge(name, claim, problems, f"the recorded denominator; of releases: {noise}")
+        return skip(name, claim, noise)
+    at, draws = _dots(evidence, noise)
+    length = evidence["sum_norm"][at] / evidence["update_noise_stddev"][at]
+    realised = np.maximum(1.0, evidence["num_contributions"][at])
+    scale = tails.shape_scale(noise.shape)
+    numbers = {}
+    shown = []
+    for what, weight in (
+        ("the realised cohort", length * (cohort / realised - 1.0)),
+        ("another fixed number", length),
+    ):
+        size = float(np.sqrt(np.sum(weight**2)))
+        if not size > 0.0:
+            continue
+        value = float(tails.sums(float(np.dot(draws, weight)) / size, 1.0, scale))
+        numbers[f"p_{what.split()[-1]}"] = value
+        shown.append(f"{what}: p = {value:.3g}")
+        if not value >= LEVEL / 2.0:
+            problems.append(f"the releases look divided by {what}: p = {value:.3g}")
+    text = f"{cohort:g} in {len(at)} rounds; were it {', '.join(shown) or 'any other, none shows'}"
+    return judge(name, claim, problems, text, numbers)
+
+
+def check_count_noise(evidence: Evidence, subject: Subject) -> Check:
+    """The noise on the count of unclipped updates is normal, of the claimed scale, and fresh."""
+    name = "count_noise"
+    claim = "The noise on the count is normal with the claimed standard deviation, drawn anew."
+    if subject.statement.get("count_noise_stddev") is None:
+        return skip(name, claim, "no count is released")
+    noise = observed(evidence, subject)
+    if isinstance(noise, str) and not evidence.has_noise.any():
+        return skip(name, claim, noise)
+    reason = evidence.lacks("noise", "count_noise_stddev")
+    if reason is not None:
+        return skip(name, claim, reason)
+    from scipy import stats
+
+    draws = evidence["noise.count_draw"]
+    absent = np.flatnonzero(np.isnan(draws) | ~(evidence["count_noise_stddev"] > 0.0)) + 1
+    problems = in_rounds("the count's noise was not observed", absent)
+    draws = draws[~np.isnan(draws)]
+    count = len(draws)
+    if not count:
+        return judge(name, claim, problems, "no draw")
+    values = {
+        "scale": float(tails.squares("gaussian", np.sum(draws**2), count, 1e-9)),
+        "mean": float(tails.sums(draws.sum(), float(count), 0.0)),
+        "law": float(stats.kstest(draws, "norm").pvalue),
+        "sameness": _sameness(draws),
+    }
+    for what, value in values.items():
+        if not value >= LEVEL / 4.0:
+            problems.append(f"its {what} is not that of independent normal draws: p = {value:.3g}")
+    return judge(
+        name,
+        claim,
+        problems,
+        f"{count} draws: mean {draws.mean():.3g}, standard deviation "
+        f"{float(np.sqrt(np.mean(draws**2))):.4g} of the claimed one; smallest p = "
+        f"{min(values.values()):.3g}",
+        {f"p_{key}": value for key, value in values.items()},
+    )
+
+
+def _sameness(draws: np.ndarray) -> float:
+    """P-value of how many of the draws are equal to the last digits."""
+    from scipy import stats
+
+    near = int(np.count_nonzero(np.diff(np.sort(draws)) < 1e-10))
+    expected = len(draws) ** 2 / 2.0 * _DENSITY * 1e-10
+    return float(stats.poisson(expected).sf(near - 1)) if near else 1.0

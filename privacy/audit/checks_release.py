@@ -1,0 +1,109 @@
+"""Does anything reach the server beside the noised sum of equally weighted updates?
+
+Guarantee: checked here is that every user weighs 1, that clients send their update and nothing
+else, that no layer gathers statistics of users' data outside of it, that no release was made twice,
+and that no attack on the run showed more than its epsilon allows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from privacy.audit.check import Check, in_rounds, judge, skip
+from privacy.audit.evidence import Evidence
+from privacy.audit.subject import Subject, as_number
+
+_NO_LINE = "the ledger has no line yet"
+
+
+def check_weights(evidence: Evidence) -> Check:
+    """Every user weighs the same."""
+    name, claim = "weights", "Every user weighs 1, however many examples the user has."
+    reason = evidence.lacks("total_weight", "num_contributions") or (
+        None if evidence.rounds else _NO_LINE
+    )
+    if reason is not None:
+        return skip(name, claim, reason)
+    weighting = evidence.constants.get("weighting")
+    problems = [] if weighting == "uniform" else [f"weighting is {weighting!r}"]
+    weight, updates = evidence["total_weight"], evidence["num_contributions"]
+    problems += in_rounds(
+        "the weights do not add up to the number of updates",
+        np.flatnonzero(~(np.abs(weight - updates) <= 1e-9 * np.maximum(1.0, updates))) + 1,
+    )
+    total = f"{np.nansum(weight):g} of {np.nansum(updates):g} updates"
+    return judge(name, claim, problems, f"weighting {weighting}; total weight {total}")
+
+
+def check_uploads(evidence: Evidence) -> Check:
+    """Clients send the update alone."""
+    name, claim = (
+        "uploads",
+        "Clients send their update, which is clipped and noised, and nothing else.",
+    )
+    reason = None if evidence.rounds else _NO_LINE
+    if reason is None and "uploads" not in evidence.constants:
+        reason = "the ledger does not record what clients send"
+    if reason is not None:
+        return skip(name, claim, reason)
+    uploads = evidence.constants["uploads"]
+    others = [upload for upload in uploads if upload != "update"] if uploads else ["nothing"]
+    problems = [] if uploads == ["update"] else [f"clients send {', '.join(map(str, others))} too"]
+    return judge(name, claim, problems, f"clients send: {', '.join(map(str, uploads or ['-']))}")
+
+
+def check_batchnorm(evidence: Evidence, subject: Subject) -> Check:
+    """No layer gathers running statistics of users' data."""
+    name = "batchnorm"
+    claim = "No layer gathers statistics of users' data that would leave them without noise."
+    recorded, built = evidence.constants.get("batchnorm_layers"), subject.data.batchnorm_layers
+    if recorded is None and built is None:
+        return skip(name, claim, f"the ledger does not record it, and {subject.data.why_absent}")
+    problems, seen = [], []
+    for where, layers in (("the ledger", recorded), ("the model as built today", built)):
+        if layers is not None:
+            seen.append(where)
+            if layers:
+                problems.append(f"{where} has {', '.join(map(str, layers))}")
+    text = f"none in {' and '.join(seen)}" if not problems else " and ".join(seen)
+    if built is None:
+        text += f"; the model was not built: {subject.data.why_absent}"
+    return judge(name, claim, problems, text)
+
+
+def check_releases(evidence: Evidence, subject: Subject) -> Check:
+    """No two rounds released the same numbers."""
+    name, claim = "releases", "Each round releases a vector of its own."
+    if not subject.claims_noise:
+        return skip(name, claim, "without noise, rounds may well release the same")
+    if evidence.rounds < 2:
+        return skip(name, claim, "fewer than two rounds are recorded")
+    order = np.argsort(evidence.releases, kind="stable")
+    ordered = evidence.releases[order]
+    again = np.sort(order[1:][ordered[1:] == ordered[:-1]]) + 1
+    problems = in_rounds("the release is that of an earlier round", again)
+    return judge(name, claim, problems, f"{evidence.rounds} releases, compared by their digests")
+
+
+def check_canaries(subject: Subject) -> Check:
+    """What an attack on the run's canaries showed is not more than epsilon allows."""
+    name = "canaries"
+    claim = (
+        "The lower bound of epsilon that an attack on canaries shows is not above the stated one."
+    )
+    canaries = subject.canaries
+    if canaries is None:
+        return skip(name, claim, "the run has no canaries; privacy.audit adds them")
+    lower = as_number(canaries.get("lower_bound"))
+    upper = as_number(subject.side("actual").get("epsilon"))
+    confidence = as_number(canaries.get("confidence", 0.95))
+    if math.isnan(lower):
+        return judge(name, claim, ["canaries.json has no lower_bound"], "canaries.json")
+    problems = [] if lower <= upper else [f"{lower:.4g} was shown, {upper:.4g} (actual) is stated"]
+    text = (
+        f"{canaries.get('kind', 'canaries')}: epsilon is at least {lower:.4g} with "
+        f"{confidence:.0%} confidence; at most {upper:.4g} (actual) is stated"
+    )
+    return judge(name, claim, problems, text, {"lower": lower, "upper": upper})

@@ -1,0 +1,71 @@
+"""What is outside a run's guarantee, and what a search over so many runs would cost.
+
+Guarantee: of k runs on the same data under one plan (scheme, cohorts, noise, rounds and delta),
+each with noise and cohorts of its own, all releases together have the epsilon of k times as many
+rounds, composed; so has whatever is chosen from them by looking at releases and public data alone.
+The hyperparameters that differ must not touch the plan, and must be chosen in advance or from
+earlier releases. Choosing by a metric that is computed from users' data without noise is outside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from privacy.accountant import compose_epsilon
+from privacy.audit.checks_accounting import accounted_rounds, compositions
+from privacy.audit.checks_record import SIDES
+from privacy.audit.evidence import Evidence
+from privacy.audit.subject import Subject, as_number
+from privacy.errors import PrivacyError
+from privacy.statement import json_epsilon
+
+COVERS = (
+    "It covers the releases of all these runs together, each with the scheme, cohorts, noise and "
+    "rounds of this one and noise of its own, and whatever is chosen from them by looking at the "
+    "releases and at public data. It does not cover a choice by metrics that were computed from "
+    "users' data without noise."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TunedRuns:
+    """The bound for a search.
+
+    Attributes:
+        runs: k, this run among them.
+        epsilons: By setting, "simulated" and "actual": of k runs together at the setting's delta;
+            "inf" for none.
+        problems: By setting: why there is no number.
+    """
+
+    runs: int
+    epsilons: dict[str, float | str]
+    problems: dict[str, str]
+
+
+def tuned_runs(evidence: Evidence, subject: Subject, runs: int) -> TunedRuns:
+    """Epsilon of so many runs like this one, composed by the statement's accountant.
+
+    Args:
+        evidence: The ledger, of which at least one line is needed.
+        subject: The statement and how rounds compose.
+        runs: k, at least 1.
+
+    Raises:
+        PrivacyError: ``runs`` is not a whole number, at least 1.
+    """
+    if runs < 1 or runs != int(runs):
+        raise PrivacyError(f"tuned runs are {runs!r}, but must be a whole number, at least 1")
+    epsilons: dict[str, float | str] = {}
+    problems: dict[str, str] = {}
+    accountant = str(subject.statement.get("accountant"))
+    rounds = accounted_rounds(evidence, subject)
+    for label in SIDES:
+        delta = as_number(subject.side(label).get("delta"))
+        try:
+            parts = compositions(evidence, subject, label, rounds)
+            repeated = [replace(part, count=part.count * runs) for part in parts]
+            epsilons[label] = json_epsilon(compose_epsilon(repeated, delta, accountant))
+        except (ValueError, ZeroDivisionError) as error:
+            problems[label] = str(error)
+    return TunedRuns(runs, epsilons, problems)

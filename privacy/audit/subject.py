@@ -1,0 +1,152 @@
+"""What an audit is given beside the ledger: the claim, the configuration, the data, the checkpoint.
+
+Guarantee: none of its own. Whatever is None was not at hand, and the checks that need it are
+skipped and say so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from privacy.amplification import Composition, Participation
+
+Compose = Callable[[str, Mapping[str, Any], "Participation", float, int], "Composition"]
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """What the run was configured to do.
+
+    Attributes:
+        unit: Whom it is to protect: "user" or "example".
+        mechanism: Name of the mechanism, as the ledger writes it.
+        mechanism_options: Its options, every default filled in.
+        sampling: "poisson", "cyclic_poisson", "fixed_size" or "full".
+        separation: Groups of "cyclic_poisson"; 1 under the other schemes.
+        population_size: Users of the simulated deployment; None for those of the data.
+        hypothetical_population: Whether ``population_size`` may differ from the data's users.
+        cohort_size: Configured expected users (examples) of a round (step).
+        noise_cohort_size: Cohort whose noise is simulated; None for ``cohort_size``.
+        num_rounds: Lines that the ledger has at most: planned rounds, or epochs.
+        weighting: "uniform" or "examples".
+        budget_epsilon: Bound of the simulated epsilon; None for none.
+        noise_multiplier: z; None if it was calibrated to the budget.
+        delta: None for the default, N ** -1.1 of each setting.
+        accountant: "rdp", "pld" or "prv".
+        noise_shape: Law of each element of the noise: "gaussian", "laplace" or "none".
+        randomizes_clients: Whether clients add the noise themselves.
+    """
+
+    unit: str
+    mechanism: str
+    mechanism_options: Mapping[str, Any]
+    sampling: str
+    separation: int
+    population_size: int | None
+    hypothetical_population: bool
+    cohort_size: float
+    noise_cohort_size: float | None
+    num_rounds: int
+    weighting: str
+    budget_epsilon: float | None
+    noise_multiplier: float | None
+    delta: float | None
+    accountant: str
+    noise_shape: str
+    randomizes_clients: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DataAtHand:
+    """What the data and the model themselves say, today.
+
+    Attributes:
+        num_units: Users (examples) of the training split; None where the data are not at hand.
+        checksum: Digest of their content.
+        num_parameters: Trainable parameters of the model.
+        batchnorm_layers: Its layers that gather running statistics.
+        why_absent: Why something is None.
+    """
+
+    num_units: int | None = None
+    checksum: str | None = None
+    num_parameters: int | None = None
+    batchnorm_layers: tuple[str, ...] | None = None
+    why_absent: str = "the data were not opened"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What the newest checkpoint says.
+
+    Attributes:
+        rounds: Rounds (epochs) that are done.
+        mechanism: State of the mechanism, of the coming round; None where it has none.
+    """
+
+    rounds: int
+    mechanism: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Everything that an audit holds the ledger against.
+
+    Attributes:
+        statement: The privacy statement, as ``privacy.json`` has it.
+        configured: What the run was configured to do.
+        composition: What rounds of a mechanism compose to: of its name, its options, how users
+            are drawn, the noise multiplier and the rounds.
+        data: What the data say.
+        saved: The newest checkpoint; None if there is none.
+        summary: ``summary.json``; None while the run is not finished.
+        canaries: ``canaries.json``; None for a run without canaries.
+    """
+
+    statement: Mapping[str, Any]
+    configured: Configured
+    composition: Compose
+    data: DataAtHand = DataAtHand()
+    saved: Saved | None = None
+    summary: Mapping[str, Any] | None = None
+    canaries: Mapping[str, Any] | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the statement is of what was run, not of what is planned."""
+        return self.statement.get("status") == "final"
+
+    @property
+    def claims_noise(self) -> bool:
+        """Whether the statement claims any noise at all."""
+        return as_number(self.statement.get("noise_multiplier")) > 0.0
+
+    def side(self, label: str) -> Mapping[str, Any]:
+        """One of the statement's settings, "simulated" or "actual"; empty if it has none."""
+        side = self.statement.get(label)
+        return side if isinstance(side, Mapping) else {}
+
+
+def as_number(value: Any) -> float:
+    """A number of a JSON document; "inf" is infinite, all else NaN."""
+    if value == "inf":
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    return float(value)
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two JSON values are equal, numbers to 1e-9 of them."""
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return set(first) == set(second) and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        return len(first) == len(second) and all(map(same, first, second))
+    one, other = as_number(first), as_number(second)
+    if math.isnan(one) or math.isnan(other):
+        return bool(first == second)
+    return math.isclose(one, other, rel_tol=1e-9)

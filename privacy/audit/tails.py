@@ -1,0 +1,197 @@
+"""Probabilities of what a true run would show, or valid bounds of them.
+
+Guarantee: each function returns at least the probability, under the law that is claimed, of a
+deviation as large as the one seen (two-sided), so that a run that does what it claims fails with
+no more than the probability that is allowed. The exception is Pearson's chi-square of a histogram,
+which is asked for bins of a hundred counts and more.
+
+Source: Massart 1990 (the constant of the DKW inequality); Boucheron, Lugosi and Massart 2013,
+"Concentration inequalities", sections 2.2 and 2.4 and theorem 2.10 (Chernoff, sub-gamma and
+Bernstein bounds); Laurent and Massart 2000, lemma 1 (weighted chi-squares).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+EDGES = np.linspace(-4.0, 4.0, 33)
+# Of a Laplace law with variance 1: its scale, the variance of a draw's square, its fourth moment.
+_LAPLACE_SCALE = 1.0 / math.sqrt(2.0)
+_LAPLACE_SQUARE_VARIANCE = 5.0
+_LAPLACE_FOURTH_MOMENT = 6.0
+# Largest draws, of which a bound for sums of Laplace squares picks the best.
+_LAPLACE_LARGEST = np.geomspace(2.0, 200.0, 60)
+
+Array = NDArray[np.float64]
+
+
+def shape_scale(shape: str) -> float:
+    """How far a law of variance 1 is from Gaussian tails: the scale of its Bernstein bound."""
+    return _LAPLACE_SCALE if shape == "laplace" else 0.0
+
+
+def cumulative(shape: str) -> Array:
+    """Cumulative distribution of one draw at ``EDGES``; shape (33,)."""
+    from scipy import stats
+
+    law = stats.laplace(scale=_LAPLACE_SCALE) if shape == "laplace" else stats.norm()
+    return np.asarray(law.cdf(EDGES))
+
+
+def squares(shape: str, total: Array | float, count: Array | float, slack: Array | float) -> Array:
+    """P-values of sums of squares of so many draws of variance 1.
+
+    Args:
+        shape: "gaussian" (chi-square, exact) or "laplace" (bounds, loose for few draws).
+        total: The sums.
+        count: Draws of each.
+        slack: Relative error that rounding may have brought into each sum.
+    """
+    from scipy import stats
+
+    count = np.asarray(count, dtype=np.float64)
+    least = np.asarray(total, dtype=np.float64) / (1.0 + np.asarray(slack))
+    most = np.asarray(total, dtype=np.float64) * (1.0 + np.asarray(slack))
+    if shape == "laplace":
+        low, high = _laplace_below(most, count), _laplace_above(least, count)
+    else:
+        law: Any = stats.chi2(count)
+        low, high = law.cdf(most), law.sf(least)
+    return np.asarray(np.minimum(1.0, 2.0 * np.minimum(low, high)))
+
+
+def _laplace_below(total: Array, count: Array) -> Array:
+    """Bernstein's bound of the lower tail, which draws that cannot be negative have alone."""
+    missing = np.maximum(0.0, count - total)
+    return np.asarray(np.exp(-(missing**2) / (2.0 * _LAPLACE_FOURTH_MOMENT * count)))
+
+
+def _laplace_above(total: Array, count: Array) -> Array:
+    """Some draw is beyond a bound, or else Bernstein's inequality for bounded draws holds."""
+    excess = np.maximum(0.0, total - count)
+    best = np.ones_like(excess + count)
+    for largest in _LAPLACE_LARGEST:
+        beyond = count * math.exp(-largest / _LAPLACE_SCALE)
+        spread = _LAPLACE_SQUARE_VARIANCE * count + largest**2 * excess / 3.0
+        best = np.minimum(best, beyond + np.exp(-(excess**2) / (2.0 * spread)))
+    return np.asarray(best)
+
+
+def sums(deviation: Array | float, variance: Array | float, scale: float) -> Array:
+    """P-values of sums of independent centred draws.
+
+    Args:
+        deviation: The sums.
+        variance: Variance of each sum.
+        scale: 0 where the sums are Gaussian, whose law is then exact; else the scale of the
+            Bernstein bound of each draw.
+    """
+    from scipy import stats
+
+    distance = np.abs(np.asarray(deviation, dtype=np.float64))
+    variance = np.asarray(variance, dtype=np.float64)
+    if scale == 0.0:
+        return np.asarray(2.0 * stats.norm.sf(distance / np.sqrt(variance)))
+    return np.minimum(1.0, 2.0 * np.exp(-(distance**2) / (2.0 * (variance + scale * distance))))
+
+
+def products(deviation: Array | float, variance: Array | float, scale: float) -> Array:
+    """P-values of sums of products of two draws each, of which a Gaussian one has scale 1.
+
+    Args:
+        deviation: The sums, their mean taken off.
+        variance: Variance of each sum.
+        scale: See above; a chain in which each draw is in two products has at most this too.
+    """
+    distance = np.abs(np.asarray(deviation, dtype=np.float64))
+    # Inverse of t = sqrt(2 v x) + 2 s x, in x.
+    variance = np.asarray(variance, dtype=np.float64)
+    root = np.sqrt(variance / 2.0 + 2.0 * scale * distance) - np.sqrt(variance / 2.0)
+    return np.minimum(1.0, 2.0 * np.exp(-((root / (2.0 * scale)) ** 2)))
+
+
+def distances(distance: Array | float, count: Array | float) -> Array:
+    """P-values of Kolmogorov-Smirnov distances; valid for binned and for discrete laws too."""
+    exponent = -2.0 * np.asarray(count) * np.asarray(distance) ** 2
+    return np.asarray(np.minimum(1.0, 2.0 * np.exp(exponent)))
+
+
+def histogram(shape: str, counts: NDArray[np.int64], distortion: float) -> float:
+    """P-value of Pearson's chi-square of a histogram, its sparse bins merged into their neighbours.
+
+    Args:
+        shape: Law of a draw.
+        counts: Shape (34,): two tails and the bins between ``EDGES``.
+        distortion: Noncentrality that rounding may have brought in.
+    """
+    from scipy import stats
+
+    total = int(counts.sum())
+    inner = np.concatenate([[0.0], cumulative(shape), [1.0]])
+    expected = total * np.diff(inner)
+    merged = _merge(counts, expected)
+    if len(merged) < 2:
+        return 1.0
+    seen, wanted = np.asarray(merged).T
+    statistic = float(np.sum((seen - wanted) ** 2 / wanted))
+    freedom = len(merged) - 1
+    if distortion > 1e-3:
+        return float(stats.ncx2.sf(statistic, freedom, distortion))
+    return float(stats.chi2.sf(statistic, freedom))
+
+
+def _merge(counts: NDArray[np.int64], expected: Array) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    seen = wanted = 0.0
+    for count, mean in zip(counts, expected, strict=True):
+        seen, wanted = seen + float(count), wanted + float(mean)
+        if wanted >= 100.0:
+            merged.append((seen, wanted))
+            seen = wanted = 0.0
+    if merged and wanted:
+        last = merged.pop()
+        merged.append((last[0] + seen, last[1] + wanted))
+    return merged
+
+
+def binomial(total: int, draws: int, probability: float) -> float:
+    """Two-sided p-value of a binomial count, exact: twice the smaller tail."""
+    from scipy import stats
+
+    law = stats.binom(draws, probability)
+    return float(min(1.0, 2.0 * min(law.cdf(total), law.sf(total - 1))))
+
+
+def chernoff(total: float, count: int, values: Array, weights: Array, above: bool) -> float:
+    """Bound of a tail of a sum of independent, equally distributed draws.
+
+    Args:
+        total: The sum.
+        count: Draws.
+        values: Shape (k,): what a draw can be, at least 0.
+        weights: Shape (k,): with which probability, up to what is too rare to matter.
+        above: Whether the tail is the upper one.
+    """
+    from scipy import optimize
+
+    mean = float(np.dot(values, weights)) / float(weights.sum())
+    if above == (total <= count * mean):
+        return 1.0
+    sign = 1.0 if above else -1.0
+    logs = np.log(weights)
+
+    def exponent(log_rate: float) -> float:
+        tilted = logs + sign * math.exp(log_rate) * values
+        top = float(tilted.max())
+        moment = top + math.log(float(np.exp(tilted - top).sum()))
+        return count * moment - sign * math.exp(log_rate) * total
+
+    scale = math.log(max(float(np.sqrt(np.dot(values**2, weights))), 1e-12))
+    found = optimize.minimize_scalar(
+        exponent, bounds=(-scale - 15.0, -scale + 8.0), method="bounded"
+    )
+    return math.exp(min(0.0, float(found.fun)))

@@ -1,0 +1,210 @@
+"""The Laplace mechanism on the sum, with a fixed L1 bound.
+
+Guarantee: unit user; each user moves the sum by at most ``clip_norm`` in L1 norm (added or
+removed), and the sum gets Laplace noise of scale ``z * C_sm / C_lg * clip_norm`` in each element
+(standard deviation sqrt(2) times that), once a round, an empty cohort included. The sum is divided
+by the configured cohort size. z is the *scale* in multiples of clip_norm, as accountants of
+Laplace noise take it: a round without sampling is pure (1 / z)-DP.
+
+- full: T Laplace mechanisms of multiplier z; adjacency add-or-remove-one.
+- poisson, cyclic_poisson: each is sampled by Poisson, in as many rounds as one user can be
+  eligible for; same adjacency.
+- fixed_size: refused. No accountant here has Laplace noise under sampling without replacement, and
+  its Poisson or unsampled cousin would be a claim about another algorithm.
+
+Why one dimension stands for P: accountants compose two Laplace laws whose means are clip_norm
+apart, but a user may move several elements. Take shifts a >= b > 0, in multiples of the scale, of
+two elements, and t >= 0. The loss of b's element is at most b, so the pair's hockey-stick
+divergence, the mean of max(0, 1 - exp((t - a - loss) / 2)) over that loss, is at most
+max(0, 1 - exp((t - a - b) / 2)), which is the divergence of one element shifted by a + b (a's
+threshold ``t - loss`` is never below -a, where that formula ends). Laplace laws being symmetric,
+the same holds for t < 0, and so element by element for all of them.
+
+Source: Dwork et al. 2006 (Laplace noise and L1 sensitivity); Zhu et al. 2022, theorems 10 and 11
+(a pair that dominates another still does when both are composed or sampled by Poisson).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from privacy.aggregate import Aggregate
+from privacy.amplification import Composition, Participation
+from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome, add_clipped_l1_
+from privacy.errors import PlanError, PrivacyError
+from privacy.mechanism import (
+    NoiseScale,
+    NoiseShape,
+    Release,
+    check_state_keys,
+    check_unit_weight,
+)
+
+
+class Options(BaseModel):
+    """Settings of the Laplace mechanism.
+
+    Attributes:
+        clip_norm: L1 bound of a user's update. The L1 norm of P elements is up to sqrt(P) times
+            their L2 norm, and about sqrt(2 P / pi) times it where they look normal.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM, le=MAX_CLIP_NORM)]
+
+
+class Laplace:
+    """Clip in L1, sum, noise once, divide by the configured cohort size.
+
+    Args:
+        clip_norm: L1 bound of a user's update.
+        noise: Multiplier (of the scale) and cohorts.
+    """
+
+    name = "laplace"
+    is_private = True
+    noise_shape: NoiseShape = "laplace"
+    correlates_rounds = False
+    randomizes_clients = False
+    count_noise_stddev: float | None = None
+
+    def __init__(self, clip_norm: float, noise: NoiseScale) -> None:
+        self._clip_norm = clip_norm
+        self._noise = noise
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The L1 bound, the same in every round."""
+        return self._clip_norm
+
+    @property
+    def update_noise_multiplier(self) -> float:
+        """All of z goes to the update: the scale of its noise in multiples of clip_norm."""
+        return self._noise.noise_multiplier
+
+    def clip_settings(self) -> dict[str, float | str]:
+        """How updates are clipped: to a fixed L1 bound."""
+        return {"kind": "fixed", "norm": "l1", "clip_norm": self._clip_norm}
+
+    def composition(
+        self, participation: Participation, noise_multiplier: float, rounds: int
+    ) -> Composition:
+        """Laplace mechanisms, sampled by Poisson where users are.
+
+        The accountant pld knows both; rdp knows unsampled ones alone, and prv neither.
+
+        Args:
+            participation: How users are drawn.
+            noise_multiplier: z, scale of the noise in multiples of clip_norm, at least 0.
+            rounds: Number of rounds, at least 0.
+
+        Raises:
+            PlanError: Cohorts have a fixed size.
+            PrivacyError: A number is out of its range.
+        """
+        _check_numbers(noise_multiplier, rounds)
+        if participation.scheme == "fixed_size":
+            raise PlanError(
+                "the laplace mechanism cannot be accounted under fixed-size sampling: no "
+                "accountant here has Laplace noise sampled without replacement, and accounting it "
+                "as Poisson would be a claim about another algorithm; sample by poisson, or take "
+                "the mechanism gaussian"
+            )
+        from dp_accounting import dp_event
+
+        event: Any = dp_event.LaplaceDpEvent(noise_multiplier)
+        if participation.scheme != "full":
+            event = dp_event.PoissonSampledDpEvent(participation.sampling_probability, event)
+        count = participation.most_participations(int(rounds))
+        return Composition(event, count, participation.adjacency)
+
+    def accumulate(
+        self,
+        aggregate: Aggregate,
+        update: Tensor,
+        weight: float,
+        rng: np.random.Generator | None = None,
+    ) -> ClipOutcome:
+        """Clip one update into the sum; the norms that are kept are L1.
+
+        Args:
+            aggregate: The round's sum, changed in place.
+            update: Shape (P,), a float dtype; not changed.
+            weight: Must be 1.
+            rng: Not used.
+
+        Raises:
+            PlanError: The weight is not 1.
+        """
+        check_unit_weight(self.name, weight)
+        outcome = add_clipped_l1_(aggregate.total, update, self._clip_norm)
+        if not outcome.finite:
+            aggregate.num_nonfinite += 1
+            return outcome
+        aggregate.weight += 1.0
+        aggregate.bit_sum += 0.5 if outcome.unclipped else -0.5
+        aggregate.num_contributions += 1
+        aggregate.num_clipped += not outcome.unclipped
+        aggregate.largest_norm = max(aggregate.largest_norm, outcome.norm)
+        aggregate.largest_clipped_norm = max(aggregate.largest_clipped_norm, outcome.clipped_norm)
+        return outcome
+
+    def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
+        """Noise the sum once and divide it by the configured cohort size.
+
+        Args:
+            aggregate: The merged sum of all workers; not changed. May be empty.
+            rng: Gives P Laplace draws (none if the multiplier is 0).
+        """
+        scale = self._noise.noise_multiplier * self._noise.ratio * self._clip_norm
+        mean = aggregate.total / self._noise.cohort_size
+        if scale > 0.0:
+            noise = rng.laplace(0.0, scale, aggregate.total.numel())
+            mean = torch.from_numpy(noise).to(torch.float32).to(aggregate.total.device)
+            mean.add_(aggregate.total).div_(self._noise.cohort_size)
+        return Release(
+            mean_update=mean,
+            clip_norm=self._clip_norm,
+            update_noise_stddev=math.sqrt(2.0) * scale,
+            count_noise_stddev=None,
+            noisy_fraction_unclipped=None,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing changes from round to round."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Check that the state is empty.
+
+        Raises:
+            PrivacyError: It is not.
+        """
+        check_state_keys(self.name, state, set())
+
+
+def _check_numbers(noise_multiplier: float, rounds: int) -> None:
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+        raise PrivacyError(
+            f"noise_multiplier is {noise_multiplier!r}, but must be finite and at least 0"
+        )
+    if rounds < 0 or rounds != int(rounds):
+        raise PrivacyError(f"rounds is {rounds!r}, but must be a whole number, at least 0")
+
+
+def build(options: Options, noise: NoiseScale) -> Laplace:
+    """Build the mechanism.
+
+    Args:
+        options: The clipping bound.
+        noise: Multiplier and cohorts.
+    """
+    return Laplace(options.clip_norm, noise)

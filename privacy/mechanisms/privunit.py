@@ -1,0 +1,244 @@
+"""Local differential privacy by PrivUnit: every client sends a random direction near its own.
+
+Guarantee: unit user, adjacency replace-one: any two values of one user's data, while who takes
+part in which round is public. It holds against the server too. A report is pure epsilon-DP with
+**epsilon = 1 / z**: as a Laplace mechanism of multiplier z is (1 / z)-DP, so is a report here,
+which makes z the one number that is configured, calibrated and accounted, as under every
+mechanism. Any pure epsilon-DP mechanism is dominated by randomized response between two answers
+with that epsilon, so a user's reports, at most ``Participation.most_participations(T)`` of them,
+compose as so many randomized responses. That is never more than the sum of their epsilons, and
+the least that pure DP allows. No sampling amplifies anything: who sends is no secret from the
+server.
+
+- PrivUnit takes unit vectors. The norm is carried by a coin, not by a second mechanism that would
+  take its part of epsilon, and not by scaling every update to the bound: an update clipped to
+  length r * clip_norm becomes its own direction with probability (1 + r) / 2, else the opposite
+  one, whose mean is r times the direction. So the report's mean is the *clipped* update, not a
+  rescaled one. What is done before a DP mechanism costs no epsilon.
+- A zero update, or one that is not finite, sends a report that is uniform on the sphere.
+- All reports have one length, ``clip_norm / mean_length`` (``privacy.privunit``).
+- The server adds nothing and divides the sum by the configured cohort size; an empty cohort
+  releases zeros. ``noise_cohort_size`` must be ``cohort_size``, as for ``local_gaussian``.
+
+The noise has no fixed law that could be drawn apart from the update: ``noise_shape`` is "none",
+and the standard deviation of a release is that of its elements' root mean square, at most.
+
+Source: Bhowmick et al. 2018, algorithm 1; Kairouz et al. 2015, "The composition theorem for
+differential privacy", theorem 3.3 (randomized response dominates); the coin after pfl-research's
+PrivUnit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from privacy.aggregate import Aggregate
+from privacy.amplification import Composition, Participation
+from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome
+from privacy.errors import PlanError
+from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys
+from privacy.mechanisms.gaussian import accumulate_clipped
+from privacy.mechanisms.local_gaussian import (
+    check_client_rng,
+    check_composition_numbers,
+    check_own_cohort,
+    num_reports,
+)
+from privacy.privunit import LARGEST_REPORT_EPSILON, CapDesign, design, randomize
+
+
+class Options(BaseModel):
+    """Settings of PrivUnit; a report's epsilon is 1 / noise_multiplier.
+
+    Attributes:
+        clip_norm: L2 bound of a user's update.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM, le=MAX_CLIP_NORM)]
+
+
+class PrivUnit:
+    """Clip each client's update, send a random direction in its place, sum.
+
+    Args:
+        clip_norm: L2 bound of a user's update.
+        noise: Multiplier, one over a report's epsilon, and cohorts, which must be one.
+
+    Raises:
+        PlanError: ``noise_cohort_size`` is not ``cohort_size``, or a report's epsilon is too large.
+    """
+
+    name = "privunit"
+    is_private = True
+    noise_shape: NoiseShape = "none"
+    correlates_rounds = False
+    randomizes_clients = True
+    count_noise_stddev: float | None = None
+
+    def __init__(self, clip_norm: float, noise: NoiseScale) -> None:
+        check_own_cohort(self.name, noise)
+        multiplier = noise.noise_multiplier
+        if multiplier > 0.0 and 1.0 / multiplier > LARGEST_REPORT_EPSILON:
+            raise PlanError(
+                f"noise_multiplier is {multiplier:.6g} with the mechanism privunit, where a report "
+                f"has epsilon 1 / noise_multiplier = {1.0 / multiplier:.6g}; it must be at most "
+                f"{LARGEST_REPORT_EPSILON:g}, so noise_multiplier at least "
+                f"{1.0 / LARGEST_REPORT_EPSILON:g}"
+            )
+        self._clip_norm = clip_norm
+        self._noise = noise
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The bound, the same in every round."""
+        return self._clip_norm
+
+    @property
+    def update_noise_multiplier(self) -> float:
+        """z, one over a report's epsilon; not the standard deviation of a noise."""
+        return self._noise.noise_multiplier
+
+    def clip_settings(self) -> dict[str, float | str]:
+        """How updates are clipped, and what one report spends."""
+        multiplier = self._noise.noise_multiplier
+        return {
+            "kind": "fixed",
+            "clip_norm": self._clip_norm,
+            "report_epsilon": 1.0 / multiplier if multiplier > 0.0 else "inf",
+        }
+
+    def composition(
+        self, participation: Participation, noise_multiplier: float, rounds: int
+    ) -> Composition:
+        """Randomized responses of epsilon 1 / z, one for each report of a user.
+
+        Args:
+            participation: How users are drawn; it only limits how often one can be.
+            noise_multiplier: z, one over a report's epsilon; 0 for no guarantee.
+            rounds: Number of rounds, at least 0.
+
+        Raises:
+            PrivacyError: A number is out of its range.
+        """
+        check_composition_numbers(noise_multiplier, rounds)
+        from dp_accounting import dp_event
+
+        # Of two answers, one drawn uniformly with probability p: e**epsilon = (2 - p) / p.
+        unlike = math.exp(-1.0 / noise_multiplier) if noise_multiplier > 0.0 else 0.0
+        # dp-accounting takes no p of exactly 1.
+        noise_parameter = min(2.0 * unlike / (1.0 + unlike), math.nextafter(1.0, 0.0))
+        event = dp_event.RandomizedResponseDpEvent(noise_parameter, 2)
+        return Composition(event, participation.most_participations(int(rounds)), "replace-one")
+
+    def accumulate(
+        self,
+        aggregate: Aggregate,
+        update: Tensor,
+        weight: float,
+        rng: np.random.Generator | None = None,
+    ) -> ClipOutcome:
+        """Make one client's report and add it to the sum.
+
+        Args:
+            aggregate: The round's sum, changed in place; ``clipped_total`` keeps that of the
+                clipped updates.
+            update: Shape (P,), a float dtype, P at least 2; not changed. If it is not finite, the
+                report is uniform on the sphere.
+            weight: Must be 1.
+            rng: The client's stream (not used at multiplier 0, where the clipped update is sent).
+
+        Raises:
+            PlanError: The weight is not 1.
+            PrivacyError: There is no stream, or a report cannot have this epsilon.
+        """
+        rng = check_client_rng(self.name, rng)
+        report = Aggregate.zeros(aggregate.total.numel(), aggregate.total.device)
+        outcome = accumulate_clipped(self.name, report, update, weight, self._clip_norm)
+        report.clipped_total = report.total.clone()
+        plan = self._design(report.total.numel())
+        if plan is not None:
+            report.total.copy_(_report(report.total, self._clip_norm, plan, rng))
+        aggregate.merge(report)
+        return outcome
+
+    def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
+        """Divide the sum of the reports by the configured cohort size.
+
+        Args:
+            aggregate: The merged sum of all workers; not changed. May be empty.
+            rng: Not used: the reports are random already.
+        """
+        num_parameters, stddev = aggregate.total.numel(), 0.0
+        plan = self._design(num_parameters)
+        if plan is not None:
+            # A report has its length squared of variance over all elements, less what it means.
+            per_report = self._clip_norm / plan.mean_length / math.sqrt(num_parameters)
+            stddev = math.sqrt(num_reports(aggregate)) * per_report
+        return Release(
+            mean_update=aggregate.total / self._noise.cohort_size,
+            clip_norm=self._clip_norm,
+            update_noise_stddev=stddev,
+            count_noise_stddev=None,
+            noisy_fraction_unclipped=None,
+        )
+
+    def _design(self, num_parameters: int) -> CapDesign | None:
+        multiplier = self._noise.noise_multiplier
+        return design(1.0 / multiplier, num_parameters) if multiplier > 0.0 else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing changes from round to round."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Check that the state is empty.
+
+        Raises:
+            PrivacyError: It is not.
+        """
+        check_state_keys(self.name, state, set())
+
+
+def _report(clipped: Tensor, clip_norm: float, plan: CapDesign, rng: np.random.Generator) -> Tensor:
+    """A random vector of fixed length whose mean is the clipped update.
+
+    Args:
+        clipped: Shape (P,), float32, of L2 norm at most ``clip_norm``.
+        clip_norm: The bound.
+        plan: Law of the direction.
+        rng: Gives one uniform draw for the coin, then those of ``randomize``.
+
+    Returns:
+        Shape (P,), float32, on the CPU, of length ``clip_norm / plan.mean_length``.
+    """
+    vector = clipped.detach().cpu().to(torch.float64).numpy()
+    norm = float(np.linalg.norm(vector))
+    opposite = rng.random() >= 0.5 * (1.0 + min(norm / clip_norm, 1.0))
+    direction = None
+    if norm > 0.0:
+        direction = vector / (-norm if opposite else norm)
+    report = randomize(direction, plan, rng)
+    report *= clip_norm
+    return torch.from_numpy(report).to(torch.float32)
+
+
+def build(options: Options, noise: NoiseScale) -> PrivUnit:
+    """Build the mechanism.
+
+    Args:
+        options: The clipping bound.
+        noise: Multiplier, one over a report's epsilon, and cohorts, which must be one.
+
+    Raises:
+        PlanError: ``noise_cohort_size`` is not ``cohort_size``, or a report's epsilon is too large.
+    """
+    return PrivUnit(options.clip_norm, noise)

@@ -1,0 +1,323 @@
+"""A private run in numpy, written independently of the package: true ledgers, and planted lies."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privacy.accountant import compose_epsilon
+from privacy.amplification import ADJACENCY, Composition, Participation, sampled_gaussian
+from privacy.audit.subject import Configured, DataAtHand, Saved, Subject
+
+EDGES = np.linspace(-4.0, 4.0, 33)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Settings of a run, and the lies that it tells."""
+
+    rounds: int = 40
+    num_parameters: int = 400
+    population: int = 300
+    cohort: int = 30
+    noise_cohort: int = 60
+    scheme: str = "poisson"
+    separation: int = 1
+    shape: str = "gaussian"
+    adaptive: bool = True
+    noise_multiplier: float = 2.0
+    clip_norm: float = 0.5
+    # Lies, all of them about what really happens and not about what is written.
+    drawn: str | None = None
+    noise_factor: float = 1.0
+    noise_shape: str | None = None
+    noise_mean: float = 0.0
+    noise_of_sum: float = 0.0
+    count_factor: float = 1.0
+    same_noise: bool = False
+    chained_noise: float = 0.0
+    divided_by: str = "configured"
+    clip_sign: float = 1.0
+    rescales: bool = False
+    clips: bool = True
+    draws_twice: bool = False
+
+
+def actual_noise(run: Run) -> float:
+    return run.noise_multiplier * run.cohort / run.noise_cohort
+
+
+def options_of(run: Run) -> dict[str, Any]:
+    options: dict[str, Any] = {"clip_norm": run.clip_norm}
+    if run.adaptive:
+        options |= {"quantile": 0.4, "clip_learning_rate": 0.2, "count_noise_stddev": None}
+    return options
+
+
+def mechanism_of(run: Run) -> str:
+    if run.shape == "laplace":
+        return "laplace"
+    return "adaptive_gaussian" if run.adaptive else "gaussian"
+
+
+def constants_of(run: Run) -> dict[str, Any]:
+    def side(cohort: int, noise: float) -> dict[str, Any]:
+        return {
+            "population_size": run.population,
+            "cohort_size": cohort,
+            "sampling_probability": cohort * run.separation / run.population,
+            "noise_multiplier": noise,
+            "delta": run.population**-1.1,
+        }
+
+    return {
+        "unit": "user",
+        "mechanism": mechanism_of(run),
+        "mechanism_options": options_of(run),
+        "sampling": run.scheme,
+        "separation": run.separation,
+        "adjacency": ADJACENCY[run.scheme],  # type: ignore[index]
+        "accountant": "pld" if run.shape == "laplace" else "rdp",
+        "weighting": "uniform",
+        "uploads": ["update"],
+        "batchnorm_layers": [],
+        "seed_policy": "philox-per-round, seeded: for simulation only",
+        "simulated": side(run.noise_cohort, run.noise_multiplier),
+        "actual": side(run.cohort, actual_noise(run)),
+        "num_parameters": run.num_parameters,
+        "denominator": float(run.cohort),
+        "data": "sha256:da7a",
+    }
+
+
+def make_lines(run: Run, seed: int = 0) -> list[dict[str, Any]]:
+    """Play the run and write its ledger's lines, "previous" left out."""
+    rng = np.random.default_rng([seed, 77])
+    groups = rng.integers(run.separation, size=run.population)
+    shared = json.dumps(constants_of(run))
+    clip, last = run.clip_norm, None
+    lines = []
+    for number in range(1, run.rounds + 1):
+        users = _draw(run, groups, number, rng)
+        line, clip, last = _round(run, users, number, clip, last, rng)
+        lines.append(json.loads(shared) | line)
+    return lines
+
+
+def _draw(
+    run: Run, groups: NDArray[np.int64], number: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    scheme = run.drawn or run.scheme
+    if scheme == "fixed_size":
+        users = rng.choice(run.population, run.cohort, replace=False)
+    elif scheme == "large":
+        users = np.flatnonzero(rng.random(run.population) < 1.5 * run.cohort / run.population)
+    elif scheme == "full":
+        users = np.arange(run.population)
+    else:
+        eligible = groups == (number - 1) % run.separation
+        rate = run.cohort * run.separation / run.population
+        users = np.flatnonzero(eligible & (rng.random(run.population) < rate))
+    if run.draws_twice and len(users) > 1:
+        users[0] = users[1]
+    return users
+
+
+def _round(
+    run: Run,
+    users: NDArray[np.int64],
+    number: int,
+    clip: float,
+    last: NDArray[np.float64] | None,
+    rng: np.random.Generator,
+) -> tuple[dict[str, Any], float, NDArray[np.float64]]:
+    size, ratio = run.num_parameters, run.cohort / run.noise_cohort
+    # Updates that agree in part, some within the bound and some beyond.
+    updates = rng.standard_normal((len(users), size)) / math.sqrt(size) + 1.0 / math.sqrt(size)
+    updates *= clip * np.exp(rng.normal(-0.5, 0.7, (len(users), 1)))
+    norms = np.linalg.norm(updates.astype(np.float32).astype(np.float64), axis=1)
+    factors = np.minimum(1.0, clip / np.maximum(norms, 1e-12) * (1.0 - 2.0**-22))
+    if run.rescales:
+        factors = clip / np.maximum(norms, 1e-12) * (1.0 - 2.0**-22)
+    if not run.clips:
+        factors = np.ones(len(users))
+    total = np.zeros(size, dtype=np.float32)
+    probe = None
+    watched = int(rng.integers(len(users))) if len(users) else -1
+    if len(users):
+        # The watched client is the last to be summed: the order is of no matter.
+        contributions = (updates * factors[:, None]).astype(np.float32)
+        before = np.delete(contributions, watched, axis=0).sum(axis=0)
+        total = before + contributions[watched]
+        moved = float(np.linalg.norm(total.astype(np.float64) - before))
+        bit = 0.5 if norms[watched] <= clip else -0.5
+        probe = {"norm": float(norms[watched]), "moved": moved, "bit": bit}
+    clipped = int((norms > clip).sum())
+    bits = len(users) / 2.0 - clipped
+    z, count_stddev = run.noise_multiplier, None
+    if run.adaptive:
+        count = run.noise_cohort / 20.0
+        z = (z**-2.0 - (2.0 * count) ** -2.0) ** -0.5
+        count_stddev = count * ratio
+    stddev = z * ratio * clip * (math.sqrt(2.0) if run.shape == "laplace" else 1.0)
+    noise_rng = np.random.default_rng(5) if run.same_noise else rng
+    draws = _noise(run.noise_shape or run.shape, size, noise_rng)
+    if last is not None and run.chained_noise:
+        draws = run.chained_noise * last + math.sqrt(1 - run.chained_noise**2) * draws
+    draws = draws * run.noise_factor + run.noise_mean
+    norm = float(np.linalg.norm(total.astype(np.float64)))
+    draws += run.noise_of_sum * total / max(norm, 1e-30)
+    denominator = {"configured": run.cohort, "realised": max(1, len(users)), "fixed": 33}
+    released = ((draws * stddev).astype(np.float32) + total) / np.float32(
+        denominator[run.divided_by]
+    )
+    noise_rng = np.random.default_rng(6) if run.same_noise else rng
+    draw = run.count_factor * float(noise_rng.standard_normal())
+    fraction = None
+    following = clip
+    if run.adaptive:
+        assert count_stddev is not None
+        fraction = (bits + count_stddev * draw) / run.cohort + 0.5
+        following = clip * math.exp(-run.clip_sign * 0.2 * (fraction - 0.4))
+    residual = (released.astype(np.float64) * run.cohort - total) / stddev
+    line = {
+        "round": number,
+        "release_sha256": hashlib.sha256(released.tobytes()).hexdigest(),
+        "clip_norm": clip,
+        "update_noise_stddev": stddev,
+        "count_noise_stddev": count_stddev,
+        "noisy_fraction_unclipped": fraction,
+        "realised_cohort": len(users),
+        "distinct_users": len(set(users.tolist())),
+        "num_canaries": 0,
+        "num_contributions": len(users),
+        "num_nonfinite": 0,
+        "num_clipped": clipped,
+        "total_weight": float(len(users)),
+        "largest_norm": float(norms.max(initial=0.0)),
+        "largest_clipped_norm": float((norms * factors).max(initial=0.0)),
+        "sum_norm": norm,
+        "probe": probe,
+        "noise": _observed(residual, total, last, draw if run.adaptive else None),
+    }
+    return line, following, residual
+
+
+def _noise(shape: str, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    if shape == "laplace":
+        return rng.laplace(0.0, math.sqrt(0.5), size)
+    if shape == "uniform":
+        return rng.uniform(-math.sqrt(3.0), math.sqrt(3.0), size)
+    return rng.standard_normal(size)
+
+
+def _observed(
+    residual: NDArray[np.float64],
+    total: NDArray[np.float32],
+    last: NDArray[np.float64] | None,
+    draw: float | None,
+) -> dict[str, Any]:
+    clean = total.astype(np.float64)
+    norm = float(np.linalg.norm(clean))
+    counts = np.histogram(residual, np.concatenate([[-np.inf], EDGES, [np.inf]]))[0]
+    return {
+        "count": residual.size,
+        "sum": float(residual.sum()),
+        "sum_squares": float(np.square(residual).sum()),
+        "histogram": [int(count) for count in counts],
+        "head": [float(value) for value in residual[:8]],
+        "dot_sum": float(residual @ clean) / norm if norm else 0.0,
+        "lag_correlation": 0.0,
+        "lag_product": None if last is None else float(residual @ last) / residual.size,
+        "rounding": 1e-7,
+        "count_draw": draw,
+    }
+
+
+def composition(
+    mechanism: str,
+    options: Mapping[str, Any],
+    participation: Participation,
+    noise_multiplier: float,
+    rounds: int,
+) -> Composition:
+    """What rounds of the run's mechanism compose to."""
+    if mechanism == "laplace":
+        from dp_accounting import dp_event
+
+        event = dp_event.PoissonSampledDpEvent(
+            participation.sampling_probability, dp_event.LaplaceDpEvent(noise_multiplier)
+        )
+        return Composition(event, rounds, participation.adjacency)
+    return sampled_gaussian(participation, noise_multiplier, rounds)
+
+
+def subject_of(run: Run, lines: list[dict[str, Any]], **changes: Any) -> Subject:
+    """Statement, configuration, data, checkpoint and summary of a run that has ended."""
+    constants = constants_of(run)
+    statement: dict[str, Any] = {
+        "unit": "user",
+        "adjacency": constants["adjacency"],
+        "mechanism": constants["mechanism"],
+        "accountant": constants["accountant"],
+        "rounds": run.rounds,
+        "num_parameters": run.num_parameters,
+        "clip": {"kind": "adaptive" if run.adaptive else "fixed"},
+        "noise_multiplier": run.noise_multiplier,
+        "update_noise_multiplier": run.noise_multiplier,
+        "count_noise_stddev": run.noise_cohort / 20.0 if run.adaptive else None,
+        "budget_epsilon": None,
+        "not_covered": [],
+        "notes": [],
+        "status": "final",
+    }
+    for label in ("simulated", "actual"):
+        side = dict(constants[label])
+        participation = Participation(
+            run.scheme, side["population_size"], side["cohort_size"], run.separation
+        )
+        part = composition(
+            mechanism_of(run), {}, participation, side["noise_multiplier"], run.rounds
+        )
+        side["epsilon"] = compose_epsilon([part], side["delta"], statement["accountant"])
+        statement[label] = side | {"sampling": run.scheme, "separation": run.separation}
+    configured = Configured(
+        unit="user",
+        mechanism=mechanism_of(run),
+        mechanism_options=options_of(run),
+        sampling=run.scheme,
+        separation=run.separation,
+        population_size=run.population,
+        hypothetical_population=False,
+        cohort_size=run.cohort,
+        noise_cohort_size=run.noise_cohort,
+        num_rounds=run.rounds,
+        weighting="uniform",
+        budget_epsilon=None,
+        noise_multiplier=run.noise_multiplier,
+        delta=None,
+        accountant=constants["accountant"],
+        noise_shape=run.shape,
+    )
+    coming = run.clip_norm
+    if run.adaptive and lines:
+        last = lines[-1]
+        coming = last["clip_norm"] * math.exp(-0.2 * (last["noisy_fraction_unclipped"] - 0.4))
+    values = {
+        "statement": statement,
+        "configured": configured,
+        "composition": partial(composition),
+        "data": DataAtHand(run.population, "sha256:da7a", run.num_parameters, ()),
+        "saved": Saved(run.rounds, {"clip_norm": coming} if run.adaptive else {}),
+        "summary": {"rounds": run.rounds, "privacy": copy.deepcopy(statement)},
+    }
+    return Subject(**(values | changes))

@@ -1,0 +1,476 @@
+"""The audit of true ledgers, in many seeds, and of ledgers with one planted lie each."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privacy.audit.auditor import _observed_checks, audit
+from privacy.audit.check import Check
+from privacy.audit.checks_accounting import check_budget, check_epsilon
+from privacy.audit.checks_clipping import check_clip_path
+from privacy.audit.checks_multiplier import check_delta, check_population
+from privacy.audit.checks_record import check_configuration, check_constants, check_rounds
+from privacy.audit.checks_release import check_canaries, check_releases
+from privacy.audit.evidence import gather
+from privacy.audit.outside import tuned_runs
+from privacy.audit.subject import DataAtHand, Saved
+from privacy.errors import LedgerError, PrivacyError
+from privacy.ledger import canonical_line, iterate_ledger
+from tests.privacy.audit_lines import Run, make_lines, subject_of
+
+Lines = list[dict[str, Any]]
+TRUE = Run()
+# Of which every accountant has an epsilon at once.
+QUICK = Run(rounds=5, noise_multiplier=4.0)
+KINDS = {
+    "adaptive": TRUE,
+    "fixed clip": replace(TRUE, adaptive=False),
+    "laplace": replace(TRUE, adaptive=False, shape="laplace"),
+    "cyclic": replace(TRUE, scheme="cyclic_poisson", separation=4, rounds=42),
+    "fixed size": replace(TRUE, scheme="fixed_size"),
+    "small cohorts": replace(TRUE, cohort=2, noise_cohort=60, noise_multiplier=3.0),
+    "few rounds": replace(TRUE, rounds=3),
+    "few parameters": replace(TRUE, num_parameters=3),
+}
+
+
+def outcomes(run: Run, seed: int = 0) -> dict[str, Check]:
+    """The checks of what was observed, which take no accountant."""
+    lines = make_lines(run, seed)
+    evidence = gather(lines)
+    subject = subject_of(run, lines)
+    made = [*_observed_checks(evidence, subject), check_releases(evidence, subject)]
+    made += [check_rounds(evidence, subject), check_constants(evidence)]
+    made += [check_configuration(evidence, subject)]
+    return {check.name: check for check in made}
+
+
+def failed(checks: dict[str, Check] | list[Check]) -> dict[str, str]:
+    made = checks.values() if isinstance(checks, dict) else checks
+    return {check.name: check.evidence for check in made if check.outcome == "failed"}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_true_ledger_passes_in_every_seed(seed: int) -> None:
+    checks = outcomes(TRUE, seed)
+    assert failed(checks) == {}
+    assert {check.name for check in checks.values() if check.outcome == "skipped"} == set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_true_ledgers_of_other_kinds_pass(kind: str) -> None:
+    for seed in range(100, 105):
+        assert failed(outcomes(KINDS[kind], seed)) == {}
+
+
+def test_the_whole_audit_of_a_true_ledger_passes() -> None:
+    run = replace(TRUE, noise_multiplier=4.0)
+    lines = make_lines(run)
+    checks = audit(iter(lines), subject_of(run, lines))
+    assert failed(checks) == {}
+    assert {check.name for check in checks if check.outcome == "skipped"} == {"budget", "canaries"}
+    assert len({check.name for check in checks}) == len(checks) == 29
+    json.dumps([check.to_json_dict() for check in checks], allow_nan=False)
+
+
+# What really happens is not what is written: only the observations can tell.
+HAPPENS: dict[str, tuple[Run, set[str]]] = {
+    "no noise at all": (replace(TRUE, noise_factor=0.0), {"noise_scale", "noise_shape"}),
+    "noise of 2/3": (replace(TRUE, noise_factor=2 / 3), {"noise_scale", "noise_shape"}),
+    "noise of 3/2": (replace(TRUE, noise_factor=1.5), {"noise_scale", "noise_shape"}),
+    "noise scaled twice": (replace(TRUE, noise_factor=0.5), {"noise_scale"}),
+    "noise once per each of two workers": (replace(TRUE, noise_factor=2**0.5), {"noise_scale"}),
+    "uniform noise": (replace(TRUE, noise_shape="uniform"), {"noise_shape"}),
+    "Laplace for Gaussian": (replace(TRUE, noise_shape="laplace"), {"noise_shape"}),
+    "Gaussian for Laplace": (
+        replace(KINDS["laplace"], noise_shape="gaussian"),
+        {"noise_shape"},
+    ),
+    "Laplace noise of 2/3": (replace(KINDS["laplace"], noise_factor=2 / 3), {"noise_scale"}),
+    "Laplace noise of 3/2": (replace(KINDS["laplace"], noise_factor=1.5), {"noise_scale"}),
+    "noise with a mean": (replace(TRUE, noise_mean=0.1), {"noise_mean"}),
+    "the same noise every round": (replace(TRUE, same_noise=True), {"noise_fresh"}),
+    "noise half kept": (replace(TRUE, chained_noise=0.5), {"noise_fresh"}),
+    "noise that cancels the sum": (replace(TRUE, noise_of_sum=-2.0), {"noise_independent"}),
+    "count noise of 2/3": (
+        replace(TRUE, count_factor=1 / 3, num_parameters=40, rounds=60),
+        {"count_noise"},
+    ),
+    "divided by the realised cohort": (replace(TRUE, divided_by="realised"), {"denominator"}),
+    "divided by another number": (replace(TRUE, divided_by="fixed"), {"denominator"}),
+    "fixed size for Poisson": (replace(TRUE, drawn="fixed_size"), {"cohort_dispersion"}),
+    "fixed size for cyclic Poisson": (
+        replace(KINDS["cyclic"], drawn="fixed_size", rounds=80),
+        {"cohort_dispersion"},
+    ),
+    "cohorts half as large again": (replace(TRUE, drawn="large"), {"cohort_total"}),
+    "full participation for Poisson": (replace(TRUE, drawn="full", rounds=3), {"cohort_total"}),
+    "Poisson for fixed size": (
+        replace(KINDS["fixed size"], drawn="poisson"),
+        {"cohort_total"},
+    ),
+    "a user drawn twice": (replace(TRUE, draws_twice=True), {"users_distinct"}),
+    "no clipping": (replace(TRUE, clips=False), {"clip_bound", "clip_probe"}),
+    "lifted to the bound": (replace(TRUE, rescales=True), {"clip_probe"}),
+    "a clip that runs away": (replace(TRUE, clip_sign=-1.0), {"clip_path"}),
+}
+
+
+@pytest.mark.parametrize("lie", HAPPENS)
+def test_what_really_happens_is_found(lie: str) -> None:
+    run, names = HAPPENS[lie]
+    for seed in range(2):
+        assert names <= set(failed(outcomes(run, seed)))
+
+
+def edit(number: int, **changes: Any) -> Callable[[Lines], None]:
+    """Change members of one line, "a__b" inside of another; 0 for every line."""
+
+    def apply(lines: Lines) -> None:
+        for line in lines if number == 0 else [lines[number - 1]]:
+            for key, value in changes.items():
+                node, *rest = key.split("__")
+                target: Any = line
+                for part in rest:
+                    target, node = target[node], part
+                target[node] = value
+
+    return apply
+
+
+def scale(**factors: float) -> Callable[[Lines], None]:
+    def apply(lines: Lines) -> None:
+        for line in lines:
+            for key, factor in factors.items():
+                line[key] *= factor
+
+    return apply
+
+
+# What is written is not what was configured, or contradicts itself.
+WRITTEN: dict[str, tuple[Callable[[Lines], None], str]] = {
+    "a final line dropped": (lambda lines: lines.pop(), "rounds"),
+    "a final line added": (lambda lines: lines.append(dict(lines[-1])), "rounds"),
+    "the sampler changed midway": (edit(20, sampling="fixed_size"), "constants"),
+    "the data changed midway": (edit(7, data="sha256:0"), "constants"),
+    "another mechanism": (edit(0, mechanism="gaussian"), "configuration"),
+    "another quantile": (edit(0, mechanism_options__quantile=0.9), "configuration"),
+    "other data": (edit(0, data="sha256:0"), "configuration"),
+    "another population": (edit(0, actual__population_size=3000), "configuration"),
+    "another delta": (edit(0, simulated__delta=1e-9), "configuration"),
+    "a smaller rate": (edit(0, actual__sampling_probability=0.01), "configuration"),
+    "another denominator": (edit(0, denominator=60.0), "configuration"),
+    "another model": (edit(0, num_parameters=401), "configuration"),
+    "the other adjacency": (edit(0, adjacency="replace-one"), "configuration"),
+    "less noise on the update": (scale(update_noise_stddev=0.9), "noise_multiplier"),
+    "less noise on the count": (scale(count_noise_stddev=0.5), "noise_multiplier"),
+    "the count unpaid": (scale(count_noise_stddev=0.1), "noise_multiplier"),
+    "a cohort that cannot be": (edit(5, realised_cohort=301), "cohort_total"),
+    "half a user": (edit(5, realised_cohort=30.5), "cohort_total"),
+    "updates of nobody": (edit(5, num_contributions=31), "users_distinct"),
+    "a clipped norm beyond the bound": (edit(3, largest_clipped_norm=9.0), "clip_bound"),
+    "a sum beyond its updates": (edit(3, sum_norm=1e3), "clip_bound"),
+    "a sum of negative length": (edit(3, sum_norm=-1.0), "clip_bound"),
+    "a clipped norm of another update": (edit(3, largest_clipped_norm=0.1), "clip_bound"),
+    "products with the sum left out": (edit(0, noise__dot_sum=None), "noise_independent"),
+    "noise of negative size": (edit(3, update_noise_stddev=-1e9), "noise_multiplier"),
+    "noise of fewer elements": (edit(3, noise__count=300), "noise_scale"),
+    "a sum that is not finite": (edit(3, sum_norm=None), "clip_bound"),
+    "no clipped update is counted": (edit(0, num_clipped=0), "clip_bound"),
+    "no bound": (edit(3, clip_norm=None), "clip_bound"),
+    "the watched client moves too much": (edit(3, probe__moved=9.0), "clip_probe"),
+    "nobody is watched": (edit(3, probe=None), "clip_probe"),
+    "nobody is ever watched": (edit(0, probe=None), "clip_probe"),
+    "the watched client moves nothing": (edit(0, probe__moved=0.0), "clip_probe"),
+    "a watched client's NaN gets in": (edit(3, probe__norm=None), "clip_probe"),
+    "the bit is not centred": (edit(3, probe__bit=1.0), "clip_probe"),
+    "the first bound is another": (edit(1, clip_norm=0.7), "clip_path"),
+    "a bound that does not follow": (edit(9, clip_norm=0.7), "clip_path"),
+    "a fraction that is another": (edit(9, noisy_fraction_unclipped=0.9), "count_query"),
+    "the fraction is held back": (edit(9, noisy_fraction_unclipped=None), "count_query"),
+    "noise that nobody saw": (edit(4, noise=None), "noise_scale"),
+    "noise that is not a number": (
+        edit(4, noise__sum_squares=None, noise__sum=None),
+        "noise_scale",
+    ),
+    "noise that is in no bin": (edit(4, noise__histogram=[0] * 34), "noise_shape"),
+    "one round without noise": (edit(4, noise__sum_squares=0.0), "noise_scale"),
+    "a line without its noise": (lambda lines: lines[4].pop("noise"), "constants"),
+    "correlated noise of a mechanism that has none": (
+        edit(0, noise__lag_correlation=0.01),
+        "noise_fresh",
+    ),
+    "a product that is left out": (edit(4, noise__lag_product=None), "noise_fresh"),
+    "the same count noise": (edit(0, noise__count_draw=0.3), "count_noise"),
+    "weights by examples": (edit(0, weighting="examples"), "weights"),
+    "weights that do not add up": (edit(6, total_weight=99.0), "weights"),
+    "a control variate is sent": (edit(0, uploads=["update", "control"]), "uploads"),
+    "BatchNorm": (edit(0, batchnorm_layers=["norm1"]), "batchnorm"),
+    "a release made twice": (edit(6, release_sha256="ab" * 32), "releases"),
+}
+
+
+@cache
+def true_lines() -> Lines:
+    return make_lines(TRUE)
+
+
+@pytest.mark.parametrize("lie", WRITTEN)
+def test_what_is_written_is_found(lie: str) -> None:
+    change, name = WRITTEN[lie]
+    lines = copy.deepcopy(true_lines())
+    subject = subject_of(TRUE, lines)
+    if lie == "a release made twice":
+        change(lines[:9])
+        lines[3]["release_sha256"] = "ab" * 32
+    else:
+        change(lines)
+    evidence = gather(lines)
+    checks = [*_observed_checks(evidence, subject), check_releases(evidence, subject)]
+    checks += [check_rounds(evidence, subject), check_constants(evidence)]
+    checks += [check_configuration(evidence, subject)]
+    assert name in failed(checks)
+
+
+def test_a_checkpoint_that_forgot_the_bound_is_found() -> None:
+    lines = make_lines(TRUE)
+    states = {"forgotten": {}, "first": {"clip_norm": TRUE.clip_norm}, "none": None}
+    found = {}
+    for what, state in states.items():
+        subject = subject_of(TRUE, lines, saved=Saved(TRUE.rounds, state))
+        found[what] = check_clip_path(gather(lines), subject).outcome
+    assert found == {"forgotten": "failed", "first": "failed", "none": "passed"}
+    earlier = subject_of(TRUE, lines, saved=Saved(20, {"clip_norm": lines[20]["clip_norm"]}))
+    assert check_clip_path(gather(lines), earlier).outcome == "passed"
+    # As it was before the round, not after it.
+    earlier = subject_of(TRUE, lines, saved=Saved(20, {"clip_norm": lines[19]["clip_norm"]}))
+    assert check_clip_path(gather(lines), earlier).outcome == "failed"
+
+
+def test_a_checkpoint_beyond_the_ledger_is_found() -> None:
+    lines = make_lines(TRUE)
+    subject = subject_of(TRUE, lines, saved=Saved(41, None))
+    assert check_rounds(gather(lines), subject).outcome == "failed"
+    subject = subject_of(TRUE, lines, saved=Saved(39, None))
+    assert check_rounds(gather(lines), subject).outcome == "failed"
+
+
+def test_an_unfinished_run_is_held_against_its_plan() -> None:
+    lines = make_lines(QUICK)
+    subject = subject_of(QUICK, lines, summary=None, saved=Saved(2, None))
+    subject.statement["status"] = "planned"  # type: ignore[index]
+    half = gather(lines[:3])
+    assert "unfinished" in check_rounds(half, subject).evidence
+    assert check_rounds(half, subject).outcome == "passed"
+    assert check_epsilon(half, subject, "actual").outcome == "passed"
+    assert check_rounds(gather([*lines, lines[0]]), subject).outcome == "failed"
+    assert failed(list(_observed_checks(gather([]), subject))) == {}
+
+
+@pytest.mark.parametrize("label", ["simulated", "actual"])
+def test_an_understated_epsilon_is_found(label: str) -> None:
+    run, lines = QUICK, make_lines(QUICK)
+    evidence, subject = gather(lines), subject_of(run, lines)
+    true = check_epsilon(evidence, subject, label)
+    assert true.outcome == "passed"
+    computed = true.numbers["computed"]
+    assert computed["pld"] < computed["rdp"] == pytest.approx(true.numbers["stated"])
+    # PRV adds its own error, 0.01.
+    assert computed["prv"] == pytest.approx(computed["pld"] + 0.01, abs=0.005)
+    # Between the tightest and its own accountant's: valid, but not what rdp gives.
+    subject.statement[label]["epsilon"] = (computed["pld"] + computed["rdp"]) / 2
+    assert "rdp gives" in check_epsilon(evidence, subject, label).evidence
+    subject.statement[label]["epsilon"] = 0.99 * computed["pld"]
+    assert "tightest" in check_epsilon(evidence, subject, label).evidence
+    subject.statement[label]["epsilon"] = 2.0 * computed["rdp"]
+    assert check_epsilon(evidence, subject, label).outcome == "passed"
+
+
+def test_a_composition_of_another_mechanism_is_found() -> None:
+    run = QUICK
+    lines = make_lines(run)
+    subject = subject_of(run, lines)
+
+    def epochs(name: str, options: Any, participation: Any, noise: float, rounds: int) -> Any:
+        # Rounds passed as epochs, the other way round: fewer events than rounds.
+        return subject_of(run, lines).composition(name, options, participation, noise, rounds // 5)
+
+    wrong = subject_of(run, lines, composition=epochs)
+    wrong.statement["actual"]["epsilon"] = 1e6
+    assert "1 events" in check_epsilon(gather(lines), wrong, "actual").evidence
+    assert check_epsilon(gather(lines), subject, "actual").outcome == "passed"
+
+
+def test_rounds_under_two_noises_are_composed_one_after_another() -> None:
+    run = QUICK
+    lines = make_lines(run)
+    edit(0, actual__noise_multiplier=1.5)(lines[2:])
+    check = check_epsilon(gather(lines), subject_of(run, lines), "actual")
+    assert check.outcome == "failed"
+    louder = subject_of(replace(run, noise_multiplier=3.0), lines).statement["actual"]["epsilon"]
+    found = check.numbers["computed"]["rdp"]
+    assert check.numbers["stated"] < found < louder
+
+
+def test_a_budget_is_checked() -> None:
+    run = QUICK
+    lines = make_lines(run)
+    subject = subject_of(run, lines)
+    epsilon = subject.statement["simulated"]["epsilon"]
+    for budget, outcome in ((1.01 * epsilon, "passed"), (0.99 * epsilon, "failed")):
+        subject.statement["budget_epsilon"] = budget  # type: ignore[index]
+        held = replace(subject, configured=replace(subject.configured, budget_epsilon=budget))
+        assert check_budget(gather(lines), held).outcome == outcome
+    assert check_budget(gather(lines), subject).outcome == "failed"
+
+
+def test_delta_and_population_are_checked() -> None:
+    lines = make_lines(replace(TRUE, rounds=2))
+    subject = subject_of(TRUE, lines)
+    evidence = gather(lines)
+    assert check_delta(subject).outcome == "passed"
+    subject.statement["actual"]["delta"] = 1.0 / 300
+    assert check_delta(subject).outcome == "failed"
+    assert check_population(evidence, subject).outcome == "passed"
+    other = replace(subject, data=DataAtHand(num_units=299))
+    assert check_population(evidence, other).outcome == "failed"
+    unseen = check_population(evidence, replace(subject, data=DataAtHand(why_absent="it is gone")))
+    assert (unseen.outcome, unseen.evidence) == ("skipped", "it is gone")
+    edit(0, simulated__population_size=10**6)(lines)
+    evidence = gather(lines)
+    assert check_population(evidence, subject).outcome == "failed"
+    configured = replace(subject.configured, population_size=10**6)
+    assert check_population(evidence, replace(subject, configured=configured)).outcome == "failed"
+    configured = replace(configured, hypothetical_population=True)
+    assert check_population(evidence, replace(subject, configured=configured)).outcome == "passed"
+
+
+def test_noise_that_drowns_in_rounding_is_skipped_and_says_so() -> None:
+    # Its true noise, as it was really seen through the rounding of float32.
+    run = replace(TRUE, noise_multiplier=1e-7)
+    lines = make_lines(run)
+    assert abs(lines[0]["noise"]["sum_squares"] / run.num_parameters - 1.0) > 0.2
+    checks = {c.name: c for c in _observed_checks(gather(lines), subject_of(run, lines))}
+    assert checks["noise_scale"].outcome == "skipped"
+    assert "too small to be observed" in checks["noise_scale"].evidence
+
+
+def test_a_run_without_noise_claims_infinity_and_has_no_noise_to_test() -> None:
+    run = replace(TRUE, rounds=4)
+    lines = make_lines(run)
+    edit(
+        0,
+        noise=None,
+        update_noise_stddev=0.0,
+        count_noise_stddev=0.0,
+        simulated__noise_multiplier=0.0,
+    )(lines)
+    edit(0, actual__noise_multiplier=0.0)(lines)
+    subject = subject_of(run, lines)
+    subject.statement["noise_multiplier"] = 0.0  # type: ignore[index]
+    evidence = gather(lines)
+    checks = {c.name: c for c in _observed_checks(evidence, subject)}
+    assert checks["noise_scale"].outcome == "skipped"
+    assert checks["noise_multiplier"].outcome == "passed"
+    assert check_epsilon(evidence, subject, "actual").outcome == "failed"
+    subject.statement["actual"]["epsilon"] = "inf"
+    assert check_epsilon(evidence, subject, "actual").outcome == "passed"
+
+
+def test_canaries_may_not_show_more_than_is_stated() -> None:
+    subject = subject_of(TRUE, [])
+    epsilon = subject.statement["actual"]["epsilon"]
+    for lower, outcome in ((0.5 * epsilon, "passed"), (1.5 * epsilon, "failed")):
+        canaries = {"kind": "one_run", "lower_bound": lower, "confidence": 0.95}
+        assert check_canaries(replace(subject, canaries=canaries)).outcome == outcome
+    assert check_canaries(replace(subject, canaries={"kind": "one_run"})).outcome == "failed"
+    assert check_canaries(subject).outcome == "skipped"
+
+
+def test_a_search_costs_as_many_rounds_as_it_runs() -> None:
+    run = QUICK
+    lines = make_lines(run)
+    subject = subject_of(run, lines)
+    found = tuned_runs(gather(lines), subject, 8)
+    longer = replace(QUICK, rounds=40)
+    for label in ("simulated", "actual"):
+        wanted = subject_of(longer, lines).statement[label]["epsilon"]
+        assert found.epsilons[label] == pytest.approx(wanted)
+    with pytest.raises(PrivacyError, match="at least 1"):
+        tuned_runs(gather(lines), subject, 0)
+
+
+def write(path: Path, lines: Lines) -> None:
+    import hashlib
+
+    previous = "0" * 64
+    with path.open("wb") as file:
+        for line in lines:
+            written = canonical_line(line, previous)
+            previous = hashlib.sha256(written.rstrip(b"\n")).hexdigest()
+            file.write(written)
+
+
+def from_file(path: Path, run: Run, lines: Lines) -> dict[str, Check]:
+    entries = (entry for entry, _ in iterate_ledger(path))
+    return {check.name: check for check in audit(entries, subject_of(run, lines))}
+
+
+@pytest.mark.parametrize("damage", ["edited", "dropped", "swapped", "foreign"])
+def test_a_broken_chain_fails_and_nothing_is_read_from_the_ledger(
+    damage: str, tmp_path: Path
+) -> None:
+    run = replace(TRUE, rounds=6)
+    lines = make_lines(run)
+    path = tmp_path / "ledger.jsonl"
+    write(path, lines)
+    text = path.read_text().splitlines(keepends=True)
+    if damage == "edited":
+        text[2] = text[2].replace('"num_clipped":', '"num_clipped":1')
+    elif damage == "dropped":
+        del text[2]
+    elif damage == "swapped":
+        text[2], text[3] = text[3], text[2]
+    else:
+        text[2] = "what is this\n"
+    path.write_text("".join(text))
+    checks = from_file(path, run, lines)
+    assert set(failed(list(checks.values()))) == {"chain"}
+    assert checks["noise_scale"].outcome == checks["epsilon_actual"].outcome == "skipped"
+    assert len(checks) == 29
+
+
+def test_values_of_a_wrong_kind_are_refused_with_their_round() -> None:
+    for change in (
+        {"clip_norm": "much"},
+        {"num_clipped": True},
+        {"noise": [1]},
+        {"noise__histogram": [1, 2]},
+        {"noise__histogram": [-1] * 34},
+        {"noise__head": 3},
+        {"release_sha256": None},
+        {"realised_cohort": 10**400},
+    ):
+        lines = make_lines(replace(TRUE, rounds=4))
+        edit(3, **change)(lines)
+        with pytest.raises(LedgerError, match="round 3"):
+            gather(lines)
+
+
+def test_lines_of_another_version_are_skipped_and_named() -> None:
+    lines = make_lines(TRUE)
+    for line in lines:
+        del line["noise"], line["probe"], line["total_weight"]
+    checks = {c.name: c for c in _observed_checks(gather(lines), subject_of(TRUE, lines))}
+    assert failed(checks) == {}
+    for name in ("noise_scale", "clip_probe", "weights"):
+        assert checks[name].outcome == "skipped"
+    assert "does not record noise" in checks["noise_scale"].evidence
