@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def audit_run(folder: Path, num_tuned_runs: int = 10, data: str | None = None) -
     subject = _subject(folder, resolved, statement)
     # Before it is read: lines that a run adds meanwhile make the audit stale.
     digest = ledger_digest(folder)
-    checks, evidence = audit_with_evidence(_entries(folder / LEDGER_FILE), subject)
+    checks, evidence = audit_with_evidence(iterate_ledger(folder / LEDGER_FILE), subject)
     done = RunAudit(
         subject=subject,
         checks=tuple(checks),
@@ -107,11 +107,6 @@ def audit_run(folder: Path, num_tuned_runs: int = 10, data: str | None = None) -
     )
     write_json(folder / AUDIT_FILE, done.to_json_dict())
     return done
-
-
-def _entries(ledger: Path) -> Iterator[dict[str, Any]]:
-    for entry, _ in iterate_ledger(ledger):
-        yield entry
 
 
 def _read_claim(folder: Path, data: str | None) -> tuple[ResolvedConfig, dict[str, Any]]:
@@ -150,8 +145,10 @@ def _subject(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any
     state = load_latest(folder / "checkpoints")
     saved = None
     if state is not None:
-        mechanism = state["trainer"].get("mechanism")
-        saved = Saved(int(state["step"]), mechanism)
+        trainer = state["trainer"]
+        # A federated trainer keeps it with all else of its private rounds.
+        digest = (trainer.get("private") or trainer).get("ledger")
+        saved = Saved(int(state["step"]), trainer.get("mechanism"), digest)
     return Subject(
         statement=statement,
         configured=configured,

@@ -194,6 +194,18 @@ def build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algo
     return algorithm
 
 
+def _pick_engine(resolved: ResolvedConfig, model: FlatModel) -> tuple[str, str]:
+    """What "auto" comes to, and why."""
+    if resolved.config.privacy is not None:
+        # Its cohorts and noise belong to one arithmetic: see ResolvedConfig.private_seed.
+        return "sequential", "of private runs, others are taken when they are named"
+    from pfl_bench.lanes.number import is_measured_faster
+
+    if is_measured_faster(model, resolved.config.precision):
+        return "vectorized", "measured to be faster for such a model on one thread"
+    return "sequential", "no other was measured to be faster for such a model there"
+
+
 def build_engine(
     resolved: ResolvedConfig,
     options: FederatedOptions,
@@ -205,15 +217,26 @@ def build_engine(
     """Build the engine that the configuration names; "auto" picks one and says which."""
     name = options.engine
     if name == "auto":
-        name = "sequential"
-        notice(f"engine: auto picked '{name}' for {model.device.type}")
+        name, reason = _pick_engine(resolved, model)
+        notice(f"engine: auto picked '{name}' for {model.device.type}: {reason}")
     module = plugins.load(plugins.ENGINE, name)
+    settings: dict[str, Any] = {"data_workers": options.data_workers}
+    if "lanes" in module.Options.model_fields:
+        settings["lanes"] = options.engine_lanes
+    elif options.engine == "auto" and options.engine_lanes is not None:
+        notice(f"engine: engine_lanes={options.engine_lanes} is not used by '{name}'")
+    elif options.engine_lanes is not None:
+        raise ConfigError(
+            f"federated.engine_lanes: {options.engine_lanes}, but the engine '{name}' has no "
+            "lanes; leave it out, or set engine: vectorized"
+        )
     engine: Engine = module.build(
-        module.Options(data_workers=options.data_workers),
+        module.Options(**settings),
         model,
         task.split("train"),
         build_forward(resolved, task, model),
         algorithm.local_training,
         resolved.config.seed,
+        notice,
     )
     return engine

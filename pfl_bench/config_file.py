@@ -21,7 +21,7 @@ M = TypeVar("M", bound=BaseModel)
 # What changes how a run is computed or watched, not what it releases.
 _NOT_TRAINING = {
     "": ("name", "device", "num_threads", "evaluation", "checkpoint", "logging", "expected"),
-    "federated": ("engine", "data_workers"),
+    "federated": ("engine", "engine_lanes", "data_workers"),
     "central": ("data_workers",),
 }
 
@@ -107,7 +107,9 @@ class ResolvedConfig:
             initial_digest: Digest of the model that the run begins with.
             device: Kind of device, whose arithmetic and decoders differ from another's.
         """
-        # Here, because it brings torch, which reading a configuration does not need.
+        # Here, because reading a configuration does not need torch.
+        import torch
+
         from pfl_bench.rng import private_seed
 
         tree = self.training_tree
@@ -119,12 +121,19 @@ class ResolvedConfig:
         for section, path in (("task", "data"), ("model", "weights")):
             options = tree[section].items()
             tree[section] = {key: value for key, value in options if key != path}
-        parts = {
+        federated = self.config.federated
+        if federated is not None and federated.engine not in ("auto", "sequential"):
+            # Another order of additions, and so another sum under the same noise.
+            tree["federated"]["engine"] = [federated.engine, federated.engine_lanes]
+        parts: dict[str, Any] = {
             "configuration": tree,
             "data": checksum,
             "initial_model": initial_digest,
             "device": device,
         }
+        if torch.get_num_threads() != 1:
+            # Threads share sums out otherwise, which changes their last bits.
+            parts["threads"] = torch.get_num_threads()
         return private_seed(self.config.seed, parts)
 
     def to_yaml(self) -> str:

@@ -106,6 +106,8 @@ class FederatedOptions(Strict):
         central_learning_rate: Rate of the central step (the literature's server rate).
         central_schedule: How the central rate moves over rounds.
         engine: "auto" or the name of an engine.
+        engine_lanes: Clients that the vectorized engine trains at once; null for a number by the
+            size of the model and the device (``pfl_bench.lanes.number``).
         data_workers: Threads that read clients ahead of training; 0 reads in line.
     """
 
@@ -126,6 +128,7 @@ class FederatedOptions(Strict):
     central_learning_rate: PositiveFloat = 1.0
     central_schedule: ScheduleOptions = ScheduleOptions()
     engine: str = "auto"
+    engine_lanes: Annotated[int, Field(ge=1, le=65_536)] | None = None
     data_workers: Workers = 0
 
     @model_validator(mode="after")

@@ -154,7 +154,7 @@ class FederatedTrainer:
         self._check_buffers()
         if lost:
             self._name_lost_clients(lost, index)
-        contributions = aggregate.num_contributions
+        contributions, num_clipped = aggregate.num_contributions, aggregate.num_clipped
         if self._private is not None:
             self._private.add_canaries(aggregate, index)
         noise = stream(self._cohort_seed, Purpose.NOISE, index)
@@ -176,7 +176,7 @@ class FederatedTrainer:
         if contributions:
             scalars["train/loss"] = float(loss_sum) / contributions
         if self.plan is not None:
-            scalars |= _privacy_scalars(release, aggregate)
+            scalars |= _privacy_scalars(release, num_clipped / max(1, contributions))
         scalars["time/round_seconds"] = time.perf_counter() - started
         return scalars
 
@@ -232,6 +232,11 @@ class FederatedTrainer:
         """Close the ledger."""
         if self._private is not None:
             self._private.close()
+
+    @property
+    def engine(self) -> str:
+        """What trains the clients, as far as it decides the rounding of results."""
+        return self._engine.description
 
     def load_central(self) -> None:
         """Put the central parameters into the model, for evaluation."""
@@ -297,12 +302,12 @@ class FederatedTrainer:
             self._private.load_state_dict(state["private"])
 
 
-def _privacy_scalars(release: Release, aggregate: Aggregate) -> dict[str, float]:
-    """What a private round's line of metrics adds; the fraction clipped is a bare diagnostic."""
+def _privacy_scalars(release: Release, fraction_clipped: float) -> dict[str, float]:
+    """What a private round's line of metrics adds; the fraction of clients clipped is bare."""
     scalars = {
         "privacy/clip_norm": float(release.clip_norm or 0.0),
         "privacy/update_noise_stddev": release.update_noise_stddev,
-        "privacy/fraction_clipped": aggregate.num_clipped / max(1, aggregate.num_contributions),
+        "privacy/fraction_clipped": fraction_clipped,
     }
     if release.noisy_fraction_unclipped is not None:
         scalars["privacy/noisy_fraction_unclipped"] = release.noisy_fraction_unclipped

@@ -104,7 +104,7 @@ def clip_each(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, ..
     Source: Keras' optimizers have it as ``clipnorm``.
     """
     norms = _norms(gradients)
-    return _scaled(gradients, _factors(norms, bound))
+    return _scaled(gradients, clip_factors(norms, bound))
 
 
 def clip_global(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, ...]:
@@ -120,10 +120,19 @@ def clip_global(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, 
     Source: Pascanu et al. 2013, algorithm 1; TensorFlow has it as ``clip_by_global_norm``.
     """
     norm = torch.linalg.vector_norm(_norms(gradients))
-    return _scaled(gradients, _factors(norm, bound).expand(len(gradients)))
+    return _scaled(gradients, clip_factors(norm, bound).expand(len(gradients)))
 
 
-def _factors(norms: Tensor, bound: float) -> Tensor:
+def clip_factors(norms: Tensor, bound: float) -> Tensor:
+    """What brings gradients of these norms within a bound: 1 for those that are.
+
+    Args:
+        norms: Any shape, 0 or larger.
+        bound: Largest norm, positive.
+
+    Returns:
+        The shape of ``norms``.
+    """
     # NaN where a norm overflowed: 0 would leave the weights where they are, and say nothing of it.
     return torch.where(norms.isfinite(), bound / norms.clamp_min(bound), torch.nan)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pfl_bench.types import BatchTransform, Task, TransformsBatches
+from pfl_bench.types import BatchTransform, GivesExampleLosses, Task, TransformsBatches
 
 
 class Forward:
@@ -25,6 +25,8 @@ class Forward:
     Attributes:
         module: The model.
         device: Where it lives.
+        precision: As given.
+        channels_last: As given.
     """
 
     def __init__(
@@ -38,11 +40,14 @@ class Forward:
         self.module = module
         self.device = device
         self._task_loss: Callable[[Tensor, Tensor], Tensor] = task.loss
+        self._example_losses: Callable[[Tensor, Tensor], Tensor] = self._losses_one_by_one
+        if isinstance(task, GivesExampleLosses):
+            self._example_losses = task.example_losses
         self._transform: BatchTransform | None = None
         if isinstance(task, TransformsBatches):
             self._transform = task.transform
-        self._mixed = precision == "bfloat16"
-        self._channels_last = channels_last
+        self.precision = precision
+        self.channels_last = channels_last
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor | None:
         """Draw the augmentation of ``count`` training examples, on the CPU; None if there is none.
@@ -61,20 +66,42 @@ class Forward:
         if self._transform is not None:
             inputs = self._transform(inputs, draws)
         if inputs.ndim == 4:
-            layout = torch.channels_last if self._channels_last else torch.contiguous_format
+            layout = torch.channels_last if self.channels_last else torch.contiguous_format
             inputs = inputs.contiguous(memory_format=layout)
         return inputs
 
     def outputs(self, inputs: Tensor, draws: Tensor | None = None) -> Tensor:
         """The model's outputs on a batch as it was read, float32."""
-        inputs = self.prepare(inputs, draws)
-        if not self._mixed:
-            outputs: Tensor = self.module(inputs)
-            return outputs
+        return self.apply(self.module, self.prepare(inputs, draws))
+
+    def apply(self, module: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        """What a module makes of prepared inputs in the run's precision, float32."""
+        if self.precision != "bfloat16":
+            return module(inputs)
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
-            outputs = self.module(inputs)
+            outputs = module(inputs)
         return outputs.float()
 
     def loss(self, inputs: Tensor, targets: Tensor, draws: Tensor | None) -> Tensor:
         """Mean loss of a training batch as it was read; a differentiable scalar."""
         return self._task_loss(self.outputs(inputs, draws), targets)
+
+    def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Loss of each example, shape (n,): those whose mean is the task's loss.
+
+        Args:
+            outputs: Of ``outputs``.
+            targets: As they were read.
+        """
+        return self._example_losses(outputs, targets)
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The task's loss of outputs, a scalar."""
+        return self._task_loss(outputs, targets)
+
+    def _losses_one_by_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        def loss(output: Tensor, target: Tensor) -> Tensor:
+            return self._task_loss(output.unsqueeze(0), target.unsqueeze(0))
+
+        losses: Tensor = torch.func.vmap(loss)(outputs, targets)
+        return losses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from pfl_bench.building import build_mechanism
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.config_training import FederatedOptions
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import FederatedSplit
+from pfl_bench.types import ConfigError, FederatedSplit
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome
 from privacy.ledger import Ledger
@@ -134,6 +135,13 @@ class PrivateRounds:
         if options is not None:
             from privacy.audit.canaries import Canaries
 
+            in_l1 = plan.mechanism.clip_settings().get("norm") == "l1"
+            if in_l1 and options.seen_direction == "sphere":
+                raise ConfigError(
+                    f"privacy.audit: canaries in directions of the sphere have a bounded L2 norm, "
+                    f"but {plan.mechanism.name} clips in L1, which would shrink them to nothing; "
+                    "set privacy.audit.kind to one_run with direction: coordinate"
+                )
             self._canaries = Canaries(
                 options,
                 plan.request.num_parameters,
@@ -178,12 +186,12 @@ class PrivateRounds:
     ) -> ClipOutcome:
         """Take one client's update into the sum, under the observer's eyes."""
         clip_norm = self.plan.mechanism.clip_norm
-        assert clip_norm is not None  # a private plan has a finite bound
         self._observer.before(aggregate, update)
         outcome = self.plan.mechanism.accumulate(
             aggregate, update, weight, self._client_noise(index, client)
         )
-        self._observer.after(aggregate, clip_norm)
+        # The mechanism none clips nothing.
+        self._observer.after(aggregate, math.inf if clip_norm is None else clip_norm)
         return outcome
 
     def _client_noise(self, index: int, client: int) -> np.random.Generator | None:
@@ -215,9 +223,9 @@ class PrivateRounds:
         entry = self.plan.ledger_entry(
             index, self._users, release, aggregate, observed, self._num_canaries
         )
-        if self._ledger is not None:
-            self._ledger.append(entry)
-            self._digest = self._ledger.digest(index)
+        assert self._ledger is not None  # begin() has opened it
+        self._ledger.append(entry)
+        self._digest = self._ledger.digest(index)
 
     def watch(self, index: int, release: Release, central: torch.Tensor) -> None:
         """Let the canaries see what the round released, and where the model is after it."""

@@ -156,8 +156,11 @@ class RunFolder:
             ("model", "initial_digest", "restore the file of weights that it began with"),
             ("hardware", "device", "resume with device={}"),
             ("hardware", "torch_threads", "resume with num_threads={}"),
+            ("engine", "name", "resume by this engine (federated.engine, engine_lanes): {}"),
         ):
-            before, today = recorded.get(section, {}).get(key), now[section][key]
+            today = now[section][key]
+            # Folders older than the record of a section have nothing to compare.
+            before = recorded.get(section, {key: today}).get(key)
             if before != today:
                 raise RunFolderError(
                     f"{self.path}: this run began with {key} {before}, and would go on with "
@@ -180,8 +183,17 @@ def _differing_paths(before: Any, now: Any, prefix: str = "") -> list[str]:
     return paths
 
 
-def environment(facts: DataFacts, device: torch.device, initial_digest: str) -> dict[str, Any]:
-    """Describe versions, hardware, commit and data."""
+def environment(
+    facts: DataFacts, device: torch.device, initial_digest: str, engine: str | None
+) -> dict[str, Any]:
+    """Describe versions, hardware, commit and data.
+
+    Args:
+        facts: What is known of the data.
+        device: Where the model lives.
+        initial_digest: Digest of the model that the run begins with.
+        engine: What trains clients; None where there are none.
+    """
     hardware: dict[str, Any] = {
         "machine": platform.machine(),
         "processor": processor_name(),
@@ -202,6 +214,7 @@ def environment(facts: DataFacts, device: torch.device, initial_digest: str) -> 
         "git": _git_state(),
         "data": {"source": facts.source, "variant": facts.variant, "checksum": facts.checksum},
         "model": {"initial_digest": initial_digest},
+        "engine": {"name": engine},
     }
 
 

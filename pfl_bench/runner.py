@@ -101,7 +101,8 @@ class _Run:
         trainer, path = self._trainer, self._folder.path
         # Only now, when nothing of it was refused: a mended row may use the same folder.
         self._folder.record(self._resolved)
-        now = environment(self._task.facts, self._device, self._model.initial_digest)
+        engine = getattr(trainer, "engine", None)
+        now = environment(self._task.facts, self._device, self._model.initial_digest, engine)
         self._folder.check_environment(now)
         done = self._restore()
         trainer.begin(done)

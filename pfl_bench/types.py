@@ -220,6 +220,42 @@ class Task(Protocol):
         """Loss of a batch: the plain mean of its examples' losses, a differentiable scalar."""
 
 
+@runtime_checkable
+class GivesExampleLosses(Protocol):
+    """What a task also has whose losses come an example each without a detour."""
+
+    def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Loss of each example of a batch: those whose plain mean is ``loss``.
+
+        Args:
+            outputs: Shape (n, ...).
+            targets: Shape (n, ...).
+
+        Returns:
+            Shape (n,), differentiable.
+        """
+
+
+@runtime_checkable
+class ComputesInLanes(Protocol):
+    """A layer that can compute for several clients at once, each with weights of its own.
+
+    One that holds trainable parameters and is none of PyTorch's common layers needs this to be
+    trained by the vectorized engine's layers.
+    """
+
+    def forward_lanes(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Compute the layer for L clients.
+
+        Args:
+            inputs: Shape (L * n, ...): n examples of the first client, n of the second and so on.
+            weights: By the name of a parameter of the layer, shape (L, *its shape).
+
+        Returns:
+            Shape (L * n, ...), in the same order, differentiable in inputs and weights.
+        """
+
+
 class Metric(Protocol):
     """A streaming family of metrics over (outputs, targets); built by ``metrics/<family>.py``."""
 
@@ -344,7 +380,15 @@ class Algorithm(Protocol):
 class Engine(Protocol):
     """Runs the local training of a round's clients."""
 
+    @property
+    def description(self) -> str:
+        """What decides the rounding of its results, such as "vectorized, 16 lanes"."""
+
     def train(
         self, users: NDArray[np.int64], round_index: int, central: Tensor
     ) -> Iterator[LocalResult]:
-        """Train each user from ``central``, shape (P,), in the order of ``users``."""
+        """Train each user from ``central``, shape (P,); a result says whose it is.
+
+        Results come in an order that depends on nothing but the arguments, not always that of
+        ``users``.
+        """

@@ -15,6 +15,7 @@ def compare(config: RunConfig, variant: str, metrics: dict[str, float]) -> list[
         "not comparable" with the reason in "why".
     """
     rows = []
+    audited = config.privacy is not None and config.privacy.audit is not None
     for expected in config.expected:
         measured = metrics.get(expected.metric)
         why = ""
@@ -24,6 +25,8 @@ def compare(config: RunConfig, variant: str, metrics: dict[str, float]) -> list[
         elif expected.variants is not None and variant not in expected.variants:
             verdict = "not comparable"
             why = f"data is {variant}; the published number is for {', '.join(expected.variants)}"
+        elif audited:
+            verdict, why = "not comparable", "canaries (privacy.audit) have moved the model"
         else:
             near = abs(measured - expected.value) <= expected.tolerance
             verdict = "reproduced" if near else "differs"

@@ -8,8 +8,9 @@ that is not known by name is described as one that needs a trusted server, which
 from __future__ import annotations
 
 from collections.abc import Iterator
-from decimal import ROUND_CEILING, Context, Decimal
 from typing import TYPE_CHECKING
+
+from privacy.statement import small
 
 if TYPE_CHECKING:
     from privacy.explaining import Guarantee
@@ -38,9 +39,11 @@ _NOISE = {
     f"its standard deviation is {_OF_THE_BOUND}",
 }
 _ACCOUNTANTS = {
-    "rdp": "Renyi differential privacy; a valid bound, and the loosest of the three",
-    "pld": "privacy loss distributions; a bound that is tight to well below 1 %",
-    "prv": "privacy random variables; a bound that adds about 0.01 for its own error",
+    "rdp": "Renyi differential privacy; a valid bound, and usually the loosest of the three",
+    "pld": "privacy loss distributions; a bound that is usually tight to 1 %, less so below "
+    "epsilon 0.1 or beyond 100,000 rounds",
+    "prv": "privacy random variables; a bound that adds 0.01, or 0.2 % of the epsilon of rdp, for "
+    "its own error",
 }
 
 
@@ -137,11 +140,21 @@ def _clipping(guarantee: Guarantee) -> str:
         for key, value in guarantee.clip.items()
     )
     what = "batch" if guarantee.unit == "example" else "cohort"
+    bound = f"the clipping bound{f' ({settings})' if settings else ''}"
+    if guarantee.mechanism in LOCAL:
+        adds = f"clips its own update to {bound}, and sends one report of it"
+    else:
+        adds = f"adds to a {guarantee.step}'s sum a vector no longer than {bound}"
+    beside = "Nothing else that depends on the data is released"
+    if guarantee.mechanism == "adaptive_gaussian":
+        beside = (
+            "Beside it the noisy count of unclipped updates is released, and the bound that "
+            "follows from it; nothing else that depends on the data is"
+        )
     return (
-        f"Clipping: every {guarantee.unit} weighs the same, and adds to a {guarantee.step}'s sum a "
-        f"vector no longer than the clipping bound{f' ({settings})' if settings else ''}. The sum "
-        f"is divided by the expected {what}, never by how many came. Nothing else that "
-        "depends on the data is released: no numbers of examples, losses or BatchNorm statistics."
+        f"Clipping: every {guarantee.unit} weighs the same, and {adds}. The sum is divided by the "
+        f"expected {what}, never by how many came. {beside}: no numbers of examples, losses or "
+        "BatchNorm statistics."
     )
 
 
@@ -202,9 +215,3 @@ def _compared(accounted: Accounted) -> str:
 def count(value: float) -> str:
     """A number of users or rounds, with its thousands apart."""
     return f"{value:,.0f}" if value == int(value) else f"{value:,g}"
-
-
-def small(value: float, digits: int = 3) -> str:
-    """A delta in so many significant digits, never below its value as it is written in decimals."""
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(value)))
-    return f"{float(rounded):.{digits}g}"

@@ -12,8 +12,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from privacy.assumptions import count, small, stated_assumptions
-from privacy.statement import NOT_COVERED, Accounted, PrivacyStatement, round_up
+from privacy.assumptions import count, stated_assumptions
+from privacy.statement import NOT_COVERED, Accounted, PrivacyStatement, round_up, small
 
 # Part of the absent units that an attacker takes for present ones, for the worked example.
 _FALSE_ALARMS = 0.01
@@ -187,7 +187,8 @@ def _meaning(guarantee: Guarantee, accounted: Accounted, where: str) -> Iterator
         "Blind guessing knows it once."
         if replaced
         else f"{where}somebody who searches all of it for {unit}s, and who takes 1 of 100 absent "
-        f"ones for present, finds at most {found} of 100 present ones. Blind guessing finds 1."
+        f"ones for present, finds at most {found} of 100 present ones on average. Blind "
+        "guessing finds 1."
     )
 
 

@@ -12,10 +12,12 @@ A line is canonical JSON (sorted keys, no spaces, no time of day), so a replay c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -123,7 +125,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(line, parse_constant=_refuse_constant)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None
 
@@ -286,13 +288,14 @@ class Ledger:
                 written += os.write(self._descriptor, line[written:])
             os.fsync(self._descriptor)
         except OSError as error:
-            os.ftruncate(self._descriptor, start)
+            with contextlib.suppress(OSError):  # A torn line is mended when it is opened again.
+                os.ftruncate(self._descriptor, start)
             raise LedgerError(
                 f"cannot write the ledger {self._path}: {error.strerror}; make room and resume"
             ) from error
 
     def _replay_message(self, number: int, line: bytes) -> str:
-        recorded = read_ledger(self._path)[number - 1]
+        recorded, _ = next(islice(iterate_ledger(self._path), number - 1, None))
         replayed = json.loads(line)
         keys = sorted(
             key for key in {*recorded, *replayed} if recorded.get(key) != replayed.get(key)

@@ -61,6 +61,12 @@ def check_not_private(request: PlanRequest) -> None:
     Raises:
         PlanError: A budget or noise is set.
     """
+    if request.num_canaries:
+        raise PlanError(
+            f"privacy.audit adds canaries with the mechanism {request.mechanism}, which claims no "
+            "epsilon that they could bound, and has no bound to send them at; choose a private "
+            "mechanism, or remove privacy.audit"
+        )
     if request.epsilon is not None or request.noise_multiplier:
         setting = "epsilon" if request.epsilon is not None else "noise_multiplier"
         raise PlanError(
@@ -85,12 +91,25 @@ def check_private(request: PlanRequest, mechanism: Mechanism) -> None:
     _check_uploads(request)
     if mechanism.randomizes_clients:
         _check_local(request)
-    if mechanism.correlates_rounds and request.fresh_noise_for:
-        raise PlanError(
-            f"{request.fresh_noise_for} measures one round's step and composes it, which rests on "
-            f"noise that is drawn anew in each round; that of {request.mechanism} is correlated "
-            "over rounds. Use the kind one_run, which rests on no such thing"
-        )
+    if request.fresh_noise_for:
+        _check_steps(request, mechanism)
+
+
+def _check_steps(request: PlanRequest, mechanism: Mechanism) -> None:
+    """Check that one round's step, measured by itself, says something of the run."""
+    if mechanism.correlates_rounds:
+        why = "that is correlated over rounds"
+    elif mechanism.randomizes_clients:
+        why = "that each client adds for itself"
+    elif mechanism.noise_shape != "gaussian":
+        why = "that is not Gaussian"
+    else:
+        return
+    raise PlanError(
+        f"{request.fresh_noise_for} measures one round's step and composes it as a Gaussian "
+        f"mechanism's, but {request.mechanism} has noise {why}; use the kind one_run, which rests "
+        "on no such thing"
+    )
 
 
 def _check_local(request: PlanRequest) -> None:

@@ -35,6 +35,7 @@ from privacy.accountant import (
     LARGEST_EPSILON,
     check_accountant,
     check_composition,
+    check_delta,
     compose_epsilon,
 )
 from privacy.amplification import Composition, Participation, sampled_gaussian
@@ -409,6 +410,13 @@ def _check(question: Question) -> None:
         PrivacyError: A number is out of its range.
     """
     check_accountant(question.accountant, question.scheme)
+    if question.delta is not None:
+        check_delta(question.delta)
+    if question.rounds is not None and question.rounds > LARGEST_ROUNDS:
+        raise PrivacyError(
+            f"rounds is {question.rounds}, but no more than {LARGEST_ROUNDS} are accounted; lower "
+            "it"
+        )
     epsilon, noise = question.epsilon, question.noise_multiplier
     if epsilon is not None and not 0.0 < epsilon <= LARGEST_EPSILON:
         raise PrivacyError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Literal
 
 from privacy.errors import PrivacyError
@@ -193,6 +193,12 @@ def round_up(value: float, digits: int) -> str:
     return f"{rounded.normalize():f}" if value < 1e6 else f"{float(rounded):.{digits}g}"
 
 
+def small(value: float, digits: int = 3) -> str:
+    """A delta in so many significant digits, never below its value as it is written in decimals."""
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(value)))
+    return f"{float(rounded):.{digits}g}"
+
+
 def _number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
@@ -238,7 +244,7 @@ def _check_keys(what: str, document: Mapping[str, Any], names: set[str]) -> None
 
 
 def _accounted_to_text(accounted: Accounted) -> str:
-    delta = "" if accounted.delta is None else f" at delta {accounted.delta:.4g}"
+    delta = "" if accounted.delta is None else f" at delta {small(accounted.delta, 4)}"
     apart = "" if accounted.separation == 1 else f", {accounted.separation} rounds apart"
     return (
         f"{round_up(accounted.epsilon, 4)}{delta}: {accounted.cohort_size:g} of "

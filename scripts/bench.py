@@ -5,7 +5,7 @@ All sides do the same work, in turn, in one process; the result is a ratio, and 
 compute the same thing are compared.
 
     python scripts/bench.py femnist                  # a round of small models
-    python scripts/bench.py femnist --only softmax --repeats 9
+    python scripts/bench.py femnist --only softmax --private yes --repeats 9
     python scripts/bench.py flair                    # a round of ResNet-18, JPEGs decoded
     python scripts/bench.py flair --device cuda --precision bfloat16
     python scripts/bench.py reddit                   # a round of LEAF's LSTM for words

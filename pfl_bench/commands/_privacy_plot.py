@@ -172,7 +172,7 @@ def _paint(
 
     from pfl_bench.report.canvas import DASHES, PALETTE
     from privacy.accountant import ACCOUNTANTS
-    from privacy.assumptions import small
+    from privacy.statement import small
 
     noises = list(dict.fromkeys(noise for noise, _ in curves))
     accounted, infinite = None, []

@@ -118,7 +118,7 @@ def _columns(
 def _notes(
     arguments: argparse.Namespace, lines: Sequence[Line], refusals: dict[str, str]
 ) -> list[str]:
-    from privacy.assumptions import small
+    from privacy.statement import small
 
     pair = next(pair for line in lines for pair in line.pairs.values())
     notes = [

@@ -14,7 +14,7 @@ from pfl_bench.files import to_json_value
 from privacy.audit.check import Check
 from privacy.audit.outside import COVERS
 from privacy.audit.subject import as_number
-from privacy.statement import round_up, selection_note
+from privacy.statement import round_up, selection_note, small
 
 _MARKS = {"passed": "PASS", "failed": "FAIL", "skipped": "skip"}
 _WIDTH = 110
@@ -36,7 +36,8 @@ def _lines(folder: Path, done: RunAudit) -> Iterator[str]:
     for side in ("simulated", "actual"):
         stated = statement[side]
         epsilon = round_up(as_number(stated["epsilon"]), 4)
-        yield f"  stated epsilon ({side})  {epsilon} at delta {as_number(stated['delta']):.4g}"
+        delta = small(as_number(stated["delta"]), 4)
+        yield f"  stated epsilon ({side})  {epsilon} at delta {delta}"
     if statement["status"] == "planned":
         yield "  the run has not ended: the statement is of all planned rounds"
     yield ""

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pfl_bench.commands import _privacy_settings as shared
 from pfl_bench.types import RunFolderError
-from privacy.assumptions import small
 from privacy.calibration import calibrate_noise_multiplier, default_delta
-from privacy.statement import json_epsilon, round_up
+from privacy.statement import json_epsilon, round_up, small
 
 if TYPE_CHECKING:
     from privacy.solving import MechanismComposition, Solution

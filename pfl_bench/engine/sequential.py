@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pfl_bench.flat_model import FlatModel, clip_each, clip_global, descend
 from pfl_bench.forward import Forward
+from pfl_bench.local_batches import local_batches, num_used
 from pfl_bench.products import Product, ProductGradients
 from pfl_bench.reading import read_ahead
 from pfl_bench.rng import Purpose, seed_torch, stream
@@ -45,6 +46,8 @@ class SequentialEngine:
         local: How a client trains.
         seed: The run's seed.
     """
+
+    description = "sequential"
 
     def __init__(
         self,
@@ -89,25 +92,6 @@ class SequentialEngine:
         rng = stream(self._seed, Purpose.AUGMENTATION, round_index, user)
         return user, self._split.read_user(user, rng)
 
-    def _passes(
-        self, count: int, rng: np.random.Generator
-    ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Order and draws of each epoch, or of all epochs together if batches run across them."""
-        device = self._model.device
-        orders: list[Tensor] = []
-        draws: list[Tensor] = []
-        for epoch in range(1, self._local.epochs + 1):
-            orders.append(torch.from_numpy(rng.permutation(count)))
-            drawn = self._forward.draw(count, rng)
-            if drawn is not None:
-                draws.append(drawn)
-            if epoch == self._local.epochs or not self._local.batches_across_epochs:
-                yield (
-                    torch.cat(orders).to(device),
-                    torch.cat(draws).to(device) if draws else None,
-                )
-                orders, draws = [], []
-
     def _train_client(
         self, user: int, examples: Examples, round_index: int, central: Tensor
     ) -> LocalResult:
@@ -115,37 +99,21 @@ class SequentialEngine:
         work = model.vector
         rng = stream(self._seed, Purpose.LOCAL_TRAINING, round_index, user)
         seed_torch(self._seed, Purpose.LOCAL_TRAINING, work.device, round_index, user)
-        inputs = examples.inputs.to(work.device, non_blocking=True)
-        targets = examples.targets.to(work.device, non_blocking=True)
         work.copy_(central)
         total_loss = torch.zeros((), device=work.device)
         steps = processed = 0
-        num_used, batch_size = len(examples), local.batch_size
-        step_limit = local.max_steps if local.max_steps is not None else -1
-        if local.batch_fraction is not None:
-            num_used = batch_size = max(1, int(local.batch_fraction * len(examples)))
-            step_limit = 1
-        for order, draws in self._passes(len(examples), rng):
-            if steps == step_limit:
-                break
-            batch_inputs = torch.split(inputs[order], batch_size)
-            batch_targets = torch.split(targets[order], batch_size)
-            batch_draws: Sequence[Tensor | None] = [None] * len(batch_inputs)
-            if draws is not None:
-                batch_draws = torch.split(draws, batch_size)
-            for batch in zip(batch_inputs, batch_targets, batch_draws, strict=True):
-                if steps == step_limit:
-                    break
-                loss = forward.loss(*batch)
-                self._step(loss, central)
-                total_loss += loss.detach()
-                # Freed now, its memory serves the next step; kept, it would be paged in anew.
-                del loss
-                steps += 1
-                processed += len(batch[0])
+        for batch in local_batches(examples, local, forward, rng, work.device):
+            loss = forward.loss(*batch)
+            self._step(loss, central)
+            total_loss += loss.detach()
+            # Freed now, its memory serves the next step; kept, it would be paged in anew.
+            del loss
+            steps += 1
+            processed += len(batch[0])
         torch.sub(work, central, out=self._update)
         loss = total_loss / max(steps, 1)
-        return LocalResult(user, self._update, num_used, steps, loss, processed)
+        used = num_used(len(examples), local)
+        return LocalResult(user, self._update, used, steps, loss, processed)
 
     def _step(self, loss: Tensor, central: Tensor) -> None:
         """Take a local step along the gradient of a loss."""
@@ -170,6 +138,7 @@ def build(
     forward: Forward,
     local: LocalTraining,
     seed: int,
+    notice: Callable[[str], None],
 ) -> SequentialEngine:
-    """Build the engine; see ``SequentialEngine``."""
+    """Build the engine; see ``SequentialEngine``. It has nothing to give notice of."""
     return SequentialEngine(options, model, split, forward, local, seed)

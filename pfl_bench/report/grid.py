@@ -12,6 +12,7 @@ from typing import Literal
 
 from pfl_bench.report.rows import RowResult
 from pfl_bench.report.table import format_epsilon, format_value, latex_escape
+from privacy.statement import small
 
 _TOLERANCE = "tolerance "
 
@@ -119,7 +120,7 @@ def _notes(
             ("actual", first.delta_actual),
         ):
             if delta is not None:
-                parts.append(f"delta ({side}) {delta:.2g}")
+                parts.append(f"delta ({side}) {small(delta, 2)}")
         parts += _row_notes(rows)
         notes.append(f"{labels.get(name, name)}: {'; '.join(parts)}")
     return tuple(notes)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pfl_bench.report.rows import RowResult as RowResult
 from pfl_bench.report.rows import rows_from_summaries as rows_from_summaries
-from privacy.statement import round_up
+from privacy.statement import round_up, small
 
 TableFormat = Literal["md", "csv", "latex"]
 
@@ -87,7 +87,7 @@ def format_epsilon(epsilon: float | None, delta: float | None) -> str:
     if math.isinf(epsilon):
         return "inf (no guarantee)"
     number = round_up(epsilon, 3)
-    return number if delta is None else f"{number} (delta {delta:.2g})"
+    return number if delta is None else f"{number} (delta {small(delta, 2)})"
 
 
 def format_measured(row: RowResult) -> str:

@@ -3,8 +3,8 @@
 Guarantee: an audit reads and never changes. It proves no claim; each check either finds a
 contradiction between the claim and the record, or finds none, or says what it could not look at. On
 a run that does what it claims, each check fails with probability ``check.LEVEL`` at most (the
-canaries' with one less their confidence). Whoever can write the ledger can write a consistent lie:
-the chain shows accidents and edits, not forgery from end to end.
+canaries' with half of one less their confidence). Whoever can write all of a run's folder can write
+a consistent lie: the chain shows accidents and edits, not forgery from end to end.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from privacy.audit.checks_clipping import (
     check_clip_path,
     check_clip_probe,
     check_count_query,
+    check_sum_path,
 )
 from privacy.audit.checks_cohorts import (
     check_cohort_dispersion,
@@ -40,7 +41,14 @@ from privacy.audit.checks_multiplier import (
     check_population,
 )
 from privacy.audit.checks_noise import check_noise_mean, check_noise_scale, check_noise_shape
-from privacy.audit.checks_record import check_configuration, check_constants, check_rounds
+from privacy.audit.checks_participation import check_participation, check_separation
+from privacy.audit.checks_record import (
+    CHAIN,
+    check_chain,
+    check_configuration,
+    check_constants,
+    check_rounds,
+)
 from privacy.audit.checks_release import (
     check_batchnorm,
     check_canaries,
@@ -48,22 +56,22 @@ from privacy.audit.checks_release import (
     check_uploads,
     check_weights,
 )
+from privacy.audit.checks_reports import check_report_scale
 from privacy.audit.evidence import Evidence, gather
 from privacy.audit.subject import Subject
 from privacy.errors import LedgerError
 
-_CHAIN = (
-    "Each line of the ledger holds the digest of the one before, and rounds follow one another "
-    "without a gap."
-)
 # What a ledger of DP-SGD, which has a line an epoch and no observation, cannot show.
 _NOT_OF_EXAMPLES = (
     "noise_multiplier",
     "cohort_total",
     "cohort_dispersion",
     "users_distinct",
+    "participation",
+    "separation",
     "clip_bound",
     "clip_probe",
+    "sum_path",
     "count_query",
     "noise_scale",
     "noise_shape",
@@ -77,19 +85,19 @@ _NOT_OF_EXAMPLES = (
 )
 
 
-def audit(entries: Iterable[Mapping[str, Any]], subject: Subject) -> list[Check]:
+def audit(lines: Iterable[tuple[Mapping[str, Any], str]], subject: Subject) -> list[Check]:
     """Audit a run: the checks of ``audit_with_evidence``."""
-    return audit_with_evidence(entries, subject)[0]
+    return audit_with_evidence(lines, subject)[0]
 
 
 def audit_with_evidence(
-    entries: Iterable[Mapping[str, Any]], subject: Subject
+    lines: Iterable[tuple[Mapping[str, Any], str]], subject: Subject
 ) -> tuple[list[Check], Evidence | None]:
     """Audit a run.
 
     Args:
-        entries: The ledger's lines, in order; reading them raises ``LedgerError`` where the chain
-            is broken, as ``privacy.ledger.iterate_ledger`` does.
+        lines: The ledger's, in order, each with its SHA-256; reading them raises ``LedgerError``
+            where the chain is broken, as ``privacy.ledger.iterate_ledger`` does.
         subject: What the ledger is held against.
 
     Returns:
@@ -97,19 +105,18 @@ def audit_with_evidence(
         all that rests on the ledger is then skipped, and there is no evidence.
     """
     try:
-        evidence = gather(entries)
+        evidence = gather(lines)
     except LedgerError as error:
-        broken = judge("chain", _CHAIN, [str(error)], "the ledger, up to there")
+        broken = judge("chain", CHAIN, [str(error)], "the ledger, up to there")
         reason = "the ledger is not sound, so that nothing can be read from it: see chain"
         rest = [skip(name, "Needs a sound ledger.", reason) for name in _names(subject)]
         return [broken, *rest, check_delta(subject), check_canaries(subject)], None
-    last = f"{evidence.rounds} lines" if evidence.rounds else "the ledger has no line yet"
     # A ledger that was tampered with may hold any number. What comes of it is NaN or infinite,
     # which no check takes for a pass.
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         made = _checks(evidence, subject)
-    return [judge("chain", _CHAIN, [], last), *made], evidence
+    return [check_chain(evidence, subject), *made], evidence
 
 
 def _names(subject: Subject) -> list[str]:
@@ -150,11 +157,17 @@ def _observed_checks(evidence: Evidence, subject: Subject) -> Iterator[Check]:
     yield check_cohort_total(evidence)
     yield check_cohort_dispersion(evidence)
     yield check_users_distinct(evidence)
+    yield check_participation(evidence)
+    yield check_separation(evidence)
     yield check_clip_bound(evidence)
     yield check_clip_probe(evidence, subject)
+    yield check_sum_path(evidence)
     yield check_clip_path(evidence, subject)
     yield check_count_query(evidence, subject)
-    yield check_noise_scale(evidence, subject)
+    if subject.configured.mechanism == "privunit":
+        yield check_report_scale(evidence, subject)
+    else:
+        yield check_noise_scale(evidence, subject)
     yield check_noise_shape(evidence, subject)
     yield check_noise_mean(evidence, subject)
     yield check_noise_fresh(evidence, subject)

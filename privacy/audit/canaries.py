@@ -1,6 +1,6 @@
 """Canary clients: updates of the auditor's own that pass through the same clip, sum and noise.
 
-Guarantee: none is claimed; this measures one from below. A canary's update has norm just below
+Guarantee: none is claimed; this measures one from below. A canary's update has norm next to
 clip_norm, the most that a user can change, and is independent of the data. Unit: a canary, as a
 user; adjacency add-or-remove-one.
 
@@ -148,7 +148,7 @@ class Canaries:
             clip_norm: The bound in force in this round, positive and finite.
 
         Returns:
-            Tensors of shape (P,), float32, of norm just below ``clip_norm``, one at a time.
+            Tensors of shape (P,), float32, of norm next to ``clip_norm``, one at a time.
 
         Raises:
             PrivacyError: It is not this round's turn, or there is no bound.

@@ -25,6 +25,10 @@ _MARGIN = 1.0 - 2.0**-18
 _SPHERE_PART = 10
 
 
+def _factor(index: int) -> float:
+    return 1.0 / _MARGIN if index % 2 else _MARGIN
+
+
 class Directions(Protocol):
     """So many vectors of norm 1."""
 
@@ -33,7 +37,11 @@ class Directions(Protocol):
         """How many."""
 
     def update(self, index: int, norm: float) -> Tensor:
-        """One of them at a norm just below ``norm``: shape (P,), float32, new."""
+        """One of them at a norm next to ``norm``: shape (P,), float32, new.
+
+        Just below it for even indices, just above it (to be clipped) for odd ones: their bits
+        cancel, so that canaries do not drive an adaptive bound away.
+        """
 
     def project(self, vector: Tensor) -> NDArray[np.float64]:
         """Inner products with a vector of shape (P,): shape (count,)."""
@@ -61,7 +69,7 @@ class Coordinates:
     def update(self, index: int, norm: float) -> Tensor:
         """A vector with one element."""
         update = torch.zeros(self._num_parameters, dtype=torch.float32, device=self._device)
-        update[self._indices[index]] = norm * _MARGIN
+        update[self._indices[index]] = norm * _factor(index)
         return update
 
     def project(self, vector: Tensor) -> NDArray[np.float64]:
@@ -86,7 +94,7 @@ class Sphere:
 
     def update(self, index: int, norm: float) -> Tensor:
         """A row at a norm."""
-        return self._matrix[index] * (norm * _MARGIN)
+        return self._matrix[index] * (norm * _factor(index))
 
     def project(self, vector: Tensor) -> NDArray[np.float64]:
         """The matrix times the vector."""

@@ -3,7 +3,8 @@
 Guarantee: each epsilon is computed anew, from the ledger's constants and the number of its lines,
 by every accountant that can; how rounds compose is asked of the mechanism, and for Gaussian noise
 that is drawn anew each round it is also held against what the guarantee says in words. A stated
-epsilon below the tightest of the bounds, or below its own accountant's, fails.
+epsilon below the tightest of the bounds fails, and so does one that is not its own accountant's:
+one above it is true, but of another run, whose rounds or noise were taken for this one's.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from privacy.statement import json_epsilon
 
 # Relative; far above what two runs of one accountant differ by, far below what matters.
 _TOLERANCE = 1e-6
+# By how much PRV's upper bound lies above its estimate: it may be stated with less care.
+_PRV_RESOLUTION, _PRV_RELATIVE_RESOLUTION = 0.01, 0.002
 # Segments of different constants that are still composed one by one.
 _MOST_SEGMENTS = 20
 _FRESH_GAUSSIAN = ("gaussian", "adaptive_gaussian", "dp_sgd")
@@ -109,8 +112,8 @@ def check_epsilon(evidence: Evidence, subject: Subject, label: str) -> Check:
     """
     name = f"epsilon_{label}"
     claim = (
-        f"The stated epsilon ({label}) is what its accountant makes of the recorded rounds, and "
-        "not below the tightest valid bound."
+        f"The stated epsilon ({label}) is what its accountant makes of the recorded rounds: not "
+        "below it, nor below the tightest valid bound, nor that of other rounds or noise."
     )
     rounds = accounted_rounds(evidence, subject)
     if not evidence.rounds:
@@ -138,6 +141,11 @@ def check_epsilon(evidence: Evidence, subject: Subject, label: str) -> Check:
         problems.append(f"its own accountant {own!r} gives no epsilon")
     elif stated < values[own] * floor:
         problems.append(f"{stated:.6g} is stated, but {own} gives {values[own]:.6g}")
+    elif stated > _most(own, values[own]):
+        problems.append(
+            f"{stated:.6g} is stated, but {own} gives only {values[own]:.6g}: it is of other "
+            "rounds or other noise than were run"
+        )
     computed = ", ".join(f"{key} {value:.6g}" for key, value in values.items())
     able = f"; not by {', '.join(reasons)}" if reasons else ""
     return judge(
@@ -153,6 +161,14 @@ def check_epsilon(evidence: Evidence, subject: Subject, label: str) -> Check:
             "not_computed": reasons,
         },
     )
+
+
+def _most(accountant: str, epsilon: float) -> float:
+    """Largest epsilon that still is this one."""
+    slack = _TOLERANCE * epsilon
+    if accountant == "prv":
+        slack = max(_PRV_RESOLUTION, _PRV_RELATIVE_RESOLUTION * epsilon)
+    return epsilon + slack
 
 
 def _composition_problems(

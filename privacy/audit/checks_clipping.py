@@ -1,10 +1,13 @@
 """Did each user move the sum by no more than the bound, and is the bound the one accounted?
 
 Guarantee: checked here is that one user's contribution, as it was seen from outside the clipping
-code in one randomly chosen client a round, is within the round's bound and is the update itself
-where that is within it already; that the bound of each round follows from the released number of
-the round before; and that the counts agree with one another. A client that was not probed is
-covered by chance alone and by the norms that the clipping code reports.
+code, is within the round's bound and is the update itself where that is within it already; that
+nothing else moves the sum; that the bound of each round follows from the released number of the
+round before; and that the counts agree with one another. Norms are in L1 where the mechanism clips
+in L1. In small models (up to ``privacy.observation.PROBE_ALL`` parameters) every client of a round
+was seen, and the ledger keeps the one that is furthest from what the bound allows. In larger ones
+it was one client, chosen at random; the others are covered by chance alone and by the norms that
+the clipping code reports, and what moves the sum between clients is not seen.
 """
 
 from __future__ import annotations
@@ -74,26 +77,24 @@ def check_clip_probe(evidence: Evidence, subject: Subject) -> Check:
     """The client that was watched moved the sum by its update, cut to the bound, and no more."""
     name = "clip_probe"
     claim = (
-        "One client a round, chosen at random and watched from outside the clipping code, moved "
-        "the sum by its clipped update."
+        "Clients, watched from outside the clipping code, move the sum by their clipped update: of "
+        "all of a round (in large models, of one chosen at random) the one furthest from it did."
     )
     reason = evidence.lacks("probe", "clip_norm", "num_contributions")
     norm, moved, bit = (evidence[f"probe.{key}"] for key in ("norm", "moved", "bit"))
     seen = ~np.isnan(bit)
-    unseen = ~seen & (evidence["realised_cohort"] > 0)
-    if reason is None and not (seen | unseen).any():
+    missed = ~seen & (evidence["realised_cohort"] > 0)
+    if reason is None and not (seen | missed).any():
         reason = "no client has taken part yet"
     if reason is not None:
         return skip(name, claim, reason)
     clip, updates = evidence["clip_norm"], evidence["num_contributions"]
-    # The sum is rounded to float32 in each element before and after: relative to its length.
+    # The sum is rounded to float32 in each element before and after: relative to its length, in L1
+    # as in L2.
     slack = _NORM_ROUNDING * clip + _SUM_ROUNDING * updates * clip
     finite = seen & ~np.isnan(norm)
-    # Under an L1 bound the L2 norm cannot say whether an update was within it.
-    is_l1 = (subject.statement.get("clip") or {}).get("norm") == "l1"
-    within = finite & (norm <= clip) & (not is_l1)
     limit = np.minimum(norm, clip) + slack
-    problems = in_rounds("no client was watched", _beyond(unseen))
+    problems = in_rounds("no client was watched", _beyond(missed))
     problems += in_rounds(
         "the watched client moved the sum beyond the bound",
         _beyond(seen & ~(np.nan_to_num(moved, nan=math.inf) <= clip + slack)),
@@ -103,8 +104,8 @@ def check_clip_probe(evidence: Evidence, subject: Subject) -> Check:
         _beyond(finite & ~(np.nan_to_num(moved, nan=math.inf) <= limit)),
     )
     problems += in_rounds(
-        "the watched client's update was within the bound, and yet changed",
-        _beyond(within & ~(np.abs(moved - norm) <= slack)),
+        "the watched client moved the sum by less than its clipped update",
+        _beyond(finite & (moved < np.minimum(norm, clip) - slack)),
     )
     problems += in_rounds(
         "an update that was not finite moved the sum",
@@ -121,10 +122,30 @@ def check_clip_probe(evidence: Evidence, subject: Subject) -> Check:
         name,
         claim,
         problems,
-        f"{int(seen.sum())} clients watched, {int((finite & (norm > clip)).sum())} of them beyond "
-        f"the bound; the most that one moved the sum is {share:.7g} of it",
+        f"the client furthest from its clipped update in each of {int(seen.sum())} rounds, "
+        f"{int((finite & (norm > clip)).sum())} of them beyond the bound; the most that one moved "
+        f"the sum is {share:.7g} of it",
         {"watched": int(seen.sum()), "largest_share": share},
     )
+
+
+def check_sum_path(evidence: Evidence) -> Check:
+    """The sum does not move while no client is taken in."""
+    name, claim = "sum_path", "Nothing moves the sum but the clients that are taken in."
+    moved = evidence["unseen"]
+    reason = evidence.lacks("unseen", "clip_norm", "num_contributions") or (
+        None if evidence.rounds else _NO_LINE
+    )
+    if reason is None and np.isnan(moved).all():
+        reason = "not every client was watched, as in models of many parameters: see clip_probe"
+    if reason is not None:
+        return skip(name, claim, reason)
+    slack = _SUM_ROUNDING * evidence["num_contributions"] * evidence["clip_norm"]
+    # One that is not recorded, where others are, was not finite.
+    problems = in_rounds("the sum moved while no client was taken in", _beyond(~(moved <= slack)))
+    share = float(np.nanmax(moved / evidence["clip_norm"], initial=0.0))
+    text = f"moved by {share:.3g} of the bound at most, in {evidence.rounds} rounds"
+    return judge(name, claim, problems, text, {"largest_share": share})
 
 
 def check_clip_path(evidence: Evidence, subject: Subject) -> Check:

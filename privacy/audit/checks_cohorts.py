@@ -3,7 +3,7 @@
 Guarantee: checked here is that the realised cohorts have the law of the scheme: the number of those
 who took part in all, exactly binomial under the Poisson schemes, and how much it varies from round
 to round, which tells a fixed-size cohort from a Poisson one; and that no user was drawn twice.
-Cohorts that depend on who the users are, at the right sizes, are beyond what sizes can tell.
+Who the users are is for ``checks_participation``.
 
 Under "cyclic_poisson" the groups' sizes are random and not recorded. Over whole cycles each user
 has had exactly one chance a cycle, whatever the group, so that the total of c cycles is binomial of
@@ -30,8 +30,15 @@ _GROUP_LEVEL = 1e-9
 _NO_LINE = "the ledger has no line yet"
 
 
-def _setting(evidence: Evidence) -> tuple[str, int, int, float]:
-    """Scheme, separation, population and cohort of this very run."""
+def sampling_setting(evidence: Evidence) -> tuple[str, int, int, float]:
+    """Scheme, separation, population and cohort of this very run.
+
+    Args:
+        evidence: The ledger.
+
+    Returns:
+        An empty scheme where a number cannot be one.
+    """
     constants = evidence.constants
     actual = constants.get("actual") or {}
     separation = as_number(constants.get("separation", 1))
@@ -50,9 +57,9 @@ def check_cohort_total(evidence: Evidence) -> Check:
     reason = evidence.lacks("realised_cohort") or (None if evidence.rounds else _NO_LINE)
     if reason is not None:
         return skip(name, claim, reason)
-    scheme, separation, population, cohort = _setting(evidence)
+    scheme, separation, population, cohort = sampling_setting(evidence)
     sizes = evidence["realised_cohort"]
-    problems = in_rounds("no whole cohort size", _not_whole(sizes, population))
+    problems = in_rounds("no whole cohort size", not_whole(sizes, population))
     if problems or not 0 < cohort * separation <= population:
         problems = problems or [f"cohorts of {cohort:g} cannot be drawn from {population} users"]
         return judge(name, claim, problems, f"{evidence.rounds} rounds")
@@ -86,7 +93,13 @@ def check_cohort_total(evidence: Evidence) -> Check:
     )
 
 
-def _not_whole(sizes: NDArray[np.float64], population: int) -> NDArray[np.int64]:
+def not_whole(sizes: NDArray[np.float64], population: int) -> NDArray[np.int64]:
+    """Rounds whose cohort is no number of users.
+
+    Args:
+        sizes: Shape (T,).
+        population: Most that it can be.
+    """
     wrong = np.isnan(sizes) | (sizes < 0) | (sizes > population) | (sizes != np.floor(sizes))
     return np.flatnonzero(wrong) + 1
 
@@ -95,13 +108,13 @@ def check_cohort_dispersion(evidence: Evidence) -> Check:
     """Cohorts vary from round to round as much as the sampling scheme makes them."""
     name = "cohort_dispersion"
     claim = "Cohorts vary from round to round as independent draws do: neither less nor more."
-    scheme, separation, population, cohort = _setting(evidence)
+    scheme, separation, population, cohort = sampling_setting(evidence)
     reason = evidence.lacks("realised_cohort") or (None if evidence.rounds else _NO_LINE)
     if reason is None and scheme not in ("poisson", "cyclic_poisson"):
         reason = f"cohorts do not vary under {scheme or 'no'} sampling"
     sizes = evidence["realised_cohort"]
     rate = cohort * separation / population
-    if reason is None and (not 0 < rate <= 1 or len(_not_whole(sizes, population))):
+    if reason is None and (not 0 < rate <= 1 or len(not_whole(sizes, population))):
         reason = "the cohorts are not such as can be drawn: see cohort_total"
     if reason is None and rate == 1.0:
         reason = "every eligible user takes part"
@@ -139,7 +152,13 @@ def check_cohort_dispersion(evidence: Evidence) -> Check:
     )
 
 
-def _binomial_weights(size: int, rate: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def binomial_weights(size: int, rate: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Values of a binomial and their probabilities, up to what is too rare to matter.
+
+    Args:
+        size: Draws.
+        rate: Probability, in (0, 1).
+    """
     from scipy import stats
 
     spread = math.sqrt(size * rate * (1.0 - rate))
@@ -153,14 +172,14 @@ def _binomial_squares(
     size: int, rate: float, mean: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Squared deviations of a binomial from its mean, and their probabilities."""
-    values, weights = _binomial_weights(size, rate)
+    values, weights = binomial_weights(size, rate)
     kept = weights > 0
     return (values[kept] - mean) ** 2, weights[kept]
 
 
 def _difference_squares(size: int, rate: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Squared differences of two equal binomials, and their probabilities."""
-    values, weights = _binomial_weights(size, rate)
+    values, weights = binomial_weights(size, rate)
     both = np.convolve(weights, weights[::-1])
     kept = both > 0
     shift = np.arange(len(both), dtype=np.float64) - (len(values) - 1)

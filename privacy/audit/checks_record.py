@@ -1,8 +1,9 @@
 """Is the record whole, and is it the record of what was configured and stated?
 
-Guarantee: checked here is that no round is missing or added at either end (the chain, whose reading
-checks the middle, is ``auditor``'s), that all rounds ran under one set of constants, and that these
-are the statement's and the configuration's.
+Guarantee: checked here is that the lines that summary and checkpoint name are the ledger's (its
+reading checks that each line follows from the one before, and these that the last one is what it
+was), that no round is missing or added at either end, that all rounds ran under one set of
+constants, and that these are the statement's and the configuration's.
 """
 
 from __future__ import annotations
@@ -25,6 +26,40 @@ ADJACENCY = {
     "fixed_size": "replace-one",
 }
 SIDES = ("simulated", "actual")
+CHAIN = (
+    "Each line of the ledger holds the digest of the one before, rounds follow one another without "
+    "a gap, and the lines that the summary and the newest checkpoint name are these."
+)
+
+
+def check_chain(evidence: Evidence, subject: Subject) -> Check:
+    """A ledger that could be read is the one that summary and checkpoint were written beside.
+
+    Args:
+        evidence: A ledger whose lines follow from one another.
+        subject: Summary and checkpoint; of what they say of other rounds, ``check_rounds`` tells.
+    """
+    names = []
+    if subject.summary is not None:
+        rounds, digest = subject.summary.get("rounds"), subject.summary.get("ledger_digest")
+        names.append(("the summary", rounds, digest))
+    if subject.saved is not None:
+        names.append(("the newest checkpoint", subject.saved.rounds, subject.saved.digest))
+    problems, agreeing = [], []
+    for where, rounds, digest in names:
+        # Nothing released, or written by a version that did not name its ledger.
+        if digest is None or type(rounds) is not int or not 0 <= rounds <= evidence.rounds:
+            continue
+        if digest == evidence.digest(rounds):
+            agreeing.append(where)
+            continue
+        problems.append(
+            f"{where} names the line {str(digest)[:12]}... of round {rounds}, but the ledger's is "
+            f"{evidence.digest(rounds)[:12]}...: it was altered, or is another run's"
+        )
+    lines = f"{evidence.rounds} lines" if evidence.rounds else "the ledger has no line yet"
+    by = f"named by {' and '.join(agreeing)}" if agreeing else "named by no other file"
+    return judge("chain", CHAIN, problems, f"{lines}; {by}", {"named_by": agreeing})
 
 
 def check_rounds(evidence: Evidence, subject: Subject) -> Check:

@@ -103,7 +103,7 @@ def check_canaries(subject: Subject) -> Check:
         return judge(name, claim, ["canaries.json has no lower_bound"], "canaries.json")
     problems = [] if lower <= upper else [f"{lower:.4g} was shown, {upper:.4g} (actual) is stated"]
     text = (
-        f"{canaries.get('kind', 'canaries')}: epsilon is at least {lower:.4g} with "
-        f"{confidence:.0%} confidence; at most {upper:.4g} (actual) is stated"
+        f"{canaries.get('kind', 'canaries')}: epsilon is at least {lower:.4g}, the lower end of a "
+        f"two-sided interval at {confidence:.0%}; at most {upper:.4g} (actual) is stated"
     )
     return judge(name, claim, problems, text, {"lower": lower, "upper": upper})

@@ -1,6 +1,6 @@
 """What a ledger says, gathered line by line into arrays.
 
-Guarantee: none of its own. Memory grows by some 500 bytes a round, whatever else a line holds;
+Guarantee: none of its own. Memory grows by some 600 bytes a round, whatever else a line holds;
 nothing is corrected or left out, and a value of the wrong kind is refused with its round.
 """
 
@@ -28,6 +28,8 @@ _PLAIN = (
     "noisy_fraction_unclipped",
     "realised_cohort",
     "distinct_users",
+    "returning",
+    "smallest_gap",
     "num_canaries",
     "num_contributions",
     "num_nonfinite",
@@ -36,6 +38,7 @@ _PLAIN = (
     "largest_norm",
     "largest_clipped_norm",
     "sum_norm",
+    "unseen",
     "steps",
 )
 _NESTED = {
@@ -101,6 +104,7 @@ class Evidence:
         histograms: Shape (T, 34), int64: elements of the noise by size; 0 without an observation.
         heads: Shape (T, 8), float64: first elements of the noise; NaN where there is none.
         releases: Shape (T,), uint64: the first 64 bits of each release's digest.
+        digests: Shape (T,), the SHA-256 of each line, 32 bytes each.
         has_noise: Shape (T,), bool: whether the line has an observation of noise.
     """
 
@@ -112,6 +116,7 @@ class Evidence:
     histograms: NDArray[np.int64]
     heads: NDArray[np.float64]
     releases: NDArray[np.uint64]
+    digests: bytes
     has_noise: NDArray[np.bool_]
 
     def __getitem__(self, name: str) -> NDArray[np.float64]:
@@ -122,6 +127,14 @@ class Evidence:
     def constants(self) -> Mapping[str, Any]:
         """Those of the first line; empty if there is none."""
         return self.segments[0].constants if self.segments else {}
+
+    def digest(self, rounds: int) -> str:
+        """What names the line of that round, in hexadecimal: what the next line begins with.
+
+        Args:
+            rounds: From 0 (what the first line begins with) to T.
+        """
+        return self.digests[32 * (rounds - 1) : 32 * rounds].hex() if rounds else "0" * 64
 
     def lacks(self, *names: str) -> str | None:
         """Why a check cannot be made that needs these keys in each line; None if it can."""
@@ -134,23 +147,25 @@ class Evidence:
         )
 
 
-def gather(entries: Iterable[Mapping[str, Any]]) -> Evidence:
+def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
     """Read a ledger once, from the first line to the last.
 
     Args:
-        entries: The lines, in order; each is let go before the next is asked for.
+        lines: In order, each with its SHA-256 in hexadecimal, as ``privacy.ledger.iterate_ledger``
+            has them; each is let go before the next is asked for.
 
     Raises:
-        LedgerError: A value is of the wrong kind; or whatever ``entries`` raises.
+        LedgerError: A value is of the wrong kind; or whatever ``lines`` raises.
     """
     names = [*_PLAIN, *(f"{part}.{key}" for part, keys in _NESTED.items() for key in keys)]
     columns = {name: array("d") for name in names}
     histograms, heads, releases = array("q"), array("d"), array("Q")
-    has_noise = array("b")
+    has_noise, digests = array("b"), bytearray()
     missing: Counter[str] = Counter()
     segments: list[tuple[int, dict[str, Any]]] = []
     number = 0
-    for number, entry in enumerate(entries, start=1):
+    for number, (entry, digest) in enumerate(lines, start=1):
+        digests += bytes.fromhex(digest)
         for name in _PLAIN:
             if name not in entry:
                 missing[name] += 1
@@ -186,6 +201,7 @@ def gather(entries: Iterable[Mapping[str, Any]]) -> Evidence:
         histograms=np.asarray(histograms, np.int64).reshape(-1, BINS),
         heads=np.asarray(heads).reshape(-1, HEAD),
         releases=np.asarray(releases, np.uint64),
+        digests=bytes(digests),
         has_noise=np.asarray(has_noise).astype(np.bool_),
     )
 

@@ -1,5 +1,7 @@
 """A lower bound on epsilon from one run, by the trade-off function that a mechanism claims.
 
+Guarantee: a bound at the confidence asked for, if what it rests on holds.
+
 What it rests on: as ``privacy.audit.one_run`` (fair coins, guesses that see the release alone, a
 number of guesses fixed before or corrected for), and on a family: that the mechanism is one of a
 family of trade-off functions ordered by one parameter, such as mu-GDP, or so many rounds of the

@@ -1,5 +1,7 @@
 """A lower bound on epsilon from one run in which coins included some canaries and not others.
 
+Guarantee: a bound at the confidence asked for, if what it rests on holds.
+
 What it rests on: m canaries, each included by a fair coin of its own, independent of all else in
 the run; guesses that depend on the coins through what the run released alone; a number of guesses
 fixed before (or corrected for). Nothing is assumed of the mechanism, nor of the scores. Unit: a

@@ -1,5 +1,7 @@
 """Epsilon from one run in which all canaries took part, by the law that their cosines have.
 
+Guarantee: a bound at the confidence asked for, if what it rests on holds.
+
 What it rests on. *Estimate*: scores of canaries are normal, and so are those of directions that no
 canary used; the epsilon of telling these two laws apart. It is an estimate, not a bound: it can be
 above or below the truth. *Lower bound*: the same, and that a canary moves its score without

@@ -1,5 +1,7 @@
 """A lower bound on epsilon from canaries whose every round is seen.
 
+Guarantee: a bound at the confidence asked for, if what it rests on holds.
+
 What it rests on. *A step*: in each round a fair coin of its own lets each canary send clip_norm
 along a coordinate of its own or not, and the auditor sees the release along that coordinate, in
 parts of clip_norm: x near 1 or near 0. The step is mu-GDP for no mu below the bound, at the
@@ -192,9 +194,12 @@ def epsilon_of_run(
         inverse), or PLD does not know the composition.
     """
     # A mu below 1e-6 is no leak that could be seen. More noise than 1 / mu only lowers the bound.
-    composed = composition(max(1.0 / max(mu, 1e-6), _LEAST_NOISE), rounds)
-    if not is_gaussian(composed):
+    noise = max(1.0 / max(mu, 1e-6), _LEAST_NOISE)
+    if not is_gaussian(composition(noise, rounds)):
         return None
     if mu < 1e-6 or rounds == 0:
         return 0.0
-    return sure_epsilon(composed, delta)
+    # More noise than was seen, where the accountant cannot compute that little: a lower bound yet.
+    while (epsilon := sure_epsilon(composition(noise, rounds), delta)) == 0.0 and noise < 1.0:
+        noise *= 1.5
+    return epsilon

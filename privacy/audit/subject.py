@@ -86,10 +86,12 @@ class Saved:
     Attributes:
         rounds: Rounds (epochs) that are done.
         mechanism: State of the mechanism, of the coming round; None where it has none.
+        digest: SHA-256 of the ledger's last line when it was saved; None where it has none.
     """
 
     rounds: int
     mechanism: Mapping[str, Any] | None
+    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.accountant import LARGEST_EPSILON, compute_epsilon
+from privacy.accountant import LARGEST_EPSILON, compute_epsilon, is_exact
 from privacy.amplification import Composition
 from privacy.audit.gaussian_dp import epsilon_of_mu
 from privacy.errors import PlanError
@@ -113,7 +113,9 @@ def trade_off_of(composition: Composition) -> TradeOff | None:
         if event.noise_multiplier == 0.0:
             return None
         return GaussianTradeOff(math.sqrt(count) / event.noise_multiplier)
-    if compute_epsilon(event, count, 1e-9, "rdp", composition.adjacency) > _LARGEST_CURVE:
+    # RDP is quick, but does not know every event that PLD knows (sampled Laplace noise).
+    rough = "rdp" if is_gaussian(composition) else "pld"
+    if compute_epsilon(event, count, 1e-9, rough, composition.adjacency) > _LARGEST_CURVE:
         return None
     # Coarser than for a claim: that makes the curve a little weaker, never wrong.
     interval = min(1e-3, 0.1 / math.sqrt(max(count, 1)))
@@ -138,8 +140,9 @@ def sure_epsilon(composition: Composition, delta: float) -> float | None:
         delta: In (0, 1).
 
     Returns:
-        Exact for plain Gaussians, else PLD's less its slack; None where PLD does not know the
-        event (RDP would overstate epsilon, which a lower bound must not).
+        Exact for plain Gaussians, else PLD's less its slack, 0 where that is beyond what it can
+        compute; None where PLD does not know the event (RDP would overstate epsilon, which a lower
+        bound must not).
     """
     from dp_accounting import dp_event
 
@@ -152,8 +155,11 @@ def sure_epsilon(composition: Composition, delta: float) -> float | None:
         if event.noise_multiplier == 0.0:
             return LARGEST_EPSILON
         return epsilon_of_mu(math.sqrt(count) / event.noise_multiplier, delta)
+    if not is_exact(composition, delta):
+        return None
     try:
         epsilon = compute_epsilon(event, count, delta, "pld", composition.adjacency)
     except PlanError:
         return None
-    return min(epsilon * (1.0 - _PLD_SLACK), LARGEST_EPSILON)
+    # Infinite is what accountants say of what they cannot compute, too: nothing is shown by it.
+    return 0.0 if math.isinf(epsilon) else min(epsilon * (1.0 - _PLD_SLACK), LARGEST_EPSILON)

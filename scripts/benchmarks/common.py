@@ -38,6 +38,7 @@ class OurSide:
     Args:
         tree: Its configuration, as a YAML file would hold it.
         folder: The run's folder, which holds a private run's ledger.
+        like: Another side of ours whose cohorts and noise it takes, as no two private runs may.
 
     Attributes:
         task: The data.
@@ -47,7 +48,7 @@ class OurSide:
         scalars: Those of the last round.
     """
 
-    def __init__(self, tree: dict[str, Any], folder: Path) -> None:
+    def __init__(self, tree: dict[str, Any], folder: Path, like: OurSide | None = None) -> None:
         resolved = resolve(tree, Path("bench"), ())
         self.device = resolve_device(resolved.config.device)
         self.task = build_task(resolved, self.device)
@@ -61,6 +62,8 @@ class OurSide:
             self.cohort_seed = resolved.private_seed(
                 self.task.facts.checksum, digest, self.model.device.type
             )
+        if like is not None:
+            self.cohort_seed = self.trainer._cohort_seed = like.cohort_seed
         self.scalars: Mapping[str, float] = {}
 
     def round(self, index: int) -> None:
@@ -108,37 +111,49 @@ def spread(values: list[float]) -> dict[str, float]:
 def summarise(
     name: str, private: bool, seconds: Mapping[str, Seconds], agreement: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Medians and the ratios to the bare loop, round by round on the same users."""
+    """Medians, and speeds relative to the others, round by round on the same users.
+
+    Processor time too: it is all that tells something where others use the machine.
+    """
     result: dict[str, Any] = {"workload": name, "private": private, "agreement": agreement}
-    bare = seconds["bare"].wall
     for side, taken in seconds.items():
-        values = taken.wall
-        ratios = [own / other for own, other in zip(values, bare, strict=True)]
-        result[side] = {
-            "median_seconds": statistics.median(values),
-            "ratio_to_bare": statistics.median(ratios),
-            "ratio_min": min(ratios),
-            "ratio_max": max(ratios),
-        }
+        result[side] = {"median_seconds": statistics.median(taken.wall)}
+        for other in ("bare", "pfl"):
+            if other not in seconds:
+                continue
+            for clock in ("wall", "processor"):
+                theirs, own = getattr(seconds[other], clock), getattr(taken, clock)
+                ratios = [their / mine for their, mine in zip(theirs, own, strict=True)]
+                result[side][f"speed_to_{other}_{clock}"] = spread(ratios)
     return result
 
 
 def table(results: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
     lines = [
-        "| workload | private | side | s a round (median) | ratio to bare loop: median (min-max) |",
-        "|---|---|---|---|---|",
+        "| workload | private | side | s a round (median) | of the bare loop's speed: median "
+        "(min-max) | of pfl's | of pfl's, processor time |",
+        "|---|---|---|---|---|---|---|",
     ]
     for result in results:
-        for side in ("bare", "pfl-bench", "pfl"):
-            if side in result:
-                row = result[side]
-                extremes = f"{row['ratio_min']:.2f}-{row['ratio_max']:.2f}"
-                lines.append(
-                    f"| {result['workload']} | {'yes' if result['private'] else 'no'} | {side} "
-                    f"| {row['median_seconds']:.3f} | {row['ratio_to_bare']:.3f} ({extremes}) |"
-                )
+        for side, row in result.items():
+            if not isinstance(row, dict) or "median_seconds" not in row:
+                continue
+            speeds = [
+                _shown(row.get(f"speed_to_{other}"))
+                for other in ("bare_wall", "pfl_wall", "pfl_processor")
+            ]
+            lines.append(
+                f"| {result['workload']} | {'yes' if result['private'] else 'no'} | {side} "
+                f"| {row['median_seconds']:.3f} | {' | '.join(speeds)} |"
+            )
     return "\n".join(lines)
+
+
+def _shown(speed: Mapping[str, float] | None) -> str:
+    if speed is None:
+        return "-"
+    return f"{speed['median']:.2f} ({speed['min']:.2f}-{speed['max']:.2f})"
 
 
 def write_report(path: Path, repeats: int, results: Any) -> None:

@@ -1,4 +1,4 @@
-"""A round on FEMNIST's shapes and skew: ours, a bare PyTorch loop, and PyPI's ``pfl``."""
+"""A round on FEMNIST's shapes and skew: ours by each engine, a bare PyTorch loop, and ``pfl``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import OurSide, summarise, table, write_report
-from benchmarks.sides import SEED, Agreement, Workload, configuration, measure
+from benchmarks.common import summarise, table, write_report
+from benchmarks.sides import SEED, Agreement, Workload, measure, our_sides
 from pfl_bench.store import FieldSpec, StoreWriter
 
 NUM_CLASSES = 62
 AGREEMENT = Agreement(tolerance=1e-4, of_step=False)
+KINDS = {"yes": (True,), "no": (False,), "both": (False, True)}
 FEMNIST = {
     "softmax": Workload("femnist", "softmax", 40, 10, 0.1),
     "cnn": Workload("femnist", "cnn", 8, 10, 0.1, has_dropout=True),
@@ -52,8 +53,8 @@ def measure_model(
 ) -> dict[str, Any]:
     """Time the sides with one model."""
     load = FEMNIST[name]
-    ours = OurSide(configuration(store, load, private), folder)
-    measured = measure(load, private, ours, copy.deepcopy, repeats, AGREEMENT)
+    own = our_sides(store, load, private, folder)
+    measured = measure(load, private, own, copy.deepcopy, repeats, AGREEMENT)
     return summarise(name, private, measured.seconds, measured.agreement)
 
 
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=sorted(FEMNIST))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--private", choices=("yes", "no", "both"), default="both")
     parser.add_argument("--out", default="bench.json")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -71,9 +73,8 @@ def main() -> None:
         store = Path(folder) / "generated.h5"
         make_store(store, num_users=200, mean_examples=226.83)
         for name in arguments.only or FEMNIST:
-            for private in (False, True):
+            for private in KINDS[arguments.private]:
                 run_folder = Path(folder) / f"{name}-{private}"
-                run_folder.mkdir()
                 results.append(measure_model(name, private, store, arguments.repeats, run_folder))
                 print(table(results[-1:]).split("\n", 2)[2], file=sys.stderr, flush=True)
     write_report(Path(arguments.out), arguments.repeats, results)

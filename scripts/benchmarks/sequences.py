@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import OurSide, spread, summarise, table, write_report
-from benchmarks.sides import Agreement, Measured, Workload, configuration, measure
+from benchmarks.common import summarise, table, write_report
+from benchmarks.sides import Agreement, Measured, Workload, measure, our_sides
 from tasks.leaf.lstm import StackedLstm
 
 AGREEMENT = Agreement(tolerance=1e-3, of_step=True)
@@ -64,20 +64,13 @@ class PlainLstm(nn.Module):
         return logits
 
 
-def _speeds(measured: Measured) -> dict[str, Any]:
-    """Time of a local step, and our speed relative to each side, round by round."""
-    seconds, steps = measured.seconds, measured.steps
-    result: dict[str, Any] = {"steps": steps}
-    result["step_milliseconds"] = {
-        name: 1e3 * sum(taken.wall) / sum(steps) for name, taken in seconds.items()
+def _steps(measured: Measured) -> dict[str, Any]:
+    """Time of a local step."""
+    steps = measured.steps
+    milliseconds = {
+        name: 1e3 * sum(taken.wall) / sum(steps) for name, taken in measured.seconds.items()
     }
-    # Processor time too: it is all that tells something where others use the machine.
-    for other in seconds:
-        for clock in ("wall", "processor"):
-            theirs, own = (getattr(seconds[side], clock) for side in (other, "pfl-bench"))
-            ratios = [their / mine for their, mine in zip(theirs, own, strict=True)]
-            result[f"speed_to_{other}_{clock}"] = spread(ratios)
-    return result
+    return {"steps": steps, "step_milliseconds": milliseconds}
 
 
 def full_table(results: list[dict[str, Any]]) -> str:
@@ -86,15 +79,7 @@ def full_table(results: list[dict[str, Any]]) -> str:
     for result in results:
         private = "private" if result["private"] else "not private"
         each = ", ".join(f"{name} {ms:.1f}" for name, ms in result["step_milliseconds"].items())
-        line = f"{result['workload']}, {private}: ms a local step, all included: {each}"
-        for other in ("bare", "pfl"):
-            for clock in ("wall", "processor"):
-                if speed := result.get(f"speed_to_{other}_{clock}"):
-                    line += (
-                        f"; speed to {other} ({clock}) {speed['median']:.2f} "
-                        f"({speed['min']:.2f}-{speed['max']:.2f})"
-                    )
-        lines.append(line + ".")
+        lines.append(f"{result['workload']}, {private}: ms a local step, all included: {each}.")
     worst = max(value for result in results for value in result["agreement"].values())
     lines += ["", f"Largest difference of a first central step, of the step: {worst:.1e}."]
     return "\n".join(lines)
@@ -125,12 +110,11 @@ def run(
         make_store(store)
         for private in kinds:
             run_folder = Path(folder) / f"private-{private}"
-            run_folder.mkdir()
-            ours = OurSide(configuration(store, load, private), run_folder)
+            own = our_sides(store, load, private, run_folder)
             plain = partial(PlainLstm, last_step=last_step)
-            measured = measure(load, private, ours, plain, arguments.repeats, AGREEMENT)
+            measured = measure(load, private, own, plain, arguments.repeats, AGREEMENT)
             times = summarise(load.task, private, measured.seconds, measured.agreement)
-            results.append({**times, **_speeds(measured)})
+            results.append({**times, **_steps(measured)})
             print(full_table(results[-1:]).split("\n", 2)[2], file=sys.stderr, flush=True)
     write_report(Path(arguments.out), arguments.repeats, results)
     print(full_table(results))

@@ -7,7 +7,7 @@ tensors in memory as the bare loop's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.sampling import build_sampler
 
 CLIP_NORM, SEED = 0.4, 0
+OURS, VECTORIZED = "pfl-bench", "pfl-bench, vectorized"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,9 @@ class Measured:
     agreement: dict[str, float]
 
 
-def configuration(store: Path, load: Workload, private: bool) -> dict[str, Any]:
+def configuration(
+    store: Path, load: Workload, private: bool, engine: str = "sequential"
+) -> dict[str, Any]:
     """A run of our own that does what the other sides do."""
     tree: dict[str, Any] = {
         "version": 1,
@@ -96,6 +99,7 @@ def configuration(store: Path, load: Workload, private: bool) -> dict[str, Any]:
             "local_batch_size": load.batch_size,
             "local_learning_rate": load.learning_rate,
             "local_gradient_clip_global_norm": load.gradient_clip,
+            "engine": engine,
         },
         "evaluation": {"final_splits": []},
     }
@@ -239,10 +243,21 @@ def pfl_side(
     return _Pfl(module, cohort, data.__getitem__, central, local, privacy)
 
 
+def our_sides(store: Path, load: Workload, private: bool, folder: Path) -> dict[str, OurSide]:
+    """Ours by each engine, each with a run folder of its own, by name."""
+    sides: dict[str, OurSide] = {}
+    for engine, name in (("sequential", OURS), ("vectorized", VECTORIZED)):
+        place = folder / engine
+        place.mkdir(parents=True)
+        tree = configuration(store, load, private, engine)
+        sides[name] = OurSide(tree, place, sides.get(OURS))
+    return sides
+
+
 def measure(
     load: Workload,
     private: bool,
-    ours: OurSide,
+    own: Mapping[str, OurSide],
     build_plain: Callable[[nn.Module], nn.Module],
     repeats: int,
     agreement: Agreement,
@@ -252,7 +267,7 @@ def measure(
     Args:
         load: What they train.
         private: Whether updates are clipped and noise is added.
-        ours: Our side, of that ``configuration``.
+        own: Our sides by name, of ``our_sides``.
         build_plain: Makes of our model the other sides', with the same weights.
         repeats: Rounds to time.
         agreement: What is the same thing.
@@ -260,12 +275,13 @@ def measure(
     Raises:
         SystemExit: A side computed something else.
     """
+    ours = own[OURS]
     batches = Batches(ours, load, private)
     before = ours.vector() if agreement.of_step else 0
     modules = [build_plain(ours.model.module) for _ in range(2)]
     loss = ours.task.loss
     sides: dict[str, Side] = {
-        "pfl-bench": ours,
+        **own,
         "bare": BareSide(modules[0], loss, batches, load, private),
     }
     if is_installed():

@@ -124,6 +124,10 @@ class CelebaTask(StoredTask):
         """Mean cross entropy of logits of shape (n, 2) and targets of shape (n,)."""
         return functional.cross_entropy(outputs, targets)
 
+    def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy of each example, shape (n,)."""
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
 
 def build(options: Options) -> CelebaTask:
     """Open a prepared store.

@@ -71,6 +71,10 @@ class DigitsTask:
         """Mean cross entropy of logits of shape (n, 10) and targets of shape (n,)."""
         return functional.cross_entropy(outputs, targets)
 
+    def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy of each example, shape (n,)."""
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
 
 def build(options: Options) -> DigitsTask:
     """Load the digits from scikit-learn's own installation and deal them to users.

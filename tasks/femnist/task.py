@@ -65,6 +65,10 @@ class FemnistTask(StoredTask):
         """Mean cross entropy of logits of shape (n, num_classes) and targets of shape (n,)."""
         return functional.cross_entropy(outputs, targets)
 
+    def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy of each example, shape (n,)."""
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
 
 def build(options: Options) -> FemnistTask:
     """Open a prepared store.

@@ -7,7 +7,7 @@ keeps the statistics that it came with, and they never move.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,25 @@ class FrozenStatisticsNorm(nn.Module):
             training=False,
             eps=self.eps,
         )
+
+    def forward_lanes(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Normalise the images of L clients, each with a scale and bias of its own.
+
+        Args:
+            inputs: Shape (L * n, C, ...).
+            weights: "weight" and "bias", each of shape (L, C).
+
+        Returns:
+            The shape of ``inputs``.
+        """
+        mean, variance = self.running_mean, self.running_var
+        normal = functional.batch_norm(inputs, mean, variance, training=False, eps=self.eps)
+        per_lane = inputs.shape[0] // len(weights["weight"])
+        shape = (inputs.shape[0], -1, *[1] * (inputs.ndim - 2))
+        scale, shift = (
+            weights[name].repeat_interleave(per_lane, 0).view(shape) for name in ("weight", "bias")
+        )
+        return normal * scale + shift
 
     def extra_repr(self) -> str:
         """What ``print`` shows of the layer."""

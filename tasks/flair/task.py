@@ -264,6 +264,11 @@ class FlairTask:
         """Mean binary cross entropy of logits of shape (n, K) and multi-hot targets (n, K)."""
         return functional.binary_cross_entropy_with_logits(outputs, targets)
 
+    def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean binary cross entropy of each example's labels, shape (n,)."""
+        losses = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+        return losses.mean(dim=1)
+
 
 def _classes(stored: DataFacts, options: Options) -> tuple[tuple[str, ...], list[int]]:
     """Names of the outputs, and which stored label each stands for."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Mapping
 from math import sqrt
 from typing import Any, cast
 
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from tasks.leaf.lstm_lanes import lstm_lanes
 
 # Where a layer's own passes are faster on one thread of a CPU than oneDNN's: with few steps, over
 # which oneDNN's preparations are not spread, of many units, beside whose products Python's part is
@@ -78,6 +81,18 @@ class LstmLayer(nn.Module):
             return cast("Tensor", _Recurrence.apply(inputs, *weights))
         return _by_library(inputs, *weights)
 
+    def forward_lanes(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Run the layers of L clients, of weights with L as their first axis; see ``lstm_lanes``.
+
+        Args:
+            inputs: Shape (L * n, T, I).
+            weights: By name.
+
+        Returns:
+            Shape (L * n, T, H).
+        """
+        return lstm_lanes(inputs, weights["weight_ih"], weights["weight_hh"], weights["bias"])
+
     def _has_own_passes(self, inputs: Tensor) -> bool:
         return (
             inputs.device.type == "cpu"
@@ -115,14 +130,12 @@ class StackedLstm(nn.Module):
         self.layers = nn.ModuleList(
             LstmLayer(size, hidden_size, forget_bias, init_scale) for size in sizes
         )
-        self.dropout = dropout
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Shape (n, T, input_size) to the highest layer's outputs, shape (n, T, H)."""
         for layer in self.layers:
-            inputs = layer(inputs)
-            if self.dropout:
-                inputs = functional.dropout(inputs, self.dropout, self.training)
+            inputs = self.dropout(layer(inputs))
         return inputs
 
 

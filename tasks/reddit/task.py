@@ -94,6 +94,14 @@ class RedditTask(StoredTask):
         )
         return total / (targets.numel() if self._reduction == "mean" else len(targets))
 
+    def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Loss of each sequence, shape (n,): the sum, or by option the mean, over its tokens."""
+        losses = functional.cross_entropy(
+            outputs.flatten(0, 1), targets.flatten(), ignore_index=NOT_COUNTED, reduction="none"
+        )
+        total = losses.view(targets.shape).sum(dim=1)
+        return total / targets.shape[1] if self._reduction == "mean" else total
+
 
 def build(options: Options) -> RedditTask:
     """Open a prepared store.

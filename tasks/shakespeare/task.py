@@ -55,6 +55,10 @@ class ShakespeareTask(StoredTask):
         """Mean cross entropy of logits of shape (n, 80) and targets of shape (n,)."""
         return functional.cross_entropy(outputs, targets)
 
+    def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy of each example, shape (n,)."""
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
 
 def build(options: Options) -> ShakespeareTask:
     """Open a prepared store.

@@ -149,6 +149,10 @@ class SyntheticTask:
         """Mean cross entropy of outputs of shape (n, K), taken as logits, and targets (n,)."""
         return functional.cross_entropy(outputs, targets)
 
+    def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy of each example, shape (n,)."""
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
     def read_column(self, split: str, name: str, start: int, stop: int) -> NDArray[np.int64]:
         """Read the clusters of the examples ``start:stop`` of a split; shape (stop - start,).
 

@@ -65,7 +65,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
 ) -> None:
     code, out, _ = command(capsys, str(finished))
     assert code == 0
-    assert "28 passed, 0 failed, 1 skipped" in out
+    assert "30 passed, 0 failed, 2 skipped" in out
     assert "PASS  noise_scale: standard deviation" in out
     assert "Outside of the guarantee" in out
     assert "A search over 10 such runs: epsilon (simulated)" in out
@@ -73,7 +73,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
     written = json.loads((finished / "audit.json").read_text())
     assert written["ledger_sha256"] == ledger
     assert written["passed"] is True
-    assert written["counts"] == {"passed": 28, "failed": 0, "skipped": 1}
+    assert written["counts"] == {"passed": 30, "failed": 0, "skipped": 2}
 
 
 def test_json_is_one_object_and_the_file_s_content(
@@ -144,12 +144,20 @@ def other_data(lines: Lines) -> None:
         line["data"] = "sha256:0"
 
 
+def one_fewer(lines: Lines) -> None:
+    """In itself consistent, in the line that no other follows."""
+    for key in ("realised_cohort", "distinct_users", "num_contributions"):
+        lines[-1][key] -= 1
+    lines[-1]["total_weight"] -= 1.0
+
+
 def drop_last(lines: Lines) -> None:
     lines.pop()
 
 
 TAMPERED = {
-    "quieter": (quieter, {"noise_multiplier"}),
+    "quieter": (quieter, {"noise_multiplier", "chain"}),
+    "the last line": (one_fewer, {"chain"}),
     "other data": (other_data, {"configuration"}),
     "drop_last": (drop_last, {"rounds", "clip_path"}),
 }
@@ -205,6 +213,7 @@ def test_a_run_that_was_cut_is_audited_against_its_plan(tmp_path: Path) -> None:
     checks = {check.name: check for check in done.checks}
     assert "unfinished, held against the 6 planned" in checks["rounds"].evidence
     assert "checkpoint of round 2" in checks["clip_path"].evidence
+    assert checks["chain"].evidence == "4 lines; named by the newest checkpoint"
 
 
 def test_data_that_are_gone_are_skipped_and_said(
@@ -259,6 +268,7 @@ def test_example_level_runs_are_checked_as_far_as_their_ledger_goes(tmp_path: Pa
     assert done.num_failed == 0
     for name in ("chain", "rounds", "epsilon_actual", "clip_path", "batchnorm", "population"):
         assert checks[name].outcome == "passed", name
+    assert checks["chain"].numbers["named_by"] == ["the summary", "the newest checkpoint"]
     assert checks["noise_scale"].outcome == "skipped"
     assert "Opacus" in checks["noise_scale"].evidence
 
@@ -273,7 +283,7 @@ def test_the_report_has_the_audit_and_says_when_it_is_stale(copied: Path) -> Non
     audit_run(copied, 2)
     text = write_report([copied], copied / "report.html").read_text()
     assert "Audit: small, seed 3" in text
-    assert "28 passed, 0 failed, 1 skipped" in text
+    assert "30 passed, 0 failed, 2 skipped" in text
     assert "A search over 2 such runs" in text
     assert "Stale." not in text
     rewrite(copied, drop_last)

@@ -100,14 +100,16 @@ def test_cyclic_rounds_of_one_user_are_apart_by_a_multiple_of_the_separation() -
         for user in sampler.draw(stream(3, Purpose.SAMPLING, index), index):
             seen.setdefault(int(user), []).append(index)
     gaps = {gap for rounds in seen.values() for gap in np.diff(rounds)}
-    assert gaps and all(gap % 10 == 0 and gap > 0 for gap in gaps)
+    assert gaps
+    assert all(gap % 10 == 0 and gap > 0 for gap in gaps)
     # 20 cycles at q_g = 20 * 10 / 400: each user is in about 10 rounds; 4,000 draws in all.
     assert sum(map(len, seen.values())) == pytest.approx(4000, abs=4 * math.sqrt(400 * 20 / 4))
 
 
 def test_a_user_more_changes_no_other_user_s_group() -> None:
     few, many = cyclic(400), cyclic(401)
-    assert isinstance(few, CyclicPoissonSampler) and isinstance(many, CyclicPoissonSampler)
+    assert isinstance(few, CyclicPoissonSampler)
+    assert isinstance(many, CyclicPoissonSampler)
     assert np.array_equal(few.groups, many.groups[:400])
 
 

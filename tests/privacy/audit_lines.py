@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from privacy.accountant import compose_epsilon
 from privacy.amplification import ADJACENCY, Composition, Participation, sampled_gaussian
+from privacy.audit.evidence import Evidence, gather
 from privacy.audit.subject import Configured, DataAtHand, Saved, Subject
+from privacy.ledger import canonical_line
 
 EDGES = np.linspace(-4.0, 4.0, 33)
 
@@ -49,7 +51,9 @@ class Run:
     clip_sign: float = 1.0
     rescales: bool = False
     clips: bool = True
+    clips_l2: bool = False
     draws_twice: bool = False
+    stray: float = 0.0
 
 
 def actual_noise(run: Run) -> float:
@@ -103,14 +107,38 @@ def make_lines(run: Run, seed: int = 0) -> list[dict[str, Any]]:
     """Play the run and write its ledger's lines, "previous" left out."""
     rng = np.random.default_rng([seed, 77])
     groups = rng.integers(run.separation, size=run.population)
+    counts = np.zeros(run.population, dtype=np.int64)
+    latest = np.zeros(run.population, dtype=np.int64)
     shared = json.dumps(constants_of(run))
     clip, last = run.clip_norm, None
     lines = []
     for number in range(1, run.rounds + 1):
         users = _draw(run, groups, number, rng)
         line, clip, last = _round(run, users, number, clip, last, rng)
+        gaps = [number - int(latest[user]) for user in users if latest[user]]
+        line |= {
+            "returning": int(sum(counts[user] for user in users)),
+            "smallest_gap": min(gaps, default=None),
+        }
+        for user in users:
+            counts[user] += 1
+            latest[user] = number
         lines.append(json.loads(shared) | line)
     return lines
+
+
+def digested(lines: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Lines with the digests that they have in a ledger."""
+    previous = "0" * 64
+    for line in lines:
+        written = canonical_line(line, previous)
+        previous = hashlib.sha256(written.rstrip(b"\n")).hexdigest()
+        yield line, previous
+
+
+def read(lines: Iterable[Mapping[str, Any]]) -> Evidence:
+    """What an audit gathers of lines."""
+    return gather(digested(lines))
 
 
 def _draw(
@@ -123,6 +151,23 @@ def _draw(
         users = np.flatnonzero(rng.random(run.population) < 1.5 * run.cohort / run.population)
     elif scheme == "full":
         users = np.arange(run.population)
+    elif scheme == "favoured":
+        # As many as independent draws give, but some users often, and others rarely.
+        weights = np.exp(0.7 * np.sin(np.arange(run.population)))
+        size = run.cohort
+        if run.scheme == "poisson":
+            size = rng.binomial(run.population, run.cohort / run.population)
+        users = rng.choice(run.population, size, replace=False, p=weights / weights.sum())
+    elif scheme == "favoured group":
+        rates = np.where(np.arange(run.population) % 3 == 0, 2.0, 0.5)
+        rates *= run.cohort * run.separation / run.population
+        eligible = groups == (number - 1) % run.separation
+        users = np.flatnonzero(eligible & (rng.random(run.population) < rates))
+    elif scheme == "in turn":
+        size = rng.binomial(run.population, run.cohort / run.population)
+        users = np.sort((np.arange(size) + (number - 1) * run.cohort) % run.population)
+    elif scheme == "any group":
+        users = np.flatnonzero(rng.random(run.population) < run.cohort / run.population)
     else:
         eligible = groups == (number - 1) % run.separation
         rate = run.cohort * run.separation / run.population
@@ -142,25 +187,27 @@ def _round(
 ) -> tuple[dict[str, Any], float, NDArray[np.float64]]:
     size, ratio = run.num_parameters, run.cohort / run.noise_cohort
     # Updates that agree in part, some within the bound and some beyond.
-    updates = rng.standard_normal((len(users), size)) / math.sqrt(size) + 1.0 / math.sqrt(size)
-    updates *= clip * np.exp(rng.normal(-0.5, 0.7, (len(users), 1)))
-    norms = np.linalg.norm(updates.astype(np.float32).astype(np.float64), axis=1)
-    factors = np.minimum(1.0, clip / np.maximum(norms, 1e-12) * (1.0 - 2.0**-22))
+    order = 1 if run.shape == "laplace" else 2
+    updates = rng.standard_normal((len(users), size)) + 1.0
+    updates /= np.linalg.norm(updates, ord=order, axis=1, keepdims=True)
+    updates *= clip * np.exp(rng.normal(-0.2, 0.7, (len(users), 1)))
+    updates = updates.astype(np.float32).astype(np.float64)
+    norms = np.linalg.norm(updates, ord=order, axis=1)
+    bounded = np.linalg.norm(updates, axis=1) if run.clips_l2 else norms
+    factors = np.minimum(1.0, clip / np.maximum(bounded, 1e-12) * (1.0 - 2.0**-22))
     if run.rescales:
         factors = clip / np.maximum(norms, 1e-12) * (1.0 - 2.0**-22)
     if not run.clips:
         factors = np.ones(len(users))
     total = np.zeros(size, dtype=np.float32)
-    probe = None
-    watched = int(rng.integers(len(users))) if len(users) else -1
-    if len(users):
-        # The watched client is the last to be summed: the order is of no matter.
-        contributions = (updates * factors[:, None]).astype(np.float32)
-        before = np.delete(contributions, watched, axis=0).sum(axis=0)
-        total = before + contributions[watched]
-        moved = float(np.linalg.norm(total.astype(np.float64) - before))
-        bit = 0.5 if norms[watched] <= clip else -0.5
-        probe = {"norm": float(norms[watched]), "moved": moved, "bit": bit}
+    probe, furthest = None, -1.0
+    for update, factor, norm in zip(updates, factors, norms, strict=True):
+        before = total
+        total = before + (update * factor).astype(np.float32)
+        moved = float(np.linalg.norm(total.astype(np.float64) - before, ord=order))
+        if abs(moved - min(norm, clip)) > furthest:
+            furthest = abs(moved - min(norm, clip))
+            probe = {"norm": float(norm), "moved": moved, "bit": 0.5 if norm <= clip else -0.5}
     clipped = int((norms > clip).sum())
     bits = len(users) / 2.0 - clipped
     z, count_stddev = run.noise_multiplier, None
@@ -174,6 +221,7 @@ def _round(
     if last is not None and run.chained_noise:
         draws = run.chained_noise * last + math.sqrt(1 - run.chained_noise**2) * draws
     draws = draws * run.noise_factor + run.noise_mean
+    total = total + np.float32(run.stray * clip / size)
     norm = float(np.linalg.norm(total.astype(np.float64)))
     draws += run.noise_of_sum * total / max(norm, 1e-30)
     denominator = {"configured": run.cohort, "realised": max(1, len(users)), "fixed": 33}
@@ -205,8 +253,9 @@ def _round(
         "total_weight": float(len(users)),
         "largest_norm": float(norms.max(initial=0.0)),
         "largest_clipped_norm": float((norms * factors).max(initial=0.0)),
-        "sum_norm": norm,
+        "sum_norm": float(np.linalg.norm(total.astype(np.float64), ord=order)),
         "probe": probe,
+        "unseen": run.stray * clip,
         "noise": _observed(residual, total, last, draw if run.adaptive else None),
     }
     return line, following, residual
@@ -312,12 +361,18 @@ def subject_of(run: Run, lines: list[dict[str, Any]], **changes: Any) -> Subject
     if run.adaptive and lines:
         last = lines[-1]
         coming = last["clip_norm"] * math.exp(-0.2 * (last["noisy_fraction_unclipped"] - 0.4))
+    digest = ["0" * 64, *(digest for _, digest in digested(lines))][-1]
+    summary = {
+        "rounds": run.rounds,
+        "privacy": copy.deepcopy(statement),
+        "ledger_digest": digest,
+    }
     values = {
         "statement": statement,
         "configured": configured,
         "composition": partial(composition),
         "data": DataAtHand(run.population, "sha256:da7a", run.num_parameters, ()),
-        "saved": Saved(run.rounds, {"clip_norm": coming} if run.adaptive else {}),
-        "summary": {"rounds": run.rounds, "privacy": copy.deepcopy(statement)},
+        "saved": Saved(run.rounds, {"clip_norm": coming} if run.adaptive else {}, digest),
+        "summary": summary,
     }
     return Subject(**(values | changes))

@@ -276,3 +276,27 @@ def test_a_replaced_user_and_an_added_one_are_not_composed_together() -> None:
     parts = [Composition(gaussian, 1, adjacency) for adjacency in ("replace-one", ADDED)]
     with pytest.raises(PlanError, match="adjacencies"):
         compose_epsilon(parts, 1e-5, "rdp")
+
+
+@pytest.mark.parametrize(("delta", "truth"), [(1e-14, 7.8687), (1e-12, 7.2385), (1e-10, 6.54792)])
+def test_rounding_of_many_rounds_never_understates_at_small_delta(
+    delta: float, truth: float
+) -> None:
+    """At q = 1 the composition is one Gaussian, z / sqrt(T), whose epsilon is known exactly."""
+    event = dp_event.PoissonSampledDpEvent(1.0, dp_event.GaussianDpEvent(100.0))
+    composition = Composition(event, 10_000, ADDED)
+    got = compose_epsilon([composition], delta, "pld")
+    assert got >= truth
+    assert got <= compose_epsilon([composition], delta, "rdp")
+
+
+def test_what_no_accountant_can_compute_is_bounded_or_refused() -> None:
+    tiny = Composition(dp_event.GaussianDpEvent(0.3), 100, ADDED)
+    assert compose_epsilon([tiny], 1e-6, "pld") <= compose_epsilon([tiny], 1e-6, "rdp")
+    weak = Composition(dp_event.GaussianDpEvent(10.0), 1, ADDED)
+    assert compose_epsilon([weak], 0.5, "prv") >= 0.0
+    for noise in (1e-300, 1e300):
+        with pytest.raises(PrivacyError, match="noise multiplier"):
+            compose_epsilon([Composition(dp_event.GaussianDpEvent(noise), 1, ADDED)], 1e-6, "rdp")
+    loud = Composition(dp_event.LaplaceDpEvent(1e-4), 1, ADDED)
+    assert compose_epsilon([loud], 1e-6, "pld") == pytest.approx(1e4)

@@ -259,7 +259,7 @@ def test_a_private_rows_header_says_what_its_noise_is_worth(name: str) -> None:
     statement = plan.statement(ROUNDS)
     shown = [format_epsilon(s.epsilon, None) for s in (statement.simulated, statement.actual)]
     z = plan.noise.noise_multiplier
-    cohort = plan.simulated.cohort_size
+    cohort = plan.simulated.participation.cohort_size
     if name.endswith("corrected"):
         assert statement.simulated.epsilon == pytest.approx(2.0, rel=1e-3)
         assert f"noise multiplier {z:.3f}, where the code arrived at" in words

@@ -35,7 +35,7 @@ CASES = [
 def test_bounds_are_below_the_truth(trial: Any, mechanism: str, epsilon: float) -> None:
     for name, bounds in bounds_of(trial, mechanism, epsilon, True).items():
         assert (bounds > epsilon).sum() <= MOST_ABOVE, name
-        if name.startswith("per_round, normal") and epsilon >= 4.0:
+        if name.startswith("worst_case, normal") and epsilon >= 4.0:
             assert (bounds >= epsilon / 2).all(), name
 
 

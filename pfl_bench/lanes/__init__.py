@@ -1,0 +1,1 @@
+"""Local training of several clients in one batched program: a lane a client."""

@@ -1,0 +1,108 @@
+"""Convolutions of several clients' images, each client with kernels of its own.
+
+On a CPU lane by lane, with channels last in memory: oneDNN's kernels are near the processor's limit
+there, and neither a grouped convolution nor unfolded patches with batched products are faster.
+Elsewhere as one grouped convolution.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+
+def convolve(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Convolve each lane's images with its kernels.
+
+    Args:
+        layer: Its stride, padding, dilation and groups.
+        inputs: Shape (L * n, C, height, width).
+        weight: Shape (L, outputs, C / groups, k, k), channels last in memory.
+        bias: Shape (L, outputs), or None.
+
+    Returns:
+        Shape (L * n, outputs, height', width').
+    """
+    lanes, channels = weight.shape[:2]
+    own = inputs.device.type == "cpu" and not isinstance(layer.padding, str)
+    if own and not torch.is_autocast_enabled("cpu"):
+        outputs = cast("Tensor", _Convolution.apply(inputs, weight, bias, layer))
+        return outputs.view_as(outputs)  # made here, so that a ReLU may write to it in place
+    # (L n, C, ...) -> (n, L C, ...): a group, or more of them, a lane
+    images = inputs.reshape(lanes, -1, *inputs.shape[1:]).transpose(0, 1).flatten(1, 2)
+    grouped = functional.conv2d(
+        images,
+        weight.flatten(0, 1),
+        None if bias is None else bias.flatten(),
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        lanes * layer.groups,
+    )
+    outputs = grouped.reshape(-1, lanes, channels, *grouped.shape[2:])
+    return outputs.transpose(0, 1).flatten(0, 1)
+
+
+class _Convolution(torch.autograd.Function):
+    """The convolution of each lane by the library."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d
+    ) -> Tensor:
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+        ctx.save_for_backward(inputs, weight)
+        ctx.settings = layer.stride, layer.padding, layer.dilation
+        ctx.groups = layer.groups
+        lanes = len(weight)
+        return _joined(
+            [
+                functional.conv2d(
+                    images,
+                    weight[lane],
+                    None if bias is None else bias[lane],
+                    layer.stride,
+                    cast("tuple[int, ...]", layer.padding),
+                    layer.dilation,
+                    layer.groups,
+                )
+                for lane, images in enumerate(inputs.chunk(lanes))
+            ]
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        lanes, channels = weight.shape[:2]
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        to_weight = torch.empty_like(weight)
+        to_inputs = []
+        parts = zip(gradient.chunk(lanes), inputs.chunk(lanes), weight.unbind(), strict=True)
+        for lane, (slopes, images, kernels) in enumerate(parts):
+            # Without the bias, whose gradient is a plain sum: with it the library is slower.
+            of_images, of_kernels, _ = torch.ops.aten.convolution_backward(
+                slopes,
+                images,
+                kernels,
+                None,
+                *ctx.settings,
+                False,
+                (0, 0),
+                ctx.groups,
+                (ctx.needs_input_grad[0], True, False),
+            )
+            to_weight[lane].copy_(of_kernels)
+            to_inputs.append(of_images)
+        to_bias = None
+        if ctx.needs_input_grad[2]:
+            to_bias = gradient.permute(0, 2, 3, 1).reshape(lanes, -1, channels).sum(1)
+        return _joined(to_inputs) if ctx.needs_input_grad[0] else None, to_weight, to_bias, None
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

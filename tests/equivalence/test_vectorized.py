@@ -1,0 +1,544 @@
+"""The vectorized engine against the sequential one, on every task's models and every setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pfl_bench.building import build_engine, build_forward, build_model, build_task
+from pfl_bench.config_file import ResolvedConfig, resolve
+from pfl_bench.engine import sequential, vectorized
+from pfl_bench.engine.sequential import SequentialEngine
+from pfl_bench.engine.vectorized import VectorizedEngine
+from pfl_bench.files import read_json
+from pfl_bench.flat_model import FlatModel
+from pfl_bench.forward import Forward
+from pfl_bench.lanes.number import automatic_lanes, is_measured_faster
+from pfl_bench.runner import run
+from pfl_bench.store.in_memory import InMemorySplit
+from pfl_bench.types import ConfigError, Engine, LocalResult, LocalTraining, RunFolderError
+from privacy.ledger import read_ledger
+from tests.contracts import small_stores
+from tests.helpers import make_config
+
+CPU = torch.device("cpu")
+LOCAL = LocalTraining(epochs=2, batch_size=3, learning_rate=0.05)
+
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "digits-softmax": ({"num_users": 60}, {"name": "softmax"}),
+    "digits-mlp": ({"num_users": 60}, {"name": "mlp"}),
+    "femnist-softmax": ({}, {"name": "softmax"}),
+    "femnist-cnn": ({}, {"name": "cnn"}),
+    "femnist-leaf_cnn": ({}, {"name": "leaf_cnn"}),
+    "celeba-leaf_cnn": ({"size": 32}, {"name": "leaf_cnn"}),
+    "celeba-no_norm": ({"size": 32}, {"name": "leaf_cnn", "normalization": "none"}),
+    "synthetic-perceptron": ({"num_tasks": 12}, {"name": "perceptron"}),
+    "synthetic-softmax": ({"num_tasks": 12}, {"name": "softmax"}),
+    "sent140-bag": ({}, {"name": "bag_log_reg"}),
+    "sent140-lstm": ({}, {"name": "stacked_lstm", "embedding_size": 8, "hidden_size": 16}),
+    "reddit-lstm": ({}, {"name": "stacked_lstm", "hidden_size": 32, "dropout": 0.3}),
+    "reddit-mean": ({"reduction": "mean"}, {"name": "stacked_lstm", "hidden_size": 16}),
+    "shakespeare-lstm": ({}, {"name": "stacked_lstm", "hidden_size": 16, "dropout": 0.2}),
+    "flair-small_cnn": ({"resize": 32, "crop": 28}, {"name": "small_cnn"}),
+    "flair-resnet18": ({"resize": 32, "crop": 32}, {"name": "resnet18"}),
+    "flair-lora": ({"resize": 32, "crop": 32}, {"name": "resnet18", "train": "lora"}),
+    "flair-film": ({"resize": 32, "crop": 32}, {"name": "resnet18", "train": "film"}),
+}
+
+
+def configure(task: dict[str, Any], model: dict[str, Any], **federated: Any) -> ResolvedConfig:
+    sections = {"num_rounds": 1, "cohort_size": 5, "local_batch_size": 3}
+    tree = {
+        "version": 1,
+        "name": "vectorized",
+        "seed": 3,
+        "device": "cpu",
+        "task": task,
+        "model": model,
+        "federated": {**sections, "local_learning_rate": 0.1, **federated},
+        "evaluation": {"final_splits": []},
+    }
+    return resolve(tree, Path("test.yaml"), ())
+
+
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    folder = tmp_path_factory.mktemp("stores")
+
+    def find(task: str) -> Path:
+        path = folder / f"{task}.h5"
+        if not path.exists():
+            getattr(small_stores, f"write_{task}")(path)
+        return path
+
+    return find
+
+
+def trained(engine: Engine, users: Any, central: Tensor, index: int = 1) -> dict[int, LocalResult]:
+    results = engine.train(np.asarray(users), index, central)
+    return {r.user: replace(r, update=r.update.clone(), loss=r.loss.clone()) for r in results}
+
+
+def assert_equal(
+    ours: dict[int, LocalResult], theirs: dict[int, LocalResult], tolerance: float = 1e-5
+) -> None:
+    assert ours.keys() == theirs.keys()
+    for user, expected in theirs.items():
+        result = ours[user]
+        counts = (result.num_examples, result.num_steps, result.num_processed)
+        assert counts == (expected.num_examples, expected.num_steps, expected.num_processed)
+        scale = float(expected.update.norm())
+        assert scale > 0
+        assert float((result.update - expected.update).norm()) <= tolerance * scale
+        torch.testing.assert_close(result.loss, expected.loss, rtol=1e-5, atol=1e-6)
+
+
+class Both:
+    """Both engines on one model and split."""
+
+    def __init__(
+        self, model: FlatModel, split: Any, forward: Forward, local: LocalTraining, lanes: int
+    ) -> None:
+        self.model, self.said = model, list[str]()
+        self.central = model.vector.clone()
+        self.sequential = SequentialEngine(
+            sequential.Options(), model, split, forward, local, seed=7
+        )
+        self.vectorized = VectorizedEngine(
+            vectorized.Options(lanes=lanes), model, split, forward, local, 7, self.said.append
+        )
+
+    def check(self, users: Any, tolerance: float = 1e-5) -> dict[int, LocalResult]:
+        before = self.central.clone()
+        theirs = trained(self.sequential, users, self.central)
+        ours = trained(self.vectorized, users, self.central)
+        assert torch.equal(self.central, before)
+        assert_equal(ours, theirs, tolerance)
+        return ours
+
+
+def on_ragged(
+    module: nn.Module, local: LocalTraining, lanes: int = 3, sizes: tuple[int, ...] = ()
+) -> tuple[Both, range]:
+    """Users of 1 to 11 examples of 6 features, 4 classes."""
+    sizes = sizes or (4, 1, 11, 3, 7, 1, 6)
+    rng = np.random.default_rng(0)
+    count = sum(sizes)
+    inputs = torch.from_numpy(rng.standard_normal((count, 6), dtype=np.float32))
+    targets = torch.from_numpy(rng.integers(0, 4, count))
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    split = InMemorySplit("train", inputs, targets, offsets, [str(i) for i in range(len(sizes))])
+    model = FlatModel(module, CPU)
+    return Both(model, split, Forward(module, _Task(), CPU), local, lanes), range(len(sizes))
+
+
+class _Task:
+    """Of a task, only the loss: that of examples is to be found without ``example_losses``."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, targets)
+
+
+def perceptron(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_task_s_models_are_trained_alike(name: str, stores: Callable[[str], Path]) -> None:
+    options, model_options = MODELS[name]
+    task_name = name.partition("-")[0]
+    task_options = {"name": task_name, **options}
+    if task_name not in ("digits", "synthetic"):
+        task_options["data"] = str(stores(task_name))
+    resolved = configure(task_options, model_options)
+    task = build_task(resolved, CPU)
+    model = build_model(resolved, task, CPU)
+    forward = build_forward(resolved, task, model)
+    local = replace(LOCAL, learning_rate=0.01) if "resnet" in str(model_options) else LOCAL
+    # More clients than lanes.
+    both = Both(model, task.split("train"), forward, local, lanes=2)
+    both.check(range(4 if task_name == "flair" else 5))
+    assert not both.said
+
+
+def test_images_with_channels_last_have_the_same_masks(stores: Callable[[str], Path]) -> None:
+    tree = configure({"name": "femnist", "data": str(stores("femnist"))}, {"name": "cnn"}).tree
+    resolved = resolve({**tree, "channels_last": True}, Path("test.yaml"), ())
+    task = build_task(resolved, CPU)
+    model = build_model(resolved, task, CPU)
+    forward = build_forward(resolved, task, model)
+    assert forward.channels_last
+    Both(model, task.split("train"), forward, LOCAL, lanes=2).check(range(3))
+
+
+@pytest.mark.parametrize("model", ["mlp", "softmax"])
+def test_mixed_precision_is_that_of_the_sequential_engine_to_its_rounding(model: str) -> None:
+    tree = configure({"name": "digits", "num_users": 60}, {"name": model}).tree
+    resolved = resolve({**tree, "precision": "bfloat16"}, Path("test.yaml"), ())
+    task = build_task(resolved, CPU)
+    flat = build_model(resolved, task, CPU)
+    forward = build_forward(resolved, task, flat)
+    both = Both(flat, task.split("train"), forward, LOCAL, lanes=3)
+    theirs = trained(both.sequential, range(5), both.central)
+    ours = trained(both.vectorized, range(5), both.central)
+    for user, expected in theirs.items():
+        difference = float((ours[user].update - expected.update).norm())
+        assert difference < 0.02 * float(expected.update.norm())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"max_steps": 2},
+        {"epochs": 3, "max_steps": 4},
+        {"batches_across_epochs": True},
+        {"batches_across_epochs": True, "max_steps": 3},
+        {"batch_fraction": 0.5, "epochs": 1},
+        {"batch_fraction": 1.0, "epochs": 1},
+        {"gradient_clip_norm": 0.2},
+        {"gradient_clip_global_norm": 0.3},
+        {"proximal_weight": 0.7, "epochs": 3},
+        {"proximal_weight": 0.7, "gradient_clip_global_norm": 0.3, "learning_rate": 0.5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lanes", [1, 3, 20])
+def test_every_option_of_local_training_is_honoured(changes: dict[str, Any], lanes: int) -> None:
+    both, users = on_ragged(perceptron(dropout=0.4), replace(LOCAL, **changes), lanes)
+    first = both.check(users)
+    # A lane that had a client before is as good as new; the order of users does not matter.
+    central = both.central
+    assert_equal(trained(both.vectorized, list(users)[::-1], central), first, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "bound", [{"gradient_clip_norm": 0.05}, {"gradient_clip_global_norm": 0.1}]
+)
+def test_gradients_of_all_forms_are_clipped(
+    bound: dict[str, float], stores: Callable[[str], Path]
+) -> None:
+    """Rows of an embedding, products of a linear layer, dense ones of an LSTM; tokens repeat."""
+    task_options = {"name": "reddit", "data": str(stores("reddit"))}
+    model_options = {"name": "stacked_lstm", "hidden_size": 8, "embedding_size": 4}
+    resolved = configure(task_options, model_options)
+    task = build_task(resolved, CPU)
+    model = build_model(resolved, task, CPU)
+    forward = build_forward(resolved, task, model)
+    local = replace(LOCAL, learning_rate=1.0, **bound)
+    free = Both(model, task.split("train"), forward, replace(LOCAL, learning_rate=1.0), 3)
+    both = Both(model, task.split("train"), forward, local, 3)
+    clipped = both.check(range(5))
+    unclipped = free.check(range(5))
+    assert all(clipped[u].update.norm() < 0.8 * unclipped[u].update.norm() for u in clipped)
+
+
+def test_a_client_that_diverges_harms_no_other() -> None:
+    both, users = on_ragged(perceptron(), LOCAL, lanes=20)
+    split = both.vectorized._split
+    bad = 2
+    split._inputs[int(split.offsets[bad])] = torch.inf  # type: ignore[attr-defined]
+    central = both.central
+    theirs = trained(both.sequential, users, central)
+    ours = trained(both.vectorized, users, central)
+    assert not ours.pop(bad).update.isfinite().all()
+    assert not theirs.pop(bad).update.isfinite().all()
+    assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("bound", [{"gradient_clip_norm": 0.1}, {"gradient_clip_global_norm": 0.1}])
+def test_clipping_does_not_spread_what_is_not_finite(bound: dict[str, float]) -> None:
+    both, users = on_ragged(perceptron(), replace(LOCAL, **bound), lanes=20)
+    split = both.vectorized._split
+    split._inputs[int(split.offsets[2])] = torch.nan  # type: ignore[attr-defined]
+    central = both.central
+    ours, theirs = (trained(e, users, central) for e in (both.vectorized, both.sequential))
+    assert not ours.pop(2).update.isfinite().all()
+    theirs.pop(2)
+    assert_equal(ours, theirs)
+
+
+class _Scale(nn.Module):
+    """A layer that no form for lanes is known of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(6))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.factor
+
+
+def test_an_unknown_layer_goes_through_vmap_and_says_so() -> None:
+    torch.manual_seed(0)
+    both, users = on_ragged(nn.Sequential(_Scale(), nn.Linear(6, 4)), LOCAL)
+    both.check(users)
+    assert any("'0' (_Scale)" in text and "vmap" in text for text in both.said)
+
+
+class _Frozen(nn.Module):
+    """One linear layer, part of which is not trained; shared with its own output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.first.weight.requires_grad_(False)
+        self.norm = nn.LayerNorm(6)
+        self.last = nn.Linear(6, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(self.first(inputs).tanh())
+        return self.last(self.norm(hidden))
+
+
+def test_frozen_parameters_and_layers_used_twice() -> None:
+    torch.manual_seed(0)
+    both, users = on_ragged(_Frozen(), replace(LOCAL, gradient_clip_global_norm=0.2))
+    both.check(users)
+
+
+def test_a_trained_layer_used_twice() -> None:
+    torch.manual_seed(0)
+    shared = nn.Linear(6, 6)
+    module = nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(6, 4))
+    both, users = on_ragged(module, replace(LOCAL, gradient_clip_norm=0.1))
+    both.check(users)
+
+
+class _Mixes(nn.Module):
+    """Its outputs depend on the other examples of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs - inputs.mean(0))
+
+
+class _Draws(nn.Module):
+    """Noise that is no dropout layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        return outputs + torch.randn_like(outputs) if self.training else outputs
+
+
+class _Bypass(nn.Module):
+    """Uses a layer's weights without calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ self.layer.weight.t() + self.layer(inputs)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [(_Mixes, "several examples"), (_Draws, "random numbers"), (_Bypass, "outside the layer")],
+)
+def test_a_model_that_lanes_would_train_otherwise_is_refused(
+    module: type[nn.Module], words: str
+) -> None:
+    both, users = on_ragged(module(), LOCAL)
+    with pytest.raises(ConfigError, match=words):
+        list(both.vectorized.train(np.array(users), 1, both.central))
+
+
+def test_a_loss_that_is_no_mean_of_examples_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    summed = lambda _, outputs, targets: functional.cross_entropy(  # noqa: E731
+        outputs, targets, reduction="sum"
+    )
+    monkeypatch.setattr(_Task, "loss", summed)
+    both, users = on_ragged(perceptron(), LOCAL)
+    with pytest.raises(ConfigError, match="plain mean"):
+        list(both.vectorized.train(np.array(users), 1, both.central))
+
+
+def test_out_of_memory_halves_the_lanes_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    both, users = on_ragged(perceptron(dropout=0.4), LOCAL, lanes=5)
+    central = both.central
+    theirs = trained(both.sequential, users, central)
+    step, failed = VectorizedEngine._step, list[int]()
+
+    def full(self: VectorizedEngine, clients: Any, start: Any) -> None:
+        if len(clients) > 2 and len(failed) < 4 and clients[0].steps > 1:
+            failed.append(len(clients))
+            raise torch.OutOfMemoryError("as on a GPU")
+        step(self, clients, start)
+
+    monkeypatch.setattr(VectorizedEngine, "_step", full)
+    ours = trained(both.vectorized, users, central)
+    assert failed == [5]
+    assert any("2 lanes" in text for text in both.said)
+    assert_equal(ours, theirs)
+
+
+def test_one_lane_that_has_no_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    both, users = on_ragged(perceptron(), LOCAL, lanes=1)
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("as on a GPU")
+
+    monkeypatch.setattr(VectorizedEngine, "_step", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        list(both.vectorized.train(np.array(users), 1, both.central))
+
+
+def test_batches_of_minibatch_sgd_are_not_padded_out_of_proportion() -> None:
+    local = replace(LOCAL, epochs=1, batch_fraction=1.0, batch_size=3)
+    both, users = on_ragged(perceptron(), local, lanes=4, sizes=(1, 2, 40, 1, 2, 1, 1))
+    seen: list[int] = []
+    assemble = both.vectorized._assemble
+
+    def counted(clients: Any) -> Any:
+        batch = assemble(clients)
+        seen.append(batch.inputs.shape[0])
+        return batch
+
+    both.vectorized._assemble = counted  # type: ignore[method-assign]
+    both.check(users)
+    # 48 examples in all: the largest client is alone, the others share steps.
+    assert max(seen) == 40
+    assert sum(seen) < 60
+
+
+def test_auto_takes_lanes_only_where_they_were_measured_to_win(
+    stores: Callable[[str], Path],
+) -> None:
+    def picked(private: bool, model: str, **federated: Any) -> tuple[str, list[str]]:
+        resolved = configure(
+            {"name": "femnist", "data": str(stores("femnist"))}, {"name": model}, **federated
+        )
+        if private:
+            privacy = {
+                "mechanism": {"name": "gaussian", "clip_norm": 0.4},
+                "population_size": 1_000_000,
+                "hypothetical_population": True,
+                "noise_multiplier": 1.0,
+            }
+            resolved = resolve({**resolved.tree, "privacy": privacy}, Path("test.yaml"), ())
+        task = build_task(resolved, CPU)
+        flat = build_model(resolved, task, CPU)
+        said: list[str] = []
+        assert resolved.config.federated is not None
+        from pfl_bench.building import build_algorithm
+
+        algorithm = build_algorithm(resolved, resolved.config.federated)
+        engine = build_engine(
+            resolved, resolved.config.federated, task, flat, algorithm, said.append
+        )
+        return engine.description, said
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert picked(False, "softmax")[0] == "vectorized, 24 lanes"
+        description, said = picked(False, "cnn")
+        assert description == "vectorized, 1 lanes"
+        assert any("auto picked 'vectorized' for cpu" in text for text in said)
+        assert picked(True, "softmax", engine_lanes=4) == (
+            "sequential",
+            [
+                "engine: auto picked 'sequential' for cpu: of private runs, others are taken when "
+                "they are named",
+                "engine: engine_lanes=4 is not used by 'sequential'",
+            ],
+        )
+        assert picked(True, "softmax", engine="vectorized", engine_lanes=4)[0].endswith("4 lanes")
+        torch.set_num_threads(2)
+        assert picked(False, "softmax")[0] == "sequential"
+    finally:
+        torch.set_num_threads(threads)
+    with pytest.raises(ConfigError, match="engine_lanes"):
+        picked(False, "softmax", engine="sequential", engine_lanes=4)
+
+
+def test_lstms_are_left_to_the_sequential_engine(stores: Callable[[str], Path]) -> None:
+    resolved = configure(
+        {"name": "reddit", "data": str(stores("reddit"))}, {"name": "stacked_lstm"}
+    )
+    model = build_model(resolved, build_task(resolved, CPU), CPU)
+    assert not is_measured_faster(model, "float32")
+
+
+def test_lanes_follow_from_the_size_of_the_model() -> None:
+    assert [automatic_lanes(size, CPU) for size in (650, 48_670, 200_000, 6_603_710)] == [
+        24,
+        24,
+        10,
+        1,
+    ]
+
+
+@pytest.mark.parametrize("setting", ["federated", "private_federated"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "reptile", "minibatch_sgd"])
+def test_a_run_is_that_of_the_sequential_engine(
+    setting: str, algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: dict[str, Any] = {"name": algorithm}
+    named |= {"fedprox": {"proximal_weight": 0.5}, "minibatch_sgd": {"fraction": 0.5}}.get(
+        algorithm, {}
+    )
+    # Cohorts and noise of a private run are its engine's own; here both take the same.
+    monkeypatch.setattr(ResolvedConfig, "private_seed", lambda *_: 11)
+    found = {}
+    for engine in ("sequential", "vectorized"):
+        config = make_config(setting, federated__engine=engine, federated__algorithm=named)
+        run(config, tmp_path / engine)
+        state = torch.load(tmp_path / engine / "checkpoints" / "step-00000006.pt")
+        found[engine] = state["trainer"]["central"]
+    torch.testing.assert_close(found["vectorized"], found["sequential"], rtol=1e-4, atol=1e-6)
+
+
+def test_a_private_run_is_repeated_bit_for_bit_and_by_no_other_engine(tmp_path: Path) -> None:
+    config = make_config(
+        "private_federated", federated__engine="vectorized", federated__engine_lanes=3
+    )
+    digests = []
+    for name in ("a", "b"):
+        run(config, tmp_path / name)
+        lines = read_ledger(tmp_path / name / "ledger.jsonl")
+        digests.append([line["release_sha256"] for line in lines])
+    assert digests[0] == digests[1]
+    # Killed after round 4: the rounds behind it are replayed and recorded again as they were.
+    (tmp_path / "a" / "summary.json").unlink()
+    (tmp_path / "a" / "checkpoints" / "step-00000006.pt").unlink()
+    run(config, tmp_path / "a", resume=True)
+    lines = read_ledger(tmp_path / "a" / "ledger.jsonl")
+    assert [line["release_sha256"] for line in lines] == digests[0]
+    environment = read_json(tmp_path / "a" / "environment.json")
+    assert environment is not None
+    assert environment["engine"] == {"name": "vectorized, 3 lanes"}
+    (tmp_path / "a" / "summary.json").unlink()
+    for changes in ({"federated__engine": "sequential"}, {"federated__engine_lanes": 4}):
+        settings = {"federated__engine": "vectorized", "federated__engine_lanes": 3, **changes}
+        if settings["federated__engine"] == "sequential":
+            del settings["federated__engine_lanes"]
+        with pytest.raises(RunFolderError, match=r"federated\.engine"):
+            run(make_config("private_federated", **settings), tmp_path / "a", resume=True)
+
+
+def test_private_runs_by_two_engines_share_no_noise() -> None:
+    def seed(**federated: Any) -> int:
+        settings = {f"federated__{key}": value for key, value in federated.items()}
+        return make_config("private_federated", **settings).private_seed("data", "model", "cpu")
+
+    assert seed() == seed(engine="sequential") == seed(data_workers=2)
+    others = [seed(engine="vectorized"), seed(engine="vectorized", engine_lanes=2)]
+    assert len({seed(), *others}) == 3

@@ -1,0 +1,169 @@
+"""Planted bugs of who takes part: users are not drawn as is accounted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfl_bench import federated, sampling
+from pfl_bench.sampling import CyclicPoissonSampler, FixedSizeSampler, PoissonSampler
+from tasks.digits import task
+from tests.sabotage.planting import CYCLIC, Bug, Patch, Plant
+
+Users = NDArray[np.int64]
+
+
+def with_replacement(patch: Patch) -> None:
+    def draw(rng: np.random.Generator, population: int, size: int) -> Users:
+        return np.sort(rng.choice(population, size=size, replace=True))
+
+    patch.setattr(sampling, "_distinct", draw)
+
+
+def fixed_size(patch: Patch) -> None:
+    def build(scheme: str, num_users: int, cohort_size: int, *_: Any) -> FixedSizeSampler:
+        return FixedSizeSampler(num_users, cohort_size)
+
+    patch.setattr(federated, "build_sampler", build)
+
+
+class Shuffled:
+    """Passes over a shuffled list of the users, a slice a round."""
+
+    def __init__(self, num_users: int, cohort_size: int) -> None:
+        self._num_users = num_users
+        self._cohort_size = cohort_size
+        self._left = np.empty(0, dtype=np.int64)
+
+    def draw(self, rng: np.random.Generator, round_index: int) -> Users:
+        if len(self._left) < self._cohort_size:
+            self._left = rng.permutation(self._num_users)
+        drawn, self._left = np.split(self._left, [self._cohort_size])
+        return np.sort(drawn)
+
+
+def shuffled_passes(patch: Patch) -> None:
+    def build(scheme: str, num_users: int, cohort_size: int, *_: Any) -> Shuffled:
+        return Shuffled(num_users, cohort_size)
+
+    patch.setattr(federated, "build_sampler", build)
+
+
+def drawing(
+    sampler: type, wrong: Callable[[Any, np.random.Generator, int, Callable[..., Users]], Users]
+) -> Plant:
+    """Plant another draw into a sampler; ``wrong`` is given the real one."""
+
+    def plant(patch: Patch) -> None:
+        real = sampler.draw
+        patch.setattr(
+            sampler, "draw", lambda self, rng, round_index=1: wrong(self, rng, round_index, real)
+        )
+
+    return plant
+
+
+def rate_half_more(self: Any, rng: np.random.Generator, index: int, real: Any) -> Users:
+    return np.flatnonzero(rng.random(self.num_users) < 1.5 * self.cohort_size / self.num_users)
+
+
+def drawn_until_enough(self: Any, rng: np.random.Generator, index: int, real: Any) -> Users:
+    users: Users = real(self, rng, index)
+    while len(users) < 1.1 * self.cohort_size:
+        users = real(self, rng, index)
+    return users
+
+
+def always_the_same(self: Any, rng: np.random.Generator, index: int, real: Any) -> Users:
+    """As many as independent draws give, the first of one list."""
+    size = rng.binomial(self.num_users, self.cohort_size / self.num_users)
+    return np.sort(np.random.default_rng(1).permutation(self.num_users)[:size])
+
+
+def by_examples(self: Any, rng: np.random.Generator, index: int, real: Any) -> Users:
+    """As many as independent draws give, each user as often as its examples are many."""
+    offsets = task.build(task.Options(num_users=self.num_users)).split("train").offsets
+    sizes = np.diff(offsets).astype(np.float64)
+    size = rng.binomial(self.num_users, self.cohort_size / self.num_users)
+    return np.sort(rng.choice(self.num_users, size=size, replace=False, p=sizes / sizes.sum()))
+
+
+def any_group(self: Any, rng: np.random.Generator, index: int, real: Any) -> Users:
+    return np.flatnonzero(rng.random(self.num_users) < self.cohort_size / self.num_users)
+
+
+def first_group(self: Any, rng: np.random.Generator, index: int, real: Any) -> Users:
+    users: Users = real(self, rng, 1)
+    return users
+
+
+SAMPLING_BUGS = (
+    Bug(
+        "user_drawn_twice",
+        "users are drawn with replacement",
+        "`sampling._distinct`",
+        expects=("users_distinct",),
+        plant=with_replacement,
+    ),
+    Bug(
+        "fixed_size_as_poisson",
+        "cohorts of a fixed size, accounted as Poisson",
+        "`build_sampler` builds a `FixedSizeSampler`",
+        expects=("cohort_dispersion",),
+        plant=fixed_size,
+    ),
+    Bug(
+        "shuffled_as_poisson",
+        "passes over shuffled users, accounted as Poisson",
+        "`build_sampler` builds one that shuffles",
+        expects=("cohort_dispersion",),
+        plant=shuffled_passes,
+    ),
+    Bug(
+        "rate_half_more",
+        "users are drawn half as often again as accounted",
+        "`PoissonSampler.draw`",
+        expects=("cohort_total",),
+        plant=drawing(PoissonSampler, rate_half_more),
+    ),
+    Bug(
+        "drawn_until_enough",
+        "cohorts are drawn again until they are a tenth larger than expected",
+        "`PoissonSampler.draw`",
+        expects=("cohort_total",),
+        plant=drawing(PoissonSampler, drawn_until_enough),
+    ),
+    Bug(
+        "always_the_same",
+        "cohorts of random sizes, but always the same users first",
+        "`PoissonSampler.draw`",
+        expects=("participation",),
+        plant=drawing(PoissonSampler, always_the_same),
+    ),
+    Bug(
+        "drawn_by_examples",
+        "users are drawn the more often the more examples they have",
+        "`PoissonSampler.draw`",
+        expects=("participation",),
+        plant=drawing(PoissonSampler, by_examples),
+    ),
+    Bug(
+        "separation_not_kept",
+        "the groups are forgotten: any user in any round",
+        "`CyclicPoissonSampler.draw`",
+        expects=("separation",),
+        plant=drawing(CyclicPoissonSampler, any_group),
+        changes=CYCLIC,
+    ),
+    Bug(
+        "group_not_moved_on",
+        "the first group takes part in every round",
+        "`CyclicPoissonSampler.draw` always takes round 1's group",
+        expects=("separation",),
+        plant=drawing(CyclicPoissonSampler, first_group),
+        changes=CYCLIC,
+    ),
+)
