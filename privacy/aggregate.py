@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from privacy.clipping import ClipOutcome
+
 
 @dataclass(slots=True)
 class Aggregate:
@@ -50,6 +52,22 @@ class Aggregate:
             device: Where the sum lives.
         """
         return cls(total=torch.zeros(num_parameters, dtype=torch.float32, device=device))
+
+    def count(self, outcome: ClipOutcome) -> None:
+        """Count an update of weight 1 that was clipped into the sum.
+
+        Args:
+            outcome: What clipping did to it.
+        """
+        if not outcome.finite:
+            self.num_nonfinite += 1
+            return
+        self.weight += 1.0
+        self.bit_sum += 0.5 if outcome.unclipped else -0.5
+        self.num_contributions += 1
+        self.num_clipped += not outcome.unclipped
+        self.largest_norm = max(self.largest_norm, outcome.norm)
+        self.largest_clipped_norm = max(self.largest_clipped_norm, outcome.clipped_norm)
 
     def merge(self, other: Aggregate) -> None:
         """Take in what another worker has accumulated in the same round.

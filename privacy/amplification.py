@@ -167,6 +167,24 @@ def _check_separation(
         )
 
 
+def check_composition_numbers(noise_multiplier: float, rounds: int) -> None:
+    """Check the numbers that a composition is asked for.
+
+    Args:
+        noise_multiplier: Finite, at least 0.
+        rounds: A whole number, at least 0.
+
+    Raises:
+        PrivacyError: One is out of its range.
+    """
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+        raise PrivacyError(
+            f"noise_multiplier is {noise_multiplier!r}, but must be finite and at least 0"
+        )
+    if rounds < 0 or rounds != int(rounds):
+        raise PrivacyError(f"rounds is {rounds!r}, but must be a whole number, at least 0")
+
+
 def sampled_gaussian(
     participation: Participation, noise_multiplier: float, rounds: int
 ) -> Composition:
@@ -188,12 +206,7 @@ def sampled_gaussian(
     et al. 2023, "(Amplified) banded matrix factorization", theorem 4 with one band
     (cyclic_poisson).
     """
-    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
-        raise PrivacyError(
-            f"noise_multiplier is {noise_multiplier!r}, but must be finite and at least 0"
-        )
-    if rounds < 0 or rounds != int(rounds):
-        raise PrivacyError(f"rounds is {rounds!r}, but must be a whole number, at least 0")
+    check_composition_numbers(noise_multiplier, rounds)
     from dp_accounting import dp_event
 
     count = participation.most_participations(int(rounds))

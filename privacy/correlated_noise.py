@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from privacy.amplification import Composition, Participation
+from privacy.amplification import Composition, Participation, check_composition_numbers
 from privacy.errors import PlanError, PrivacyError
 from privacy.mechanism import NoiseScale
 
@@ -66,10 +66,7 @@ def check_setting(
         PrivacyError: The multiplier or the rounds are not allowed.
         PlanError: The separation is not the one that the mechanism was built for.
     """
-    if rounds < 0 or rounds != int(rounds):
-        raise PrivacyError(f"rounds is {rounds!r}, but must be a whole number, at least 0")
-    if not 0.0 <= multiplier < math.inf:
-        raise PrivacyError(f"noise_multiplier is {multiplier!r}, but must be finite and at least 0")
+    check_composition_numbers(multiplier, rounds)
     if noise.num_rounds and participation.separation != noise.separation:
         raise PlanError(
             f"the rounds of a user are to be accounted as {participation.separation} apart, but "

@@ -61,15 +61,7 @@ def accumulate_clipped(
     """
     check_unit_weight(mechanism, weight)
     outcome = add_clipped_(aggregate.total, update, clip_norm)
-    if not outcome.finite:
-        aggregate.num_nonfinite += 1
-        return outcome
-    aggregate.weight += 1.0
-    aggregate.bit_sum += 0.5 if outcome.unclipped else -0.5
-    aggregate.num_contributions += 1
-    aggregate.num_clipped += not outcome.unclipped
-    aggregate.largest_norm = max(aggregate.largest_norm, outcome.norm)
-    aggregate.largest_clipped_norm = max(aggregate.largest_clipped_norm, outcome.clipped_norm)
+    aggregate.count(outcome)
     return outcome
 
 

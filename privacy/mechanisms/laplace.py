@@ -36,9 +36,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
-from privacy.amplification import Composition, Participation
+from privacy.amplification import Composition, Participation, check_composition_numbers
 from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome, add_clipped_l1_
-from privacy.errors import PlanError, PrivacyError
+from privacy.errors import PlanError
 from privacy.mechanism import (
     NoiseScale,
     NoiseShape,
@@ -110,7 +110,7 @@ class Laplace:
             PlanError: Cohorts have a fixed size.
             PrivacyError: A number is out of its range.
         """
-        _check_numbers(noise_multiplier, rounds)
+        check_composition_numbers(noise_multiplier, rounds)
         if participation.scheme == "fixed_size":
             raise PlanError(
                 "the laplace mechanism cannot be accounted under fixed-size sampling: no "
@@ -146,15 +146,7 @@ class Laplace:
         """
         check_unit_weight(self.name, weight)
         outcome = add_clipped_l1_(aggregate.total, update, self._clip_norm)
-        if not outcome.finite:
-            aggregate.num_nonfinite += 1
-            return outcome
-        aggregate.weight += 1.0
-        aggregate.bit_sum += 0.5 if outcome.unclipped else -0.5
-        aggregate.num_contributions += 1
-        aggregate.num_clipped += not outcome.unclipped
-        aggregate.largest_norm = max(aggregate.largest_norm, outcome.norm)
-        aggregate.largest_clipped_norm = max(aggregate.largest_clipped_norm, outcome.clipped_norm)
+        aggregate.count(outcome)
         return outcome
 
     def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
@@ -189,15 +181,6 @@ class Laplace:
             PrivacyError: It is not.
         """
         check_state_keys(self.name, state, set())
-
-
-def _check_numbers(noise_multiplier: float, rounds: int) -> None:
-    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
-        raise PrivacyError(
-            f"noise_multiplier is {noise_multiplier!r}, but must be finite and at least 0"
-        )
-    if rounds < 0 or rounds != int(rounds):
-        raise PrivacyError(f"rounds is {rounds!r}, but must be a whole number, at least 0")
 
 
 def build(options: Options, noise: NoiseScale) -> Laplace:

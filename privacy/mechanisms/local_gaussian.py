@@ -35,7 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
-from privacy.amplification import Composition, Participation
+from privacy.amplification import Composition, Participation, check_composition_numbers
 from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome
 from privacy.errors import PlanError, PrivacyError
 from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys
@@ -94,24 +94,6 @@ def check_client_rng(mechanism: str, rng: np.random.Generator | None) -> np.rand
 def num_reports(aggregate: Aggregate) -> int:
     """Reports in a local mechanism's sum: updates that were not finite sent one, too."""
     return aggregate.num_contributions + aggregate.num_nonfinite
-
-
-def check_composition_numbers(noise_multiplier: float, rounds: int) -> None:
-    """Check the numbers that a composition is asked for.
-
-    Args:
-        noise_multiplier: Finite, at least 0.
-        rounds: A whole number, at least 0.
-
-    Raises:
-        PrivacyError: One is out of its range.
-    """
-    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
-        raise PrivacyError(
-            f"noise_multiplier is {noise_multiplier!r}, but must be finite and at least 0"
-        )
-    if rounds < 0 or rounds != int(rounds):
-        raise PrivacyError(f"rounds is {rounds!r}, but must be a whole number, at least 0")
 
 
 class LocalGaussian:

@@ -40,14 +40,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
-from privacy.amplification import Composition, Participation
+from privacy.amplification import Composition, Participation, check_composition_numbers
 from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome
 from privacy.errors import PlanError
 from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys
 from privacy.mechanisms.gaussian import accumulate_clipped
 from privacy.mechanisms.local_gaussian import (
     check_client_rng,
-    check_composition_numbers,
     check_own_cohort,
     num_reports,
 )
