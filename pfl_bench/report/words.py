@@ -9,6 +9,7 @@ from typing import Any
 
 from pfl_bench.report.rows import as_float
 from pfl_bench.report.table import format_epsilon
+from privacy.statement import small
 
 _UNITS = {
     "user": "one user: all the examples that this user holds, in every round",
@@ -20,6 +21,8 @@ _ADJACENCY = {
 }
 _SAMPLING = {
     "poisson": "each joins a round on its own, with probability {q}",
+    "cyclic_poisson": "groups of users take turns ({b} of them), and in its group's rounds each "
+    "joins on its own, with probability {q}",
     "fixed_size": "a fixed number is drawn each round without replacement (a fraction {q})",
     "full": "all take part in every round",
 }
@@ -119,6 +122,7 @@ def _claim(kind: str, side: Mapping[str, Any], unit: str) -> Claim:
     if epsilon is not None and math.isinf(epsilon):
         about += " That is no guarantee."
     sampling = _SAMPLING.get(str(side.get("sampling")), str(side.get("sampling")))
+    sampling = sampling.replace("{b}", _number(side.get("separation")))
     detail = (
         f"{_number(side.get('population_size'))} {subject}, "
         f"{_number(side.get('cohort_size'))} expected a {'round' if unit == 'user' else 'step'}; "
@@ -128,7 +132,7 @@ def _claim(kind: str, side: Mapping[str, Any], unit: str) -> Claim:
     return Claim(
         kind=kind,
         epsilon=format_epsilon(epsilon, None),
-        delta=_number(delta),
+        delta="" if delta is None else small(delta, 4),
         about=about,
         detail=detail,
     )

@@ -133,7 +133,7 @@ row & setting & data & metric & published & measured & difference & verdict
 fedavg & federated & femnist-3550 & test/accuracy & 0.7472
  & 0.7550 $\pm$ 0.0071 (2 seeds) & $+$0.0078 & reproduced\textsuperscript{1} & -- & -- \\
 a|b\_100\% & private\_federated & v1, v2 & test/map & 58.03 & 55.50 (1 seed) & $-$2.5300
- & differs & 2 (delta 8.4e-06) & 4.33 (delta 8.4e-06) \\
+ & differs & 2 (delta 8.5e-06) & 4.33 (delta 8.5e-06) \\
 none & central\_dp & v1 & test/loss & -- & -- & -- & nothing published
  & inf (no guarantee) & inf (no guarantee) \\
 \bottomrule
@@ -151,7 +151,7 @@ def test_markdown_is_aligned_and_notes_are_below() -> None:
     assert cells[0][:5] == ["| row", "setting", "data", "metric", "published"]
     assert cells[2][5:8] == ["0.7550 ± 0.0071 (2 seeds)", "+0.0078", "reproduced [1]"]
     assert cells[3][0] == r"| a\|b_100%"
-    assert cells[3][8:] == ["2 (delta 8.4e-06)", "4.33 (delta 8.4e-06) |"]
+    assert cells[3][8:] == ["2 (delta 8.5e-06)", "4.33 (delta 8.5e-06) |"]
     assert cells[4][4:9] == ["-", "-", "-", "nothing published", "inf (no guarantee)"]
     assert lines[5:] == ["", "[1] source: LEAF, table 2; tolerance 0.01"]
 
