@@ -81,6 +81,7 @@ def test_simulated_noise_scales_with_the_cohort(tmp_path: Path) -> None:
         folder.mkdir()
         trainer = FederatedTrainer(config, task, model, folder, lambda text: None)
         before = trainer.central.clone()
+        trainer.begin(0)
         trainer.advance(1)
         trainer.close()
         # The clipped updates are a hundredth of the noise, so what is left is its mean's.
