@@ -214,6 +214,7 @@ def _configured(resolved: ResolvedConfig) -> Configured:
         accountant=privacy.accountant,
         noise_shape=mechanism.noise_shape,
         randomizes_clients=mechanism.randomizes_clients,
+        max_participations=federated.max_participations,
     )
 
 

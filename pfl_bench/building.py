@@ -9,22 +9,30 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from pfl_bench import plugins
+from pfl_bench import plugins, precision
+from pfl_bench.client_stages import ClientStage, HasStage
+from pfl_bench.config import RunConfig
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.config_training import FederatedOptions
+from pfl_bench.crew.types import Crew
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
 from pfl_bench.rng import Purpose, seed_torch
 from pfl_bench.types import (
     Algorithm,
     ConfigError,
+    CorrectsSteps,
     Engine,
+    FederatedSplit,
     LocalTraining,
     Metric,
     ReadsOnDevice,
     Task,
 )
 from privacy.mechanism import Mechanism, NoiseScale
+
+# Before any run has set another number.
+_DEFAULT_THREADS = torch.get_num_threads()
 
 
 class Trainer(Protocol):
@@ -45,7 +53,7 @@ class Trainer(Protocol):
     def advance(self, index: int) -> dict[str, float]:
         """Do step ``index``, 1-based, and give its scalars.
 
-        Among them what it cost (``pfl_bench.systems``): "systems/steps" and "systems/examples",
+        Among them what it cost (``pfl_bench.costs``): "systems/steps" and "systems/examples",
         the steps of training and the examples that went through them, or "systems/flops" where
         those do not tell the FLOPs; and "systems/bytes_down", "systems/bytes_up" if it sends.
         """
@@ -102,13 +110,19 @@ def resolve_device(name: str) -> torch.device:
             f"device: '{name}' is not available on this machine; use device=cpu or device=auto"
         )
     if name == "cuda":
-        # Reruns are to be bit-identical, and fp32 is to mean fp32.
+        # Reruns are to be bit-identical.
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.allow_tf32 = False
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
     return torch.device(name)
+
+
+def set_threads(config: RunConfig) -> None:
+    """Set the threads of torch that a configuration asks for, in this process."""
+    # A client's products are too small to be shared out; whole clients are.
+    default = _DEFAULT_THREADS if config.federated is None else 1
+    torch.set_num_threads(config.num_threads or default)
 
 
 def build_model(resolved: ResolvedConfig, task: Task, device: torch.device) -> FlatModel:
@@ -124,12 +138,21 @@ def build_task(resolved: ResolvedConfig, device: torch.device) -> Task:
     task: Task = plugins.build(plugins.TASK, resolved.tree["task"]["name"], resolved.task_options)
     if isinstance(task, ReadsOnDevice):
         task.use_device(device)
+    if resolved.config.attack is not None:
+        from pfl_bench.attacks.corrupted_task import CorruptedTask
+
+        return CorruptedTask(task, resolved.config.attack, resolved.config.seed)
     return task
 
 
 def build_forward(resolved: ResolvedConfig, task: Task, model: FlatModel) -> Forward:
-    """Build the forward pass of training and evaluation, in the row's precision."""
+    """Build the forward pass of training and evaluation, in the row's precision.
+
+    Raises:
+        ConfigError: The device does not have it.
+    """
     config = resolved.config
+    precision.use(config.precision, model.device)
     return Forward(model.module, task, model.device, config.precision, config.channels_last)
 
 
@@ -145,8 +168,12 @@ def build_trainer(
     model: FlatModel,
     folder: Path,
     notice: Callable[[str], None],
+    crew: Crew,
 ) -> Trainer:
     """Build the trainer that the configuration's sections ask for."""
+    slow = precision.slow_notice(resolved.config.precision, model.device)
+    if slow is not None:
+        notice(slow)
     if resolved.config.central is not None:
         from pfl_bench.central import CentralTrainer
 
@@ -161,7 +188,13 @@ def build_trainer(
         return MultitaskTrainer(resolved, task, model, folder, notice)
     from pfl_bench.federated import FederatedTrainer
 
-    return FederatedTrainer(resolved, task, model, folder, notice)
+    federated = resolved.tree["federated"]
+    if federated["aggregation"]["name"] != "mean":
+        notice(
+            f"aggregation: {federated['aggregation']['name']} looks at each client's update, which "
+            "nothing hides from the centre: this run has no privacy guarantee of any kind"
+        )
+    return FederatedTrainer(resolved, task, model, folder, notice, crew)
 
 
 def build_mechanism(name: str, options: Any, noise: NoiseScale) -> Mechanism:
@@ -194,8 +227,58 @@ def build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algo
     return algorithm
 
 
-def _pick_engine(resolved: ResolvedConfig, model: FlatModel) -> tuple[str, str]:
+def build_aggregation(resolved: ResolvedConfig, options: FederatedOptions) -> Mechanism:
+    """Build what the centre makes of the updates of a run without privacy."""
+    module = plugins.load(plugins.AGGREGATION, resolved.tree["federated"]["aggregation"]["name"])
+    no_noise = NoiseScale(0.0, options.cohort_size, options.cohort_size)
+    aggregation: Mechanism = module.build(resolved.federated_options["aggregation"], no_noise)
+    if getattr(aggregation, "keeps_updates", False) and options.weighting != "uniform":
+        raise ConfigError(
+            f"federated.weighting: {options.weighting}, but the aggregation {aggregation.name} "
+            "lets each client count alike, or one could claim many examples; set it to uniform"
+        )
+    return aggregation
+
+
+def build_stages(
+    resolved: ResolvedConfig, algorithm: Algorithm, model: FlatModel
+) -> list[ClientStage]:
+    """Build what happens to each client's update before it is sent, in its order."""
+    stages: list[ClientStage] = []
+    if isinstance(algorithm, HasStage):
+        stages.append(algorithm.stage)
+    stages += _build_compression(resolved, model.num_parameters)
+    return stages
+
+
+def _build_compression(resolved: ResolvedConfig, num_parameters: int) -> list[ClientStage]:
+    options = resolved.federated_options.get("compression")
+    if options is None:
+        return []
+    name = resolved.tree["federated"]["compression"]["name"]
+    module = plugins.load(plugins.COMPRESSION, name)
+    return [module.build(options, num_parameters, resolved.config.seed)]
+
+
+def needs_one_process(resolved: ResolvedConfig, options: FederatedOptions) -> bool:
+    """Whether a run keeps something of its clients, so that one process must train them all."""
+    aggregation = resolved.tree["federated"]["aggregation"]["name"]
+    if plugins.load(plugins.AGGREGATION, aggregation).KEEPS_UPDATES:
+        return True
+    algorithm = build_algorithm(resolved, options)
+    # Whether it keeps a state does not depend on the model's size.
+    stages = _build_compression(resolved, 1)
+    if isinstance(algorithm, HasStage):
+        stages.append(algorithm.stage)
+    return any(stage.keeps_state for stage in stages)
+
+
+def _pick_engine(
+    resolved: ResolvedConfig, model: FlatModel, algorithm: Algorithm
+) -> tuple[str, str]:
     """What "auto" comes to, and why."""
+    if _asks_engine(algorithm):
+        return "sequential", "others do not give the algorithm what it asks of them"
     if resolved.config.privacy is not None:
         # Its cohorts and noise belong to one arithmetic: see ResolvedConfig.private_seed.
         return "sequential", "of private runs, others are taken when they are named"
@@ -204,6 +287,11 @@ def _pick_engine(resolved: ResolvedConfig, model: FlatModel) -> tuple[str, str]:
     if is_measured_faster(model, resolved.config.precision):
         return "vectorized", "measured to be faster for such a model on one thread"
     return "sequential", "no other was measured to be faster for such a model there"
+
+
+def _asks_engine(algorithm: Algorithm) -> bool:
+    """Whether an algorithm needs more of an engine than steps of SGD."""
+    return isinstance(algorithm, CorrectsSteps) or algorithm.local_training.measures_start
 
 
 def build_engine(
@@ -217,9 +305,15 @@ def build_engine(
     """Build the engine that the configuration names; "auto" picks one and says which."""
     name = options.engine
     if name == "auto":
-        name, reason = _pick_engine(resolved, model)
+        name, reason = _pick_engine(resolved, model, algorithm)
         notice(f"engine: auto picked '{name}' for {model.device.type}: {reason}")
     module = plugins.load(plugins.ENGINE, name)
+    if _asks_engine(algorithm) and not getattr(module, "SERVES_ALGORITHMS", False):
+        raise ConfigError(
+            f"federated.engine: the engine '{name}' takes plain steps alone, but the algorithm "
+            f"{resolved.tree['federated']['algorithm']['name']} corrects each step or needs the "
+            "loss before the first; set engine: sequential, or auto"
+        )
     settings: dict[str, Any] = {"data_workers": options.data_workers}
     if "lanes" in module.Options.model_fields:
         settings["lanes"] = options.engine_lanes
@@ -230,13 +324,43 @@ def build_engine(
             f"federated.engine_lanes: {options.engine_lanes}, but the engine '{name}' has no "
             "lanes; leave it out, or set engine: vectorized"
         )
+    split = task.split("train")
+    served: dict[str, Any] = {}
+    if isinstance(algorithm, CorrectsSteps):
+        algorithm.begin(split.num_users, model.vector)
+        served["correction"] = algorithm.correction
     engine: Engine = module.build(
         module.Options(**settings),
         model,
-        task.split("train"),
+        split,
         build_forward(resolved, task, model),
         algorithm.local_training,
         resolved.config.seed,
         notice,
+        **served,
     )
-    return engine
+    return _with_attack(resolved, options, engine, split, notice)
+
+
+def _with_attack(
+    resolved: ResolvedConfig,
+    options: FederatedOptions,
+    engine: Engine,
+    split: FederatedSplit,
+    notice: Callable[[str], None],
+) -> Engine:
+    """The engine, or one whose corrupted clients attack, if the configuration has some."""
+    attack = resolved.config.attack
+    if attack is None:
+        return engine
+    from pfl_bench.attacks.attacking_engine import AttackingEngine, boost_of
+    from pfl_bench.attacks.corrupted_task import CorruptedSplit
+
+    assert isinstance(split, CorruptedSplit)  # build_task gives no other
+    boost = boost_of(attack, options)
+    every = "each round" if attack.every == 1 else f"one round in {attack.every}"
+    notice(
+        f"attack: {attack.kind} by {len(split.corrupted)} of {split.num_users} training users in "
+        f"{every}, what they send times {boost:g}"
+    )
+    return AttackingEngine(engine, split, attack.every, boost)

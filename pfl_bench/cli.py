@@ -46,6 +46,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument("--out", metavar="DIR", help="run folder (default: runs/NAME/seed-N)")
     run.add_argument("--resume", action="store_true", help="go on with an unfinished run")
     run.add_argument("--seed", type=int, metavar="N", help="same as seed=N")
+    run.add_argument("--profile", action="store_true", help="write where the time goes")
     run.set_defaults(module="run")
 
 
@@ -59,6 +60,7 @@ def _add_table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     table.add_argument("--only", metavar="ROW", help="run this row alone")
     table.add_argument("--format", choices=("md", "csv", "latex"), default="md")
     table.add_argument("--out", metavar="DIR", help="folder of the runs (default: runs/FOLDER)")
+    _add_launcher(table)
     table.set_defaults(module="table")
 
 
@@ -71,7 +73,32 @@ def _add_sweep(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     sweep.add_argument("--only", type=int, metavar="N", help="run the Nth combination alone")
     sweep.add_argument("--format", choices=("md", "csv", "latex"), default="md")
     sweep.add_argument("--out", metavar="DIR", help="folder of the runs (default: runs/SWEEP)")
+    _add_launcher(sweep)
     sweep.set_defaults(module="sweep")
+
+
+def _add_launcher(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--launcher",
+        choices=("local", "slurm"),
+        help="each run a job: a process here, or a job of a Slurm cluster (default: no jobs)",
+    )
+    command.add_argument(
+        "--jobs", type=int, metavar="K", help="at most K jobs at once (local: as the cores allow)"
+    )
+    command.add_argument(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of the Slurm jobs, such as time=60 or partition=gpu; repeat for more",
+    )
+    command.add_argument(
+        "--no-wait",
+        dest="wait",
+        action="store_false",
+        help="submit to Slurm and end; the same command shows the table later",
+    )
 
 
 def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -94,6 +121,13 @@ def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     stats.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
     stats.add_argument("--json", action="store_true")
     stats.add_argument("--plots", metavar="DIR", help="also draw them, as PNG files in DIR")
+    traces = actions.add_parser("traces", help="devices of clients -> one file that opens fast")
+    traces.add_argument("source", choices=("generated", "fedscale", "csv", "file"))
+    traces.add_argument("overrides", nargs="*", metavar="key=value", help="the source's options")
+    traces.add_argument("--out", metavar="FILE.npz", help="file to write (default: only describe)")
+    traces.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    listing = actions.add_parser("list", help="FedScale's 20 data sets: size, source, licence")
+    listing.add_argument("--json", action="store_true", help="one JSON object on stdout")
     data.set_defaults(module="data")
 
 
@@ -139,16 +173,22 @@ def _add_privacy_setting(action: argparse.ArgumentParser) -> None:
     action.add_argument("--delta", type=float, metavar="D", help="default: N^-1.1")
     action.add_argument(
         "--sampling",
-        choices=("poisson", "cyclic_poisson", "fixed_size", "full"),
+        choices=("poisson", "cyclic_poisson", "fixed_size", "full", "selected"),
         default="poisson",
-        help="how a round's users are drawn (default poisson)",
+        help="how a round's users are drawn (default poisson; selected: by devices and a selector)",
     )
     action.add_argument(
         "--separation",
         type=int,
         default=1,
         metavar="B",
-        help="rounds between two of one user (cyclic_poisson)",
+        help="rounds between two of one user (cyclic_poisson, selected)",
+    )
+    action.add_argument(
+        "--max-participations",
+        type=int,
+        metavar="K",
+        help="rounds of one user at most (selected)",
     )
     action.add_argument(
         "--noise-cohort",
@@ -220,7 +260,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if message is None:
             raise
         print(f"pfl-bench: {message}", file=sys.stderr)
-        return EXIT_INPUT
+        from pfl_bench.types import CrewError
+
+        return EXIT_FAILED if isinstance(error, CrewError) else EXIT_INPUT
 
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -235,11 +277,11 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
 
 
 def explain(error: Exception) -> str | None:
-    """What to tell the user of an error that is theirs to mend; None for one that is ours."""
-    from pfl_bench.types import UserInputError
+    """What to tell the user of an error that is theirs or their machine's; None for one of ours."""
+    from pfl_bench.types import CrewError, UserInputError
     from privacy.errors import PrivacyError
 
-    if isinstance(error, (UserInputError, PrivacyError)):
+    if isinstance(error, (UserInputError, CrewError, PrivacyError)):
         return str(error)
     if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
         where = f"{error.filename}: " if error.filename else ""

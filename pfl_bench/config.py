@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from pfl_bench.attacks.options import SPLIT as ATTACK_SPLIT
+from pfl_bench.attacks.options import AttackOptions
 from pfl_bench.config_training import (
     CentralOptions,
     FederatedOptions,
@@ -21,6 +23,7 @@ from pfl_bench.config_training import (
     Strict,
     Workers,
 )
+from pfl_bench.systems.options import SystemsOptions
 from pfl_bench.wandb_log import WandbOptions
 from privacy.audit.canary_options import CanaryOptions
 
@@ -196,9 +199,11 @@ class RunConfig(Strict):
         name: Name of the row.
         seed: Names all random streams.
         device: "auto" takes CUDA, then MPS, then the CPU.
-        num_threads: Threads of torch on the CPU; null for torch's default.
-        precision: "bfloat16" runs the model in mixed precision (torch.autocast); parameters,
-            updates, losses and noise stay float32.
+        num_threads: Threads of torch on the CPU, in each process; null for one in federated
+            training (its cores are for ``federated.workers``), else for torch's default.
+        precision: "float32", which "auto" comes to; "tf32" for products and convolutions on an
+            NVIDIA GPU; or "bfloat16" for mixed precision (torch.autocast): parameters, updates,
+            losses and noise stay float32.
         channels_last: Lay out batches of images with their channels last, which convolutions are
             often faster on.
         task: Plug-in name and options.
@@ -207,6 +212,8 @@ class RunConfig(Strict):
         central: Central training.
         local: Local models.
         multitask: Federated multi-task learning.
+        systems: Simulated devices, which decide who takes part; of federated training.
+        attack: Corrupted clients, of federated training.
         privacy: The privacy claim.
         evaluation: When and on what to evaluate.
         checkpoint: How often to save.
@@ -219,7 +226,11 @@ class RunConfig(Strict):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     num_threads: PositiveInt | None = None
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Annotated[
+        Literal["auto", "float32", "tf32", "bfloat16"],
+        # Here and nowhere else: a row that says auto is the one that says nothing.
+        AfterValidator(lambda given: "float32" if given == "auto" else given),
+    ] = "float32"
     channels_last: bool = False
     task: dict[str, Any]
     model: dict[str, Any]
@@ -227,6 +238,8 @@ class RunConfig(Strict):
     central: CentralOptions | None = None
     local: LocalOptions | None = None
     multitask: MultitaskOptions | None = None
+    systems: SystemsOptions | None = None
+    attack: AttackOptions | None = None
     privacy: PrivacyOptions | None = None
     evaluation: EvaluationOptions = EvaluationOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
@@ -273,6 +286,70 @@ class RunConfig(Strict):
                 "central training protects examples, whose number the data give, and canaries are "
                 "clients: remove population_size, hypothetical_population, noise_cohort_size and "
                 "audit from 'privacy'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _who_takes_part(self) -> RunConfig:
+        federated = self.federated
+        if self.systems is None:
+            for key in ("selection", "max_participations"):
+                if federated is not None and getattr(federated, key) is not None:
+                    raise ValueError(
+                        f"federated.{key} is of runs with simulated devices: add the section "
+                        "'systems', such as {source: {name: generated}}, or remove it"
+                    )
+            if federated is not None and federated.sampling == "selected":
+                raise ValueError(
+                    "federated.sampling is 'selected', but without the section 'systems' nothing "
+                    "selects: add it, such as {source: {name: generated}}, or set poisson"
+                )
+        elif federated is None:
+            raise ValueError(
+                "systems: devices are simulated in federated training alone; remove the section"
+            )
+        elif federated.sampling not in ("poisson", "selected"):
+            raise ValueError(
+                f"federated.sampling is '{federated.sampling}', but with the section 'systems' "
+                "devices and federated.selection decide who takes part: set sampling to selected, "
+                "and federated.selection, such as {name: uniform}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _attack_and_defence(self) -> RunConfig:
+        federated, attack = self.federated, self.attack
+        name = "mean" if federated is None else federated.aggregation.get("name")
+        if self.privacy is not None and name != "mean":
+            raise ValueError(
+                f"federated.aggregation: {name} is no sum of clipped updates, so that no mechanism "
+                "covers it, and it would not be used: remove it, or the section 'privacy' (of "
+                "which mechanism gaussian with noise_multiplier 0 bounds norms and claims nothing)"
+            )
+        evaluated = [*self.evaluation.splits, *self.evaluation.final_splits]
+        if attack is None:
+            return self
+        if federated is None:
+            raise ValueError("attack: clients attack federated training; remove the section")
+        if ATTACK_SPLIT in evaluated and not attack.has_target:
+            raise ValueError(
+                f"evaluation: labels '{attack.labels}' aim at no label that could be counted as a "
+                f"success, so there is no split '{ATTACK_SPLIT}'; what the attack does is the fall "
+                "of test/accuracy against corrupted_fraction 0"
+            )
+        if ATTACK_SPLIT in evaluated and self.evaluation.adaptation is not None:
+            raise ValueError(
+                f"evaluation.adaptation: clients would fine-tune on attacked examples; take "
+                f"'{ATTACK_SPLIT}' out of the splits, or adaptation out of evaluation"
+            )
+        if attack.boost == "replace" and (
+            federated.central_optimizer.name != "sgd"
+            or federated.central_optimizer.momentum > 0
+            or federated.weighting != "uniform"
+        ):
+            raise ValueError(
+                "attack.boost: replace reckons with a central step along the plain mean (sgd "
+                "without momentum, weighting uniform); give boost a number instead"
             )
         return self
 

@@ -21,8 +21,27 @@ M = TypeVar("M", bound=BaseModel)
 # What changes how a run is computed or watched, not what it releases.
 _NOT_TRAINING = {
     "": ("name", "device", "num_threads", "evaluation", "checkpoint", "logging", "expected"),
-    "federated": ("engine", "engine_lanes", "data_workers"),
+    "federated": ("engine", "engine_lanes", "data_workers", "workers"),
     "central": ("data_workers",),
+}
+
+
+# Options that are younger than runs whose numbers are published, as those had them; "" is the top.
+_YOUNGER: tuple[tuple[str, str, Any], ...] = (
+    ("federated", "separation", 1),
+    ("federated", "aggregation", {"name": "mean"}),
+    ("federated", "compression", None),
+    ("federated", "selection", None),
+    ("federated", "max_participations", None),
+    ("", "systems", None),
+    ("", "attack", None),
+    ("privacy", "audit", None),
+)
+# The plug-ins of the federated section beside its algorithm.
+_FEDERATED_PLUGINS = {
+    "aggregation": plugins.AGGREGATION,
+    "compression": plugins.COMPRESSION,
+    "selection": plugins.SELECTION,
 }
 
 
@@ -75,6 +94,8 @@ class ResolvedConfig:
         model_options: Options of the model, its name among them.
         algorithm_options: Options of the algorithm; None for central training.
         mechanism_options: Options of the mechanism; None without ``privacy``.
+        federated_options: Options of the other plug-ins of ``federated``, by their key, such as
+            "aggregation"; without those that are null.
         tree: The whole as plain data, every default filled in.
         overrides: The ``key=value`` texts that were given.
         source: The file that it was read from.
@@ -85,6 +106,7 @@ class ResolvedConfig:
     model_options: BaseModel
     algorithm_options: BaseModel | None
     mechanism_options: BaseModel | None
+    federated_options: Mapping[str, BaseModel]
     tree: dict[str, Any]
     overrides: tuple[str, ...]
     source: Path
@@ -99,24 +121,35 @@ class ResolvedConfig:
             kept[section] = {key: value for key, value in parts.items() if key not in left_out}
         return kept
 
-    def private_seed(self, checksum: str, initial_digest: str, device: str) -> int:
+    def private_seed(
+        self,
+        checksum: str,
+        initial_digest: str,
+        device: str,
+        processes: str = "",
+        traces: str = "",
+    ) -> int:
         """Seed of a private run's cohorts and noise: its configuration's, data's and model's own.
 
         Args:
             checksum: Digest of the data's content.
             initial_digest: Digest of the model that the run begins with.
             device: Kind of device, whose arithmetic and decoders differ from another's.
+            processes: What several of them are called, where sums depend on them; else empty.
+            traces: Digest of the simulated devices; empty without them.
         """
         # Here, because reading a configuration does not need torch.
         import torch
 
         from pfl_bench.rng import private_seed
+        from privacy.aggregate import MANY_CLIENTS
 
         tree = self.training_tree
-        # Options that are younger than runs whose numbers are published, left as they were.
-        for section, key, default in (("federated", "separation", 1), ("privacy", "audit", None)):
-            if tree[section] and tree[section].get(key, default) == default:
-                tree[section] = {k: v for k, v in tree[section].items() if k != key}
+        for section, key, default in _YOUNGER:
+            part = tree[section] if section else tree
+            if part and part.get(key, default) == default:
+                rest = {k: v for k, v in part.items() if k != key}
+                tree = {**tree, section: rest} if section else rest
         # Where files lie decides nothing: their content is in the two digests.
         for section, path in (("task", "data"), ("model", "weights")):
             options = tree[section].items()
@@ -134,6 +167,15 @@ class ResolvedConfig:
         if torch.get_num_threads() != 1:
             # Threads share sums out otherwise, which changes their last bits.
             parts["threads"] = torch.get_num_threads()
+        if processes:
+            parts["processes"] = processes
+        if traces:
+            # What the files hold, wherever they lie.
+            parts["devices"] = traces
+            tree["systems"] = {k: v for k, v in tree["systems"].items() if k != "source"}
+        if federated is not None and federated.cohort_size > MANY_CLIENTS:
+            # Once it was summed in float32: another sum again.
+            parts["sum"] = "float64"
         return private_seed(self.config.seed, parts)
 
     def to_yaml(self) -> str:
@@ -228,7 +270,16 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
     resolved["task"] = {"name": task, **task_options.model_dump(mode="json")}
     resolved["model"] = model_options.model_dump(mode="json")
     algorithm_options = mechanism_options = None
+    federated_options: dict[str, BaseModel] = {}
     if config.federated is not None:
+        for key, kind in _FEDERATED_PLUGINS.items():
+            given = getattr(config.federated, key)
+            if key == "selection" and given is None and config.systems is not None:
+                given = {"name": "available"}
+            if given is not None:
+                name, options = _plugin(kind, given, f"federated.{key}", path)
+                federated_options[key] = options
+                resolved["federated"][key] = {"name": name, **options.model_dump(mode="json")}
         where = "federated.algorithm"
         name, algorithm_options = _plugin(
             plugins.ALGORITHM, config.federated.algorithm, where, path
@@ -252,6 +303,7 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
         model_options,
         algorithm_options,
         mechanism_options,
+        federated_options,
         resolved,
         overrides,
         path,

@@ -86,8 +86,12 @@ class FederatedOptions(Strict):
         num_rounds: Central steps.
         cohort_size: Expected users a round.
         sampling: "poisson" (which every accountant knows), "cyclic_poisson" (groups of users take
-            turns), "fixed_size" without replacement, or "full".
+            turns), "fixed_size" without replacement, or "full". With the section ``systems``
+            devices and ``selection`` decide instead, which a private run has to own to: "selected".
         separation: Groups of "cyclic_poisson": no user is in two rounds less than so many apart.
+            With the section ``systems``: nobody who was in a round is selected sooner.
+        max_participations: Rounds that a user may be in, of a run with the section ``systems``;
+            null for no limit.
         weighting: Clients count alike ("uniform", required under DP) or by their examples.
         local_epochs: Passes over a client's examples.
         local_steps: Stop a client after so many steps; null for no limit.
@@ -107,13 +111,23 @@ class FederatedOptions(Strict):
         central_schedule: How the central rate moves over rounds.
         engine: "auto" or the name of an engine.
         engine_lanes: Clients that the vectorized engine trains at once; null for a number by the
-            size of the model and the device (``pfl_bench.lanes.number``).
+            size of the model and the device (``pfl_bench.lanes.number``). Above 1, the last bits
+            of results depend on it and on ``workers``.
         data_workers: Threads that read clients ahead of training; 0 reads in line.
+        workers: Processes on this machine that clients are dealt to; "auto" is one a core of the
+            CPU where training takes minutes, else one. On GPUs use torchrun. Results are the same
+            bits whatever the number (but see ``engine_lanes``).
+        aggregation: Plug-in name and options of what the centre makes of clients' updates, such as
+            {name: krum}; of runs without privacy, whose mechanism does that otherwise.
+        compression: Plug-in name and options of how clients compress updates; null for not at all.
+        selection: Plug-in name and options of who takes part, such as {name: oort}; needs the
+            section ``systems``, and takes the place of ``sampling``. null is {name: available} with
+            that section, and nothing without it.
     """
 
     num_rounds: PositiveInt
     cohort_size: PositiveInt
-    sampling: Literal["poisson", "cyclic_poisson", "fixed_size", "full"] = "poisson"
+    sampling: Literal["poisson", "cyclic_poisson", "fixed_size", "full", "selected"] = "poisson"
     separation: PositiveInt = 1
     weighting: Literal["uniform", "examples"] = "uniform"
     local_epochs: PositiveInt = 1
@@ -130,6 +144,11 @@ class FederatedOptions(Strict):
     engine: str = "auto"
     engine_lanes: Annotated[int, Field(ge=1, le=65_536)] | None = None
     data_workers: Workers = 0
+    workers: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
+    aggregation: dict[str, Any] = Field(default_factory=lambda: {"name": "mean"})
+    compression: dict[str, Any] | None = None
+    selection: dict[str, Any] | None = None
+    max_participations: PositiveInt | None = None
 
     @model_validator(mode="after")
     def _one_gradient_clipping(self) -> FederatedOptions:

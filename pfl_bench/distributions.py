@@ -59,6 +59,23 @@ class GroupSums:
             sums[present] += np.bincount(places, weighted, len(present))
             self._sums[name] = sums
 
+    def merge(self, other: GroupSums, places: NDArray[np.int64] | None = None) -> None:
+        """Take in what another instance has summed.
+
+        Args:
+            other: Not changed.
+            places: Shape (G,), which of these groups each of the other's is; None for the same.
+        """
+        groups = np.arange(other._num_groups) if places is None else places
+        if len(groups):
+            self._num_groups = max(self._num_groups, int(groups.max()) + 1)
+        self._weights = _room(self._weights, self._num_groups)
+        self._weights[groups] += other.weights
+        for name, column in other._sums.items():
+            sums = _room(self._sums.get(name, np.zeros(0)), self._num_groups)
+            sums[groups] += _room(column, other._num_groups)[: other._num_groups]
+            self._sums[name] = sums
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the values."""
@@ -135,6 +152,24 @@ class Stratum:
             self._seen = set()
             self._last_client = last
         self._seen.update(pairs[pairs[:, 0] == last, 1].tolist())
+
+    def merge(self, other: Stratum) -> None:
+        """Take in what another instance has seen of the same column, of other clients.
+
+        Args:
+            other: Not changed.
+        """
+        numbers = list(other._slots)
+        places = np.array([self._slots.setdefault(n, len(self._slots)) for n in numbers], np.int64)
+        self._examples = _room(self._examples, len(self._slots))
+        self._clients = _room(self._clients, len(self._slots))
+        self._examples[places] += _room(other._examples, len(numbers))[: len(numbers)]
+        self._clients[places] += _room(other._clients, len(numbers))[: len(numbers)]
+        if not self._families:
+            self._families = [GroupSums() for _ in other._families]
+        for sums, more in zip(self._families, other._families, strict=False):
+            # The last values of a column may have come without weight.
+            sums.merge(more, places[: len(more.weights)])
 
     def scalars(self) -> dict[str, float]:
         """Mean, spread and percentiles of each value over the column's values, all alike.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -65,9 +66,9 @@ class Strata:
         for stratum, column in zip(self._strata, columns, strict=True):
             stratum.add(column, clients, families)
 
-    def scalars(self) -> dict[str, float]:
-        """How values spread over those of each column."""
-        return {name: value for s in self._strata for name, value in s.scalars().items()}
+    def parts(self) -> list[Stratum]:
+        """The accumulators, one a column."""
+        return self._strata
 
     def tables(self) -> dict[str, dict[str, dict[str, Any]]]:
         """What the examples of each value of each column came to, by the names of both."""
@@ -76,8 +77,63 @@ class Strata:
         return {s.column: s.table(self._task.column_values(s.column)) for s in self._strata}
 
 
+@dataclass(slots=True)
+class Measured:
+    """What a pass over (a part of) a split has accumulated; what crosses processes.
+
+    Attributes:
+        metrics: The families.
+        families: Of each, the sums by client.
+        strata: Of each column, what its values came to.
+        num_examples: Examples that were evaluated.
+        num_clients: Clients that these are of.
+        first_client: The first of them; -1 without any.
+        last_client: The last of them.
+    """
+
+    metrics: Sequence[Metric]
+    families: list[GroupSums]
+    strata: list[Stratum]
+    num_examples: int = 0
+    num_clients: int = 0
+    first_client: int = -1
+    last_client: int = -1
+
+    def merge(self, other: Measured) -> None:
+        """Take in the part of the split that follows."""
+        if not other.num_examples:
+            return
+        for metric, more in zip(self.metrics, other.metrics, strict=True):
+            metric.merge(more)
+        for family, sums in zip(self.families, other.families, strict=True):
+            family.merge(sums)
+        for stratum, values in zip(self.strata, other.strata, strict=True):
+            stratum.merge(values)
+        self.num_examples += other.num_examples
+        # A client may lie across the border.
+        self.num_clients += other.num_clients - int(other.first_client == self.last_client)
+        self.last_client = other.last_client
+        if self.first_client < 0:
+            self.first_client = other.first_client
+
+    def result(self, split: FederatedSplit, is_personal: bool) -> dict[str, float]:
+        """Everything that was measured, by name."""
+        result: dict[str, float] = {}
+        for metric in self.metrics:
+            result |= metric.compute()
+        for family in self.families:
+            result |= over_clients(family)
+        for stratum in self.strata:
+            result |= stratum.scalars()
+        result["num_examples"] = self.num_examples
+        result["num_clients"] = self.num_clients
+        if is_personal:
+            result["num_clients_without_examples"] = split.num_users - self.num_clients
+        return {f"{split.name}/{name}": float(value) for name, value in result.items()}
+
+
 class _Pass:
-    """What one pass over a split accumulates."""
+    """Takes batches in."""
 
     def __init__(
         self,
@@ -87,53 +143,36 @@ class _Pass:
         strata: Strata | None,
     ) -> None:
         self._forward = forward
-        self._split = split
-        self._metrics = metrics
         self._strata = strata
-        self._families = [GroupSums(split.num_users) for _ in metrics]
-        self._num_examples = 0
-        self._num_clients = 0
-        self._last_client = -1
+        families = [GroupSums(split.num_users) for _ in metrics]
+        self.measured = Measured(metrics, families, [] if strata is None else strata.parts())
 
     @torch.no_grad()
     def take(self, clients: NDArray[np.int64], examples: Examples, columns: _Columns) -> None:
         """Evaluate a batch; ``clients``, shape (n,), ascend within and between batches."""
-        device = self._forward.device
+        device, measured = self._forward.device, self.measured
         outputs = self._forward.outputs(examples.inputs.to(device, non_blocking=True))
         targets = examples.targets.to(device, non_blocking=True)
-        measured = []
-        for metric, family in zip(self._metrics, self._families, strict=True):
+        taken = []
+        for metric, family in zip(measured.metrics, measured.families, strict=True):
             values = {
                 name: column.double().cpu().numpy()
                 for name, column in metric.update(outputs, targets).items()
             }
             weights = values.pop("weight", np.ones(len(clients)))
             family.add(clients, values, weights)
-            measured.append((values, weights))
+            taken.append((values, weights))
         if self._strata is not None:
-            self._strata.add(columns, clients, measured)
+            self._strata.add(columns, clients, taken)
         present = np.unique(clients)
-        self._num_examples += len(clients)
-        self._num_clients += len(present) - int(present[0] == self._last_client)
-        self._last_client = int(present[-1])
-
-    def result(self, is_personal: bool) -> dict[str, float]:
-        """Everything that was measured, by name."""
-        result: dict[str, float] = {}
-        for metric in self._metrics:
-            result |= metric.compute()
-        for family in self._families:
-            result |= over_clients(family)
-        if self._strata is not None:
-            result |= self._strata.scalars()
-        result["num_examples"] = self._num_examples
-        result["num_clients"] = self._num_clients
-        if is_personal:
-            result["num_clients_without_examples"] = self._split.num_users - self._num_clients
-        return {f"{self._split.name}/{name}": float(value) for name, value in result.items()}
+        if measured.first_client < 0:
+            measured.first_client = int(present[0])
+        measured.num_examples += len(clients)
+        measured.num_clients += len(present) - int(present[0] == measured.last_client)
+        measured.last_client = int(present[-1])
 
 
-def evaluate(
+def measure(
     forward: Forward,
     split: FederatedSplit,
     metrics: Sequence[Metric],
@@ -141,8 +180,9 @@ def evaluate(
     data_workers: int = 0,
     strata: Strata | None = None,
     personal: PersonalModels | None = None,
-) -> dict[str, float]:
-    """Evaluate on all examples of a split, in one pass, in memory that grows with its clients.
+    part: tuple[int, int] = (0, 1),
+) -> Measured:
+    """Evaluate on the examples of a split, in one pass, in memory that grows with its clients.
 
     Args:
         forward: The model and how a batch goes through it; the model is put in evaluation mode,
@@ -155,6 +195,45 @@ def evaluate(
         strata: The columns that tell examples apart, empty; afterwards it has their tables.
         personal: Gives each client the model that it is evaluated with, and says on which of its
             examples; None evaluates the model that is there on all examples.
+        part: Of how many parts of the split, about equal in examples, this is which: (from 0,
+            how many). With ``strata`` or ``personal`` no client is in two parts.
+    """
+    module = forward.module
+    was_training = module.training
+    taken = _Pass(forward, split, metrics, strata)
+    users = _users_of(split, part)
+    try:
+        module.eval()
+        if personal is None:
+            if strata is None:
+                first, last = (
+                    split.num_examples * end // part[1] for end in (part[0], part[0] + 1)
+                )
+            else:
+                first, last = int(split.offsets[users.start]), int(split.offsets[users.stop])
+            jobs = _ranges(split, batch_size, strata, first, last)
+            for clients, examples, columns in read_ahead(jobs, data_workers):
+                taken.take(clients, examples, columns)
+        else:
+            for clients, examples, columns in _by_user(split, users, batch_size, strata, personal):
+                # Making a client's model may have been training.
+                module.eval()
+                taken.take(clients, examples, columns)
+    finally:
+        module.train(was_training)
+    return taken.measured
+
+
+def evaluate(
+    forward: Forward,
+    split: FederatedSplit,
+    metrics: Sequence[Metric],
+    batch_size: int,
+    data_workers: int = 0,
+    strata: Strata | None = None,
+    personal: PersonalModels | None = None,
+) -> dict[str, float]:
+    """Evaluate on all examples of a split; see ``measure`` for the arguments.
 
     Returns:
         Under "<split>/": each metric over all examples that were evaluated; for each value that
@@ -167,33 +246,26 @@ def evaluate(
     Raises:
         UserInputError: Nothing was evaluated, so that there is no mean.
     """
-    module = forward.module
-    was_training = module.training
-    taken = _Pass(forward, split, metrics, strata)
-    try:
-        module.eval()
-        if personal is None:
-            jobs = _ranges(split, batch_size, strata)
-            for clients, examples, columns in read_ahead(jobs, data_workers):
-                taken.take(clients, examples, columns)
-        else:
-            for clients, examples, columns in _by_user(split, batch_size, strata, personal):
-                # Making a client's model may have been training.
-                module.eval()
-                taken.take(clients, examples, columns)
-    finally:
-        module.train(was_training)
-    return taken.result(personal is not None)
+    measured = measure(forward, split, metrics, batch_size, data_workers, strata, personal)
+    return measured.result(split, personal is not None)
+
+
+def _users_of(split: FederatedSplit, part: tuple[int, int]) -> range:
+    """The users of a part, as many as make its share of the examples."""
+    number, count = part
+    ends = [split.num_examples * place // count for place in (number, number + 1)]
+    first, last = np.searchsorted(split.offsets[:-1], ends).tolist()
+    return range(first if number else 0, last if number + 1 < count else split.num_users)
 
 
 _Batch = tuple[NDArray[np.int64], Examples, _Columns]
 
 
 def _ranges(
-    split: FederatedSplit, batch_size: int, strata: Strata | None
+    split: FederatedSplit, batch_size: int, strata: Strata | None, first: int, last: int
 ) -> Iterator[Callable[[], _Batch]]:
-    for start in range(0, split.num_examples, batch_size):
-        yield partial(_read, split, strata, start, min(start + batch_size, split.num_examples))
+    for start in range(first, last, batch_size):
+        yield partial(_read, split, strata, start, min(start + batch_size, last))
 
 
 def _read(split: FederatedSplit, strata: Strata | None, start: int, stop: int) -> _Batch:
@@ -203,9 +275,13 @@ def _read(split: FederatedSplit, strata: Strata | None, start: int, stop: int) -
 
 
 def _by_user(
-    split: FederatedSplit, batch_size: int, strata: Strata | None, personal: PersonalModels
+    split: FederatedSplit,
+    users: range,
+    batch_size: int,
+    strata: Strata | None,
+    personal: PersonalModels,
 ) -> Iterator[_Batch]:
-    for user in range(split.num_users):
+    for user in users:
         chosen = personal.personalise(split, user) + split.offsets[user]
         while len(chosen):
             # Examples that are near one another are read together; a large client in parts.
@@ -242,4 +318,4 @@ def measured_names(
     forward.module.eval()
     taken.take(*_read(split, strata, 0, 1))
     forward.module.train(was_training)
-    return tuple(taken.result(is_personal))
+    return tuple(taken.measured.result(split, is_personal))

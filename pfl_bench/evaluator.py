@@ -9,7 +9,9 @@ from typing import Any
 from pfl_bench.adaptation import FineTuning
 from pfl_bench.building import build_metrics
 from pfl_bench.config import RunConfig
-from pfl_bench.evaluation import Strata, evaluate, measured_names
+from pfl_bench.crew.orders import Evaluate
+from pfl_bench.crew.types import Alone, Crew
+from pfl_bench.evaluation import Measured, Strata, measure, measured_names
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
 from pfl_bench.types import ConfigError, PersonalModels, Task
@@ -28,6 +30,7 @@ class Evaluator:
         model: The model's memory.
         forward: How a batch goes through it.
         personal: Models of the clients' own that training gives; None for one model of all.
+        crew: The processes of the run, which evaluate a part each.
 
     Raises:
         ConfigError: What is to be measured does not fit the data or the training.
@@ -40,8 +43,11 @@ class Evaluator:
         model: FlatModel,
         forward: Forward,
         personal: PersonalModels | None,
+        crew: Crew | None = None,
     ) -> None:
         self._options = config.evaluation
+        self._crew = crew or Alone()
+        self._model = model
         self._task = task
         self._forward = forward
         self._adaptation: FineTuning | None = None
@@ -65,13 +71,36 @@ class Evaluator:
             What was measured, by name; and by split and column, what the examples of each of the
             column's values came to.
         """
+        if self._crew.size > 1:
+            self._crew.share(Evaluate(tuple(splits)), self._model.vector)
+        own = self.measure(splits, 0, self._crew.size)
+        others = [self._crew.take(rank)[0] for rank in range(1, self._crew.size)]
         scalars: dict[str, float] = {}
         tables = {}
+        for place, (name, (measured, strata)) in enumerate(zip(splits, own, strict=True)):
+            for parts in others:
+                measured.merge(parts[place])
+            scalars |= measured.result(self._task.split(name), self._personal is not None)
+            tables[name] = strata.tables()
+        return scalars, tables
+
+    def measure(self, splits: Sequence[str], rank: int, size: int) -> list[tuple[Measured, Strata]]:
+        """Evaluate on a part of some splits; afterwards the model is in memory as it was.
+
+        Args:
+            splits: Their names.
+            rank: Which part.
+            size: Of how many.
+
+        Returns:
+            What was accumulated of each split, and what tells its examples apart.
+        """
+        result = []
         if self._adaptation is not None:
             self._adaptation.begin()
         for name in splits:
             strata = self._strata()
-            scalars |= evaluate(
+            measured = measure(
                 self._forward,
                 self._task.split(name),
                 build_metrics(self._task),
@@ -79,11 +108,12 @@ class Evaluator:
                 self._options.data_workers,
                 strata,
                 self._personal,
+                (rank, size),
             )
-            tables[name] = strata.tables()
+            result.append((measured, strata))
         if self._adaptation is not None:
             self._adaptation.end()
-        return scalars, tables
+        return result
 
     def _strata(self) -> Strata:
         return Strata(self._task, self._options.strata)

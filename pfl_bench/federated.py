@@ -2,7 +2,8 @@
 
 Privacy is a mechanism in the loop's hand; "none" is one more mechanism. A round, in order: would
 it exceed the budget, draw the cohort, train and clip client by client into a running sum, noise
-the sum once, write the ledger, take the central step.
+the sum once, write the ledger, take the central step. With several processes (``pfl_bench.crew``)
+only the training is shared out: sums come back to the one that does all the rest.
 """
 
 from __future__ import annotations
@@ -14,19 +15,30 @@ from typing import Any
 
 import torch
 
-from pfl_bench.building import build_algorithm, build_engine, build_mechanism
+from pfl_bench.building import (
+    build_aggregation,
+    build_algorithm,
+    build_engine,
+    build_stages,
+)
+from pfl_bench.client_stages import HasState, download_bytes, upload_bytes
+from pfl_bench.cohort_training import CohortTraining, Intake
 from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.config_training import FederatedOptions
+from pfl_bench.crew.orders import Begin, SharedTraining
+from pfl_bench.crew.types import Alone, Crew
 from pfl_bench.flat_model import FlatModel, batchnorm_layers
+from pfl_bench.hands import number_of_hands
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
+from pfl_bench.participants import Participants, SampledParticipants
 from pfl_bench.private_rounds import PrivateRounds, make_federated_plan
+from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.sampling import build_sampler
-from pfl_bench.systems import BYTES_PER_PARAMETER
-from pfl_bench.types import ConfigError, LocalResult, Task
-from privacy.aggregate import Aggregate
-from privacy.clipping import ClipOutcome
-from privacy.mechanism import Mechanism, NoiseScale, Release
+from pfl_bench.systems.cohorts import SimulatedParticipants, digest_of
+from pfl_bench.systems.devices import Devices
+from pfl_bench.systems.sources import open_devices
+from pfl_bench.types import ConfigError, Task
+from privacy.mechanism import Mechanism
 
 
 class FederatedTrainer:
@@ -38,11 +50,13 @@ class FederatedTrainer:
         model: Its memory is the clients' working copy; its initial values are the start.
         folder: The run's folder, where a private run keeps its ledger.
         notice: Called with what a person must know.
+        crew: The processes of the run, which this one leads.
 
     Attributes:
         total: Rounds of the run.
         central: Shape (P,): the central parameters.
         plan: What the run claims; None for a run that is not private.
+        engine: What trains the clients, as far as it decides the rounding of results.
 
     Raises:
         ConfigError: The settings do not fit the data or one another.
@@ -58,36 +72,48 @@ class FederatedTrainer:
         model: FlatModel,
         folder: Path,
         notice: Callable[[str], None],
+        crew: Crew | None = None,
     ) -> None:
         options = resolved.config.federated
+        crew = crew or Alone()
         if options is None:
             raise ConfigError("a federated trainer needs the section 'federated'")
         self.total = options.num_rounds
         self._options = options
         self._checksum = task.facts.checksum
+        self._algorithm = build_algorithm(resolved, options)
+        engine = build_engine(resolved, options, task, model, self._algorithm, notice)
+        self.engine = engine.description
+        processes = ""
+        if crew.size > 1 and not engine.trains_alone:
+            # Who trains beside whom decides the last bits of updates, and of their sum.
+            processes = crew.description
+            self.engine += f", {processes}"
+        self._split = task.split("train")
+        systems = resolved.config.systems
+        devices = None
+        if systems is not None:
+            devices = open_devices(systems.source, self._split.num_users)
+            notice(f"systems: devices are {devices.source}")
         self._cohort_seed = resolved.config.seed
         if resolved.config.setting == "private_federated":
+            traces = "" if devices is None else digest_of(devices)
             self._cohort_seed = resolved.private_seed(
-                self._checksum, model.initial_digest, model.device.type
+                self._checksum, model.initial_digest, model.device.type, processes, traces
             )
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
         self._notice = notice
         self._model = model
-        self._split = task.split("train")
-        self._sampler = build_sampler(
-            options.sampling,
-            self._split.num_users,
-            options.cohort_size,
-            options.separation,
-            stream(self._cohort_seed, Purpose.SAMPLING, 0),
-        )
-        self._algorithm = build_algorithm(resolved, options)
+        self._stages = build_stages(resolved, self._algorithm, model)
+        self._participants = self._build_participants(resolved, devices, folder)
         layers = batchnorm_layers(model.module)
         self.plan = make_federated_plan(
             resolved,
             options,
             self._split,
-            self._algorithm.uploads,
+            self._algorithm,
+            self._stages,
+            self._participants,
             layers,
             model.num_parameters,
             self._checksum,
@@ -100,22 +126,67 @@ class FederatedTrainer:
             )
         self._mechanism: Mechanism
         if self.plan is None:
-            self._mechanism = build_mechanism("none", None, _no_noise(options))
+            self._mechanism = build_aggregation(resolved, options)
         else:
             self._mechanism = self.plan.mechanism
-        self._buffers = model.buffers()
-        self._engine = build_engine(resolved, options, task, model, self._algorithm, notice)
         self.central = model.vector.clone()
         self._private: PrivateRounds | None = None
+        intake = Intake(self._mechanism, self._cohort_seed, None)
         if self.plan is not None:
             self._private = PrivateRounds(
                 self.plan, resolved, self._cohort_seed, self.central, folder / "ledger.jsonl"
             )
+            intake = self._private.intake
+        self._check_state(crew)
+        if crew.size > 1:
+            noise = None if self.plan is None else self.plan.noise
+            digest = model.initial_digest
+            crew.share(Begin(resolved, noise, self._cohort_seed, digest, self._checksum))
+        self._training = SharedTraining(
+            crew,
+            CohortTraining(model, engine, intake, options, self._stages),
+            self._split,
+            self._algorithm.local_training,
+            number_of_hands(options.cohort_size) if engine.trains_alone else crew.size,
+            options.cohort_size,
+        )
+        for rank in range(1, crew.size):
+            # What is wrong with another process's data or model is said before the first round.
+            crew.take(rank)
         self._gradient = torch.zeros_like(self.central)
         self.central.grad = self._gradient
         self._optimizer = build_optimizer(
             options.central_optimizer, [self.central], options.central_learning_rate
         )
+
+    def _build_participants(
+        self, resolved: ResolvedConfig, devices: Devices | None, folder: Path
+    ) -> Participants:
+        options = self._options
+        down = download_bytes(self._algorithm, self._model.num_parameters)
+        if devices is not None:
+            up = upload_bytes(self._stages, self._model.num_parameters)
+            local = self._algorithm.local_training
+            return SimulatedParticipants(resolved, devices, self._split, local, down, up, folder)
+        assert options.sampling != "selected"  # the configuration was refused
+        sampler = build_sampler(
+            options.sampling,
+            self._split.num_users,
+            options.cohort_size,
+            options.separation,
+            stream(self._cohort_seed, Purpose.SAMPLING, 0),
+        )
+        return SampledParticipants(sampler, down)
+
+    def _check_state(self, crew: Crew) -> None:
+        """Refuse several processes for what remembers clients."""
+        keeps_updates = getattr(self._mechanism, "keeps_updates", False)
+        keeps_updates = keeps_updates or any(stage.keeps_state for stage in self._stages)
+        if keeps_updates and crew.size > 1:
+            raise ConfigError(
+                f"federated: {crew.description} cannot share what is kept of clients' updates "
+                "(aggregation, algorithm or compression with a state); set federated.workers: 1"
+            )
 
     def advance(self, index: int) -> dict[str, float]:
         """Run one round.
@@ -133,89 +204,50 @@ class FederatedTrainer:
         started = time.perf_counter()
         if self.plan is not None:
             self.plan.check_round(index)
-        users = self._sampler.draw(stream(self._cohort_seed, Purpose.SAMPLING, index), index)
-        aggregate = Aggregate.zeros(self._model.num_parameters, self.central.device)
-        loss_sum = torch.zeros((), device=self.central.device)
-        num_examples = num_steps = steps = processed = 0
-        lost: list[int] = []
-        if self._private is not None:
-            self._private.start_round(index, users)
-        for result in self._engine.train(users, index, self.central):
-            by_examples = self._options.weighting == "examples"
-            weight = float(result.num_examples) if by_examples else 1.0
-            steps += result.num_steps
-            processed += result.num_processed
-            if self._take_in(aggregate, result, weight, index).finite:
-                loss_sum += result.loss
-                num_examples += result.num_examples
-                num_steps += result.num_steps
-            else:
-                lost.append(result.user)
-        self._check_buffers()
-        if lost:
-            self._name_lost_clients(lost, index)
+        with phase("sampling"):
+            rng = stream(self._cohort_seed, Purpose.SAMPLING, index)
+            users = self._participants.draw(index, rng)
+        probed = -1 if self._private is None else self._private.choose_probe(index, len(users))
+        aggregate, tally = self._training.train(users, index, self.central, probed)
+        if tally.lost:
+            self._name_lost_clients(tally.lost, index)
         contributions, num_clipped = aggregate.num_contributions, aggregate.num_clipped
         if self._private is not None:
             self._private.add_canaries(aggregate, index)
         noise = stream(self._cohort_seed, Purpose.NOISE, index)
-        release = self._mechanism.release(aggregate, noise)
+        with phase("noise"):
+            release = self._mechanism.release(aggregate, noise)
         if self._private is not None:
-            self._private.record(index, release, aggregate)
-        rate = self._take_central_step(release.mean_update, index)
+            with phase("ledger"):
+                self._private.record(index, users, release, aggregate)
+        with phase("central step"):
+            rate = self._take_central_step(release.mean_update, index)
         if self._private is not None:
             self._private.watch(index, release, self.central)
         scalars = {
             "train/cohort_size": float(len(users)),
-            "train/num_examples": float(num_examples),
-            "train/num_steps": float(num_steps),
+            "train/num_examples": float(tally.num_examples),
+            "train/num_steps": float(tally.num_steps),
             "train/num_nonfinite": float(aggregate.num_nonfinite),
             "train/update_norm": float(torch.linalg.vector_norm(release.mean_update)),
             "train/central_learning_rate": rate,
-            **self._systems_scalars(len(users), steps, processed),
+            "systems/steps": float(tally.steps),
+            "systems/examples": float(tally.processed),
+            **self._participants.finish(index, users, tally),
         }
         if contributions:
-            scalars["train/loss"] = float(loss_sum) / contributions
-        if self.plan is not None:
-            scalars |= _privacy_scalars(release, num_clipped / max(1, contributions))
+            scalars["train/loss"] = tally.loss / contributions
+        if self._private is not None:
+            scalars |= self._private.scalars(release, num_clipped / max(1, contributions))
         scalars["time/round_seconds"] = time.perf_counter() - started
         return scalars
-
-    def _take_in(
-        self, aggregate: Aggregate, result: LocalResult, weight: float, index: int
-    ) -> ClipOutcome:
-        if self._private is None:
-            return self._mechanism.accumulate(aggregate, result.update, weight)
-        return self._private.take_in(aggregate, result.update, weight, index, result.user)
-
-    def _systems_scalars(self, clients: int, steps: int, processed: int) -> dict[str, float]:
-        """What a round costs its clients: those too whose update was lost have had the cost."""
-        size = float(clients * self._model.num_parameters * BYTES_PER_PARAMETER)
-        return {
-            "systems/steps": float(steps),
-            "systems/examples": float(processed),
-            "systems/bytes_down": size,
-            "systems/bytes_up": size,
-        }
-
-    def _check_buffers(self) -> None:
-        """Refuse a model whose buffers training moves: no update carries them, no clip bounds them.
-
-        Nothing of the round has been released when this is called.
-        """
-        for name, buffer in self._model.module.named_buffers():
-            if not torch.equal(buffer, self._buffers[name]):
-                raise ConfigError(
-                    f"model: training changed its buffer '{name}', which would leave the clients "
-                    "outside the update, neither averaged nor protected; use layers without "
-                    "running statistics, such as GroupNorm"
-                )
 
     def _take_central_step(self, mean_update: torch.Tensor, index: int) -> float:
         schedule = self._options.central_schedule
         factor = rate_factor(schedule, index, self.total)
         rate = self._options.central_learning_rate * factor
         set_rate(self._optimizer, rate)
-        self._algorithm.central_gradient(mean_update, out=self._gradient)
+        self._algorithm.central_gradient(mean_update.to(self.central.device), out=self._gradient)
         self._optimizer.step()
         return rate
 
@@ -232,11 +264,6 @@ class FederatedTrainer:
         """Close the ledger."""
         if self._private is not None:
             self._private.close()
-
-    @property
-    def engine(self) -> str:
-        """What trains the clients, as far as it decides the rounding of results."""
-        return self._engine.description
 
     def load_central(self) -> None:
         """Put the central parameters into the model, for evaluation."""
@@ -265,7 +292,7 @@ class FederatedTrainer:
         return self.plan.statement(done).to_json_dict()
 
     def begin(self, done: int) -> None:
-        """Open a private run's ledger; check that what goes on is what it has recorded.
+        """Open the run's files; check that what goes on is what a private run's ledger recorded.
 
         Args:
             done: Rounds that the run has behind it, from its checkpoint.
@@ -273,6 +300,7 @@ class FederatedTrainer:
         Raises:
             privacy.errors.LedgerError: The ledger is damaged or of another run.
         """
+        self._participants.begin(done)
         if self._private is not None:
             self._private.begin(done)
 
@@ -284,6 +312,11 @@ class FederatedTrainer:
         """What the canaries of an audited run show; None without canaries."""
         return None if self._private is None else self._private.canary_result(done)
 
+    def _with_state(self) -> list[HasState]:
+        """Algorithm, stages and participants, if they change from round to round."""
+        parts: list[object] = [self._algorithm, *self._stages, self._participants]
+        return [part for part in parts if isinstance(part, HasState)]
+
     def state_dict(self) -> dict[str, Any]:
         """All that changes from round to round."""
         return {
@@ -291,6 +324,7 @@ class FederatedTrainer:
             "optimizer": self._optimizer.state_dict(),
             "mechanism": self._mechanism.state_dict(),
             "private": None if self._private is None else self._private.state_dict(),
+            "clients": [part.state_dict() for part in self._with_state()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -298,21 +332,7 @@ class FederatedTrainer:
         self.central.copy_(state["central"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._mechanism.load_state_dict(state["mechanism"])
+        for part, saved in zip(self._with_state(), state["clients"], strict=True):
+            part.load_state_dict(saved)
         if self._private is not None:
             self._private.load_state_dict(state["private"])
-
-
-def _privacy_scalars(release: Release, fraction_clipped: float) -> dict[str, float]:
-    """What a private round's line of metrics adds; the fraction of clients clipped is bare."""
-    scalars = {
-        "privacy/clip_norm": float(release.clip_norm or 0.0),
-        "privacy/update_noise_stddev": release.update_noise_stddev,
-        "privacy/fraction_clipped": fraction_clipped,
-    }
-    if release.noisy_fraction_unclipped is not None:
-        scalars["privacy/noisy_fraction_unclipped"] = release.noisy_fraction_unclipped
-    return scalars
-
-
-def _no_noise(options: FederatedOptions) -> NoiseScale:
-    return NoiseScale(0.0, options.cohort_size, options.cohort_size)

@@ -18,7 +18,8 @@ class Forward:
         module: The model.
         task: Its loss, and its transform of batches if it has one.
         device: Where the model lives.
-        precision: "float32", or "bfloat16" for mixed precision.
+        precision: "float32", "tf32" (which ``pfl_bench.precision.use`` sets), or "bfloat16" for
+            mixed precision.
         channels_last: Whether batches of images are laid out with their channels last, or as
             their axes are.
 

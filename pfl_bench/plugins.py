@@ -47,8 +47,24 @@ ALGORITHM = PluginKind("algorithm", "pfl_bench.algorithms")
 MECHANISM = PluginKind("mechanism", "privacy.mechanisms")
 METRIC = PluginKind("metric family", "pfl_bench.metrics")
 ENGINE = PluginKind("engine", "pfl_bench.engine")
+AGGREGATION = PluginKind("aggregation", "pfl_bench.aggregation")
+COMPRESSION = PluginKind("compression", "pfl_bench.compression")
+SELECTION = PluginKind("selection", "pfl_bench.selection")
 
-KINDS = (TASK, MODEL, PREPARE, GENERATE, STATISTICS, ALGORITHM, MECHANISM, METRIC, ENGINE)
+KINDS = (
+    TASK,
+    MODEL,
+    PREPARE,
+    GENERATE,
+    STATISTICS,
+    ALGORITHM,
+    MECHANISM,
+    METRIC,
+    ENGINE,
+    AGGREGATION,
+    COMPRESSION,
+    SELECTION,
+)
 
 
 def available(kind: PluginKind) -> list[str]:

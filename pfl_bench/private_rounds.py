@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,16 @@ import torch
 from numpy.typing import NDArray
 
 from pfl_bench.building import build_mechanism
+from pfl_bench.client_stages import ClientStage
+from pfl_bench.cohort_training import Intake
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.config_training import FederatedOptions
+from pfl_bench.participants import Participants
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import ConfigError, FederatedSplit
+from pfl_bench.types import Algorithm, ConfigError, FederatedSplit
 from privacy.aggregate import Aggregate
-from privacy.clipping import ClipOutcome
 from privacy.ledger import Ledger
-from privacy.mechanism import Mechanism, Release
+from privacy.mechanism import Mechanism, NoiseScale, Release
 from privacy.observation import PROBE_ALL, Observer, ParticipationHistory
 from privacy.plan import PlanRequest, PrivacyPlan, make_plan
 from privacy.statement import json_epsilon
@@ -32,7 +34,9 @@ def make_federated_plan(
     resolved: ResolvedConfig,
     options: FederatedOptions,
     split: FederatedSplit,
-    uploads: tuple[str, ...],
+    algorithm: Algorithm,
+    stages: Sequence[ClientStage],
+    participants: Participants,
     batchnorm_layers: tuple[str, ...],
     num_parameters: int,
     data_checksum: str,
@@ -44,7 +48,9 @@ def make_federated_plan(
         resolved: The configuration.
         options: Its federated section.
         split: The training split.
-        uploads: What the algorithm's clients send.
+        algorithm: How clients train.
+        stages: What happens to updates before they are sent.
+        participants: Who takes part.
         batchnorm_layers: Names of the model's layers that gather running statistics.
         num_parameters: Trainable parameters, P.
         data_checksum: Digest of the data's content.
@@ -82,7 +88,7 @@ def make_federated_plan(
             noise_multiplier=privacy.noise_multiplier,
             delta=privacy.delta,
             accountant=privacy.accountant,
-            uploads=uploads,
+            uploads=algorithm.uploads,
             batchnorm_layers=batchnorm_layers,
             num_parameters=num_parameters,
             data_checksum=data_checksum,
@@ -92,7 +98,39 @@ def make_federated_plan(
             fresh_noise_for=(
                 "privacy.audit.kind worst_case" if audit and audit.kind == "worst_case" else None
             ),
+            max_participations=options.max_participations,
+            participation_rests_on=participants.rests_on,
+            selection_uses_data=participants.uses_data,
+            client_state=_names_of_state(resolved, algorithm, stages),
         )
+    )
+
+
+def _names_of_state(
+    resolved: ResolvedConfig, algorithm: Algorithm, stages: Sequence[ClientStage]
+) -> tuple[str, ...]:
+    """What remembers clients from round to round, as the configuration calls it."""
+    keys = {
+        "compression" if stage is not getattr(algorithm, "stage", None) else "algorithm": None
+        for stage in stages
+        if stage.keeps_state
+    }
+    federated = resolved.tree["federated"]
+    return tuple(f"federated.{key} '{federated[key]['name']}'" for key in keys)
+
+
+def make_observer(mechanism: Mechanism, noise: NoiseScale, num_parameters: int) -> Observer:
+    """Make what watches the rounds of a private run.
+
+    Args:
+        mechanism: What it watches.
+        noise: Of the run.
+        num_parameters: P; all clients are probed where it is small.
+    """
+    return Observer(
+        noise.cohort_size,
+        str(mechanism.clip_settings().get("norm", "l2")),
+        probes_all=num_parameters <= PROBE_ALL,
     )
 
 
@@ -105,6 +143,9 @@ class PrivateRounds:
         seed: The private seed, of which all streams here are.
         initial: Shape (P,): the central parameters that the run begins with.
         path: The ledger's file.
+
+    Attributes:
+        intake: Takes clients' updates into the sum.
     """
 
     def __init__(
@@ -121,14 +162,9 @@ class PrivateRounds:
         self._path = path
         self._ledger: Ledger | None = None
         self._digest: str | None = None
-        self._observer = Observer(
-            plan.noise.cohort_size,
-            str(plan.mechanism.clip_settings().get("norm", "l2")),
-            probes_all=plan.request.num_parameters <= PROBE_ALL,
-        )
+        self._observer = make_observer(plan.mechanism, plan.noise, plan.request.num_parameters)
+        self.intake = Intake(plan.mechanism, seed, self._observer)
         self._history = ParticipationHistory(plan.request.num_users)
-        self._drawn: dict[str, Any] = {}
-        self._users: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._num_canaries = 0
         self._canaries: Canaries | None = None
         options = resolved.config.privacy.audit if resolved.config.privacy else None
@@ -169,35 +205,18 @@ class PrivateRounds:
         assert self._ledger is not None
         return self._ledger.digest(done)
 
-    def start_round(self, index: int, users: NDArray[np.int64]) -> None:
-        """Note who was drawn, and choose the client that is probed.
+    def choose_probe(self, index: int, num_users: int) -> int:
+        """Choose the client of a round that is probed where not all are.
 
         Args:
             index: The round, from 1.
-            users: Who takes part.
+            num_users: How many take part.
+
+        Returns:
+            Which of them, from 0; -1 for none.
         """
-        self._users = users
-        self._drawn = self._history.add(users, index)
         rng = stream(self._seed, Purpose.PROBE, index)
-        self._observer.begin(int(rng.integers(len(users))) if len(users) else -1)
-
-    def take_in(
-        self, aggregate: Aggregate, update: torch.Tensor, weight: float, index: int, client: int
-    ) -> ClipOutcome:
-        """Take one client's update into the sum, under the observer's eyes."""
-        clip_norm = self.plan.mechanism.clip_norm
-        self._observer.before(aggregate, update)
-        outcome = self.plan.mechanism.accumulate(
-            aggregate, update, weight, self._client_noise(index, client)
-        )
-        # The mechanism none clips nothing.
-        self._observer.after(aggregate, math.inf if clip_norm is None else clip_norm)
-        return outcome
-
-    def _client_noise(self, index: int, client: int) -> np.random.Generator | None:
-        if not self.plan.mechanism.randomizes_clients:
-            return None
-        return stream(self._seed, Purpose.CLIENT_NOISE, index, client)
+        return int(rng.integers(num_users)) if num_users else -1
 
     def add_canaries(self, aggregate: Aggregate, index: int) -> None:
         """Take the round's canaries into the sum, by the same clip as clients."""
@@ -210,22 +229,42 @@ class PrivateRounds:
         self._canaries.know_others(aggregate.total)
         first = self.plan.request.num_users
         for update in self._canaries.updates(index, clip_norm):
-            self.take_in(aggregate, update, 1.0, index, first + self._num_canaries)
+            self.intake.take_in(aggregate, update, 1.0, index, first + self._num_canaries)
             self._num_canaries += 1
 
-    def record(self, index: int, release: Release, aggregate: Aggregate) -> None:
+    def record(
+        self, index: int, users: NDArray[np.int64], release: Release, aggregate: Aggregate
+    ) -> None:
         """Write the round's line of the ledger.
+
+        Args:
+            index: The round, from 1.
+            users: Who took part.
+            release: What was released.
+            aggregate: The sum that it was released from.
 
         Raises:
             privacy.errors.LedgerError: The round was recorded before, and its replay differs.
         """
-        observed = self._observer.observe(release, aggregate) | self._drawn
+        drawn = self._history.add(users, index)
+        observed = self._observer.observe(release, aggregate) | drawn
         entry = self.plan.ledger_entry(
-            index, self._users, release, aggregate, observed, self._num_canaries
+            index, users, release, aggregate, observed, self._num_canaries
         )
         assert self._ledger is not None  # begin() has opened it
         self._ledger.append(entry)
         self._digest = self._ledger.digest(index)
+
+    def scalars(self, release: Release, fraction_clipped: float) -> dict[str, float]:
+        """What the round's line of metrics adds; the fraction of clients clipped is bare."""
+        scalars = {
+            "privacy/clip_norm": float(release.clip_norm or 0.0),
+            "privacy/update_noise_stddev": release.update_noise_stddev,
+            "privacy/fraction_clipped": fraction_clipped,
+        }
+        if release.noisy_fraction_unclipped is not None:
+            scalars["privacy/noisy_fraction_unclipped"] = release.noisy_fraction_unclipped
+        return scalars
 
     def watch(self, index: int, release: Release, central: torch.Tensor) -> None:
         """Let the canaries see what the round released, and where the model is after it."""
@@ -242,11 +281,6 @@ class PrivateRounds:
             done, actual.delta, partial(self.plan.mechanism.composition, actual.participation)
         )
         return {**result, "upper_bound": json_epsilon(actual.epsilon(done))}
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """The plan's mechanism."""
-        return self.plan.mechanism
 
     def state_dict(self) -> dict[str, Any]:
         """What changes from round to round beside the mechanism."""

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from pfl_bench.precision import is_mixed, without_autocast
+
 # Below so many weights a gradient stays in the cache, and there is little to gain.
 SMALLEST = 1 << 18
 
@@ -66,23 +68,27 @@ class ProductGradients:
     """Keeps the gradients of a module's large linear layers as products, while it is entered.
 
     ``torch.autograd.grad`` with ``allow_unused=True`` then gives None for their weights, unless
-    these are used outside the layer too. Layers on the CPU alone, of PyTorch's own class, outside
-    ``torch.autocast`` and under none of ``torch.func``'s transforms; all others are left as they
-    are.
+    these are used outside the layer too. Layers on the CPU alone, of PyTorch's own class and under
+    none of ``torch.func``'s transforms; all others are left as they are, and so is a product that
+    ``torch.autocast`` had better cast (``precision.is_mixed``).
 
     Args:
         module: The model.
         parameters: Its trainable parameters.
+        is_mixed: Whether the module runs under ``torch.autocast``. Then it is all linear layers,
+            large or not: of few rows they are to be float32, as ``precision.is_mixed`` says.
     """
 
-    def __init__(self, module: nn.Module, parameters: list[nn.Parameter]) -> None:
+    def __init__(
+        self, module: nn.Module, parameters: list[nn.Parameter], is_mixed: bool = False
+    ) -> None:
         places = {id(parameter): place for place, parameter in enumerate(parameters)}
         self._layers: list[tuple[nn.Linear, int]] = [
             (layer, places[id(layer.weight)])
             for layer in module.modules()
             if type(layer) is nn.Linear
             and id(layer.weight) in places
-            and layer.weight.numel() >= SMALLEST
+            and (is_mixed or layer.weight.numel() >= SMALLEST)
             and layer.weight.device.type == "cpu"
             and "forward" not in vars(layer)
         ]
@@ -109,12 +115,13 @@ class ProductGradients:
         # A parameter as input would have moved before its product is added to the weights.
         storage = layer.weight.untyped_storage().data_ptr()
         is_parameter = inputs.untyped_storage().data_ptr() == storage
-        if is_parameter or torch.is_autocast_enabled("cpu") or not torch.is_grad_enabled():
-            return functional.linear(inputs, layer.weight, layer.bias)
-        kept = self._kept.setdefault(place, [])
         # By rows: of inputs that are not contiguous, PyTorch adds the bias in a pass of its own.
         rows = inputs.reshape(-1, inputs.shape[-1])
-        outputs = cast("Tensor", _Linear.apply(rows, layer.weight, layer.bias, kept))
+        if is_parameter or is_mixed(rows, len(rows)) or not torch.is_grad_enabled():
+            return functional.linear(inputs, layer.weight, layer.bias)
+        kept = self._kept.setdefault(place, [])
+        with without_autocast(rows):
+            outputs = cast("Tensor", _Linear.apply(rows, layer.weight, layer.bias, kept))
         # The view is taken here, not inside, so that a ReLU may write to it in place.
         return outputs.view(*inputs.shape[:-1], layer.out_features)
 
@@ -150,6 +157,7 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, kept: list[Product]
     ) -> Tensor:
+        inputs = inputs.to(weight.dtype)
         ctx.save_for_backward(inputs, weight)
         ctx.kept = kept
         return functional.linear(inputs, weight, bias)

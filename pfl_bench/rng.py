@@ -31,6 +31,10 @@ class Purpose(IntEnum):
     CLIENT_NOISE = 9
     CANARIES = 10
     PROBE = 11
+    COMPRESSION = 12
+    SELECTION = 13
+    DEVICES = 14
+    ATTACK = 15
 
 
 def _sequence(seed: int, purpose: Purpose, round_index: int, client: int) -> np.random.SeedSequence:

@@ -33,9 +33,9 @@ PACKAGES = (
     "pydantic",
     "wandb",
 )
-# What may differ between a run and its resumption. Device and threads may be *named* otherwise;
-# check_environment compares what they come to.
-NOT_COMPARED = ("logging", "expected", "num_threads", "device")
+# What may differ between a run and its resumption. Device, threads and processes may be *named*
+# otherwise; check_environment compares what they come to.
+NOT_COMPARED = ("logging", "expected", "num_threads", "device", "federated.workers")
 
 
 class RunFolder:
@@ -178,13 +178,17 @@ def _differing_paths(before: Any, now: Any, prefix: str = "") -> list[str]:
         return [] if before == now else [f"{prefix.rstrip('.')} ({before!r} -> {now!r})"]
     paths = []
     for key in sorted(set(before) | set(now)):
-        if prefix or key not in NOT_COMPARED:
+        if prefix + key not in NOT_COMPARED:
             paths += _differing_paths(before.get(key), now.get(key), f"{prefix}{key}.")
     return paths
 
 
 def environment(
-    facts: DataFacts, device: torch.device, initial_digest: str, engine: str | None
+    facts: DataFacts,
+    device: torch.device,
+    initial_digest: str,
+    engine: str | None,
+    processes: str = "",
 ) -> dict[str, Any]:
     """Describe versions, hardware, commit and data.
 
@@ -193,6 +197,7 @@ def environment(
         device: Where the model lives.
         initial_digest: Digest of the model that the run begins with.
         engine: What trains clients; None where there are none.
+        processes: What several processes are called; empty for one.
     """
     hardware: dict[str, Any] = {
         "machine": platform.machine(),
@@ -215,6 +220,7 @@ def environment(
         "data": {"source": facts.source, "variant": facts.variant, "checksum": facts.checksum},
         "model": {"initial_digest": initial_digest},
         "engine": {"name": engine},
+        "processes": processes,
     }
 
 

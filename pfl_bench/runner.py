@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from pfl_bench.building import (
     HasCanaries,
@@ -19,16 +20,20 @@ from pfl_bench.building import (
     build_task,
     build_trainer,
     resolve_device,
+    set_threads,
 )
 from pfl_bench.checkpoint import load_latest, save_checkpoint
 from pfl_bench.config import EvaluationOptions, RunConfig
 from pfl_bench.config_file import ResolvedConfig
+from pfl_bench.costs import CostMeter, measure_step
+from pfl_bench.crew.start import start_crew
+from pfl_bench.crew.types import Crew
 from pfl_bench.evaluator import Evaluator
 from pfl_bench.files import to_json_value, write_json
+from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.run_folder import SUMMARY_VERSION, RunFolder, environment
 from pfl_bench.run_log import RunLog
-from pfl_bench.systems import CostMeter, measure_step
-from pfl_bench.types import ConfigError, RunFolderError, Task
+from pfl_bench.types import ConfigError, CrewError, RunFolderError, Task
 from pfl_bench.verdict import compare, lower_is_better
 from pfl_bench.wandb_log import WandbLogger
 from privacy.errors import BudgetExceededError
@@ -41,13 +46,21 @@ HEADLINE_METRICS = ("accuracy", "perplexity", "c_ap", "o_ap")
 _OF_STEPS = {"train/loss": "train/step_loss", "train/num_examples": "train/step_examples"}
 
 
-def run(resolved: ResolvedConfig, out: Path, resume: bool = False) -> dict[str, Any]:
+def run(
+    resolved: ResolvedConfig,
+    out: Path,
+    resume: bool = False,
+    crew: Crew | None = None,
+    profile: Profile | None = None,
+) -> dict[str, Any]:
     """Run a configuration in a folder, or return what a finished run there has left.
 
     Args:
         resolved: The configuration.
         out: The run's folder.
         resume: Go on with an unfinished run of the same configuration.
+        crew: Processes that wait for orders; None for those that the configuration asks for.
+        profile: Collects where the time goes; written into the folder at the end.
 
     Returns:
         The summary, as in ``summary.json``.
@@ -55,28 +68,37 @@ def run(resolved: ResolvedConfig, out: Path, resume: bool = False) -> dict[str, 
     Raises:
         UserInputError: Configuration, data or folder do not fit.
         privacy.errors.PrivacyError: The privacy claim could not be made truthfully.
-        OSError: The disk is full or went away; the folder can be resumed from.
+        CrewError: One of the processes has died; the folder can be resumed from.
+        OSError: The disk is full or went away; likewise.
     """
-    with RunFolder(out) as folder:
+    with ExitStack() as stack:
+        if crew is not None:
+            stack.callback(crew.close)
+        folder = stack.enter_context(RunFolder(out))
         finished = folder.prepare(resolved, resume)
         if finished is not None:
             return finished
-        prepared = _Run(resolved, folder)
-        try:
-            return prepared.execute()
-        finally:
-            prepared.close()
+        if profile is not None:
+            stack.enter_context(profile)
+        return _Run(resolved, folder, crew, stack, profile).execute()
 
 
 class _Run:
-    def __init__(self, resolved: ResolvedConfig, folder: RunFolder) -> None:
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        folder: RunFolder,
+        crew: Crew | None,
+        stack: ExitStack,
+        profile: Profile | None,
+    ) -> None:
         self._resolved = resolved
+        self._profile = profile
         self._config: RunConfig = resolved.config
         self._folder = folder
         self._early_notices: list[str] = []
         self._notice: Callable[[str], None] = self._early_notices.append
-        if self._config.num_threads is not None:
-            torch.set_num_threads(self._config.num_threads)
+        set_threads(self._config)
         self._device = resolve_device(self._config.device)
         self._task = build_task(resolved, self._device)
         _check_splits(self._config.evaluation, self._task)
@@ -85,16 +107,20 @@ class _Run:
         # Before the trainer is built, which may hook the model for gradients of single examples.
         step = measure_step(self._forward, self._model, self._task.split("train"))
         self._costs = CostMeter(step, self._config.evaluation.budgets)
+        if crew is None:
+            crew = start_crew(resolved, self._task.split("train"), step, self._device)
+            stack.callback(crew.close)
+        self._crew = crew
         self._trainer = build_trainer(
-            resolved, self._task, self._model, folder.path, lambda text: self._notice(text)
+            resolved, self._task, self._model, folder.path, lambda text: self._notice(text), crew
         )
+        stack.callback(self._trainer.close)
         self._best: dict[str, Any] | None = None
         self._strata: dict[str, Any] = {}
         personal = getattr(self._trainer, "personal", None)
-        self._evaluator = Evaluator(self._config, self._task, self._model, self._forward, personal)
-
-    def close(self) -> None:
-        self._trainer.close()
+        self._evaluator = Evaluator(
+            self._config, self._task, self._model, self._forward, personal, crew
+        )
 
     def execute(self) -> dict[str, Any]:
         started = time.monotonic()
@@ -102,7 +128,13 @@ class _Run:
         # Only now, when nothing of it was refused: a mended row may use the same folder.
         self._folder.record(self._resolved)
         engine = getattr(trainer, "engine", None)
-        now = environment(self._task.facts, self._device, self._model.initial_digest, engine)
+        now = environment(
+            self._task.facts,
+            self._device,
+            self._model.initial_digest,
+            engine,
+            self._crew.description,
+        )
         self._folder.check_environment(now)
         done = self._restore()
         trainer.begin(done)
@@ -117,7 +149,8 @@ class _Run:
                 self._config.logging.wandb, path, self._resolved.tree, self._config.name, log.notice
             )
             done, status = self._train(done, log, wandb)
-            self._save(done)
+            with phase("checkpoint"):
+                self._save(done)
             summary = self._summarise(done, status, time.monotonic() - started)
             statement = self._write_statement(done)
             if self._config.evaluation.strata:
@@ -129,13 +162,29 @@ class _Run:
             row = {key: summary[key] for key in ("name", "setting", "systems")}
             wandb.table_row(row | summary["metrics"])
             wandb.finish()
+        if self._profile is not None:
+            print(self._profile.write(path), file=sys.stderr)
         return summary
 
     def _train(self, done: int, log: RunLog, wandb: WandbLogger) -> tuple[int, str]:
         trainer, config = self._trainer, self._config
+        started = time.perf_counter()
+        overhead = Overhead(
+            {
+                "evaluation": ("evaluation.every", config.evaluation.every),
+                "checkpoint": ("checkpoint.every", config.checkpoint.every),
+            }
+        )
         for index in range(done + 1, trainer.total + 1):
+            if self._profile is not None:
+                self._profile.begin_step(index)
             try:
-                scalars = trainer.advance(index)
+                with phase("training"):
+                    scalars = trainer.advance(index)
+            except CrewError:
+                # The round has changed nothing yet: its sums come together before its release.
+                self._save(index - 1)
+                raise
             except BudgetExceededError as error:
                 log.notice(f"stopped before {trainer.unit} {index}: {error}")
                 return index - 1, "budget_exhausted"
@@ -146,14 +195,18 @@ class _Run:
             if index % config.evaluation.every == 0 or index == trainer.total:
                 scalars |= trainer.epsilons(index)
                 trainer.load_central()
-                scalars |= self._evaluator.evaluate(config.evaluation.splits)[0]
+                evaluate = partial(self._evaluator.evaluate, config.evaluation.splits)
+                scalars |= overhead.run("evaluation", evaluate)[0]
                 self._keep_best(index, scalars)
                 self._costs.watch(index, scalars)
                 headline = _headline(scalars)
-            log.metrics(index, scalars, headline)
-            wandb.log(scalars, index)
+            with phase("logging"):
+                log.metrics(index, scalars, headline)
+                wandb.log(scalars, index)
             if index % config.checkpoint.every == 0:
-                self._save(index)
+                overhead.run("checkpoint", partial(self._save, index))
+        for text in overhead.warnings(time.perf_counter() - started):
+            log.notice(text)
         return trainer.total, "finished"
 
     def _keep_best(self, index: int, scalars: dict[str, float]) -> None:
@@ -223,7 +276,9 @@ class _Run:
         if self._best is not None:
             self._model.vector.copy_(self._best["vector"])
             self._model.load_buffers(self._best["buffers"])
-        metrics, self._strata = self._evaluator.evaluate(self._config.evaluation.final_splits)
+        with phase("evaluation"):
+            splits = self._config.evaluation.final_splits
+            metrics, self._strata = self._evaluator.evaluate(splits)
         facts = self._task.facts
         canaries = self._write_canaries(done)
         return {

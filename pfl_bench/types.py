@@ -39,6 +39,10 @@ class RunFolderError(UserInputError):
     """A run folder cannot be used as asked: busy, foreign, read-only, other configuration."""
 
 
+class CrewError(RuntimeError):
+    """One of a run's processes has died or cannot be reached; the run can be resumed."""
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
     """A published file that ``pfl-bench data download`` can fetch and verify.
@@ -321,6 +325,8 @@ class LocalResult:
         num_steps: Local optimizer steps.
         loss: Mean training loss over the local steps, a scalar tensor.
         num_processed: Examples that went through the local steps, again in each epoch.
+        start_loss: Mean loss of the central parameters on the client's examples, before it trains;
+            None unless ``LocalTraining.measures_start``.
     """
 
     user: int
@@ -329,6 +335,7 @@ class LocalResult:
     num_steps: int
     loss: Tensor
     num_processed: int
+    start_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +356,8 @@ class LocalTraining:
         batch_fraction: Minibatch SGD: one single step on this fraction of the client's examples,
             drawn without replacement, at least one; ``epochs``, ``max_steps`` and ``batch_size``
             do not matter then. None for steps as those say.
+        measures_start: Whether a client first computes the loss of the central parameters on all
+            of its examples, as they were read for training: without dropout or random transforms.
     """
 
     epochs: int
@@ -360,6 +369,7 @@ class LocalTraining:
     batches_across_epochs: bool = False
     batch_fraction: float | None = None
     gradient_clip_global_norm: float | None = None
+    measures_start: bool = False
 
 
 class Algorithm(Protocol):
@@ -377,12 +387,47 @@ class Algorithm(Protocol):
         """Write to ``out``, shape (P,), the gradient that the central optimizer takes."""
 
 
+@runtime_checkable
+class CorrectsSteps(Protocol):
+    """What an algorithm also has that adds a vector of the client's own to its local gradients."""
+
+    def begin(self, num_users: int, central: Tensor) -> None:
+        """Take note of the run; called once, before the first round.
+
+        Args:
+            num_users: Users of the training split.
+            central: Shape (P,), on the device of training; its values do not matter.
+        """
+
+    def correction(self, user: int) -> Tensor | None:
+        """What is added to the gradient of each of a user's steps in this round.
+
+        Gradients are clipped without it.
+
+        Returns:
+            Shape (P,), valid until the next call; None for nothing.
+        """
+
+
+@runtime_checkable
+class SendsMore(Protocol):
+    """What an algorithm also has whose centre sends clients more than the central parameters."""
+
+    @property
+    def downloads(self) -> tuple[str, ...]:
+        """What each client is sent: vectors of P parameters."""
+
+
 class Engine(Protocol):
     """Runs the local training of a round's clients."""
 
     @property
     def description(self) -> str:
         """What decides the rounding of its results, such as "vectorized, 16 lanes"."""
+
+    @property
+    def trains_alone(self) -> bool:
+        """Whether a client's update is the same bits whoever else is trained."""
 
     def train(
         self, users: NDArray[np.int64], round_index: int, central: Tensor

@@ -46,12 +46,13 @@ class Figure(Strict):
     Attributes:
         kind: "curves": scalars of ``metrics.jsonl`` over rounds, a line a row; "boxes": a final
             metric's distribution over clients, a box a row; "budgets": what it cost each row to
-            reach a value of a metric, in FLOPs and in bytes sent.
+            reach a value of a metric, in FLOPs, in bytes sent and in simulated time.
         title: What stands above it.
         metrics: For curves: a picture each, such as [train/loss, test/accuracy]. For boxes and
             budgets: one metric, such as [test/accuracy].
         target: For budgets: the value that is to be reached, as in the rows' own
             ``evaluation.budgets``.
+        x: For curves: "round", or "simulated_time" of rows with the section ``systems``.
         rows: Rows of the view that it shows, in its order; empty for all.
     """
 
@@ -59,6 +60,7 @@ class Figure(Strict):
     title: Annotated[str, Field(min_length=1)]
     metrics: Annotated[list[str], Field(min_length=1)]
     target: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    x: Literal["round", "simulated_time"] = "round"
     rows: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -68,6 +70,10 @@ class Figure(Strict):
         if (self.target is not None) != (self.kind == "budgets"):
             raise ValueError(
                 "target: give the value to reach for a figure of budgets, and for no other"
+            )
+        if self.x != "round" and self.kind != "curves":
+            raise ValueError(
+                f"x: a figure of {self.kind} has no such axis; remove x, or draw curves"
             )
         return self
 
@@ -196,10 +202,15 @@ def check_measured(view: LoadedView, row: ViewRow, config: RunConfig) -> None:
                     f"{figure.metrics[0]} {figure.target:g}, which is not in the row's "
                     "evaluation.budgets; add it there"
                 )
+        if figure.x == "simulated_time" and config.systems is None:
+            raise ConfigError(
+                f"{place}: the figure '{figure.title}' is over simulated time, which a row without "
+                "the section 'systems' does not have; leave the row out of the figure's rows"
+            )
         if figure.kind == "curves":
             for metric in figure.metrics:
                 split = metric.partition("/")[0]
-                if split not in {*evaluation.splits, "train", "privacy", "systems"}:
+                if split not in {*evaluation.splits, "train", "privacy", "systems", "time"}:
                     raise ConfigError(
                         f"{place}: metric '{metric}' of the figure '{figure.title}' is not of a "
                         f"split in the row's evaluation.splits: {evaluation.splits}"

@@ -39,9 +39,11 @@ _KIND_OF_SCHEME = {
     "cyclic_poisson": "sampled gaussian",
     "full": "gaussian",
     "fixed_size": "fixed-size sampled gaussian",
+    "selected": "gaussian",
 }
 _ADJACENCIES = {
-    "gaussian": ("add-or-remove-one", "replace-one"),
+    "gaussian": ("add-or-remove-one", "replace-one", "zero-out"),
+    "laplace": ("add-or-remove-one", "zero-out"),
     "fixed-size sampled gaussian": ("replace-one",),
     "randomized response": ("replace-one",),
 }
@@ -70,7 +72,7 @@ def check_accountant(accountant: str, scheme: str) -> None:
 
     Args:
         accountant: "rdp", "pld" or "prv".
-        scheme: "poisson", "cyclic_poisson", "fixed_size" or "full".
+        scheme: "poisson", "cyclic_poisson", "fixed_size", "full" or "selected".
 
     Raises:
         PrivacyError: There is no accountant of that name.
@@ -83,7 +85,7 @@ def check_accountant(accountant: str, scheme: str) -> None:
             f"the accountant {accountant} does not know fixed-size sampling without replacement, "
             "and accounting it as Poisson would be wrong; use the accountant rdp, or sample by "
             "poisson. Supported: rdp with every scheme; pld and prv with poisson, cyclic_poisson, "
-            "full"
+            "full, selected"
         )
     if scheme not in _KIND_OF_SCHEME:
         raise PrivacyError(f"the sampling scheme is {scheme!r}, but must be one of {(*ADJACENCY,)}")

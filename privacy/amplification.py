@@ -1,7 +1,7 @@
 """What one round is worth to an accountant, given how its users are drawn.
 
 Guarantee: unit user (or example); the round's release is a Gaussian mechanism with multiplier z
-on a sum that one unit changes by at most ``clip_norm`` (added or removed).
+on a sum that one unit changes by at most ``clip_norm`` (added, removed or zeroed out).
 
 - poisson: each user takes part independently with probability q = cohort / population; adjacency
   add-or-remove-one; sensitivity clip_norm.
@@ -14,6 +14,19 @@ on a sum that one unit changes by at most ``clip_norm`` (added or removed).
   its users taking part independently with probability q_g = cohort * separation / population.
   Adjacency add-or-remove-one; sensitivity clip_norm. Whatever a user's group, the user can be in at
   most ceil(rounds / separation) rounds, in each with probability q_g, and in the others never.
+- selected: devices, a clock and a selector decide who takes part, and no chance is accounted. What
+  is asked of them: no user is in more than ``max_participations`` rounds, nor in two that are less
+  than ``separation`` apart, so that a user is in at most k = min(max_participations,
+  ceil(rounds / separation)) of them, each in full. Adjacency *zero-out*: one user's device sends
+  nothing, in every round that the user is in, while who is in which round stays the same. The sum
+  of each of those rounds moves by at most clip_norm, whichever rounds they are, and that of no
+  other. So the bound holds for every pattern of participation within the cap, and with the pattern
+  made public, if it was not made from the users' data.
+
+Why selected is not add-or-remove: a cohort of a fixed number, or of the first N who finish, gives
+the place of a user who is not there to another one. The sum then moves by up to twice clip_norm;
+and who has taken that place is, by cap and separation, missing from later rounds, in which others
+stand in, and so on: a user moves more rounds than the user's own. No factor covers that.
 
 The scheme must be the one that the sampler draws by; accounting a fixed-size cohort as Poisson is
 a claim about another algorithm.
@@ -27,8 +40,8 @@ from typing import Any, Literal, get_args
 
 from privacy.errors import PrivacyError
 
-Scheme = Literal["poisson", "fixed_size", "full", "cyclic_poisson"]
-Adjacency = Literal["add-or-remove-one", "replace-one"]
+Scheme = Literal["poisson", "fixed_size", "full", "cyclic_poisson", "selected"]
+Adjacency = Literal["add-or-remove-one", "replace-one", "zero-out"]
 
 SCHEMES: tuple[str, ...] = get_args(Scheme)
 ADJACENCY: dict[str, Adjacency] = {
@@ -36,7 +49,10 @@ ADJACENCY: dict[str, Adjacency] = {
     "fixed_size": "replace-one",
     "full": "add-or-remove-one",
     "cyclic_poisson": "add-or-remove-one",
+    "selected": "zero-out",
 }
+# Under which a user's part in a round is a coin of the user's own, tossed in secret.
+SAMPLED: tuple[str, ...] = ("poisson", "cyclic_poisson")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +60,14 @@ class Participation:
     """Who takes part when: what the sampler draws by, and the accountant accounts.
 
     Attributes:
-        scheme: "poisson", "fixed_size", "full" or "cyclic_poisson".
+        scheme: "poisson", "fixed_size", "full", "cyclic_poisson" or "selected".
         population_size: Users to draw from.
-        cohort_size: Users of a round; expected under the Poisson schemes, exact otherwise.
-        separation: Groups of "cyclic_poisson", so that two rounds of one user are at least so many
-            apart; 1 under the other schemes.
+        cohort_size: Users of a round; expected under the Poisson schemes, wanted under "selected",
+            exact otherwise.
+        separation: Two rounds of one user are at least so many apart: by the groups of
+            "cyclic_poisson", or as the selector of "selected" enforces; 1 under the other schemes.
+        max_participations: Rounds that one user is in at most, as the selector of "selected"
+            enforces; None for no such cap, and under the other schemes.
 
     Raises:
         PrivacyError: The scheme is unknown, or the sizes do not fit.
@@ -58,13 +77,20 @@ class Participation:
     population_size: int
     cohort_size: float
     separation: int = 1
+    max_participations: int | None = None
 
     def __post_init__(self) -> None:
         check_population(self.scheme, self.population_size, self.cohort_size, self.separation)
+        _check_cap(self.scheme, self.max_participations)
 
     @property
     def sampling_probability(self) -> float:
-        """Probability that an eligible user takes part in a round."""
+        """Probability that an eligible user takes part in a round: what is accounted of it.
+
+        Under "selected" it is 1, whatever the cohort: no chance is accounted.
+        """
+        if self.scheme == "selected":
+            return 1.0
         return self.cohort_size * self.separation / self.population_size
 
     @property
@@ -78,7 +104,8 @@ class Participation:
         Args:
             rounds: Number of rounds, at least 0.
         """
-        return -(-rounds // self.separation)
+        apart = -(-rounds // self.separation)
+        return apart if self.max_participations is None else min(self.max_participations, apart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +115,7 @@ class Composition:
     Attributes:
         event: A ``dp_accounting.DpEvent``.
         count: How often it is composed, at least 0.
-        adjacency: "add-or-remove-one" or "replace-one".
+        adjacency: "add-or-remove-one", "replace-one" or "zero-out".
     """
 
     event: Any
@@ -112,10 +139,11 @@ def check_population(
     """Check that a cohort can be drawn from a population by a scheme.
 
     Args:
-        scheme: "poisson", "fixed_size", "full" or "cyclic_poisson".
+        scheme: "poisson", "fixed_size", "full", "cyclic_poisson" or "selected".
         population_size: Users to draw from.
-        cohort_size: Users of a round; expected under the Poisson schemes, exact otherwise.
-        separation: Groups of "cyclic_poisson"; 1 under the other schemes.
+        cohort_size: Users of a round; expected under the Poisson schemes, wanted under "selected",
+            exact otherwise.
+        separation: As ``Participation`` has it.
 
     Raises:
         PrivacyError: The sizes do not fit.
@@ -151,6 +179,8 @@ def _check_separation(
 ) -> None:
     if separation < 1 or separation != int(separation):
         raise PrivacyError(f"separation is {separation!r}, but must be a whole number of rounds")
+    if scheme == "selected":
+        return
     if scheme != "cyclic_poisson":
         if separation != 1:
             raise PrivacyError(
@@ -164,6 +194,22 @@ def _check_separation(
             f"population_size {population_size}: one of {separation} groups has "
             f"{population_size / separation:.6g} users on average; lower the cohort, or the "
             f"separation to {int(population_size // cohort_size)} or less"
+        )
+
+
+def _check_cap(scheme: str, max_participations: int | None) -> None:
+    if max_participations is None:
+        return
+    if max_participations < 1 or max_participations != int(max_participations):
+        raise PrivacyError(
+            f"max_participations is {max_participations!r}, but must be a whole number of rounds, "
+            "at least 1, or left out for no cap"
+        )
+    if scheme != "selected":
+        raise PrivacyError(
+            f"max_participations is {max_participations} under {scheme} sampling, which does not "
+            "keep users from coming more often: a user who may not come again would make who is "
+            "drawn depend on the rounds before; leave it out, or account the scheme selected"
         )
 
 
@@ -197,14 +243,15 @@ def sampled_gaussian(
 
     Returns:
         Sampled Gaussians: a round each, or, under "cyclic_poisson", each round for which a user
-        can be eligible.
+        can be eligible. Under "full" and "selected", plain ones: each round that a user can be in.
 
     Raises:
         PrivacyError: The multiplier or the rounds are not allowed.
 
     Source: Abadi et al. 2016 (poisson); Wang et al. 2019, theorem 27 (fixed_size); Choquette-Choo
     et al. 2023, "(Amplified) banded matrix factorization", theorem 4 with one band
-    (cyclic_poisson).
+    (cyclic_poisson); Kairouz et al. 2021, "Practical and private (deep) learning without sampling
+    or shuffling" (zero-out adjacency, of selected).
     """
     check_composition_numbers(noise_multiplier, rounds)
     from dp_accounting import dp_event
@@ -217,12 +264,12 @@ def sampled_gaussian(
             int(participation.cohort_size),
             dp_event.GaussianDpEvent(noise_multiplier / 2.0),
         )
-    elif participation.scheme == "full":
-        event = dp_event.GaussianDpEvent(noise_multiplier)
-    else:
+    elif participation.scheme in SAMPLED:
         event = dp_event.PoissonSampledDpEvent(
             participation.sampling_probability, dp_event.GaussianDpEvent(noise_multiplier)
         )
+    else:
+        event = dp_event.GaussianDpEvent(noise_multiplier)
     return Composition(event, count, participation.adjacency)
 
 

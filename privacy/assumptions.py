@@ -64,7 +64,9 @@ def stated_assumptions(guarantee: Guarantee) -> Iterator[str]:
     yield f"Accountant: {guarantee.accountant}, {how}."
     step, unit = guarantee.step, guarantee.unit
     known = f"how many {unit}s there are"
-    if guarantee.adjacency == "add-or-remove-one":
+    if guarantee.simulated.sampling == "selected":
+        known = f"which {unit} took part in which {step}"
+    elif guarantee.adjacency == "add-or-remove-one":
         known = f"the probability with which a {unit} takes part"
     yield (
         f"Public: {known}, the cohort that the sum is divided by, the number of {step}s, the noise "
@@ -92,6 +94,12 @@ def _adjacency(guarantee: Guarantee) -> str:
             f"Adjacency: replace one. Two data sets are compared in which one {unit} has other "
             f"data. That the {unit} is there at all is not protected."
         )
+    if guarantee.adjacency == "zero-out":
+        return (
+            f"Adjacency: zero-out. Two runs are compared in which the device of one {unit} sends "
+            f"its updates in one and nothing in the other, while the same {unit}s take part in the "
+            f"same {guarantee.step}s. That the {unit} takes part is not protected."
+        )
     return (
         f"Adjacency: add or remove one. Two data sets are compared of which one has one {unit} "
         f"more. So it is protected, too, whether a {unit} is there at all."
@@ -100,7 +108,9 @@ def _adjacency(guarantee: Guarantee) -> str:
 
 def _sampling(guarantee: Guarantee) -> str:
     unit, step, accounted = guarantee.unit, guarantee.step, guarantee.simulated
-    apart, most = accounted.separation, count(-(-guarantee.rounds // accounted.separation))
+    apart, cap = accounted.separation, accounted.max_participations
+    rounds = -(-guarantee.rounds // apart)
+    most = count(rounds if cap is None else min(cap, rounds))
     rate, own = f"{accounted.sampling_probability:.4g}", guarantee.actual.sampling_probability
     if own != accounted.sampling_probability:
         rate += f" (in the run itself {own:.4g})"
@@ -108,13 +118,22 @@ def _sampling(guarantee: Guarantee) -> str:
     if guarantee.mechanism == "tree_aggregation":
         secret = f"The epsilon counts a {unit} in all of those."
     if guarantee.mechanism in LOCAL:
-        bound = "" if apart == 1 else f", which is at most {most} times, {apart} rounds apart"
+        bound = f", which is at most {most} times, {apart} rounds apart"
+        if apart == 1 and cap is None:
+            bound = ""
         return (
             f"{accounted.sampling.replace('_', ' ')}. It lowers no epsilon: who takes part when "
             f"may be known to all, and every report of a user counts{bound}."
         )
     if accounted.sampling == "full":
         return f"none. Every {unit} takes part in every {step}."
+    if accounted.sampling == "selected":
+        return (
+            f"none that is counted on. Devices and a selector decide who takes part. A {unit} is "
+            f"in at most {most} {step}s, each two at least {apart} apart, and counts in full in "
+            "each; a deployment must enforce that. Who is chosen must not depend on what comes of "
+            f"the data, such as losses; a {unit} whose update is late or lost sends nothing."
+        )
     if accounted.sampling == "fixed_size":
         return (
             f"fixed size. In each {step} exactly {count(accounted.cohort_size)} of "

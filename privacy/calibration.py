@@ -63,6 +63,7 @@ def epsilon_of_rounds(
     accountant: str,
     *,
     separation: int = 1,
+    max_participations: int | None = None,
     composition: Compose | None = None,
 ) -> float:
     """Epsilon after so many rounds.
@@ -70,19 +71,22 @@ def epsilon_of_rounds(
     Args:
         noise_multiplier: z, standard deviation of the noise in multiples of clip_norm, at least 0.
         delta: In (0, 1).
-        scheme: "poisson", "fixed_size", "full" or "cyclic_poisson".
+        scheme: "poisson", "fixed_size", "full", "cyclic_poisson" or "selected".
         population_size: Users to draw from.
         cohort_size: Users of a round; expected under "poisson", exact otherwise.
         rounds: Number of rounds, at least 0.
         accountant: "rdp", "pld" or "prv".
-        separation: Groups of "cyclic_poisson"; 1 under the other schemes.
+        separation: As ``Participation`` has it.
+        max_participations: As ``Participation`` has it.
         composition: Of the noise multiplier and the rounds: what a mechanism's rounds compose to;
             None for the Gaussian mechanism, whose noise is drawn anew in each round.
 
     Raises:
         PrivacyError: An argument is out of its range, or the accountant does not know the scheme.
     """
-    participation = Participation(scheme, population_size, cohort_size, separation)
+    participation = Participation(
+        scheme, population_size, cohort_size, separation, max_participations
+    )
     compose = composition or partial(sampled_gaussian, participation)
     return compose_epsilon([compose(noise_multiplier, rounds)], delta, accountant)
 
@@ -97,6 +101,7 @@ def calibrate_noise_multiplier(
     accountant: str,
     *,
     separation: int = 1,
+    max_participations: int | None = None,
     composition: Compose | None = None,
 ) -> float:
     """Smallest noise multiplier within a budget, to a relative tolerance of 5e-5.
@@ -104,12 +109,13 @@ def calibrate_noise_multiplier(
     Args:
         epsilon: Budget, positive and finite.
         delta: In (0, 1).
-        scheme: "poisson", "fixed_size", "full" or "cyclic_poisson".
+        scheme: "poisson", "fixed_size", "full", "cyclic_poisson" or "selected".
         population_size: Users to draw from.
         cohort_size: Users of a round; expected under "poisson", exact otherwise.
         rounds: Number of rounds, at least 1.
         accountant: "rdp", "pld" or "prv".
-        separation: Groups of "cyclic_poisson"; 1 under the other schemes.
+        separation: As ``Participation`` has it.
+        max_participations: As ``Participation`` has it.
         composition: Of the noise multiplier and the rounds: what a mechanism's rounds compose to;
             None for the Gaussian mechanism, whose noise is drawn anew in each round.
 
@@ -122,7 +128,9 @@ def calibrate_noise_multiplier(
             no multiplier from 1e-3 to 1e7 fits the budget.
     """
     _check(epsilon, delta)
-    participation = Participation(scheme, population_size, cohort_size, separation)
+    participation = Participation(
+        scheme, population_size, cohort_size, separation, max_participations
+    )
     compose = composition or _gaussian(participation, accountant)
     if rounds < 1 or rounds != int(rounds):
         raise PrivacyError(f"rounds is {rounds!r}, but must be a whole number, at least 1")
@@ -159,6 +167,7 @@ def max_rounds(
     limit: int = 1_000_000,
     *,
     separation: int = 1,
+    max_participations: int | None = None,
     composition: Compose | None = None,
 ) -> int:
     """Largest number of rounds within a budget.
@@ -166,13 +175,14 @@ def max_rounds(
     Args:
         epsilon: Budget, positive and finite.
         delta: In (0, 1).
-        scheme: "poisson", "fixed_size", "full" or "cyclic_poisson".
+        scheme: "poisson", "fixed_size", "full", "cyclic_poisson" or "selected".
         population_size: Users to draw from.
         cohort_size: Users of a round; expected under "poisson", exact otherwise.
         noise_multiplier: z, standard deviation of the noise in multiples of clip_norm, at least 0.
         accountant: "rdp", "pld" or "prv".
         limit: Most rounds that matter, at least 1.
-        separation: Groups of "cyclic_poisson"; 1 under the other schemes.
+        separation: As ``Participation`` has it.
+        max_participations: As ``Participation`` has it.
         composition: Of the noise multiplier and the rounds: what a mechanism's rounds compose to;
             None for the Gaussian mechanism, whose noise is drawn anew in each round.
 
@@ -183,7 +193,9 @@ def max_rounds(
         PrivacyError: An argument is out of its range, or the accountant does not know the scheme.
     """
     _check(epsilon, delta)
-    participation = Participation(scheme, population_size, cohort_size, separation)
+    participation = Participation(
+        scheme, population_size, cohort_size, separation, max_participations
+    )
     compose = composition or _gaussian(participation, accountant)
     if limit < 1 or limit != int(limit):
         raise PrivacyError(f"limit is {limit!r}, but must be a whole number, at least 1")

@@ -12,7 +12,7 @@ twice that when it is replaced.
   that norm (relative error below 1e-12) is the only slack.
 - An update with a NaN or an infinity contributes nothing, as if its unit had not taken part.
 - The rounding of the sum itself is not covered: like every float implementation, this one treats
-  the sum and the noise as real numbers.
+  the sum and the noise as real numbers. A sum in float64 (``Aggregate.zeros``) rounds less.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def add_clipped_(total: Tensor, update: Tensor, clip_norm: float) -> ClipOutcome
     """Add ``update * min(1, clip_norm / ||update||)`` to ``total``, in place.
 
     Args:
-        total: Shape (P,), float32: the running sum.
-        update: Shape (P,), any float dtype, on the device of ``total``; computed in float32.
+        total: Shape (P,), float32 or float64: the running sum.
+        update: Shape (P,), any float dtype, on the device of ``total``; taken in float32.
         clip_norm: L2 bound, positive; ``inf`` adds the update as it is.
 
     Returns:
@@ -145,11 +145,13 @@ def add_clipped_(total: Tensor, update: Tensor, clip_norm: float) -> ClipOutcome
     """
     check_clip_norm(clip_norm)
     update = _as_float32(update)
-    if total.dtype != torch.float32 or total.shape != update.shape:
+    if total.dtype not in (torch.float32, torch.float64) or total.shape != update.shape:
         raise ValueError(
-            f"total must be float32 of the update's shape {tuple(update.shape)}, but is "
+            f"total must be float32 or float64 of the update's shape {tuple(update.shape)}, but is "
             f"{total.dtype} of shape {tuple(total.shape)}; use torch.zeros(P, dtype=torch.float32)"
         )
+    if total.dtype == torch.float64 and update.device.type == "mps":
+        update = update.cpu()  # MPS has no float64, so such a sum is on the CPU.
     if total.device != update.device:
         raise ValueError(
             f"total is on {total.device} and the update on {update.device}; move the update first"
@@ -157,13 +159,31 @@ def add_clipped_(total: Tensor, update: Tensor, clip_norm: float) -> ClipOutcome
     outcome, factor = _outcome(l2_norm(update), clip_norm)
     if not outcome.finite:
         return outcome
-    if factor == 1.0:
-        total.add_(update)
-    elif factor >= _SMALLEST_FLOAT32_FACTOR:
-        total.add_(update, alpha=factor)
+    if factor >= _SMALLEST_FLOAT32_FACTOR:
+        add_scaled_(total, update, factor)
     else:
         total.add_(update.to(torch.float64).mul_(factor).to(torch.float32))
     return outcome
+
+
+def add_scaled_(total: Tensor, update: Tensor, factor: float = 1.0) -> None:
+    """Add ``factor * update`` to a sum, in place.
+
+    Args:
+        total: Shape (P,), float32 or float64.
+        update: Shape (P,), float32, on the device of ``total``.
+        factor: Finite.
+    """
+    if total.dtype == update.dtype or total.device.type != "cpu":
+        total.add_(update, alpha=factor)
+        return
+    # PyTorch's own mixture of types takes three times as long: 33 ms for 6.6 million elements,
+    # where this takes 10 and a sum in float32 takes 3.
+    buffer = torch.empty(min(_CHUNK, total.numel()), dtype=total.dtype)
+    for start in range(0, total.numel(), _CHUNK):
+        chunk = update[start : start + _CHUNK]
+        part = buffer[: chunk.numel()].copy_(chunk)
+        total[start : start + _CHUNK].add_(part, alpha=factor)
 
 
 def clip(update: Tensor, clip_norm: float) -> Tensor:
@@ -214,8 +234,8 @@ def add_clipped_l1_(total: Tensor, update: Tensor, clip_norm: float) -> ClipOutc
     """Add ``update * min(1, clip_norm / ||update||_1)`` to ``total``, in place.
 
     Args:
-        total: Shape (P,), float32: the running sum.
-        update: Shape (P,), any float dtype, on the device of ``total``; computed in float32.
+        total: Shape (P,), float32 or float64: the running sum.
+        update: Shape (P,), any float dtype, on the device of ``total``; taken in float32.
         clip_norm: L1 bound, positive; ``inf`` adds the update as it is.
 
     Returns:

@@ -1,13 +1,14 @@
 """What mechanisms whose noise is correlated over rounds share: accounting, checks, and adding it.
 
-Guarantee: unit user, added or removed, in the rounds of a fixed pattern. ``unamplified`` is the one
+Guarantee: unit user, added or removed in the rounds of a fixed pattern ("selected": zeroed out, in
+rounds of any pattern within separation and cap). ``unamplified`` is the one
 Gaussian mechanism that all rounds are together; it is refused where the sampler keeps no pattern.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +16,6 @@ from torch import Tensor
 from privacy.amplification import Composition, Participation, check_composition_numbers
 from privacy.errors import PlanError, PrivacyError
 from privacy.mechanism import NoiseScale
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 def unamplified(
@@ -28,7 +25,7 @@ def unamplified(
 
     Args:
         mechanism: Name for the error message.
-        participation: "cyclic_poisson" or "full".
+        participation: "cyclic_poisson", "full" or "selected".
         noise_multiplier: z, standard deviation of the noise in multiples of clip_norm.
         squared: Squared sensitivity of all rounds, in multiples of clip_norm squared; 0 if none
             was released.
@@ -91,25 +88,6 @@ def check_rounds(noise: NoiseScale, done: int) -> None:
             "for, and that the privacy statement is about; raise federated.num_rounds from the "
             "start"
         )
-
-
-def mean_with_noise(
-    total: Tensor, noise: NDArray[np.float64], stddev: float, cohort_size: float
-) -> Tensor:
-    """Scale noise, add it to a sum, and divide by the configured cohort size.
-
-    Args:
-        total: Shape (P,), float32; not changed.
-        noise: Shape (P,); changed in place.
-        stddev: What the noise is multiplied by.
-        cohort_size: The configured expected cohort.
-
-    Returns:
-        Shape (P,), float32, on the device of ``total``.
-    """
-    noise *= stddev
-    noisy = torch.from_numpy(noise).to(torch.float32).to(total.device)
-    return noisy.add_(total).div_(cohort_size)
 
 
 def check_vectors(mechanism: str, vectors: Any, count: int) -> list[Tensor]:

@@ -29,7 +29,7 @@ class Guarantee:
 
     Attributes:
         unit: "user", "example" or "none".
-        adjacency: "add-or-remove-one", "replace-one" or "none".
+        adjacency: "add-or-remove-one", "replace-one", "zero-out" or "none".
         mechanism: Name of the mechanism.
         accountant: "rdp", "pld", "prv" or "none".
         rounds: Rounds (for examples: steps) whose releases are covered together.
@@ -170,8 +170,7 @@ def _meaning(guarantee: Guarantee, accounted: Accounted, where: str) -> Iterator
     if not math.isfinite(epsilon):
         yield _sentence(f"{where}nothing is promised, since epsilon is infinite.")
         return
-    replaced = guarantee.adjacency == "replace-one"
-    other = "with any other data in their place" if replaced else f"without that {unit}"
+    other, found_out = _compared_with(guarantee)
     factor = f"e^{round_up(epsilon, 4)}"
     if epsilon < math.log(_LARGEST_FACTOR):
         factor += f" = {round_up(math.exp(epsilon), 3)}"
@@ -181,14 +180,26 @@ def _meaning(guarantee: Guarantee, accounted: Accounted, where: str) -> Iterator
         f"probability that it has {other}, plus delta; and the other way round."
     )
     found = round_up(100.0 * detection_bound(epsilon, delta, _FALSE_ALARMS), 3)
-    yield _sentence(
-        f"{where}somebody who tells two values of the data of a {unit} apart, and who takes the "
-        f"first for the second once in 100 times, knows the second at most {found} times in 100. "
-        "Blind guessing knows it once."
-        if replaced
-        else f"{where}somebody who searches all of it for {unit}s, and who takes 1 of 100 absent "
-        f"ones for present, finds at most {found} of 100 present ones on average. Blind "
-        "guessing finds 1."
+    yield _sentence(where + found_out.format(unit=unit, found=found))
+
+
+def _compared_with(guarantee: Guarantee) -> tuple[str, str]:
+    """What the data of a unit are compared with, and what an attacker finds out, in words."""
+    if guarantee.adjacency == "replace-one":
+        return "with any other data in their place", (
+            "somebody who tells two values of the data of a {unit} apart, and who takes the first "
+            "for the second once in 100 times, knows the second at most {found} times in 100. "
+            "Blind guessing knows it once."
+        )
+    if guarantee.adjacency == "zero-out":
+        return f"if the device of that {guarantee.unit} had sent nothing", (
+            "somebody who knows when a {unit} took part, and who takes a device that sent nothing "
+            "for one that sent data once in 100 times, knows one that did at most {found} times "
+            "in 100. Blind guessing knows it once."
+        )
+    return f"without that {guarantee.unit}", (
+        "somebody who searches all of it for {unit}s, and who takes 1 of 100 absent ones for "
+        "present, finds at most {found} of 100 present ones on average. Blind guessing finds 1."
     )
 
 

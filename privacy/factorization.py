@@ -7,6 +7,8 @@ squared L2 sensitivity is what the functions here compute, exactly:
 
 - participation: a user is in rounds g, g + b, g + 2b, ... of the rounds 1 .. T, for one g of
   1 .. b (b: ``separation``), or in any part of them; b = 1 is every round. For every g at once.
+  Or (functions named ``separated``) in any rounds of which no two are less than b apart, and at
+  most k of them.
 - C has no negative element, so that no two of a user's rounds can cancel: all of the user's rounds,
   with the same vector of norm 1, are the worst case, whatever the vectors depend on.
 - the vectors may depend on all that was released before: C is lower triangular (Denisov et al.
@@ -214,14 +216,44 @@ def squared_sensitivities(
         PrivacyError: A coefficient is negative, or ``separation`` is no count.
     """
     _check_count("separation", separation)
-    if not (coefficients >= 0.0).all():
-        raise PrivacyError(
-            "a coefficient of the strategy is negative, for which the aligned pattern need not be "
-            "the worst case; use coefficients of at least 0"
-        )
+    _check_nonnegative(coefficients)
     pattern = np.zeros(rounds)
     pattern[::separation] = 1.0
     return np.cumsum(_filter(coefficients, np.ones(1), pattern) ** 2)
+
+
+def separated_squared_sensitivity(
+    coefficients: NDArray[np.float64], separation: int, participations: int, rounds: int
+) -> float:
+    """Squared sensitivity of C X, for users in at most k rounds, each two at least b apart.
+
+    Where the coefficients fall, the worst rounds are 1, 1 + b, 1 + 2 b, ... (exact). Where they do
+    not, a bound is given instead: the i-th and the (i + m)-th round of a user are at least m b
+    apart, and so the product of their columns at most the largest that any such distance has.
+
+    Args:
+        coefficients: Shape (bands,), of C, none negative.
+        separation: b, at least 1.
+        participations: k, at least 0, at most ceil(rounds / separation).
+        rounds: Number of rounds that were released.
+
+    Raises:
+        PrivacyError: A coefficient is negative, or ``separation`` is no count.
+
+    Source: Kalinin and Lampert 2024, theorem 2 (falling coefficients).
+    """
+    _check_count("separation", separation)
+    _check_nonnegative(coefficients)
+    if (np.diff(coefficients) <= 0.0).all():
+        pattern = np.zeros(rounds)
+        pattern[: participations * separation : separation] = 1.0
+        return float(np.square(_filter(coefficients, np.ones(1), pattern)).sum())
+    products = np.correlate(coefficients, coefficients, "full")[len(coefficients) - 1 :]
+    # The largest product at this distance or a larger one.
+    largest = np.maximum.accumulate(products[::-1])[::-1]
+    apart = largest[separation::separation][: max(participations - 1, 0)]
+    pairs = participations - np.arange(1, len(apart) + 1)
+    return float(participations * products[0] + 2.0 * pairs @ apart)
 
 
 def tree_levels() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -332,6 +364,42 @@ def tree_squared_sensitivity(rounds: int, separation: int, restart_every: int | 
     return float(totals.max())
 
 
+def separated_tree_squared_sensitivity(
+    rounds: int, separation: int, participations: int, restart_every: int | None
+) -> float:
+    """Bound of that of all complete nodes, for at most k rounds, each two at least b apart.
+
+    On each level a node of n leaves has at most ceil(n / b) of a user's rounds under it, and all
+    nodes together at most as many as fit under them, and k. So the squares add up to no more than
+    those of full nodes, one after another until there are so many. Exact for one round; above the
+    worst case by a little for more, as all levels are taken at their worst at once.
+
+    Args:
+        rounds: Number of rounds that were released.
+        separation: b, at least 1.
+        participations: k, at least 0.
+        restart_every: Rounds of a tree; None for one tree.
+
+    Raises:
+        PrivacyError: ``separation`` is no count.
+    """
+    _check_count("separation", separation)
+    size = min(restart_every or rounds, rounds)
+    trees, rest = divmod(rounds, size) if rounds else (0, 0)
+    total = 0
+    for level in range(int(size).bit_length()):
+        leaves = 1 << level
+        most = -(-leaves // separation)
+        nodes = trees * (size // leaves) + rest // leaves
+        # Under the complete nodes of each tree, which follow one another.
+        fitting = [-(-(part - part % leaves) // separation) for part in (size, rest)]
+        count = min(participations, trees * fitting[0] + fitting[1])
+        full = min(count // most, nodes)
+        left = count - full * most if full < nodes else 0
+        total += full * most**2 + left**2
+    return float(total)
+
+
 def _index_in_tree(rounds: int, restart_every: int | None) -> NDArray[np.int64]:
     index = np.arange(rounds, dtype=np.int64)
     return index if restart_every is None else index % restart_every
@@ -354,6 +422,14 @@ def _divide(signal: NDArray[np.float64], coefficients: NDArray[np.float64]) -> N
 def _unit(coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
     unit: NDArray[np.float64] = coefficients / np.linalg.norm(coefficients)
     return unit
+
+
+def _check_nonnegative(coefficients: NDArray[np.float64]) -> None:
+    if not (coefficients >= 0.0).all():
+        raise PrivacyError(
+            "a coefficient of the strategy is negative, for which the aligned pattern need not be "
+            "the worst case; use coefficients of at least 0"
+        )
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from privacy.errors import PlanError, PrivacyError
 NoiseShape = Literal["gaussian", "laplace", "none"]
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from privacy.aggregate import Aggregate
@@ -188,6 +189,32 @@ class Mechanism(Protocol):
         """
 
 
+@runtime_checkable
+class MovesBound(Protocol):
+    """What a mechanism also has whose bound moves, so that other processes can clip to it."""
+
+    def follow(self, clip_norm: float) -> None:
+        """Take over the bound of the coming round from the process that moves it."""
+
+
+class Stateless:
+    """What a mechanism has of which nothing changes from round to round."""
+
+    name: str
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing changes from round to round."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Check that the state is empty.
+
+        Raises:
+            PrivacyError: It is not.
+        """
+        check_state_keys(self.name, state, set())
+
+
 def check_unit_weight(mechanism: str, weight: float) -> None:
     """Check the weight of a client under a private mechanism.
 
@@ -223,7 +250,7 @@ def noised_mean(
     """Add Gaussian noise to a sum and divide by the configured cohort size.
 
     Args:
-        total: Shape (P,), float32; not changed.
+        total: Shape (P,), float32 or float64; not changed.
         stddev: Standard deviation of the noise in each element; 0 draws none.
         cohort_size: The configured expected cohort. The realised one depends on who took part,
             so dividing by it would release something that the noise does not cover.
@@ -232,13 +259,29 @@ def noised_mean(
     Returns:
         Shape (P,), float32, on the device of ``total``.
     """
-    import torch
-
     if stddev == 0.0:
-        return total / cohort_size
+        return mean_of(total, cohort_size)
     # numpy and not torch's generator: its CPU engine keeps 32 bits of a seed, so that streams
     # could collide, and its CUDA engine gives other numbers than its CPU one.
     noise = rng.standard_normal(total.numel())
     noise *= stddev
+    return mean_of(total, cohort_size, noise)
+
+
+def mean_of(total: Tensor, cohort_size: float, noise: NDArray[np.float64] | None = None) -> Tensor:
+    """Add noise to a sum and divide by the configured cohort size.
+
+    Args:
+        total: Shape (P,), float32 or float64; not changed.
+        cohort_size: As ``noised_mean`` has it.
+        noise: Shape (P,): the noise of each element; None for none.
+
+    Returns:
+        Shape (P,), float32, on the device of ``total``.
+    """
+    import torch
+
+    if noise is None:
+        return torch.div(total, cohort_size, out=torch.empty_like(total, dtype=torch.float32))
     noisy = torch.from_numpy(noise).to(torch.float32).to(total.device)
     return noisy.add_(total).div_(cohort_size)

@@ -19,7 +19,7 @@ All of it describes a simulation from the inside. No deployment would keep or pu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,8 @@ _HEAD = 8
 PROBE_ALL = 1 << 15
 # Half a unit in the last place of a float32, relative: what one rounding can do at most.
 _HALF_ULP = 2.0**-24
+# What a few dozen additions of float32 can do to a sum, relative to the norms of its parts.
+_OF_ADDITIONS = 64 * _HALF_ULP
 
 
 @dataclass(slots=True)
@@ -49,6 +51,21 @@ class _Probe:
     before: Tensor
     bit_before: float
     norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the observer of one process saw of its part of a round.
+
+    Attributes:
+        worst: Its worst probe, and how wrong that was; None if nobody was probed.
+        unseen: How far its sum moved while no client was taken in; None where not all are probed.
+        total: Shape (P,): its sum; None where not all are probed, or nobody was there.
+    """
+
+    worst: tuple[float, dict[str, float | None]] | None
+    unseen: float | None
+    total: Tensor | None
 
 
 class Observer:
@@ -120,6 +137,43 @@ class Observer:
         if self._worst is None or wrong > self._worst[0]:
             seen = {"norm": _finite(probe.norm), "moved": _finite(moved), "bit": bit}
             self._worst = (wrong, seen)
+
+    def seen(self, aggregate: Aggregate) -> Seen:
+        """What was seen of this process's part of a round.
+
+        Args:
+            aggregate: The part's sum.
+        """
+        self._look_between(_clean_total(aggregate))
+        return Seen(self._worst, self._unseen, self._expected)
+
+    def merge(self, parts: Iterable[Seen], aggregate: Aggregate) -> None:
+        """Take in what the observers of all parts of a round have seen, this one's too.
+
+        Args:
+            parts: One a process.
+            aggregate: The sum of all parts.
+        """
+        known = list(parts)
+        # Who comes from now on, such as a canary, is no client of the round.
+        self._chosen, self._probe = -1, None
+        self._worst = max(
+            (part.worst for part in known if part.worst is not None),
+            key=lambda worst: worst[0],
+            default=None,
+        )
+        if not self._probes_all:
+            return
+        total = _clean_total(aggregate)
+        self._unseen = math.fsum(part.unseen or 0.0 for part in known)
+        # What the parts come to together, which is the sum but for the rounding of its additions.
+        totals = [part.total.double() for part in known if part.total is not None]
+        expected = torch.stack(totals).sum(dim=0) if totals else torch.zeros_like(total)
+        moved = float(torch.linalg.vector_norm(total.double() - expected))
+        rounding = math.fsum(float(torch.linalg.vector_norm(part)) for part in totals)
+        if not moved <= _OF_ADDITIONS * rounding:
+            self._unseen += moved
+        self._expected = total.clone()
 
     def _look_between(self, total: Tensor) -> None:
         """Add up how far the sum has moved while no client was taken in."""
@@ -225,14 +279,17 @@ class ParticipationHistory:
 
         Returns:
             "returning": the sum over who was drawn of the rounds that each was in before;
-            "smallest_gap": the fewest rounds since one of them was last in; None if all are new.
+            "smallest_gap": the fewest rounds since one of them was last in; None if all are new;
+            "largest_count": the most rounds that one of them has been in, this one included; 0
+            for nobody. The largest of all lines is the most that any user was in.
         """
         returning = int(self._counts[users].sum())
         again = users[self._last[users] > 0]
         gap = round_number - int(self._last[again].max()) if len(again) else None
         np.add.at(self._counts, users, 1)
         self._last[users] = round_number
-        return {"returning": returning, "smallest_gap": gap}
+        largest = int(self._counts[users].max(initial=0))
+        return {"returning": returning, "smallest_gap": gap, "largest_count": largest}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Counts and last rounds."""

@@ -24,10 +24,15 @@ from privacy.amplification import Participation
 from privacy.calibration import calibrate_noise_multiplier, default_delta, max_rounds
 from privacy.errors import BudgetExceededError, PlanError
 from privacy.mechanism import Mechanism, NoiseScale
-from privacy.plan_checks import check_not_private, check_private, check_sizes
+from privacy.plan_checks import (
+    check_not_private,
+    check_participation,
+    check_private,
+    check_sizes,
+)
 from privacy.plan_notes import plan_notes
 from privacy.plan_types import PlanRequest, Setting
-from privacy.statement import PrivacyStatement, Status
+from privacy.statement import NOT_COVERED, PATTERN_NOT_COVERED, PrivacyStatement, Status
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,6 +101,7 @@ class PrivacyPlan:
             status: Whether the run has ended.
         """
         private = self.mechanism.is_private
+        selected = private and self.request.scheme == "selected"
         return PrivacyStatement(
             unit="user" if private else "none",
             adjacency=self.simulated.adjacency,
@@ -111,6 +117,7 @@ class PrivacyPlan:
             simulated=self.simulated.accounted(rounds),
             actual=self.actual.accounted(rounds),
             budget_epsilon=self.request.epsilon,
+            not_covered=NOT_COVERED + (PATTERN_NOT_COVERED if selected else ()),
             notes=plan_notes(self),
         )
 
@@ -123,6 +130,7 @@ class PrivacyPlan:
             "mechanism_options": dict(request.mechanism_options or {}),
             "sampling": simulated.participation.scheme,
             "separation": simulated.participation.separation,
+            "max_participations": simulated.participation.max_participations,
             "adjacency": simulated.adjacency,
             "accountant": simulated.accountant,
             "weighting": request.weighting,
@@ -211,24 +219,19 @@ def make_plan(request: PlanRequest) -> PrivacyPlan:
     probe = request.mechanism_build(scale(0.0))
     if not probe.is_private:
         check_not_private(request)
-        everybody = Participation(
-            request.scheme, request.num_users, request.cohort_size, request.separation
-        )
+        everybody = request.participation(request.num_users, request.cohort_size)
         setting = Setting(everybody, 0.0, None, "none", None)
         noise = NoiseScale(0.0, request.cohort_size, request.cohort_size)
         return PrivacyPlan(request, probe, noise, setting, setting, max_rounds=None)
     check_private(request, probe)
+    check_participation(request)
     delta = request.delta if request.delta is not None else default_delta(request.population_size)
     check_delta(delta)
-    deployment = Participation(
-        request.scheme, request.population_size, noise_cohort, request.separation
-    )
+    deployment = request.participation(request.population_size, noise_cohort)
     check_composition(probe.composition(deployment, 1.0, request.num_rounds), request.accountant)
     noise = scale(_noise_multiplier(request, delta, deployment, probe))
     mechanism = request.mechanism_build(noise)
-    actual = Participation(
-        request.scheme, request.num_users, request.cohort_size, request.separation
-    )
+    actual = request.participation(request.num_users, request.cohort_size)
     actual_delta = request.delta if request.delta is not None else default_delta(request.num_users)
     plan = PrivacyPlan(
         request=request,
@@ -275,6 +278,7 @@ def _noise_multiplier(
         request.num_rounds,
         request.accountant,
         separation=request.separation,
+        max_participations=request.max_participations,
         composition=partial(probe.composition, deployment),
     )
 
@@ -296,6 +300,7 @@ def _max_rounds(
         request.accountant,
         limit=request.num_rounds,
         separation=request.separation,
+        max_participations=request.max_participations,
         composition=partial(probe.composition, deployment),
     )
     if rounds == 0:

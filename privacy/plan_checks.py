@@ -1,7 +1,8 @@
 """What a privacy plan refuses: combinations whose accounting would be untrue of what runs.
 
 Guarantee: each check names a clause of the proof that would break: the cohort is drawn as it is
-accounted, one user moves the sum by at most the clip, nothing of a client bypasses the clip.
+accounted, who is in it does not come of the users' data, one user moves the sum by at most the
+clip, nothing of a client bypasses the clip or outlives its round.
 """
 
 from __future__ import annotations
@@ -89,10 +90,69 @@ def check_private(request: PlanRequest, mechanism: Mechanism) -> None:
     _check_populations(request)
     _check_sensitivity(request, mechanism.clip_norm)
     _check_uploads(request)
-    if mechanism.randomizes_clients:
-        _check_local(request)
+    _check_client_state(request)
     if request.fresh_noise_for:
         _check_steps(request, mechanism)
+
+
+def check_participation(request: PlanRequest) -> None:
+    """Check a private run: that its users take part as is accounted.
+
+    Raises:
+        PlanError: They do not, or there are not enough of them.
+    """
+    if request.selection_uses_data:
+        raise PlanError(
+            "federated.selection chooses users by what comes of their data, such as their training "
+            "losses: who takes part would disclose it without noise, and one user's data would "
+            "change in which rounds others are, which no sensitivity covers; choose a selection "
+            "that sees no losses, such as available or uniform, or remove the section 'privacy'"
+        )
+    if request.participation_rests_on and request.scheme != "selected":
+        raise PlanError(
+            f"{request.scheme} sampling is accounted, but who takes part rests on "
+            f"{', '.join(request.participation_rests_on)} too, and is not drawn as that scheme "
+            "draws, so that its guarantee would be of another run. What holds is no amplification: "
+            "set federated.sampling to selected, federated.max_participations and "
+            "federated.separation to what the run shall keep to, and the mechanism to "
+            "banded_matrix_factorization, tree_aggregation or any other"
+        )
+    if request.scheme == "selected":
+        for name, users, cohort in (
+            ("population_size", request.population_size, request.noise_cohort_size),
+            ("the number of the data's users", request.num_users, request.cohort_size),
+        ):
+            _check_enough_users(request, name, users, cohort or request.cohort_size)
+
+
+def _check_enough_users(request: PlanRequest, name: str, users: int, cohort: int) -> None:
+    """Check that so many rounds can be filled without anybody coming too often or too soon."""
+    rounds, apart = request.num_rounds, min(request.separation, request.num_rounds)
+    if cohort * apart > users:
+        raise PlanError(
+            f"separation is {request.separation}: any {apart} rounds after one another need "
+            f"{cohort * apart} different users, {cohort} each, but {name} is {users}; lower the "
+            f"separation to {max(1, users // cohort)} or less, or the cohort"
+        )
+    most = request.participation(users, cohort).most_participations(rounds)
+    if cohort * rounds > users * most:
+        raise PlanError(
+            f"max_participations is {request.max_participations}: {rounds} rounds of {cohort} "
+            f"users are {cohort * rounds} participations, but {users} users ({name}) have "
+            f"{users * most}; raise max_participations to {-(-cohort * rounds // users)} or more, "
+            "or lower the rounds or the cohort"
+        )
+
+
+def _check_client_state(request: PlanRequest) -> None:
+    if request.client_state:
+        raise PlanError(
+            f"{', '.join(request.client_state)}: remembers clients from round to round (error "
+            "feedback, control variates), but the accounting takes what a client sends to be made "
+            "of its data and of earlier releases alone, not of which rounds it was in or of what "
+            "it has not sent yet; choose one without such a state (compression without error "
+            "feedback), or remove the section 'privacy'"
+        )
 
 
 def _check_steps(request: PlanRequest, mechanism: Mechanism) -> None:
@@ -110,16 +170,6 @@ def _check_steps(request: PlanRequest, mechanism: Mechanism) -> None:
         f"mechanism's, but {request.mechanism} has noise {why}; use the kind one_run, which rests "
         "on no such thing"
     )
-
-
-def _check_local(request: PlanRequest) -> None:
-    if request.noise_cohort_size not in (None, request.cohort_size):
-        raise PlanError(
-            f"noise_cohort_size is {request.noise_cohort_size} and cohort_size "
-            f"{request.cohort_size}, but under {request.mechanism} each client adds its own noise, "
-            "which no cohort shares: a larger one would leave every report's epsilon as it is. "
-            "Leave noise_cohort_size out"
-        )
 
 
 def _check_populations(request: PlanRequest) -> None:

@@ -52,6 +52,15 @@ def plan_notes(plan: PrivacyPlan) -> tuple[str, ...]:
             f"Users belong to {request.separation} groups that take turns: no user is in two "
             f"rounds less than {request.separation} apart. A deployment must enforce it."
         )
+    if request.scheme == "selected":
+        cap = f"at most {request.max_participations}"
+        if request.max_participations is None:
+            cap = "any number of" if request.separation == 1 else "as many as fit"
+        notes.append(
+            f"Devices and a selector decide who takes part: no chance is accounted. A user is in "
+            f"{cap} rounds, each two at least {request.separation} apart, which the selector "
+            "enforces. Who takes part when is taken as public."
+        )
     if plan.mechanism.randomizes_clients:
         notes.append(
             "Clients add the noise themselves: the guarantee holds against the server too, for "

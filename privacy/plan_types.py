@@ -28,7 +28,8 @@ class PlanRequest:
     Attributes:
         mechanism: Name of the mechanism.
         mechanism_build: Builds it from a noise scale; the caller has resolved the plug-in.
-        scheme: How users are drawn: "poisson", "cyclic_poisson", "fixed_size" or "full".
+        scheme: How users are drawn: "poisson", "cyclic_poisson", "fixed_size" or "full"; or
+            "selected", where devices and a selector decide.
         population_size: Users of the deployment whose privacy is simulated.
         num_users: Users in the data that this run draws from.
         hypothetical_population: Whether ``population_size`` may differ from ``num_users``.
@@ -46,10 +47,17 @@ class PlanRequest:
         data_checksum: Digest of the data's content; the ledger holds a run to it.
         selected_by: Metric by which one of the rounds' models is chosen; None for the last one.
         artificial_users: Whether examples were dealt to users who never had them.
-        separation: Groups of "cyclic_poisson"; 1 under the other schemes.
+        separation: Groups of "cyclic_poisson", distance that the selector of "selected" enforces
+            between two rounds of one user; 1 under the other schemes.
         mechanism_options: The mechanism's options as plain data, for the ledger.
         num_canaries: Canary clients that are added to audit the run; 0 for none.
         fresh_noise_for: Setting that rests on noise drawn anew in each round; None for none.
+        max_participations: Rounds of one user at most, which the selector of "selected" enforces;
+            None for no cap.
+        participation_rests_on: What decides who takes part beside coins of their own, such as
+            "availability" or "over-commitment"; empty where nothing does.
+        selection_uses_data: Whether the selector chooses by what comes of users' data, as losses.
+        client_state: Names of what remembers a client from round to round.
     """
 
     mechanism: str
@@ -76,6 +84,20 @@ class PlanRequest:
     mechanism_options: Mapping[str, Any] | None = None
     num_canaries: int = 0
     fresh_noise_for: str | None = None
+    max_participations: int | None = None
+    participation_rests_on: tuple[str, ...] = ()
+    selection_uses_data: bool = False
+    client_state: tuple[str, ...] = ()
+
+    def participation(self, population_size: int, cohort_size: int) -> Participation:
+        """How users take part, from so many and in cohorts of so many.
+
+        Raises:
+            PrivacyError: The sizes do not fit the scheme.
+        """
+        return Participation(
+            self.scheme, population_size, cohort_size, self.separation, self.max_participations
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +139,7 @@ class Setting:
             cohort_size=self.participation.cohort_size,
             sampling=self.participation.scheme,
             separation=self.participation.separation,
+            max_participations=self.participation.max_participations,
             sampling_probability=self.participation.sampling_probability,
             noise_multiplier=self.noise_multiplier,
             delta=self.delta,

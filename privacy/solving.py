@@ -8,7 +8,8 @@ is more than ``epsilon``. Unit user; adjacency and sampling are those of ``priva
 What rises and what falls, with the other numbers and delta held:
 
 - rounds: epsilon never falls with a round more, since a part of a release is no more than all of
-  it. Asked for is the largest number.
+  it. Asked for is the largest number. (With a cap on a user's rounds it may not rise either, and
+  then there is none.)
 - noise multiplier: epsilon never rises with it, since noise on top is post-processing. Asked for
   is the smallest, which disturbs the training least.
 - cohort, at one noise multiplier: epsilon never falls with a larger one. A user takes part with a
@@ -79,9 +80,10 @@ class Question:
         cohort_size: Users of a round; expected under the Poisson schemes, exact otherwise.
         population_size: Users to draw from.
         delta: In (0, 1); None for population ** -1.1.
-        scheme: "poisson", "fixed_size", "full" or "cyclic_poisson".
+        scheme: "poisson", "fixed_size", "full", "cyclic_poisson" or "selected".
         accountant: "rdp", "pld" or "prv".
-        separation: Groups of "cyclic_poisson"; 1 under the other schemes.
+        separation: As ``Participation`` has it.
+        max_participations: As ``Participation`` has it.
     """
 
     epsilon: float | None
@@ -93,6 +95,7 @@ class Question:
     scheme: str = "poisson"
     accountant: str = "rdp"
     separation: int = 1
+    max_participations: int | None = None
 
     @property
     def unknown(self) -> str:
@@ -191,6 +194,7 @@ def _solve_noise(question: Question, composition: MechanismComposition) -> float
         _given(question.rounds),
         question.accountant,
         separation=question.separation,
+        max_participations=question.max_participations,
         composition=partial(composition, participation),
     )
 
@@ -209,6 +213,7 @@ def _solve_rounds(question: Question, composition: MechanismComposition) -> int:
             question.accountant,
             limit=limit,
             separation=question.separation,
+            max_participations=question.max_participations,
             composition=partial(composition, participation),
         )
         if rounds < limit:
@@ -222,13 +227,14 @@ def _solve_rounds(question: Question, composition: MechanismComposition) -> int:
     if rounds == LARGEST_ROUNDS:
         raise PrivacyError(
             f"every number of rounds up to {LARGEST_ROUNDS} fits epsilon {question.epsilon:g}, so "
-            "none is the largest; lower noise_multiplier or epsilon, or raise the cohort"
+            "none is the largest; lower noise_multiplier or epsilon, or raise the cohort (where "
+            "users are selected: max_participations)"
         )
     return rounds
 
 
 def _solve_cohort(question: Question, composition: MechanismComposition) -> int:
-    _refuse_full(question)
+    _refuse_unsampled(question)
     largest, population = _largest_cohort(question), int(_given(question.population_size))
     if largest < 1:
         raise PrivacyError(
@@ -253,7 +259,7 @@ def _solve_cohort(question: Question, composition: MechanismComposition) -> int:
 
 
 def _solve_population(question: Question, composition: MechanismComposition) -> int:
-    _refuse_full(question)
+    _refuse_unsampled(question)
     smallest = _smallest_population(question)
 
     def at(name: str, coarseness: float) -> Callable[[int], float]:
@@ -367,6 +373,7 @@ def _participation(question: Question) -> Participation:
         _given(question.population_size),
         _given(question.cohort_size),
         question.separation,
+        question.max_participations,
     )
 
 
@@ -394,12 +401,17 @@ def _given(value: Any) -> Any:
     return value
 
 
-def _refuse_full(question: Question) -> None:
+def _refuse_unsampled(question: Question) -> None:
     if question.scheme == "full":
         raise PlanError(
             "under full participation the cohort is the population, and how many there are does "
             "not change epsilon; solve for epsilon, noise_multiplier or rounds, or sample by "
             "poisson"
+        )
+    if question.scheme == "selected":
+        raise PlanError(
+            "where users are selected no chance is accounted, so that neither cohort nor "
+            "population changes epsilon; solve for epsilon, noise_multiplier or rounds"
         )
 
 
@@ -425,7 +437,8 @@ def _check(question: Question) -> None:
         )
     if noise is not None and not (math.isfinite(noise) and noise >= 0.0):
         raise PrivacyError(f"noise_multiplier is {noise!r}, but must be finite and at least 0")
-    for name in ("rounds", "cohort_size", "population_size", "separation"):
+    counts = ("rounds", "cohort_size", "population_size", "separation", "max_participations")
+    for name in counts:
         count = getattr(question, name)
         if count is not None and (count < 1 or count != int(count)):
             raise PrivacyError(f"{name} is {count!r}, but must be a whole number, at least 1")

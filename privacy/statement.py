@@ -29,6 +29,11 @@ NOT_COVERED = (
     "The noise of this simulation: its generator is seeded, so whoever knows the seed can remove "
     "it, and it protects nobody; a deployment draws it from a secret source.",
 )
+# Under "selected": zero-out adjacency keeps who is in which round the same.
+PATTERN_NOT_COVERED = (
+    "Who took part when, and what that shows of how many examples a device has, by the time that it "
+    "takes or by a selection that goes by it: where users are selected, both are taken as public.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +43,15 @@ class Accounted:
     Attributes:
         population_size: Users (or examples) to draw from.
         cohort_size: Users (or examples) of a round; expected under "poisson".
-        sampling: "poisson", "cyclic_poisson", "fixed_size" or "full".
+        sampling: "poisson", "cyclic_poisson", "fixed_size", "full" or "selected".
         sampling_probability: Of an eligible user in a round: cohort_size * separation /
             population_size.
         noise_multiplier: Standard deviation of the noise in multiples of clip_norm.
         delta: In (0, 1); None without privacy.
         epsilon: At ``delta``, after the rounds of the statement; infinite without a guarantee.
-        separation: Rounds that two of one user are apart at least; 1 but under "cyclic_poisson".
+        separation: Rounds that two of one user are apart at least; 1 but under "cyclic_poisson"
+            and "selected".
+        max_participations: Rounds that one user is in at most, under "selected"; None for no cap.
     """
 
     population_size: int
@@ -55,6 +62,7 @@ class Accounted:
     delta: float | None
     epsilon: float
     separation: int = 1
+    max_participations: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ class PrivacyStatement:
 
     Attributes:
         unit: Whom it protects: "user", "example" or "none".
-        adjacency: "add-or-remove-one", "replace-one" or "none".
+        adjacency: "add-or-remove-one", "replace-one", "zero-out" or "none".
         mechanism: Name of the mechanism.
         accountant: "rdp", "pld", "prv" or "none".
         rounds: Rounds (or steps) that were run.
@@ -222,6 +230,8 @@ def _accounted_to_json(accounted: Accounted) -> dict[str, Any]:
 
 
 def _accounted_from_json(label: str, document: Mapping[str, Any]) -> Accounted:
+    # Statements of versions that knew no cap have none.
+    document = {"max_participations": None, **document}
     _check_keys(f"{label} of a privacy statement", document, {f.name for f in fields(Accounted)})
     epsilon = document["epsilon"]
     if epsilon == "inf":
@@ -246,9 +256,14 @@ def _check_keys(what: str, document: Mapping[str, Any], names: set[str]) -> None
 def _accounted_to_text(accounted: Accounted) -> str:
     delta = "" if accounted.delta is None else f" at delta {small(accounted.delta, 4)}"
     apart = "" if accounted.separation == 1 else f", {accounted.separation} rounds apart"
+    if accounted.max_participations is not None:
+        apart += f", at most {accounted.max_participations} rounds a user"
+    chance = f"q = {accounted.sampling_probability:.4g}"
+    if accounted.sampling == "selected":
+        chance = "no amplification"
     return (
         f"{round_up(accounted.epsilon, 4)}{delta}: {accounted.cohort_size:g} of "
         f"{accounted.population_size} a round ({accounted.sampling}{apart}, "
-        f"q = {accounted.sampling_probability:.4g}), noise multiplier "
+        f"{chance}), noise multiplier "
         f"{accounted.noise_multiplier:.6g}"
     )

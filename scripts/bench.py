@@ -12,7 +12,9 @@ compute the same thing are compared.
     python scripts/bench.py shakespeare              # a round of LEAF's LSTM for characters
     python scripts/bench.py reddit-scale             # a store of 1.66 million clients
     python scripts/bench.py metrics                  # average precision on FLAIR's fine labels
-    python scripts/bench.py memory                   # peak memory against the cohort
+    python scripts/bench.py scale                    # time and memory against the cohort
+    python scripts/bench.py systems                  # clock and selection, 500,000 devices
+    python scripts/bench.py page *.json              # the tables of docs/performance.md
 
 PyPI's ``pfl`` is optional: in an environment of its own, ``pip install -e '.[bench]'``.
 """
@@ -26,11 +28,13 @@ import sys
 SUBJECTS = {
     "femnist": "a federated round of FEMNIST's models",
     "flair": "a federated round of FLAIR's ResNet-18",
-    "memory": "peak memory of a round against the cohort",
     "metrics": "multi-label metrics on FLAIR's test set's size",
+    "page": "Markdown of what --json wrote",
     "reddit": "a federated round of Reddit's LSTM",
     "reddit-scale": "opening and sampling a store of Reddit's size",
+    "scale": "time and peak memory of a round against the cohort",
     "shakespeare": "a federated round of Shakespeare's LSTM",
+    "systems": "virtual clock and selection among 500,000 users",
 }
 
 
@@ -49,14 +53,18 @@ def main() -> None:
         from benchmarks import femnist as subject
     elif arguments.what == "flair":
         from benchmarks import flair as subject
-    elif arguments.what == "memory":
-        from benchmarks import memory as subject
+    elif arguments.what == "page":
+        from benchmarks import page as subject
     elif arguments.what == "reddit":
         from benchmarks import reddit as subject
     elif arguments.what == "reddit-scale":
         from benchmarks import reddit_scale as subject
+    elif arguments.what == "scale":
+        from benchmarks import scale as subject
     elif arguments.what == "shakespeare":
         from benchmarks import shakespeare as subject
+    elif arguments.what == "systems":
+        from benchmarks import systems as subject
     else:
         from benchmarks import metrics as subject
     subject.main()

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, explain
-from pfl_bench.config_file import ResolvedConfig, load_config
+from pfl_bench.config_file import ResolvedConfig, load_config, resolve
 from pfl_bench.types import ConfigError
+
+if TYPE_CHECKING:
+    from pfl_bench.config import RunConfig
+    from pfl_bench.launching import Launcher
 
 
 def choose(names: Mapping[str, Path], only: str, folder: Path) -> tuple[str, Path]:
@@ -56,39 +62,173 @@ def with_seeds(row: Path, arguments: argparse.Namespace) -> list[ResolvedConfig]
     return [first, *(load_config(row, [*arguments.overrides, f"seed={s}"]) for s in more)]
 
 
+Plans = Sequence[tuple[Path, ResolvedConfig]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What became of several runs.
+
+    Attributes:
+        summaries: Each run's summary, in order; None for one that is not finished.
+        failed: Folders of the runs that failed.
+        under_way: Folders of the runs whose jobs were not waited for.
+        is_input: Whether the user's input was refused each time, and no job broke.
+    """
+
+    summaries: tuple[dict[str, Any] | None, ...]
+    failed: tuple[Path, ...]
+    under_way: tuple[Path, ...] = ()
+    is_input: bool = True
+
+    def exit_code(self) -> int:
+        """Name the runs that failed, and give the status that they leave."""
+        for run_folder in self.failed:
+            print(f"failed: {run_folder} (see above)", file=sys.stderr)
+        if self.failed and self.is_input and not (any(self.summaries) or self.under_way):
+            return EXIT_INPUT
+        return EXIT_FAILED if self.failed else EXIT_DONE
+
+
+def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
+    """Run what is not done: here, one after another, or as jobs where the command says so.
+
+    Args:
+        plans: The runs' folders and configurations.
+        arguments: Those of the command, with the options of ``--launcher``.
+        out: The folder of all of them, whose ``jobs`` has the jobs' files.
+
+    Raises:
+        ConfigError: The jobs cannot be launched so.
+    """
+    if arguments.launcher is not None:
+        return _run_as_jobs(plans, arguments, out / "jobs")
+    for option, given in (
+        ("--jobs", arguments.jobs is not None),
+        ("--slurm", bool(arguments.slurm)),
+        ("--no-wait", not arguments.wait),
+    ):
+        if given:
+            raise ConfigError(f"{option} belongs to --launcher local or slurm; give that too")
+    summaries = [run_one(run_folder, resolved) for run_folder, resolved in plans]
+    failed = [plan[0] for plan, summary in zip(plans, summaries, strict=True) if summary is None]
+    return Batch(tuple(summaries), tuple(failed))
+
+
 def run_one(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | None:
     """Run or resume one run and write its page; None, with the reason printed, if it is refused.
 
     Rows fail by the user's input alone; other errors are ours and are raised.
     """
-    from pfl_bench.files import read_json
-    from pfl_bench.report.page import write_report
-    from pfl_bench.runner import run
-
     try:
-        finished = read_json(run_folder / "summary.json") is not None
-        summary = run(resolved, run_folder, resume=True)
-        if finished:
-            print(f"{run_folder}: finished before; not run again", file=sys.stderr)
-        else:
-            write_report([run_folder], run_folder / "report.html")
+        return _train(run_folder, resolved)
     except Exception as error:
         message = explain(error)
         if message is None:
             raise
-        place = "" if message.startswith(str(run_folder)) else f"{run_folder}: "
-        print(f"pfl-bench: {place}{message}", file=sys.stderr)
+        _print_failure(run_folder, message)
         return None
+
+
+def _train(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any]:
+    from pfl_bench.files import read_json
+    from pfl_bench.report.page import write_report
+    from pfl_bench.runner import run
+
+    finished = read_json(run_folder / "summary.json") is not None
+    summary = run(resolved, run_folder, resume=True)
+    if finished:
+        print(f"{run_folder}: finished before; not run again", file=sys.stderr)
+    else:
+        write_report([run_folder], run_folder / "report.html")
     return summary
 
 
-def exit_code(failed: list[Path], some_done: bool) -> int:
-    """Name the runs that failed, and give the status that they leave."""
-    for run_folder in failed:
-        print(f"failed: {run_folder} (see above)", file=sys.stderr)
-    if failed and not some_done:
-        return EXIT_INPUT
-    return EXIT_FAILED if failed else EXIT_DONE
+def _print_failure(run_folder: Path, message: str) -> None:
+    place = "" if message.startswith(str(run_folder)) else f"{run_folder}: "
+    print(f"pfl-bench: {place}{message}", file=sys.stderr)
+
+
+def _run_as_jobs(plans: Plans, arguments: argparse.Namespace, jobs: Path) -> Batch:
+    from pfl_bench.launching import Run, launch
+
+    launcher = _launcher(plans, arguments, jobs)
+    runs = [
+        Run(
+            run_folder,
+            # The tree, not the file, which may be edited before the job begins.
+            partial(train_in_job, run_folder, resolved.tree, resolved.source, resolved.overrides),
+            partial(_is_finished, run_folder, resolved),
+        )
+        for run_folder, resolved in plans
+    ]
+    ended = launch(runs, launcher, jobs, arguments.wait)
+    failures = {folder: failure for folder, failure in ended.items() if failure is not None}
+    for folder, failure in failures.items():
+        log = "" if failure.log is None else f"\n  log of its job: {failure.log}"
+        _print_failure(folder, f"{failure.reason}{log}")
+    done = [folder in ended and folder not in failures for folder, _ in plans]
+    return Batch(
+        tuple(
+            _summary(*plan) if is_done else None for plan, is_done in zip(plans, done, strict=True)
+        ),
+        tuple(failures),
+        tuple(folder for folder, _ in plans if folder not in ended),
+        all(failure.is_input for failure in failures.values()),
+    )
+
+
+def _launcher(plans: Plans, arguments: argparse.Namespace, jobs: Path) -> Launcher:
+    from pfl_bench.launching import LocalLauncher, SlurmLauncher
+    from pfl_bench.launching.local import usual_slots
+
+    if arguments.launcher == "slurm":
+        return SlurmLauncher(jobs, arguments.slurm, arguments.jobs)
+    for option, given in (("--slurm", arguments.slurm), ("--no-wait", not arguments.wait)):
+        if given:
+            raise ConfigError(
+                f"{option} belongs to --launcher slurm, which keeps a queue; the queue of "
+                "--launcher local is the command itself"
+            )
+    slots = arguments.jobs
+    if slots is None:
+        slots = usual_slots([_cores_of(resolved.config) for _, resolved in plans])
+    return LocalLauncher(jobs, slots)
+
+
+def _cores_of(config: RunConfig) -> int | None:
+    """Cores that a run is given where several go on at once; None for all."""
+    if config.federated is None:
+        return config.num_threads
+    # Runs beside one another need no worker processes, whose number no result depends on.
+    workers = 1 if config.federated.workers == "auto" else config.federated.workers
+    return workers * (config.num_threads or 1)
+
+
+def train_in_job(
+    run_folder: Path, tree: dict[str, Any], source: Path, overrides: tuple[str, ...]
+) -> str | None:
+    """What a job does: run or resume; return why the user's input is refused, else None."""
+    try:
+        _train(run_folder, resolve(tree, source, overrides))
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        print(f"pfl-bench: {message}", file=sys.stderr)
+        return message
+    return None
+
+
+def _is_finished(run_folder: Path, resolved: ResolvedConfig) -> bool:
+    return _summary(run_folder, resolved) is not None
+
+
+def _summary(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | None:
+    """The summary of this very run, if its folder holds it finished."""
+    from pfl_bench.run_folder import RunFolder
+
+    return RunFolder(run_folder).prepare(resolved, resume=True) if run_folder.exists() else None
 
 
 def save_table(out: Path, text: str, fmt: str) -> None:

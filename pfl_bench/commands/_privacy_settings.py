@@ -18,7 +18,7 @@ from privacy.accountant import check_accountant, compose_epsilon
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.calibration import default_delta
 from privacy.errors import PlanError
-from privacy.statement import Accounted, json_epsilon
+from privacy.statement import NOT_COVERED, PATTERN_NOT_COVERED, Accounted, json_epsilon
 
 if TYPE_CHECKING:
     from privacy.explaining import Guarantee
@@ -46,6 +46,21 @@ class Pair:
 def simulates(arguments: argparse.Namespace) -> bool:
     """Whether a simulated and an actual setting are told apart."""
     return arguments.noise_cohort is not None or arguments.users is not None
+
+
+def participation_of(arguments: argparse.Namespace, population: int, cohort: int) -> Participation:
+    """How users take part, from so many and in cohorts of so many.
+
+    Raises:
+        PrivacyError: The arguments do not fit one another.
+    """
+    return Participation(
+        arguments.sampling,
+        population,
+        cohort,
+        arguments.separation,
+        arguments.max_participations,
+    )
 
 
 def check_noise_cohort(arguments: argparse.Namespace) -> None:
@@ -147,7 +162,7 @@ def make_pair(
         check_accountant(accountant, arguments.sampling)
 
     def accounted(size: int, drawn: int, noise: float) -> tuple[str, Accounted]:
-        participation = Participation(arguments.sampling, size, drawn, arguments.separation)
+        participation = participation_of(arguments, size, drawn)
         delta = default_delta(size) if arguments.delta is None else arguments.delta
         composed = composition(participation, noise, rounds)
         return composed.adjacency, Accounted(
@@ -159,6 +174,7 @@ def make_pair(
             delta=delta,
             epsilon=compose_epsilon([composed], delta, accountant, coarseness),
             separation=arguments.separation,
+            max_participations=arguments.max_participations,
         )
 
     adjacency, simulated = accounted(population, noise_cohort, noise_multiplier)
@@ -172,6 +188,9 @@ def guarantee_of(arguments: argparse.Namespace, pair: Pair, rounds: int) -> Guar
     """What a calculation promises, to be explained."""
     from privacy.explaining import Guarantee
 
+    not_covered = NOT_COVERED
+    if arguments.sampling == "selected":
+        not_covered += PATTERN_NOT_COVERED
     return Guarantee(
         unit="user",
         adjacency=pair.adjacency,
@@ -180,6 +199,7 @@ def guarantee_of(arguments: argparse.Namespace, pair: Pair, rounds: int) -> Guar
         rounds=rounds,
         simulated=pair.simulated,
         actual=pair.actual,
+        not_covered=not_covered,
     )
 
 

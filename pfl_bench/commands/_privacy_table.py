@@ -121,9 +121,11 @@ def _notes(
     from privacy.statement import small
 
     pair = next(pair for line in lines for pair in line.pairs.values())
+    capped = arguments.max_participations is not None
     notes = [
         f"Unit user, adjacency {pair.adjacency}, sampling {arguments.sampling}"
         + (f", separation {arguments.separation}" if arguments.separation > 1 else "")
+        + (f", at most {arguments.max_participations} rounds a user" if capped else "")
         + (f", mechanism {arguments.mechanism}" if arguments.mechanism else "")
         + ". Epsilons are rounded up."
     ]

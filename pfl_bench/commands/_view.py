@@ -35,25 +35,23 @@ def run_view(path: Path, arguments: argparse.Namespace) -> int:
         arguments: Those of ``pfl-bench table``; ``out`` is the folder of the viewed rows' runs.
     """
     view = load_view(path)
-    plans = _plans(view, arguments)
+    runs = Path(arguments.out) if arguments.out else Path("runs") / _batch.short_name(view.folder)
+    plans = _plans(view, runs, arguments)
     here = path.parent
     out = Path("runs") / _batch.short_name(here)
     if arguments.out:
         out = Path(arguments.out) / f"view-{here.resolve().name}"
-    done: list[tuple[_Plan, dict[str, Any]]] = []
-    failed = []
-    for plan in plans:
-        summary = _batch.run_one(plan.folder, plan.resolved)
-        if summary is None:
-            failed.append(plan.folder)
-        else:
-            done.append((plan, _with_the_views_cells(plan, summary)))
+    batch = _batch.run_all([(p.folder, p.resolved) for p in plans], arguments, runs)
+    done = [
+        (plan, _with_the_views_cells(plan, summary))
+        for plan, summary in zip(plans, batch.summaries, strict=True)
+        if summary is not None
+    ]
     differs = bool(done) and _print_view(view, plans, done, arguments.format, out)
-    return _batch.exit_code(failed, bool(done)) or (EXIT_FAILED if differs else 0)
+    return batch.exit_code() or (EXIT_FAILED if differs else 0)
 
 
-def _plans(view: LoadedView, arguments: argparse.Namespace) -> list[_Plan]:
-    runs = Path(arguments.out) if arguments.out else Path("runs") / _batch.short_name(view.folder)
+def _plans(view: LoadedView, runs: Path, arguments: argparse.Namespace) -> list[_Plan]:
     rows = view.rows
     if arguments.only is not None:
         names = {row.row: file for row, file in rows}

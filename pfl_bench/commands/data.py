@@ -26,6 +26,8 @@ def main(arguments: argparse.Namespace) -> int:
         "download": _download,
         "generate": _generate,
         "stats": _stats,
+        "list": _list,
+        "traces": _traces,
     }
     return actions[arguments.action](arguments)
 
@@ -123,6 +125,16 @@ def _stats(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _list(arguments: argparse.Namespace) -> int:
+    from pfl_bench import catalogue
+
+    if arguments.json:
+        print(json.dumps({"data_sets": catalogue.as_json()}))
+    else:
+        print(catalogue.as_table())
+    return 0
+
+
 def _statistics_module(task: str, overrides: Sequence[str]) -> ModuleType | None:
     """The statistics that a task has of its own, if it has any."""
     if task in plugins.available(plugins.STATISTICS):
@@ -147,6 +159,32 @@ def _plot(statistics: dict[str, Any], module: ModuleType | None, folder: Path) -
             notice = statistics["task_statistics"]["notice"]
     heading = f"{task} ({facts['variant']}): {facts['source']}"
     return [str(path) for path in pictures.write_pictures(drawn, folder, heading, notice)]
+
+
+def _traces(arguments: argparse.Namespace) -> int:
+    from pfl_bench.systems.options import SOURCES
+    from pfl_bench.systems.sources import open_devices
+    from pfl_bench.systems.trace_file import check_target, write_trace_file
+
+    where = f"pfl-bench data traces {arguments.source}"
+    given = [f"name={arguments.source}", *arguments.overrides]
+    source = validate_options(SOURCES[arguments.source], given, where)
+    if getattr(source, "num_devices", 1) is None:
+        raise ConfigError(f"{where}: give num_devices=N, how many to make up")
+    out = None if arguments.out is None else Path(arguments.out)
+    if out is not None:
+        check_target(out)
+    devices = open_devices(source, num_users=1)
+    if out is not None:
+        write_trace_file(out, devices)
+    facts = devices.facts()
+    if arguments.json:
+        print(json.dumps(facts))
+    else:
+        _print_facts(facts)
+    if out is not None:
+        print(f"devices: {out}", file=sys.stderr)
+    return 0
 
 
 def _print_facts(facts: dict[str, Any]) -> None:

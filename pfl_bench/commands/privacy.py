@@ -54,10 +54,8 @@ def _calibrate(arguments: argparse.Namespace, composition: MechanismComposition)
     """Noise of the deployment, for the rounds of the arguments."""
     from functools import partial
 
-    from privacy.amplification import Participation
-
     size, cohort = arguments.population, arguments.noise_cohort or arguments.cohort
-    participation = Participation(arguments.sampling, size, cohort, arguments.separation)
+    participation = shared.participation_of(arguments, size, cohort)
     return calibrate_noise_multiplier(
         arguments.epsilon,
         default_delta(size) if arguments.delta is None else arguments.delta,
@@ -67,6 +65,7 @@ def _calibrate(arguments: argparse.Namespace, composition: MechanismComposition)
         arguments.rounds,
         arguments.accountant,
         separation=arguments.separation,
+        max_participations=arguments.max_participations,
         composition=partial(composition, participation),
     )
 
@@ -94,6 +93,7 @@ def _solve(arguments: argparse.Namespace, composition: MechanismComposition) -> 
             scheme=arguments.sampling,
             accountant=arguments.accountant,
             separation=arguments.separation,
+            max_participations=arguments.max_participations,
         ),
         composition,
     )
@@ -132,6 +132,8 @@ def _answer(
         answer["mechanism"] = arguments.mechanism
     if arguments.separation != 1:
         answer["separation"] = arguments.separation
+    if arguments.max_participations is not None:
+        answer["max_participations"] = arguments.max_participations
     if shared.simulates(arguments):
         answer |= {
             "rounds": rounds,

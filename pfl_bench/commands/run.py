@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 from pfl_bench.commands._locate import locate
-from pfl_bench.config_file import load_config
+from pfl_bench.config_file import ResolvedConfig, load_config
+from pfl_bench.crew.launched import is_launched, is_restarted
+from pfl_bench.crew.types import Crew
 from pfl_bench.row_files import kind_of
 from pfl_bench.types import ConfigError
 
@@ -23,10 +25,18 @@ def main(arguments: argparse.Namespace) -> int:
         command = f"table {path.parent}" if kind == "view" else f"sweep {path}"
         raise ConfigError(f"{path} is a {kind}, not a row; run it by `pfl-bench {command}`")
     resolved = load_config(path, overrides)
+    crew = _join_crew(resolved)
+    if crew is not None and crew.rank > 0:
+        from pfl_bench.crew.following import follow
+
+        follow(crew)
+        crew.close()
+        return 0
     name = resolved.config.name
     out = Path(arguments.out or Path("runs") / name / f"seed-{resolved.config.seed}")
 
     from pfl_bench.files import read_json
+    from pfl_bench.profiling import Profile
     from pfl_bench.report.page import write_report
     from pfl_bench.report.rows import rows_from_summaries
     from pfl_bench.report.table import format_table
@@ -34,7 +44,8 @@ def main(arguments: argparse.Namespace) -> int:
 
     if read_json(out / "summary.json") is not None:
         print(f"{out}: this run is finished; it is not run again", file=sys.stderr)
-    summary = run(resolved, out, resume=arguments.resume)
+    profile = Profile() if arguments.profile else None
+    summary = run(resolved, out, arguments.resume or is_restarted(), crew, profile)
     page = write_report([out], out / "report.html")
     if summary["privacy"] is not None:
         from privacy.statement import PrivacyStatement
@@ -48,3 +59,25 @@ def main(arguments: argparse.Namespace) -> int:
     print(format_table(rows_from_summaries([summary]), "md"), end="")
     print(f"report: {page}", file=sys.stderr)
     return 0
+
+
+def _join_crew(resolved: ResolvedConfig) -> Crew | None:
+    """Join the processes that torchrun has started, if it has.
+
+    Raises:
+        ConfigError: The configuration is not for several processes, or asks for others.
+    """
+    if not is_launched():
+        return None
+    if resolved.config.federated is None:
+        raise ConfigError(
+            f"{resolved.source}: torchrun shares out the clients of federated training, and this "
+            f"row is of the setting '{resolved.config.setting}'; run it without torchrun"
+        )
+    if resolved.config.federated.workers not in (1, "auto"):
+        raise ConfigError(
+            "federated.workers: torchrun has started the processes of this run; leave it out"
+        )
+    from pfl_bench.crew.torchrun import TorchrunCrew
+
+    return TorchrunCrew(resolved.config.device)

@@ -39,14 +39,13 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.out:
         out = Path(arguments.out)
     print(f"{path}: {len(chosen)} of {len(sweep.combinations)} combinations", file=sys.stderr)
-    results, failed = [], []
-    for combination in chosen:
-        run_folder = out / combination.slug
-        summary = _batch.run_one(run_folder, combination.resolved)
-        if summary is None:
-            failed.append(run_folder)
-        else:
-            results.append(_result(combination, summary))
+    plans = [(out / combination.slug, combination.resolved) for combination in chosen]
+    batch = _batch.run_all(plans, arguments, out)
+    results = [
+        _result(combination, summary)
+        for combination, summary in zip(chosen, batch.summaries, strict=True)
+        if summary is not None
+    ]
     if results:
         worst = math.inf if lower_is_better(sweep.metric) else -math.inf
         results.sort(
@@ -57,7 +56,7 @@ def main(arguments: argparse.Namespace) -> int:
         # A program that reads the table is not to meet prose in it.
         stream = sys.stdout if arguments.format == "md" else sys.stderr
         print("\n" + "\n\n".join(_words(sweep, results, out)), file=stream)
-    return _batch.exit_code(failed, bool(results))
+    return batch.exit_code()
 
 
 def _choose(sweep: LoadedSweep, only: int | None) -> tuple[Combination, ...]:

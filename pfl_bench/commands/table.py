@@ -35,15 +35,11 @@ def main(arguments: argparse.Namespace) -> int:
         for name, row in rows.items()
         for resolved in _batch.with_seeds(row, arguments)
     ]
-    done, failed = [], []
-    for run_folder, resolved in plans:
-        summary = _batch.run_one(run_folder, resolved)
-        if summary is None:
-            failed.append(run_folder)
-        else:
-            done.append((run_folder, summary))
+    batch = _batch.run_all(plans, arguments, out)
+    pairs = zip(plans, batch.summaries, strict=True)
+    done = [(run_folder, summary) for (run_folder, _), summary in pairs if summary is not None]
     differs = bool(done) and _print_table(done, arguments.format, out)
-    return _batch.exit_code(failed, bool(done)) or (EXIT_FAILED if differs else 0)
+    return batch.exit_code() or (EXIT_FAILED if differs else 0)
 
 
 def _rows(folder: Path, only: str | None) -> dict[str, Path]:

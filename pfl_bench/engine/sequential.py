@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Final
 
 import numpy as np
 import torch
@@ -15,9 +16,17 @@ from pfl_bench.flat_model import FlatModel, clip_each, clip_global, descend
 from pfl_bench.forward import Forward
 from pfl_bench.local_batches import local_batches, num_used
 from pfl_bench.products import Product, ProductGradients
+from pfl_bench.profiling import phase
 from pfl_bench.reading import read_ahead
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.types import Examples, FederatedSplit, LocalResult, LocalTraining
+
+# Whether it gives algorithms what they may need beyond steps of SGD: a correction of each step,
+# the loss at the start.
+SERVES_ALGORITHMS: Final = True
+Correction = Callable[[int], Tensor | None]
+# Examples of a batch whose loss is computed before training. No activations are kept for them.
+_BATCH_AT_START = 128
 
 
 class Options(BaseModel):
@@ -45,9 +54,12 @@ class SequentialEngine:
         forward: From a batch as it was read to its loss.
         local: How a client trains.
         seed: The run's seed.
+        correction: What is added to the gradients of a user's steps, see ``CorrectsSteps``; None
+            for nothing.
     """
 
     description = "sequential"
+    trains_alone = True
 
     def __init__(
         self,
@@ -57,6 +69,7 @@ class SequentialEngine:
         forward: Forward,
         local: LocalTraining,
         seed: int,
+        correction: Correction | None = None,
     ) -> None:
         self._options = options
         self._model = model
@@ -64,8 +77,11 @@ class SequentialEngine:
         self._forward = forward
         self._local = local
         self._seed = seed
+        self._correction = correction
         self._update = torch.empty_like(model.vector)
-        self._products = ProductGradients(model.module, model.parameters)
+        self._products = ProductGradients(
+            model.module, model.parameters, forward.precision == "bfloat16"
+        )
 
     def train(
         self, users: NDArray[np.int64], round_index: int, central: Tensor
@@ -90,7 +106,8 @@ class SequentialEngine:
 
     def _read(self, user: int, round_index: int) -> tuple[int, Examples]:
         rng = stream(self._seed, Purpose.AUGMENTATION, round_index, user)
-        return user, self._split.read_user(user, rng)
+        with phase("decoding"):
+            return user, self._split.read_user(user, rng)
 
     def _train_client(
         self, user: int, examples: Examples, round_index: int, central: Tensor
@@ -100,11 +117,13 @@ class SequentialEngine:
         rng = stream(self._seed, Purpose.LOCAL_TRAINING, round_index, user)
         seed_torch(self._seed, Purpose.LOCAL_TRAINING, work.device, round_index, user)
         work.copy_(central)
+        start_loss = self._loss_of(examples) if local.measures_start else None
+        correction = None if self._correction is None else self._correction(user)
         total_loss = torch.zeros((), device=work.device)
         steps = processed = 0
         for batch in local_batches(examples, local, forward, rng, work.device):
             loss = forward.loss(*batch)
-            self._step(loss, central)
+            self._step(loss, central, correction)
             total_loss += loss.detach()
             # Freed now, its memory serves the next step; kept, it would be paged in anew.
             del loss
@@ -113,9 +132,26 @@ class SequentialEngine:
         torch.sub(work, central, out=self._update)
         loss = total_loss / max(steps, 1)
         used = num_used(len(examples), local)
-        return LocalResult(user, self._update, used, steps, loss, processed)
+        return LocalResult(user, self._update, used, steps, loss, processed, start_loss)
 
-    def _step(self, loss: Tensor, central: Tensor) -> None:
+    @torch.no_grad()
+    def _loss_of(self, examples: Examples) -> float:
+        """Mean loss of the weights as they are; the random streams stay where they are."""
+        forward, device = self._forward, self._model.device
+        total = 0.0
+        self._model.module.eval()
+        batches = zip(
+            torch.split(examples.inputs, _BATCH_AT_START),
+            torch.split(examples.targets, _BATCH_AT_START),
+            strict=True,
+        )
+        for inputs, targets in batches:
+            loss = forward.loss(inputs.to(device), targets.to(device), None)
+            total += float(loss) * len(inputs)
+        self._model.module.train()
+        return total / len(examples)
+
+    def _step(self, loss: Tensor, central: Tensor, correction: Tensor | None) -> None:
         """Take a local step along the gradient of a loss."""
         model, local = self._model, self._local
         found = torch.autograd.grad(loss, model.parameters, allow_unused=True)
@@ -128,6 +164,8 @@ class SequentialEngine:
             gradients = clip_global(gradients, local.gradient_clip_global_norm)
         if local.proximal_weight:
             model.vector.lerp_(central, local.learning_rate * local.proximal_weight)
+        if correction is not None:
+            model.vector.add_(correction, alpha=-local.learning_rate)
         descend([weight for weight, _ in used], gradients, local.learning_rate)
 
 
@@ -139,6 +177,7 @@ def build(
     local: LocalTraining,
     seed: int,
     notice: Callable[[str], None],
+    correction: Correction | None = None,
 ) -> SequentialEngine:
     """Build the engine; see ``SequentialEngine``. It has nothing to give notice of."""
-    return SequentialEngine(options, model, split, forward, local, seed)
+    return SequentialEngine(options, model, split, forward, local, seed, correction)

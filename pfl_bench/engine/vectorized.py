@@ -24,6 +24,7 @@ from pfl_bench.lanes.number import automatic_lanes
 from pfl_bench.lanes.program import StepBatch, build_program, check, unsupported
 from pfl_bench.lanes.weights import LaneWeights
 from pfl_bench.local_batches import Batch, local_batches, num_used
+from pfl_bench.profiling import phase
 from pfl_bench.reading import read_ahead
 from pfl_bench.rng import Purpose, stream, torch_seed
 from pfl_bench.types import ConfigError, Examples, FederatedSplit, LocalResult, LocalTraining
@@ -89,6 +90,7 @@ class VectorizedEngine:
 
     Attributes:
         description: What decides the rounding of results.
+        trains_alone: Whether there is one lane, so that no client has another beside it.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class VectorizedEngine:
         self._notice = notice
         self._lanes = options.lanes or automatic_lanes(model.num_parameters, model.device)
         self.description = f"vectorized, {self._lanes} lanes"
+        self.trains_alone = self._lanes == 1
         self._update = torch.empty_like(model.vector)
         self._weights: LaneWeights | None = None
         self._is_checked = False
@@ -199,7 +202,8 @@ class VectorizedEngine:
 
     def _read(self, user: int, round_index: int) -> tuple[int, Examples]:
         rng = stream(self._seed, Purpose.AUGMENTATION, round_index, user)
-        return user, self._split.read_user(user, rng)
+        with phase("decoding"):
+            return user, self._split.read_user(user, rng)
 
     def _begin(self, user: int, examples: Examples, round_index: int) -> _Client:
         rng = stream(self._seed, Purpose.LOCAL_TRAINING, round_index, user)

@@ -3,6 +3,9 @@
 On a CPU lane by lane, with channels last in memory: oneDNN's kernels are near the processor's limit
 there, and neither a grouped convolution nor unfolded patches with batched products are faster.
 Elsewhere as one grouped convolution.
+
+In mixed precision the lanes' own pass casts as ``torch.autocast`` does: images, kernels and slopes
+to bfloat16, the kernels' gradients back to float32; its outputs stay bfloat16 for what follows.
 """
 
 from __future__ import annotations
@@ -28,9 +31,11 @@ def convolve(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | No
         Shape (L * n, outputs, height', width').
     """
     lanes, channels = weight.shape[:2]
-    own = inputs.device.type == "cpu" and not isinstance(layer.padding, str)
-    if own and not torch.is_autocast_enabled("cpu"):
-        outputs = cast("Tensor", _Convolution.apply(inputs, weight, bias, layer))
+    if inputs.device.type == "cpu" and not isinstance(layer.padding, str):
+        dtype = inputs.dtype
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+        outputs = cast("Tensor", _Convolution.apply(inputs, weight, bias, layer, dtype))
         return outputs.view_as(outputs)  # made here, so that a ReLU may write to it in place
     # (L n, C, ...) -> (n, L C, ...): a group, or more of them, a lane
     images = inputs.reshape(lanes, -1, *inputs.shape[1:]).transpose(0, 1).flatten(1, 2)
@@ -52,9 +57,16 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        layer: nn.Conv2d,
+        dtype: torch.dtype,
     ) -> Tensor:
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
+        inputs = inputs.to(dtype).contiguous(memory_format=torch.channels_last)
+        weight = weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
         ctx.save_for_backward(inputs, weight)
         ctx.settings = layer.stride, layer.padding, layer.dilation
         ctx.groups = layer.groups
@@ -79,8 +91,8 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         lanes, channels = weight.shape[:2]
-        gradient = gradient.contiguous(memory_format=torch.channels_last)
-        to_weight = torch.empty_like(weight)
+        gradient = gradient.to(weight.dtype).contiguous(memory_format=torch.channels_last)
+        to_weight = torch.empty_like(weight, dtype=torch.float32)
         to_inputs = []
         parts = zip(gradient.chunk(lanes), inputs.chunk(lanes), weight.unbind(), strict=True)
         for lane, (slopes, images, kernels) in enumerate(parts):
@@ -101,7 +113,8 @@ class _Convolution(torch.autograd.Function):
         to_bias = None
         if ctx.needs_input_grad[2]:
             to_bias = gradient.permute(0, 2, 3, 1).reshape(lanes, -1, channels).sum(1)
-        return _joined(to_inputs) if ctx.needs_input_grad[0] else None, to_weight, to_bias, None
+        first = _joined(to_inputs) if ctx.needs_input_grad[0] else None
+        return first, to_weight, to_bias, None, None
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

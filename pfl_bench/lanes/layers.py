@@ -21,10 +21,11 @@ from torch.nn import functional
 from pfl_bench.lanes.convolution import convolve
 from pfl_bench.lanes.frame import Frame
 from pfl_bench.lanes.gradients import Products, Rows
+from pfl_bench.precision import FEW_ROWS, is_mixed, without_autocast
 from pfl_bench.types import ComputesInLanes
 
 # Below, on a CPU, MKL multiplies by the transposed weights at half of its speed.
-FEW_ROWS, LARGE_WEIGHT = 32, 1 << 18
+LARGE_WEIGHT = 1 << 18
 
 LayerForward = Callable[[Tensor], Tensor]
 Build = Callable[[Any, Frame], LayerForward]
@@ -45,10 +46,6 @@ def refusal(layer: nn.Module) -> str | None:
     if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
         return f"pads by '{layer.padding_mode}'"
     return None
-
-
-def _is_mixed(inputs: Tensor) -> bool:
-    return torch.is_autocast_enabled(inputs.device.type)
 
 
 def pool_first(module: nn.Module) -> list[tuple[nn.Module, LayerForward]]:
@@ -95,6 +92,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, keep: Any) -> Tensor:
+        inputs = inputs.to(weight.dtype)
         ctx.save_for_backward(inputs, weight)
         ctx.keep = keep
         few = inputs.shape[1] <= FEW_ROWS and weight[0].numel() >= LARGE_WEIGHT
@@ -120,18 +118,42 @@ class _Linear(torch.autograd.Function):
         return to_inputs, None, to_bias, None
 
 
+class _MixedLinear(torch.autograd.Function):
+    """A linear layer of many rows in the type of autocast; gradients of weights are float32."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        dtype = torch.get_autocast_dtype(inputs.device.type)
+        inputs, weight = inputs.to(dtype), weight.to(dtype)
+        ctx.save_for_backward(inputs, weight)
+        outputs = torch.bmm(inputs, weight.transpose(1, 2))
+        return outputs if bias is None else outputs.add_(bias.unsqueeze(1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        gradient = gradient.to(weight.dtype)
+        to_inputs = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
+        # Rows of weights contiguous: as the gradient of a transposed matrix they would not be, and
+        # adding such a one to the weights takes several times the product.
+        to_weight = torch.bmm(gradient.transpose(1, 2), inputs).float()
+        to_bias = gradient.sum(1) if ctx.needs_input_grad[2] else None
+        return to_inputs, to_weight, to_bias
+
+
 def _linear(layer: nn.Linear, frame: Frame) -> LayerForward:
     def forward(inputs: Tensor) -> Tensor:
         # Lanes first, then all else but the features: rows.
         rows = inputs.reshape(frame.count, -1, inputs.shape[-1])
         weight = frame.of(layer.weight)
         bias = None if layer.bias is None else frame.of(layer.bias)
-        if _is_mixed(inputs):
-            outputs = torch.bmm(rows, weight.transpose(1, 2))
-            outputs = outputs if bias is None else outputs + bias.unsqueeze(1)
+        if is_mixed(rows, rows.shape[1]):
+            outputs = cast("Tensor", _MixedLinear.apply(rows, weight, bias))
         else:
             keep = lambda gradient: frame.keep(layer.weight, gradient)  # noqa: E731
-            outputs = cast("Tensor", _Linear.apply(rows, weight, bias, keep))
+            with without_autocast(rows):
+                outputs = cast("Tensor", _Linear.apply(rows, weight, bias, keep))
         return outputs.view(*inputs.shape[:-1], layer.out_features)
 
     return forward

@@ -7,6 +7,7 @@ from torch import nn
 
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.lanes.program import unsupported
+from pfl_bench.precision import cpu_has_bfloat16
 
 # On a CPU lanes share the Python between two steps. Small models gain from that; large ones only
 # lose the caches, and have one lane, where what is gained is the layers' own passes.
@@ -17,6 +18,7 @@ CUDA_LANES, CUDA_SHARE, CUDA_COPIES = 256, 0.25, 4
 
 # Measured on one thread of a CPU, federated rounds of FEMNIST (docs/performance.md): softmax
 # regression (48,670 parameters) and two networks (1.2 and 6.6 million) are faster, LSTMs are not.
+# So they are in bfloat16 where the processor has units for it.
 MEASURED_LAYERS = (nn.Linear, nn.Conv2d)
 MEASURED_SIZES = (40_000, 7_000_000)
 
@@ -45,13 +47,13 @@ def is_measured_faster(model: FlatModel, precision: str) -> bool:
 
     Args:
         model: The model.
-        precision: "float32" or "bfloat16".
+        precision: Of ``RunConfig``.
     """
     on_one_thread = model.device.type == "cpu" and torch.get_num_threads() == 1
     fewest, most = MEASURED_SIZES
     return (
         on_one_thread
-        and precision == "float32"
+        and (precision == "float32" or cpu_has_bfloat16())
         and fewest <= model.num_parameters <= most
         and unsupported(model) is None
         and all(

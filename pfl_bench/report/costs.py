@@ -29,6 +29,7 @@ class Price:
         bytes_up: Likewise, bytes that clients sent.
         steps: Mean number of rounds (central training: epochs).
         best: Best value of the metric in any run; None where nothing tells.
+        seconds: Mean simulated seconds; None for runs without simulated devices.
     """
 
     num_runs: int
@@ -38,6 +39,7 @@ class Price:
     bytes_up: float
     steps: float
     best: float | None
+    seconds: float | None = None
 
 
 def flops_text(value: float | None) -> str:
@@ -95,6 +97,7 @@ def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | N
         metric: Name such as "test/accuracy".
         target: The value.
     """
+    seconds: list[float] = []
     reached: list[tuple[dict[str, float], float]] = []
     missed: list[tuple[dict[str, float], float]] = []
     best: list[float] = []
@@ -105,6 +108,8 @@ def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | N
             spent = amounts(entry) if entry.get("reached") else None
             if spent is not None:
                 reached.append((spent, as_float(entry.get("index")) or math.nan))
+                simulated = as_float(entry.get("simulated_seconds"))
+                seconds += [] if simulated is None else [simulated]
             else:
                 total = amounts((run.summary or {}).get("systems")) or dict.fromkeys(
                     AMOUNTS, math.nan
@@ -120,6 +125,7 @@ def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | N
         **{name: _mean([spent[name] for spent, _ in shown]) for name in AMOUNTS},
         steps=_mean([steps for _, steps in shown]),
         best=(min if lower_is_better(metric) else max)(best, default=None),
+        seconds=_mean(seconds) if seconds else None,
     )
 
 
@@ -135,6 +141,31 @@ def cost_lines(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, ...
         )
         for name, total in totals.items()
     ]
+
+
+def clock_lines(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, ...]]:
+    """What rows with simulated devices came to on the clock, on average over finished runs.
+
+    Returns:
+        Of each: its name, simulated hours, seconds a round, and participants lost and too late.
+    """
+    lines: list[tuple[str, ...]] = []
+    for name, group in groups.items():
+        found = [one for run in group if (one := _simulated(run))]
+        if found:
+            seconds, lost, late, rounds = (_mean(column) for column in zip(*found, strict=True))
+            counts = (f"{lost:,.0f}", f"{late:,.0f}")
+            lines.append((name, f"{seconds / 3600:.3g}", f"{seconds / rounds:.4g}", *counts))
+    return lines
+
+
+def _simulated(run: RunRecord) -> list[float] | None:
+    """Simulated seconds, participants lost and too late, and rounds of a finished run."""
+    summary = run.summary or {}
+    totals = {**(summary.get("systems") or {}), "rounds": summary.get("rounds")}
+    keys = ("simulated_seconds", "lost", "stragglers", "rounds")
+    found = [value for key in keys if (value := as_float(totals.get(key))) is not None]
+    return found if len(found) == len(keys) and found[-1] > 0 else None
 
 
 def budget_lines(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, ...]]:
@@ -153,6 +184,8 @@ def budget_lines(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, .
                 continue
             unit = step_unit(group[0])
             reached = f"{unit} {price.steps:,.0f}" if price.num_reached else "not reached"
+            if price.seconds is not None:
+                reached += f", {price.seconds / 3600:.3g} simulated hours"
             if price.num_runs > 1:
                 reached += f" ({price.num_reached} of {price.num_runs} seeds)"
             spent = (price.flops, price.bytes_down, price.bytes_up)

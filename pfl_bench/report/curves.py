@@ -19,7 +19,7 @@ class Line:
     """One curve.
 
     Attributes:
-        x: Rounds or epochs.
+        x: Rounds, epochs or hours.
         y: Values there; non-finite ones are not drawn.
         style: Index of the row, which fixes colour and dashes.
         thin: Whether it is one seed behind a mean.
@@ -76,17 +76,19 @@ def draw(
     bands: Sequence[Band] = (),
     y_limits: tuple[float, float] | None = None,
     log: bool = False,
+    counts: bool = True,
 ) -> str:
-    """Draw curves over rounds.
+    """Draw curves over rounds, or over time.
 
     Args:
         identifier: Prefix that keeps this picture's ids apart from the page's other pictures.
         description: What a reader who cannot see the picture is told.
-        x_label: "round" or "epoch".
+        x_label: What the horizontal axis has: "round", "epoch" or "simulated hours".
         lines: Curves, drawn in this order.
         bands: Ranges, drawn below the curves.
         y_limits: Fixed range of the vertical axis; None fits it to the data.
         log: Whether the vertical axis is logarithmic; values up to 0 are then not drawn.
+        counts: Whether the horizontal axis counts, and has marks at whole numbers alone.
 
     Returns:
         An ``svg`` element without references to anything outside the page.
@@ -112,7 +114,7 @@ def draw(
                 markersize=4,
             )
         axes.set_xlabel(x_label)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=counts))
         if log:
             axes.set_yscale("log")
         else:

@@ -6,17 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pfl_bench.report import curves, panels
+from pfl_bench.report import panels
 from pfl_bench.report.boxes import box_keys, box_of, draw_boxes
 from pfl_bench.report.costs import bytes_text, flops_text, price_of
+from pfl_bench.report.curve_figures import HOUR_S, Parts, draw_curves
 from pfl_bench.report.points import Point, draw_points
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import format_value
-from pfl_bench.verdict import lower_is_better
 from pfl_bench.views import Figure, LoadedView
-
-# A loss that diverges would press all others onto the axis of a linear scale.
-_LOG_FROM = 50.0
 
 
 @dataclass(frozen=True)
@@ -42,17 +39,6 @@ class DrawnFigure:
     header: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
-
-
-@dataclass
-class _Parts:
-    """What a kind of figure adds to its title."""
-
-    reading: str
-    header: tuple[str, ...]
-    panels: list[panels.Panel]
-    lines: list[tuple[str, ...]]
-    notes: list[str]
 
 
 def draw_figures(
@@ -83,7 +69,7 @@ def draw_figures(
 
 
 def _draw(identifier: str, figure: Figure, rows: Mapping[str, Sequence[RunRecord]]) -> DrawnFigure:
-    parts = {"curves": _curves, "boxes": _boxes, "budgets": _budgets}[figure.kind](
+    parts = {"curves": draw_curves, "boxes": _boxes, "budgets": _budgets}[figure.kind](
         identifier, figure, rows
     )
     missing = [f"{label}: no run of this row is there" for label, runs in rows.items() if not runs]
@@ -116,53 +102,9 @@ def _legend(rows: Mapping[str, Sequence[RunRecord]]) -> list[panels.LegendEntry]
     ]
 
 
-def _curves(identifier: str, figure: Figure, rows: Mapping[str, Sequence[RunRecord]]) -> _Parts:
-    unit = next((panels.step_unit(run) for runs in rows.values() for run in runs), "round")
-    parts = _Parts(
-        f"A line a row, by {unit}; several seeds are thin, their mean is bold.",
-        ("row", *(f"{metric}, {what}" for metric in figure.metrics for what in ("last", "best"))),
-        [],
-        [],
-        [],
-    )
-    cells: dict[str, list[str]] = {label: [] for label in rows}
-    for place, metric in enumerate(figure.metrics):
-        lines: list[curves.Line] = []
-        for style, (label, runs) in enumerate(rows.items()):
-            series = [pair for run in runs if (pair := run.series(metric))[0]]
-            several = len(series) > 1
-            lines += [curves.Line(x, y, style, thin=several) for x, y in series]
-            x, y = curves.mean_curve(series)
-            if several and x:
-                lines.append(curves.Line(x, y, style))
-            finite = [value for value in y if math.isfinite(value)]
-            best = (min if lower_is_better(metric) else max)(finite, default=None)
-            cells[label] += [format_value(y[-1] if y else None), format_value(best)]
-            bad = sum(not math.isfinite(value) for _, values in series for value in values)
-            if bad:
-                count = sum(len(values) for _, values in series)
-                parts.notes.append(f"{label}: {metric} is not finite at {bad} of {count} points")
-            if runs and not series and any(run.rounds for run in runs):
-                parts.notes.append(f"{label}: {metric} was never logged")
-        if not lines:
-            continue
-        finite = [value for line in lines for value in line.y if math.isfinite(value)]
-        log = bool(finite) and min(finite) > 0 and max(finite) > _LOG_FROM * min(finite)
-        title = f"{metric} (logarithmic)" if log else metric
-        ends = "; ".join(
-            f"{label} ends at {values[2 * place]}" for label, values in cells.items() if values
-        )
-        svg = curves.draw(
-            f"{identifier}{place}", f"{metric} by {unit}: {ends}", unit, lines, log=log
-        )
-        parts.panels.append(panels.Panel(title, svg))
-    parts.lines = [(label, *values) for label, values in cells.items() if rows[label]]
-    return parts
-
-
-def _boxes(identifier: str, figure: Figure, rows: Mapping[str, Sequence[RunRecord]]) -> _Parts:
+def _boxes(identifier: str, figure: Figure, rows: Mapping[str, Sequence[RunRecord]]) -> Parts:
     (metric,) = figure.metrics
-    parts = _Parts(
+    parts = Parts(
         f"{metric} over clients, each weighing the same. Box: 25th to 75th percentile; whiskers: "
         "10th to 90th; line: median; triangle: mean.",
         ("row", "clients", "p10", "p25", "median", "p75", "p90", "mean"),
@@ -206,10 +148,10 @@ def _clients(run: RunRecord, metric: str) -> str:
     return f"{int(count):,}" if isinstance(count, int | float) else "-"
 
 
-def _budgets(identifier: str, figure: Figure, rows: Mapping[str, Sequence[RunRecord]]) -> _Parts:
+def _budgets(identifier: str, figure: Figure, rows: Mapping[str, Sequence[RunRecord]]) -> Parts:
     (metric,) = figure.metrics
     target = figure.target if figure.target is not None else math.nan
-    parts = _Parts(
+    parts = Parts(
         f"What all clients together computed and sent until {metric} was {target:g}, as seen at "
         "the evaluations. A hollow mark did not reach it, and stands for all that its run used.",
         ("row", "reached", "round", "computed", "sent by clients", "received by clients"),
@@ -218,6 +160,7 @@ def _budgets(identifier: str, figure: Figure, rows: Mapping[str, Sequence[RunRec
         [],
     )
     points = []
+    hours: list[str] = []
     for style, (label, runs) in enumerate(rows.items()):
         price = price_of(runs, metric, target)
         if price is None:
@@ -252,7 +195,11 @@ def _budgets(identifier: str, figure: Figure, rows: Mapping[str, Sequence[RunRec
             bytes_text(price.bytes_up),
             bytes_text(price.bytes_down),
         )
+        hours.append("-" if price.seconds is None else format_value(price.seconds / HOUR_S))
         parts.lines.append((label, reached, steps, *amounts))
+    if set(hours) - {"-"}:
+        parts.header += ("simulated hours",)
+        parts.lines = [(*line, spent) for line, spent in zip(parts.lines, hours, strict=True)]
     if points:
         parts.panels.append(panels.Panel(f"{metric} {target:g}", draw_points(identifier, points)))
     return parts

@@ -18,6 +18,7 @@ _UNITS = {
 _ADJACENCY = {
     "add-or-remove-one": "one has all the data of one {unit} more than the other",
     "replace-one": "the data of one {unit} are replaced by others",
+    "zero-out": "the device of one {unit} sends nothing; who takes part when is the same",
 }
 _SAMPLING = {
     "poisson": "each joins a round on its own, with probability {q}",
@@ -25,6 +26,8 @@ _SAMPLING = {
     "joins on its own, with probability {q}",
     "fixed_size": "a fixed number is drawn each round without replacement (a fraction {q})",
     "full": "all take part in every round",
+    "selected": "devices and a selector decide, so that no chance is accounted; two rounds of one "
+    "are at least {b} apart{k}",
 }
 
 
@@ -123,6 +126,9 @@ def _claim(kind: str, side: Mapping[str, Any], unit: str) -> Claim:
         about += " That is no guarantee."
     sampling = _SAMPLING.get(str(side.get("sampling")), str(side.get("sampling")))
     sampling = sampling.replace("{b}", _number(side.get("separation")))
+    cap = side.get("max_participations")
+    most = "" if cap is None else f", and no one is in more than {_number(cap)}"
+    sampling = sampling.replace("{k}", most)
     detail = (
         f"{_number(side.get('population_size'))} {subject}, "
         f"{_number(side.get('cohort_size'))} expected a {'round' if unit == 'user' else 'step'}; "

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pfl_bench.profiling import phase
 from pfl_bench.store.columns import Column, Descriptor, RaggedColumn, open_column
 from pfl_bench.store.layout import (
     CLIENT_IDS,
@@ -114,7 +115,8 @@ class StoreSplit:
             raise ValueError(
                 f"{self._where}: examples {start}:{stop} are not within 0:{self.num_examples}."
             )
-        return column.read(start, stop)
+        with phase("reading"):
+            return column.read(start, stop)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen_split, self._origin

@@ -6,7 +6,8 @@ user; adjacency add-or-remove-one.
 
 - one_shot, one_run: each canary (that is included) takes part by the run's own sampling law, drawn
   from the auditor's own streams: with probability q a round, under cyclic_poisson in the rounds of
-  a group that it was dealt once, under full in every round. Under fixed_size the law is q too, but
+  a group that it was dealt once, under full in every round, under selected in as many rounds as the
+  cap allows, the separation apart, from one of the first on. Under fixed_size the law is q too, but
   not the fixed size of the cohort, which canaries come on top of.
 - worst_case: each canary takes part in each round by a fair coin, whatever the sampler: it is one
   step that is measured.
@@ -113,8 +114,10 @@ class Canaries:
         return OneRunScores(options, self._included, rate, noise_multiplier)
 
     def _eligible(self, round_number: int) -> NDArray[np.bool_]:
-        separation = self._participation.separation
-        return np.asarray(self._groups == (round_number - 1) % separation)
+        turn, group = divmod(round_number - 1, self._participation.separation)
+        cap = self._participation.max_participations
+        allowed = cap is None or turn < cap
+        return np.asarray((self._groups == group) & allowed)
 
     def taking_part(self, round_number: int) -> NDArray[np.bool_]:
         """Which canaries take part in a round: shape (count,).

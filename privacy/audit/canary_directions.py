@@ -74,7 +74,7 @@ class Coordinates:
 
     def project(self, vector: Tensor) -> NDArray[np.float64]:
         """The elements at the coordinates."""
-        return vector[self._indices].to("cpu", torch.float64).numpy()
+        return vector[self._indices.to(vector.device)].to("cpu", torch.float64).numpy()
 
 
 class Sphere:
@@ -98,7 +98,7 @@ class Sphere:
 
     def project(self, vector: Tensor) -> NDArray[np.float64]:
         """The matrix times the vector."""
-        return torch.mv(self._matrix, vector).to("cpu", torch.float64).numpy()
+        return torch.mv(self._matrix, vector.to(self._matrix)).to("cpu", torch.float64).numpy()
 
 
 def draw_coordinates(

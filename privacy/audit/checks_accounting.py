@@ -69,6 +69,7 @@ def compositions(
             _whole(side.get("population_size"), f"{label}.population_size"),
             as_number(side.get("cohort_size")),
             _whole(constants.get("separation", 1), "separation"),
+            _cap(constants.get("max_participations")),
         )
         parts.append(
             subject.composition(
@@ -87,6 +88,10 @@ def _whole(value: Any, name: str) -> int:
     if not number.is_integer():
         raise PrivacyError(f"{name} is {value!r} in the ledger, but must be a whole number")
     return int(number)
+
+
+def _cap(value: Any) -> int | None:
+    return None if value is None else _whole(value, "max_participations")
 
 
 def epsilons_by(
@@ -181,6 +186,8 @@ def _composition_problems(
     side, separation = constants[label], int(as_number(constants.get("separation", 1)))
     scheme, part = constants["sampling"], parts[0]
     wanted = -(-rounds // separation)
+    if constants.get("max_participations") is not None:
+        wanted = min(wanted, int(as_number(constants["max_participations"])))
     problems = []
     if part.count != wanted:
         problems.append(f"{part.count} events are composed where a user can be in {wanted}")

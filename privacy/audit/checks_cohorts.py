@@ -58,6 +58,9 @@ def check_cohort_total(evidence: Evidence) -> Check:
     if reason is not None:
         return skip(name, claim, reason)
     scheme, separation, population, cohort = sampling_setting(evidence)
+    if scheme == "selected":
+        reason = "who takes part is selected: no claim rests on how many do"
+        return skip(name, claim, reason)
     sizes = evidence["realised_cohort"]
     problems = in_rounds("no whole cohort size", not_whole(sizes, population))
     if problems or not 0 < cohort * separation <= population:
@@ -111,7 +114,7 @@ def check_cohort_dispersion(evidence: Evidence) -> Check:
     scheme, separation, population, cohort = sampling_setting(evidence)
     reason = evidence.lacks("realised_cohort") or (None if evidence.rounds else _NO_LINE)
     if reason is None and scheme not in ("poisson", "cyclic_poisson"):
-        reason = f"cohorts do not vary under {scheme or 'no'} sampling"
+        reason = f"cohorts do not vary by chance under {scheme or 'no'} sampling"
     sizes = evidence["realised_cohort"]
     rate = cohort * separation / population
     if reason is None and (not 0 < rate <= 1 or len(not_whole(sizes, population))):

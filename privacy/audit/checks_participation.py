@@ -1,9 +1,11 @@
 """Was each user drawn as often as any other, whatever rounds the user had been in before?
 
-Guarantee: checked here is who is drawn, of which a line keeps two numbers: the sum, over the users
-of the round, of the rounds that each was in before (``returning``), and the fewest rounds since one
-of them was last in. What depends on the user and shows in neither (two users who always come
-together, but no more often than others) is not seen.
+Guarantee: checked here is who is drawn, of which a line keeps three numbers: the sum, over the
+users of the round, of the rounds that each was in before (``returning``), the fewest rounds since
+one of them was last in, and the most that one of them has been in. Over all lines, the last two are
+the smallest separation and the largest count of any user, whatever the scheme. What depends on the
+user and shows in none (two users who always come together, but no more often than others) is not
+seen.
 
 Let user i have been in c_i rounds at the end. ``returning`` adds up to the sum of c (c - 1) / 2,
 and the cohorts' sizes to that of c, so that the sum of (c - m)^2 is known for every m. Chances that
@@ -14,6 +16,8 @@ depend on who the user is make it larger; users who take turns make it smaller.
   q; m is q T_g. As users are dealt to groups independently and uniformly, what the sums over the
   rounds of the groups come to, c^2 - 2 q T_g c, is independent over users and of one known law,
   without a group's size. A round is a group's by its remainder modulo ``separation``.
+- selected: nothing is claimed of chance, but that no user is in more rounds than the cap and the
+  separation allow.
 - fixed_size: rounds are uniformly random sets of n of N users. Given the rounds before, with counts
   of mean S / N and mean square Q / N, ``returning`` has mean n S / N, and a moment generating
   function below that of n (or N - n) draws with replacement, of variance Q / N - (S / N)^2 each. Q
@@ -32,6 +36,7 @@ from privacy.audit import tails
 from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
 from privacy.audit.checks_cohorts import binomial_weights, not_whole, sampling_setting
 from privacy.audit.evidence import Evidence
+from privacy.audit.subject import as_number
 
 # The largest count of any user is beyond its bound this rarely.
 _COUNT_LEVEL = 1e-9
@@ -44,10 +49,12 @@ def check_participation(evidence: Evidence) -> Check:
     """Users come again as often as chance has it."""
     name = "participation"
     claim = "Whom a round draws does not depend on who they are, nor on the rounds they were in."
+    scheme, separation, population, cohort = sampling_setting(evidence)
+    if scheme == "selected":
+        return _check_cap(evidence, name, separation)
     reason = evidence.lacks("realised_cohort", "returning", "smallest_gap") or (
         None if evidence.rounds else _NO_LINE
     )
-    scheme, separation, population, cohort = sampling_setting(evidence)
     sizes, returning = evidence["realised_cohort"], evidence["returning"]
     rate = cohort * separation / population
     if reason is None and (not 0 < rate <= 1 or len(not_whole(sizes, population))):
@@ -78,8 +85,51 @@ def check_participation(evidence: Evidence) -> Check:
         claim,
         problems,
         f"the number of rounds that a user was in varies over users by {ratio:.4g} of the variance "
-        f"that is expected; p <= {min(1.0, 2.0 * min(less, more)):.3g}",
-        {"ratio": ratio, "p_below": less, "p_above": more},
+        f"that is expected; p <= {min(1.0, 2.0 * min(less, more)):.3g}; {_seen(evidence)}",
+        {"ratio": ratio, "p_below": less, "p_above": more, **_extremes(evidence)},
+    )
+
+
+def _check_cap(evidence: Evidence, name: str, separation: int) -> Check:
+    """No user is in more rounds than is accounted, under "selected"."""
+    claim = "No user is in more rounds than is accounted."
+    reason = evidence.lacks("realised_cohort", "returning", "smallest_gap", "largest_count") or (
+        None if evidence.rounds else _NO_LINE
+    )
+    if reason is not None:
+        return skip(name, claim, reason)
+    cap = evidence.constants.get("max_participations")
+    number = np.arange(1, evidence.rounds + 1)
+    most = np.minimum(np.inf if cap is None else as_number(cap), -(-number // separation))
+    problems = _impossible(evidence, _before(evidence["realised_cohort"], 1))
+    problems += in_rounds(
+        f"a user is there more often than {'separation allows' if cap is None else cap}",
+        number[~(evidence["largest_count"] <= most)],
+    )
+    return judge(
+        name,
+        claim,
+        problems,
+        f"{_seen(evidence)}; accounted: {int(most[-1])}, {separation} apart",
+        {**_extremes(evidence), "most": float(most[-1])},
+    )
+
+
+def _extremes(evidence: Evidence) -> dict[str, float | None]:
+    """The largest count and the smallest separation of any user; None where there is none."""
+    found: dict[str, float | None] = {}
+    for name, extreme in (("largest_count", np.nanmax), ("smallest_gap", np.nanmin)):
+        values = evidence[name]
+        found[name] = None if np.isnan(values).all() else float(extreme(values))
+    return found
+
+
+def _seen(evidence: Evidence) -> str:
+    seen = _extremes(evidence)
+    count, gap = seen["largest_count"], seen["smallest_gap"]
+    often = "how often is not recorded" if count is None else f"nobody in more than {count:g}"
+    return f"{often} of {evidence.rounds} rounds, " + (
+        "nobody in two" if gap is None else f"nor in two less than {gap:g} apart"
     )
 
 
@@ -100,8 +150,22 @@ def _impossible(evidence: Evidence, before: Array) -> list[str]:
     )
     number = np.arange(1, evidence.rounds + 1)
     sound = np.where(returning > 0, (gap >= 1) & (gap < number), np.isnan(gap))
-    return problems + in_rounds(
+    problems += in_rounds(
         "whether anybody was in before and when contradict each other", np.flatnonzero(~sound) + 1
+    )
+    if evidence.lacks("largest_count"):
+        return problems
+    count, sizes = evidence["largest_count"], evidence["realised_cohort"]
+    # Nobody has been there more often than all together, nor the most frequent one than the mean;
+    # and what no line has reached yet is reached by one round more.
+    reached = np.concatenate([[0.0], np.maximum.accumulate(count)[:-1]])
+    sound = np.where(
+        sizes > 0,
+        (count - 1 <= returning) & ((count - 1) * sizes >= returning) & (count <= reached + 1),
+        count == 0,
+    )
+    return problems + in_rounds(
+        "the largest count contradicts the other numbers", np.flatnonzero(~sound) + 1
     )
 
 
@@ -158,16 +222,20 @@ def _largest_count(rounds: int, rate: float, population: int) -> float:
 def check_separation(evidence: Evidence) -> Check:
     """No user is in two rounds that are closer than the separation."""
     name = "separation"
-    claim = "Two rounds of one user are a multiple of the separation apart."
+    claim = "Two rounds of one user are at least the separation apart (groups: a multiple of it)."
     scheme, separation, _, _ = sampling_setting(evidence)
     reason = evidence.lacks("smallest_gap") or (None if evidence.rounds else _NO_LINE)
-    if reason is None and scheme != "cyclic_poisson":
+    if reason is None and scheme not in ("cyclic_poisson", "selected"):
         reason = f"{scheme or 'no'} sampling keeps no distance between two rounds of one user"
+    if reason is None and scheme == "selected" and separation == 1:
+        reason = "no distance between two rounds of one user is claimed"
     if reason is not None:
         return skip(name, claim, reason)
     gap = evidence["smallest_gap"]
     again = ~np.isnan(gap)
     near, odd = again & ~(gap >= separation), again & (gap % separation != 0)
+    if scheme == "selected":
+        odd = np.zeros_like(again)
     problems = in_rounds(
         f"a user was in a round less than {separation} before", np.flatnonzero(near) + 1
     )

@@ -24,6 +24,7 @@ ADJACENCY = {
     "cyclic_poisson": "add-or-remove-one",
     "full": "add-or-remove-one",
     "fixed_size": "replace-one",
+    "selected": "zero-out",
 }
 SIDES = ("simulated", "actual")
 CHAIN = (
@@ -187,6 +188,7 @@ def _comparisons(subject: Subject, constants: Any) -> Iterator[tuple[str, Any, s
         "mechanism_options": dict(configured.mechanism_options),
         "sampling": configured.sampling,
         "separation": configured.separation,
+        "max_participations": configured.max_participations,
         "accountant": configured.accountant,
         "weighting": configured.weighting,
     }
@@ -203,13 +205,15 @@ def _comparisons(subject: Subject, constants: Any) -> Iterator[tuple[str, Any, s
     if data.num_parameters is not None and "num_parameters" in constants:
         yield "num_parameters", constants["num_parameters"], "the model", data.num_parameters
     for label in SIDES:
-        recorded, stated = constants.get(label) or {}, subject.side(label)
+        recorded, stated, where = constants.get(label) or {}, subject.side(label), "the statement"
         for key in sorted({*recorded} & {*stated}):
-            yield f"{label}.{key}", recorded[key], "the statement", stated[key]
+            yield f"{label}.{key}", recorded[key], where, stated[key]
         scheme = stated.get("sampling")
-        yield f"{label}.sampling", constants.get("sampling"), "the statement", scheme
+        yield f"{label}.sampling", constants.get("sampling"), where, scheme
         apart = stated.get("separation", 1)
         yield f"{label}.separation", constants.get("separation", 1), "the statement", apart
+        cap = stated.get("max_participations")
+        yield f"{label}.max_participations", constants.get("max_participations"), where, cap
     actual, simulated = constants.get("actual") or {}, constants.get("simulated") or {}
     yield "actual.cohort_size", actual.get("cohort_size"), config, configured.cohort_size
     cohort = configured.noise_cohort_size or configured.cohort_size
@@ -244,6 +248,8 @@ def _derived_problems(subject: Subject, constants: Any) -> Iterator[str]:
     for label, side in sides.items():
         rate = as_number(side.get("cohort_size")) * separation
         rate /= as_number(side.get("population_size")) or math.nan
+        if sampling == "selected":
+            rate = 1.0
         for where, recorded in (("ledger", side), ("statement", subject.side(label))):
             value = recorded.get("sampling_probability")
             if value is not None and not same(value, rate):

@@ -25,8 +25,9 @@ class Configured:
         unit: Whom it is to protect: "user" or "example".
         mechanism: Name of the mechanism, as the ledger writes it.
         mechanism_options: Its options, every default filled in.
-        sampling: "poisson", "cyclic_poisson", "fixed_size" or "full".
-        separation: Groups of "cyclic_poisson"; 1 under the other schemes.
+        sampling: "poisson", "cyclic_poisson", "fixed_size", "full" or "selected".
+        separation: Groups of "cyclic_poisson", distance that "selected" enforces; 1 under the
+            other schemes.
         population_size: Users of the simulated deployment; None for those of the data.
         hypothetical_population: Whether ``population_size`` may differ from the data's users.
         cohort_size: Configured expected users (examples) of a round (step).
@@ -39,6 +40,7 @@ class Configured:
         accountant: "rdp", "pld" or "prv".
         noise_shape: Law of each element of the noise: "gaussian", "laplace" or "none".
         randomizes_clients: Whether clients add the noise themselves.
+        max_participations: Rounds of one user at most, under "selected"; None for no cap.
     """
 
     unit: str
@@ -58,6 +60,7 @@ class Configured:
     accountant: str
     noise_shape: str
     randomizes_clients: bool = False
+    max_participations: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,6 +197,10 @@ class AdaptiveGaussian:
             noisy_fraction_unclipped=fraction,
         )
 
+    def follow(self, clip_norm: float) -> None:
+        """Take over the bound of the coming round from the process that moves it."""
+        self.load_state_dict({"clip_norm": clip_norm})
+
     def state_dict(self) -> dict[str, float]:
         """The bound of the coming round."""
         return {"clip_norm": self._clip_norm}

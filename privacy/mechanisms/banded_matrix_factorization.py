@@ -14,6 +14,9 @@ multiples of clip_norm; what an accountant sees of it:
 - cyclic_poisson with separation < bands, and full participation: columns overlap; the chance of a
   round does not help what the overlap has already shown. Not amplified: one Gaussian of multiplier
   z over the exact sensitivity of the pattern, every ``separation``-th round (full: every round).
+- selected: not amplified. One Gaussian of multiplier z over the sensitivity of all patterns within
+  the separation and the cap of k rounds, the worst of which is accounted: sqrt(k) for a separation
+  of bands or more, above that for less. Adjacency zero-out.
 - poisson: refused with more than one band. A user may be in two overlapping rounds, so the rounds
   are no composition of sampled Gaussians, and nothing here bounds them by less than a user who is
   in every round.
@@ -28,7 +31,9 @@ Memory: the last ``bands - 1`` noise vectors, float32, on the CPU and in each ch
 4 * (bands - 1) * P bytes (60 MB for 16 bands and a million parameters).
 
 Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), algorithm 1, theorem 4 (amplification by
-groups), theorem 2 (sensitivity); Denisov et al. 2022 (arXiv 2202.08312), theorem 2.1 (adaptivity).
+groups), theorem 2 (sensitivity); Kalinin and Lampert 2024 (arXiv 2405.13763), theorem 2
+(sensitivity of every pattern within a separation); Denisov et al. 2022 (arXiv 2202.08312),
+theorem 2.1 (adaptivity).
 """
 
 from __future__ import annotations
@@ -48,7 +53,6 @@ from privacy.correlated_noise import (
     check_rounds,
     check_setting,
     check_vectors,
-    mean_with_noise,
     unamplified,
 )
 from privacy.errors import PlanError, PrivacyError
@@ -56,10 +60,11 @@ from privacy.factorization import (
     lag_correlations,
     noise_stddevs,
     optimized_coefficients,
+    separated_squared_sensitivity,
     square_root_coefficients,
     squared_sensitivities,
 )
-from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys
+from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys, mean_of
 from privacy.mechanisms.gaussian import accumulate_clipped
 
 if TYPE_CHECKING:
@@ -186,7 +191,12 @@ class BandedMatrixFactorization:
         if participation.scheme == "cyclic_poisson" and participation.separation >= bands:
             return sampled_gaussian(participation, noise_multiplier, rounds)
         squared = 0.0
-        if rounds > 0:
+        if participation.scheme == "selected":
+            most = participation.most_participations(int(rounds))
+            squared = separated_squared_sensitivity(
+                self.coefficients, participation.separation, most, int(rounds)
+            )
+        elif rounds > 0:
             squared = float(
                 squared_sensitivities(self.coefficients, participation.separation, rounds)[-1]
             )
@@ -225,14 +235,14 @@ class BandedMatrixFactorization:
         check_rounds(self._noise, self._rounds)
         scale = self._noise.noise_multiplier * self._noise.ratio * self._options.clip_norm
         if scale == 0.0:
-            mean, stddev, correlation = aggregate.total / self._noise.cohort_size, 0.0, 0.0
+            stddev, correlation, noise = 0.0, 0.0, None
         else:
             stddev, correlation = self._noise_of(self._rounds + 1)
             noise = self._correlated(rng.standard_normal(aggregate.total.numel()))
-            mean = mean_with_noise(aggregate.total, noise, scale, self._noise.cohort_size)
+            noise *= scale
         self._rounds += 1
         return Release(
-            mean_update=mean,
+            mean_update=mean_of(aggregate.total, self._noise.cohort_size, noise),
             clip_norm=self._options.clip_norm,
             update_noise_stddev=stddev * scale,
             count_noise_stddev=None,

@@ -12,7 +12,6 @@ algorithm 1 (flat clipping, fixed-denominator estimator).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import numpy as np
@@ -26,7 +25,7 @@ from privacy.mechanism import (
     NoiseScale,
     NoiseShape,
     Release,
-    check_state_keys,
+    Stateless,
     check_unit_weight,
     noised_mean,
 )
@@ -65,7 +64,7 @@ def accumulate_clipped(
     return outcome
 
 
-class Gaussian:
+class Gaussian(Stateless):
     """Clip to a fixed bound, sum, noise once, divide by the configured cohort size.
 
     Args:
@@ -148,18 +147,6 @@ class Gaussian:
             count_noise_stddev=None,
             noisy_fraction_unclipped=None,
         )
-
-    def state_dict(self) -> dict[str, float]:
-        """Nothing changes from round to round."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Check that the state is empty.
-
-        Raises:
-            PrivacyError: It is not.
-        """
-        check_state_keys(self.name, state, set())
 
 
 def build(options: Options, noise: NoiseScale) -> Gaussian:

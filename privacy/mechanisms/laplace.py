@@ -9,6 +9,7 @@ Laplace noise take it: a round without sampling is pure (1 / z)-DP.
 - full: T Laplace mechanisms of multiplier z; adjacency add-or-remove-one.
 - poisson, cyclic_poisson: each is sampled by Poisson, in as many rounds as one user can be
   eligible for; same adjacency.
+- selected: Laplace mechanisms of multiplier z, as many as one user can be in; adjacency zero-out.
 - fixed_size: refused. No accountant here has Laplace noise under sampling without replacement, and
   its Poisson or unsampled cousin would be a claim about another algorithm.
 
@@ -27,24 +28,23 @@ Source: Dwork et al. 2006 (Laplace noise and L1 sensitivity); Zhu et al. 2022, t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
-from privacy.amplification import Composition, Participation, check_composition_numbers
+from privacy.amplification import SAMPLED, Composition, Participation, check_composition_numbers
 from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome, add_clipped_l1_
 from privacy.errors import PlanError
 from privacy.mechanism import (
     NoiseScale,
     NoiseShape,
     Release,
-    check_state_keys,
+    Stateless,
     check_unit_weight,
+    mean_of,
 )
 
 
@@ -61,7 +61,7 @@ class Options(BaseModel):
     clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM, le=MAX_CLIP_NORM)]
 
 
-class Laplace:
+class Laplace(Stateless):
     """Clip in L1, sum, noise once, divide by the configured cohort size.
 
     Args:
@@ -121,7 +121,7 @@ class Laplace:
         from dp_accounting import dp_event
 
         event: Any = dp_event.LaplaceDpEvent(noise_multiplier)
-        if participation.scheme != "full":
+        if participation.scheme in SAMPLED:
             event = dp_event.PoissonSampledDpEvent(participation.sampling_probability, event)
         count = participation.most_participations(int(rounds))
         return Composition(event, count, participation.adjacency)
@@ -157,30 +157,14 @@ class Laplace:
             rng: Gives P Laplace draws (none if the multiplier is 0).
         """
         scale = self._noise.noise_multiplier * self._noise.ratio * self._clip_norm
-        mean = aggregate.total / self._noise.cohort_size
-        if scale > 0.0:
-            noise = rng.laplace(0.0, scale, aggregate.total.numel())
-            mean = torch.from_numpy(noise).to(torch.float32).to(aggregate.total.device)
-            mean.add_(aggregate.total).div_(self._noise.cohort_size)
+        noise = rng.laplace(0.0, scale, aggregate.total.numel()) if scale > 0.0 else None
         return Release(
-            mean_update=mean,
+            mean_update=mean_of(aggregate.total, self._noise.cohort_size, noise),
             clip_norm=self._clip_norm,
             update_noise_stddev=math.sqrt(2.0) * scale,
             count_noise_stddev=None,
             noisy_fraction_unclipped=None,
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing changes from round to round."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Check that the state is empty.
-
-        Raises:
-            PrivacyError: It is not.
-        """
-        check_state_keys(self.name, state, set())
 
 
 def build(options: Options, noise: NoiseScale) -> Laplace:

@@ -26,8 +26,7 @@ al. 2006, "Our data, ourselves" (Gaussian noise).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -38,7 +37,7 @@ from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation, check_composition_numbers
 from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome
 from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys
+from privacy.mechanism import NoiseScale, NoiseShape, Release, Stateless, mean_of
 from privacy.mechanisms.gaussian import accumulate_clipped
 
 
@@ -96,7 +95,7 @@ def num_reports(aggregate: Aggregate) -> int:
     return aggregate.num_contributions + aggregate.num_nonfinite
 
 
-class LocalGaussian:
+class LocalGaussian(Stateless):
     """Clip and noise each client's update, then sum.
 
     Args:
@@ -173,7 +172,7 @@ class LocalGaussian:
             PrivacyError: There is no stream.
         """
         rng = check_client_rng(self.name, rng)
-        report = Aggregate.zeros(aggregate.total.numel(), aggregate.total.device)
+        report = Aggregate.zeros(update.numel(), update.device)
         outcome = accumulate_clipped(self.name, report, update, weight, self._clip_norm)
         report.clipped_total = report.total.clone()
         stddev = self._noise.noise_multiplier * self._clip_norm
@@ -193,24 +192,12 @@ class LocalGaussian:
         """
         stddev = self._noise.noise_multiplier * self._clip_norm
         return Release(
-            mean_update=aggregate.total / self._noise.cohort_size,
+            mean_update=mean_of(aggregate.total, self._noise.cohort_size),
             clip_norm=self._clip_norm,
             update_noise_stddev=math.sqrt(num_reports(aggregate)) * stddev,
             count_noise_stddev=None,
             noisy_fraction_unclipped=None,
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing changes from round to round."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Check that the state is empty.
-
-        Raises:
-            PrivacyError: It is not.
-        """
-        check_state_keys(self.name, state, set())
 
 
 def build(options: Options, noise: NoiseScale) -> LocalGaussian:

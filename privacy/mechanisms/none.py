@@ -7,7 +7,6 @@ their weight with them, and counted, as the private mechanisms do.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -16,9 +15,9 @@ from torch import Tensor
 
 from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation
-from privacy.clipping import ClipOutcome, l2_norm
+from privacy.clipping import ClipOutcome, add_scaled_, l2_norm
 from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys
+from privacy.mechanism import NoiseScale, NoiseShape, Release, Stateless, mean_of
 
 
 class Options(BaseModel):
@@ -27,7 +26,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class NoPrivacy:
+class NoPrivacy(Stateless):
     """Weighted mean; weights may be uniform or follow the number of examples."""
 
     name = "none"
@@ -73,7 +72,9 @@ class NoPrivacy:
         """
         if not (math.isfinite(weight) and weight >= 0):
             raise PrivacyError(f"a client's weight is {weight!r}, but must be finite, at least 0")
-        update = update.detach().to(aggregate.total.dtype)
+        update = update.detach().to(torch.float32)
+        if update.device != aggregate.total.device:
+            update = update.cpu()  # a sum in float64 is on the CPU where MPS has none
         # Nothing rests on the last digits of this norm, and a finite sum of squares in float32 has
         # finite terms: less than half the time of the float64 that a clipped update needs.
         squared = float(torch.dot(update, update))
@@ -81,7 +82,7 @@ class NoPrivacy:
         if not math.isfinite(norm):
             aggregate.num_nonfinite += 1
             return ClipOutcome(norm, unclipped=False, finite=False, clipped_norm=0.0)
-        aggregate.total.add_(update, alpha=weight)
+        add_scaled_(aggregate.total, update, weight)
         aggregate.weight += weight
         aggregate.bit_sum += 0.5
         aggregate.num_contributions += 1
@@ -97,30 +98,14 @@ class NoPrivacy:
             rng: Not used.
         """
         weight = aggregate.weight
-        mean = (
-            aggregate.total / weight
-            if weight > 0
-            else aggregate.total.new_zeros(aggregate.total.shape)
-        )
         return Release(
-            mean_update=mean,
+            # Without a client the sum is zero already.
+            mean_update=mean_of(aggregate.total, weight if weight > 0 else 1.0),
             clip_norm=None,
             update_noise_stddev=0.0,
             count_noise_stddev=None,
             noisy_fraction_unclipped=None,
         )
-
-    def state_dict(self) -> dict[str, float]:
-        """Nothing changes from round to round."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Check that the state is empty.
-
-        Raises:
-            PrivacyError: It is not.
-        """
-        check_state_keys(self.name, state, set())
 
 
 def build(options: Options, noise: NoiseScale) -> NoPrivacy:

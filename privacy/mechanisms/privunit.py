@@ -31,8 +31,7 @@ PrivUnit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -43,7 +42,7 @@ from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation, check_composition_numbers
 from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome
 from privacy.errors import PlanError
-from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys
+from privacy.mechanism import NoiseScale, NoiseShape, Release, Stateless, mean_of
 from privacy.mechanisms.gaussian import accumulate_clipped
 from privacy.mechanisms.local_gaussian import (
     check_client_rng,
@@ -65,7 +64,7 @@ class Options(BaseModel):
     clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM, le=MAX_CLIP_NORM)]
 
 
-class PrivUnit:
+class PrivUnit(Stateless):
     """Clip each client's update, send a random direction in its place, sum.
 
     Args:
@@ -160,7 +159,7 @@ class PrivUnit:
             PrivacyError: There is no stream, or a report cannot have this epsilon.
         """
         rng = check_client_rng(self.name, rng)
-        report = Aggregate.zeros(aggregate.total.numel(), aggregate.total.device)
+        report = Aggregate.zeros(update.numel(), update.device)
         outcome = accumulate_clipped(self.name, report, update, weight, self._clip_norm)
         report.clipped_total = report.total.clone()
         plan = self._design(report.total.numel())
@@ -183,7 +182,7 @@ class PrivUnit:
             per_report = self._clip_norm / plan.mean_length / math.sqrt(num_parameters)
             stddev = math.sqrt(num_reports(aggregate)) * per_report
         return Release(
-            mean_update=aggregate.total / self._noise.cohort_size,
+            mean_update=mean_of(aggregate.total, self._noise.cohort_size),
             clip_norm=self._clip_norm,
             update_noise_stddev=stddev,
             count_noise_stddev=None,
@@ -193,18 +192,6 @@ class PrivUnit:
     def _design(self, num_parameters: int) -> CapDesign | None:
         multiplier = self._noise.noise_multiplier
         return design(1.0 / multiplier, num_parameters) if multiplier > 0.0 else None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing changes from round to round."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Check that the state is empty.
-
-        Raises:
-            PrivacyError: It is not.
-        """
-        check_state_keys(self.name, state, set())
 
 
 def _report(clipped: Tensor, clip_norm: float, plan: CapDesign, rng: np.random.Generator) -> Tensor:

@@ -12,6 +12,8 @@ released in a round, the increment of the estimated prefix sum, is made of noise
   ... of one group g; full: every round): in each complete node of each tree, the number of the
   user's rounds under it, squared, summed; the worst g. The user is taken to be in all of them:
   no amplification by sampling is claimed.
+- selected: a bound of the sensitivity of all patterns within the separation and the cap of rounds
+  takes the place of the exact one. Adjacency zero-out.
 - A restart begins a new tree; the last estimate of the old one stays in the model. A user is in all
   trees, and pays for all. Nodes that a run's end leaves incomplete are never drawn: a run that
   stops early claims what it has spent.
@@ -46,12 +48,16 @@ from privacy.correlated_noise import (
     check_rounds,
     check_setting,
     check_vectors,
-    mean_with_noise,
     unamplified,
 )
 from privacy.errors import PlanError, PrivacyError
-from privacy.factorization import tree_levels, tree_noise_profile, tree_squared_sensitivity
-from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys
+from privacy.factorization import (
+    separated_tree_squared_sensitivity,
+    tree_levels,
+    tree_noise_profile,
+    tree_squared_sensitivity,
+)
+from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys, mean_of
 from privacy.mechanisms.gaussian import accumulate_clipped
 
 if TYPE_CHECKING:
@@ -127,7 +133,7 @@ class TreeAggregation:
         """One Gaussian mechanism: all nodes that so many rounds complete.
 
         Args:
-            participation: How users are drawn: "cyclic_poisson" or "full".
+            participation: How users are drawn: "cyclic_poisson", "full" or "selected".
             noise_multiplier: z, standard deviation of a node's noise in multiples of clip_norm.
             rounds: Number of rounds, at least 0.
 
@@ -136,9 +142,12 @@ class TreeAggregation:
             PrivacyError: A number is out of its range.
         """
         check_setting(self._noise, participation, noise_multiplier, rounds)
-        squared = tree_squared_sensitivity(
-            int(rounds), participation.separation, self._options.restart_every
-        )
+        apart, restart_every = participation.separation, self._options.restart_every
+        if participation.scheme == "selected":
+            most = participation.most_participations(int(rounds))
+            squared = separated_tree_squared_sensitivity(int(rounds), apart, most, restart_every)
+        else:
+            squared = tree_squared_sensitivity(int(rounds), apart, restart_every)
         return unamplified(self.name, participation, noise_multiplier, squared)
 
     def accumulate(
@@ -175,14 +184,14 @@ class TreeAggregation:
         check_rounds(self._noise, self._rounds)
         scale = self._noise.noise_multiplier * self._noise.ratio * self._options.clip_norm
         if scale == 0.0:
-            mean, stddev, correlation = aggregate.total / self._noise.cohort_size, 0.0, 0.0
+            stddev, correlation, noise = 0.0, 0.0, None
         else:
             stddev, correlation = self._noise_of(self._rounds + 1)
             noise = self._increment(rng, aggregate.total.numel())
-            mean = mean_with_noise(aggregate.total, noise, scale, self._noise.cohort_size)
+            noise *= scale
         self._rounds += 1
         return Release(
-            mean_update=mean,
+            mean_update=mean_of(aggregate.total, self._noise.cohort_size, noise),
             clip_norm=self._options.clip_norm,
             update_noise_stddev=stddev * scale,
             count_noise_stddev=None,

@@ -1,14 +1,15 @@
-"""What the benchmarks share: sides that take turns, our own side, and the report."""
+"""What the benchmarks share: sides that take turns, our own side, and the machine they ran on."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
 import json
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,14 +17,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pfl_bench.building import build_model, build_task, resolve_device
+from pfl_bench.building import build_forward, build_model, build_task, resolve_device
 from pfl_bench.config_file import resolve
+from pfl_bench.costs import measure_step
+from pfl_bench.crew.start import start_crew
 from pfl_bench.federated import FederatedTrainer
 from pfl_bench.run_folder import package_versions, processor_name
+
+# What arithmetic the processor has units for.
+_UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
 class Side(Protocol):
     """One way to compute a federated round."""
+
+    def prepare(self, index: int) -> None:
+        """Have ready what round ``index`` may find in memory; not timed."""
 
     def round(self, index: int) -> None:
         """Compute round ``index``, 1-based."""
@@ -38,7 +47,7 @@ class OurSide:
     Args:
         tree: Its configuration, as a YAML file would hold it.
         folder: The run's folder, which holds a private run's ledger.
-        like: Another side of ours whose cohorts and noise it takes, as no two private runs may.
+        cohort_seed: Another side's, as no two private runs may share; None for its own.
 
     Attributes:
         task: The data.
@@ -48,23 +57,27 @@ class OurSide:
         scalars: Those of the last round.
     """
 
-    def __init__(self, tree: dict[str, Any], folder: Path, like: OurSide | None = None) -> None:
+    def __init__(self, tree: dict[str, Any], folder: Path, cohort_seed: int | None = None) -> None:
         resolved = resolve(tree, Path("bench"), ())
         self.device = resolve_device(resolved.config.device)
         self.task = build_task(resolved, self.device)
         self.model = build_model(resolved, self.task, self.device)
-        self.trainer = FederatedTrainer(resolved, self.task, self.model, folder, lambda text: None)
-        self.trainer.begin(0)
+        # Worker processes, where the configuration asks for them.
         self.split = self.task.split("train")
-        self.cohort_seed = resolved.config.seed
-        if resolved.config.setting == "private_federated":
-            digest = self.model.initial_digest
-            self.cohort_seed = resolved.private_seed(
-                self.task.facts.checksum, digest, self.model.device.type
-            )
-        if like is not None:
-            self.cohort_seed = self.trainer._cohort_seed = like.cohort_seed
+        forward = build_forward(resolved, self.task, self.model)
+        step = measure_step(forward, self.model, self.split)
+        self._crew = start_crew(resolved, self.split, step, self.device)
+        self.trainer = FederatedTrainer(
+            resolved, self.task, self.model, folder, lambda text: None, self._crew
+        )
+        self.trainer.begin(0)
+        if cohort_seed is not None:
+            self.trainer._cohort_seed = cohort_seed
+        self.cohort_seed = self.trainer._cohort_seed
         self.scalars: Mapping[str, float] = {}
+
+    def prepare(self, index: int) -> None:
+        """Nothing: it reads its clients in the round."""
 
     def round(self, index: int) -> None:
         self.scalars = self.trainer.advance(index)
@@ -74,10 +87,18 @@ class OurSide:
         self.trainer.load_central()
         return torch.cat([p.detach().reshape(-1) for p in self.model.parameters])
 
+    def close(self) -> None:
+        """Close the ledger and let the workers end."""
+        self.trainer.close()
+        self._crew.close()
+
 
 @dataclass
 class Seconds:
-    """What each round took: on the clock, and of the processors (all threads, waiting included)."""
+    """What each round took: on the clock, and of the processors (all threads, waiting included).
+
+    The processors' is of this process alone, and means nothing for a side in others.
+    """
 
     wall: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
@@ -103,71 +124,49 @@ def in_turn(sides: Mapping[str, Side], index: int) -> list[str]:
     return names[turn:] + names[:turn]
 
 
-def spread(values: list[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, smallest and largest."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def summarise(
-    name: str, private: bool, seconds: Mapping[str, Seconds], agreement: Mapping[str, float]
-) -> dict[str, Any]:
-    """Medians, and speeds relative to the others, round by round on the same users.
+class Machine:
+    """What the benchmark ran on, and how busy that was when it began."""
 
-    Processor time too: it is all that tells something where others use the machine.
-    """
-    result: dict[str, Any] = {"workload": name, "private": private, "agreement": agreement}
-    for side, taken in seconds.items():
-        result[side] = {"median_seconds": statistics.median(taken.wall)}
-        for other in ("bare", "pfl"):
-            if other not in seconds:
-                continue
-            for clock in ("wall", "processor"):
-                theirs, own = getattr(seconds[other], clock), getattr(taken, clock)
-                ratios = [their / mine for their, mine in zip(theirs, own, strict=True)]
-                result[side][f"speed_to_{other}_{clock}"] = spread(ratios)
-    return result
+    def __init__(self) -> None:
+        self._load_before = _load()
 
-
-def table(results: list[dict[str, Any]]) -> str:
-    """The results as Markdown."""
-    lines = [
-        "| workload | private | side | s a round (median) | of the bare loop's speed: median "
-        "(min-max) | of pfl's | of pfl's, processor time |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for result in results:
-        for side, row in result.items():
-            if not isinstance(row, dict) or "median_seconds" not in row:
-                continue
-            speeds = [
-                _shown(row.get(f"speed_to_{other}"))
-                for other in ("bare_wall", "pfl_wall", "pfl_processor")
-            ]
-            lines.append(
-                f"| {result['workload']} | {'yes' if result['private'] else 'no'} | {side} "
-                f"| {row['median_seconds']:.3f} | {' | '.join(speeds)} |"
-            )
-    return "\n".join(lines)
+    def describe(self) -> dict[str, Any]:
+        """Hardware, versions, the command, and the load average of a minute before and after."""
+        versions = package_versions()
+        for peer in ("pfl", "flwr", "ray"):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                versions[peer] = importlib.metadata.version(peer)
+        flags = _processor_flags()
+        return {
+            "command": ["python", "scripts/bench.py", *sys.argv[0].split()[1:], *sys.argv[1:]],
+            "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+            "processor": processor_name(),
+            "units": [unit for unit in _UNITS if unit in flags],
+            "cores": len(os.sched_getaffinity(0)),
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+            "versions": {name: version for name, version in versions.items() if version},
+            "load_before": self._load_before,
+            "load_after": _load(),
+        }
 
 
-def _shown(speed: Mapping[str, float] | None) -> str:
-    if speed is None:
-        return "-"
-    return f"{speed['median']:.2f} ({speed['min']:.2f}-{speed['max']:.2f})"
+def _load() -> float:
+    return round(os.getloadavg()[0], 2)
 
 
-def write_report(path: Path, repeats: int, results: Any) -> None:
-    """Write what was measured, where and by which versions."""
-    versions = package_versions()
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        versions["pfl"] = importlib.metadata.version("pfl")
-    report = {
-        "command": sys.argv,
-        "threads": torch.get_num_threads(),
-        "processor": processor_name(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "versions": versions,
-        "repeats": repeats,
-        "results": results,
-    }
+def _processor_flags() -> set[str]:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("flags"):
+                return set(line.partition(":")[2].split())
+    return set()
+
+
+def write_json(path: Path, report: Mapping[str, Any]) -> None:
+    """Write what was measured."""
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

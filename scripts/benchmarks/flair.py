@@ -1,9 +1,11 @@
-"""A round of FLAIR's local training: ours, a bare PyTorch loop, PyPI's ``pfl``, and large batches.
+"""A round of FLAIR's local training: ours, a bare loop, ``pfl``, Flower, and large batches.
 
 ResNet-18 on crops of 224 pixels, batches of 16, two local epochs, users of FLAIR's skew, half of
 whom have one or two images. Ours reads JPEGs from a store, and decodes, crops and flips them; the
 bare loop finds the same batches decoded in memory, in the same layout; ``pfl`` runs its own recipe
-(``flair_pfl.py``) on the same users. The pictures are drawn, the starting weights random: neither
+(``flair_pfl.py``) on the same users; Flower's clients read, decode and crop the same batches. Its
+and pfl's private rounds have a fixed bound, and Flower averages where others take a step of Adam.
+The pictures are drawn, the starting weights random: neither
 changes the time.
 """
 
@@ -11,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -20,14 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from benchmarks.common import OurSide, Seconds, in_turn, write_report
-from benchmarks.flair_bare import BareSide, Batches, LargeBatches
+from benchmarks.common import Machine, OurSide, Seconds, in_turn, write_json
+from benchmarks.flair_bare import BareSide, LargeBatches
 from benchmarks.flair_data import make_store, make_weights, write_pfl_file
+from benchmarks.flair_material import FlairJob, FlairMaterial
 from benchmarks.flair_pfl import pfl_side
-from benchmarks.flair_report import summarise, table
-from benchmarks.pfl_side import PflSide, Privacy, is_installed
+from benchmarks.flair_report import LARGE, summarise, table
+from benchmarks.options import ENGINES, PEERS
+from benchmarks.page import markdown
+from benchmarks.pfl_side import PflSide, Privacy
+from benchmarks.remote import RemoteSide
+from benchmarks.sides import BARE, missing_peers, tell
 
 SEED, CROP = 0, 224
 # Of the rows: model, local rate, central rate without and with privacy.
@@ -42,12 +46,14 @@ NOISE_MULTIPLIER, NOISE_COHORT, POPULATION, CLIP_NORM = 18.668, 5000, 41_131, 0.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05}
 
 
-def configuration(name: str, store: Path, weights: Path, options: argparse.Namespace) -> Any:
+def configuration(
+    name: str, files: Mapping[str, Path], engine: str, options: argparse.Namespace
+) -> dict[str, Any]:
     """A row of FLAIR's table 1, but for the cohort."""
     start, _, private = name.partition("-")
     model, local_rate, central_rate, private_rate = STARTS[start]
     if start == "fine_tuned":
-        model = {**model, "weights": str(weights)}
+        model = {**model, "weights": str(files["weights"])}
     tree: dict[str, Any] = {
         "version": 1,
         "name": "bench",
@@ -55,7 +61,7 @@ def configuration(name: str, store: Path, weights: Path, options: argparse.Names
         "device": options.device,
         "precision": options.precision,
         "channels_last": options.channels_last,
-        "task": {"name": "flair", "data": str(store), "crop": CROP},
+        "task": {"name": "flair", "data": str(files["store"]), "crop": CROP},
         "model": {"name": "resnet18", **model},
         "federated": {
             "num_rounds": 5000,
@@ -69,6 +75,8 @@ def configuration(name: str, store: Path, weights: Path, options: argparse.Names
             "central_optimizer": {"name": "adam", "beta1": 0.9, "beta2": 0.999, "epsilon": 0.01},
             "central_learning_rate": private_rate if private else central_rate,
             "data_workers": options.data_workers,
+            "engine": engine,
+            "workers": 1,
         },
         "evaluation": {"final_splits": []},
     }
@@ -93,8 +101,8 @@ class Workload:
 
     Args:
         name: One of ``WORKLOADS``.
-        files: Paths of "store", "weights" and, where pfl is installed, "pfl".
-        folder: Of our run.
+        files: Paths of "store", "weights" and, where pfl is compared, "pfl".
+        folder: Of our runs; made.
         options: The command line.
     """
 
@@ -102,38 +110,49 @@ class Workload:
         self, name: str, files: Mapping[str, Path], folder: Path, options: argparse.Namespace
     ) -> None:
         self.name, self._options = name, options
-        tree = configuration(name, files["store"], files["weights"], options)
-        self.ours = OurSide(tree, folder)
+        self.sides: dict[str, Any] = {}
+        seed = None
+        for engine in options.engine:
+            (folder / engine).mkdir(parents=True)
+            tree = configuration(name, files, engine, options)
+            ours = OurSide(tree, folder / engine, seed)
+            self.sides[f"pfl-bench, {engine}"] = ours
+            if seed is None:
+                seed, self.ours = ours.cohort_seed, ours
         self.device = self.ours.device
-        self.start = self.ours.vector()
+        job = FlairJob(configuration(name, files, "sequential", options), options.threads, seed)
+        self._private = job.private
+        material = FlairMaterial(job)
+        self.batches = material.clients
+        self.sides[BARE] = BareSide(material.module(), self.batches, job.tree)
+        self.start = self.sides[BARE].vector()
         classes = self.ours.task.facts.num_classes
-        # Copies have our weights' layout in memory too.
-        copies = [copy.deepcopy(self.ours.model.module) for _ in range(4)]
-        self.batches = Batches(self.ours, tree)
-        self.bare = BareSide(copies[0], self.batches, tree)
-        self.sides: dict[str, Any] = {"pfl-bench": self.ours, "bare": self.bare}
         self.pfl: PflSide | None = None
-        if "pfl" in files:
-            privacy = None
-            if "privacy" in tree:
-                scale = options.cohort / NOISE_COHORT
-                privacy = Privacy(CLIP_NORM, NOISE_MULTIPLIER * scale)
+        if "pfl" in options.peers:
+            module = material.module().to(memory_format=torch.contiguous_format)
+            privacy = Privacy(*job.noise) if job.private else None
             users = self.batches.users_of_round
-            copies[1].to(memory_format=torch.contiguous_format)
-            self.pfl = pfl_side(copies[1], CROP, files["pfl"], classes, users, privacy)
+            self.pfl = pfl_side(module, CROP, files["pfl"], classes, users, privacy)
             self.sides["pfl"] = self.pfl
-        sizes = (options.large_batch, CROP, classes, tree)
-        self.large = {"large batch": LargeBatches(copies[2], *sizes, compiled=False)}
+        self.startup_seconds = {}
+        if "flower" in options.peers:
+            self.sides["Flower"] = RemoteSide("flower", job, folder / "flower")
+            self.startup_seconds["Flower"] = self.sides["Flower"].startup_seconds
+        sizes = (options.large_batch, CROP, classes, job.tree)
+        self.large = {LARGE: LargeBatches(material.module(), *sizes, compiled=False)}
         if self.device.type == "cuda":
-            self.large["large batch, compiled"] = LargeBatches(copies[3], *sizes, compiled=True)
+            compiled = LargeBatches(material.module(), *sizes, compiled=True)
+            self.large[f"{LARGE}, compiled"] = compiled
 
     def measure(self) -> dict[str, Any]:
         """Time the sides in turn; check that they computed the same thing."""
         seconds = {side: Seconds() for side in (*self.sides, *self.large)}
         images: list[int] = []
         large_steps = 1 if self.device.type == "cpu" else 20
-        agreement = 0.0
+        agreement: dict[str, dict[str, float]] = {}
         for index in range(1, self._options.repeats + 2):
+            for side in self.sides.values():
+                side.prepare(index)
             clients = self.batches.of_round(index)
             # Round 1 warms up.
             timed = seconds if index > 1 else {side: Seconds() for side in seconds}
@@ -144,26 +163,52 @@ class Workload:
                 with torch_defaults():
                     timed[side].add(partial(large.train, large_steps), self.device)
             if index == 1:
-                agreement = self._check(self.ours.vector(), self.bare.vector())
+                agreement = self._check()
             examples = sum(client.num_examples for client in clients)
             self._check_examples(examples)
             if index > 1:
                 images.append(2 * examples)
         large_images = large_steps * self._options.large_batch
-        return summarise(self.name, seconds, images, large_images, agreement)
+        for side in self.startup_seconds:
+            # It is this process's, which only waits.
+            seconds[side].processor.clear()
+        return {
+            **summarise(seconds, images, large_images),
+            "workload": f"flair resnet18 {self.name.partition('-')[0]}",
+            "private": self._private,
+            "precision": self._options.precision,
+            "cohort_size": self._options.cohort,
+            "agreement": agreement,
+            "startup_seconds": self.startup_seconds,
+        }
 
-    def _check(self, ours: Tensor, bare: Tensor) -> float:
-        reference = bare - self.start
-        difference = float((ours - self.start - reference).norm() / reference.norm())
-        if not difference <= TOLERANCE[self._options.precision]:
-            raise SystemExit(
-                f"{self.name}: pfl-bench's central step differs from the bare loop's by "
-                f"{difference:.2e} of it"
-            )
-        return difference
+    def close(self) -> None:
+        """End what other processes there are."""
+        for side in self.sides.values():
+            if hasattr(side, "close"):
+                side.close()
+
+    def _check(self) -> dict[str, dict[str, float]]:
+        reference = self.sides[BARE].vector() - self.start
+        found = {}
+        for name, side in self.sides.items():
+            if name.startswith("pfl-bench"):
+                difference = side.vector() - self.start - reference
+                share = float(difference.norm() / reference.norm())
+                if not share <= TOLERANCE[self._options.precision]:
+                    raise SystemExit(
+                        f"{self.name}: the central step of {name} differs from the bare loop's by "
+                        f"{share:.2e} of it"
+                    )
+                found[name] = {"step_difference": share}
+        return found
 
     def _check_examples(self, examples: int) -> None:
-        seen = {"pfl-bench": int(self.ours.scalars["train/num_examples"])}
+        seen = {
+            name: int(side.scalars["train/num_examples"])
+            for name, side in self.sides.items()
+            if isinstance(side, OurSide)
+        }
         if self.pfl is not None:
             seen["pfl"] = self.pfl.num_examples
         for side, count in seen.items():
@@ -199,7 +244,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--cohort", type=int, help="expected users a round")
     parser.add_argument("--large-batch", type=int, help="images of the large batch")
     parser.add_argument("--data-workers", type=int, help="threads that read ahead")
-    parser.add_argument("--out", default="bench-flair.json")
+    parser.add_argument("--engine", nargs="+", choices=ENGINES, default=["sequential"])
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
+    parser.add_argument("--json", type=Path, help="where to write all that was measured")
     options = parser.parse_args()
     defaults = {"users": 160, "cohort": 24, "large_batch": 64, "data_workers": 1}
     if options.device == "cuda":
@@ -214,19 +261,27 @@ def main() -> None:
     """Time all workloads."""
     options = read_options()
     torch.set_num_threads(options.threads)
+    absent = missing_peers(options.peers)
+    options.peers = [peer for peer in options.peers if peer not in absent]
+    for line in absent.values():
+        tell(line)
+    machine = Machine()
     results = []
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory(prefix="bench-") as home:
         folder = Path(home)
         store = make_store(folder, options.users, SEED)
         files = {"store": store, "weights": make_weights(folder / "random-weights.pth", SEED)}
-        if is_installed():
+        if "pfl" in options.peers:
             files["pfl"] = write_pfl_file(folder / "pfl.h5", store)
         for name in options.only or WORKLOADS:
-            run_folder = folder / name
-            run_folder.mkdir()
-            results.append(Workload(name, files, run_folder, options).measure())
-            print(table(results[-1:]), file=sys.stderr, flush=True)
-    if not is_installed():
-        print("pfl is not installed, so there is no comparison with it: pip install -e '.[bench]'")
-    write_report(Path(options.out), options.repeats, results)
+            workload = Workload(name, files, folder / name, options)
+            try:
+                results.append(workload.measure())
+            finally:
+                workload.close()
+            tell(table(results[-1:]))
+    report = {"subject": "flair", "machine": machine.describe(), "results": results}
+    if options.json is not None:
+        write_json(options.json, report)
+    print(markdown([report]))
     print(table(results))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.common import OurSide
+from benchmarks.local_training import autocast
 from pfl_bench.forward import Forward
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.sampling import build_sampler
+from pfl_bench.types import FederatedSplit
 
 
 @dataclass(frozen=True)
@@ -31,39 +31,49 @@ class Batches:
     """The users and batches of our side's rounds, on the device, in the layout of the run.
 
     Args:
-        ours: Draws the cohorts, orders and crops that these repeat.
-        tree: Its configuration.
+        split: Where the users are.
+        forward: Our side's, which decodes, crops and lays out.
+        device: Where batches are wanted.
+        cohort_seed: Seed of cohorts and noise.
+        tree: The run's configuration.
     """
 
-    def __init__(self, ours: OurSide, tree: dict[str, Any]) -> None:
-        self._ours, self._seed, self._federated = ours, tree["seed"], tree["federated"]
+    def __init__(
+        self,
+        split: FederatedSplit,
+        forward: Forward,
+        device: torch.device,
+        cohort_seed: int,
+        tree: dict[str, Any],
+    ) -> None:
+        self._split, self._forward, self._device = split, forward, device
+        self._cohort_seed = cohort_seed
+        self._seed, self._federated = tree["seed"], tree["federated"]
         self._sampler = build_sampler(
-            self._federated["sampling"], ours.split.num_users, self._federated["cohort_size"]
-        )
-        self._forward = Forward(
-            ours.model.module, ours.task, ours.device, tree["precision"], tree["channels_last"]
+            self._federated["sampling"], split.num_users, self._federated["cohort_size"]
         )
         self._kept: tuple[int, list[Client]] = (0, [])
 
     def users_of_round(self, index: int) -> list[int]:
         """The cohort."""
-        rng = stream(self._ours.cohort_seed, Purpose.SAMPLING, index)
+        rng = stream(self._cohort_seed, Purpose.SAMPLING, index)
         return self._sampler.draw(rng).tolist()
 
     def noise_of_round(self, index: int) -> np.random.Generator:
         """The stream that our side's noise comes from."""
-        return stream(self._ours.cohort_seed, Purpose.NOISE, index)
+        return stream(self._cohort_seed, Purpose.NOISE, index)
 
     def of_round(self, index: int) -> list[Client]:
         """The cohort's clients; those of the last round asked for are kept, older ones freed."""
         if self._kept[0] != index:
             self._kept = (index, [])
-            self._kept = (index, [self._client(u, index) for u in self.users_of_round(index)])
+            self._kept = (index, [self.client(u, index) for u in self.users_of_round(index)])
         return self._kept[1]
 
-    def _client(self, user: int, index: int) -> Client:
+    def client(self, user: int, index: int) -> Client:
+        """A user's batches in a round, 1-based."""
         rng = stream(self._seed, Purpose.AUGMENTATION, index, user)
-        examples = self._ours.split.read_user(user, rng)
+        examples = self._split.read_user(user, rng)
         rng = stream(self._seed, Purpose.LOCAL_TRAINING, index, user)
         steps = []
         size = self._federated["local_batch_size"]
@@ -72,12 +82,37 @@ class Batches:
             draws = self._forward.draw(len(examples), rng)
             for place, rows in enumerate(order.split(size)):
                 own = None if draws is None else draws[place * size : (place + 1) * size]
-                inputs = examples.inputs[rows.to(examples.inputs.device)].to(self._ours.device)
-                batch = self._forward.prepare(
-                    inputs, None if own is None else own.to(self._ours.device)
-                )
-                steps.append((batch, examples.targets[rows].to(self._ours.device)))
+                inputs = examples.inputs[rows.to(examples.inputs.device)].to(self._device)
+                batch = self._forward.prepare(inputs, None if own is None else own.to(self._device))
+                steps.append((batch, examples.targets[rows].to(self._device)))
         return Client(user, len(examples), steps)
+
+
+def train_locally(module: nn.Module, client: Client, tree: dict[str, Any]) -> None:
+    """Local SGD of one client, from the weights that the module has.
+
+    Args:
+        module: Trained in place.
+        client: Its batches.
+        tree: The configuration of our side, whose settings it takes.
+    """
+    federated = tree["federated"]
+    bound = federated["local_gradient_clip_norm"]
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    device = parameters[0].device
+    optimizer = torch.optim.SGD(parameters, lr=federated["local_learning_rate"])
+    for inputs, targets in client.steps:
+        optimizer.zero_grad()
+        with autocast(device, tree["precision"]):
+            outputs = module(inputs)
+        functional.binary_cross_entropy_with_logits(outputs.float(), targets).backward()
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norms = torch.stack(torch._foreach_norm(gradients))
+        # Waiting for the answer costs a GPU more than scaling by 1 does.
+        if device.type != "cpu" or bool((norms > bound).any()):
+            torch._foreach_mul_(gradients, (bound / norms.clamp_min(bound)).unbind())
+        optimizer.step()
+    optimizer.zero_grad()
 
 
 class BareSide:
@@ -105,13 +140,20 @@ class BareSide:
         if "privacy" in tree:
             self._clip_norm = tree["privacy"]["mechanism"]["clip_norm"]
 
+    def prepare(self, index: int) -> None:
+        self._batches.of_round(index)
+
     def round(self, index: int) -> None:
         private = "privacy" in self._tree
         total = [torch.zeros_like(p) for p in self._central]
         weights = 0.0
         num_within = num_users = 0
         for client in self._batches.of_round(index):
-            update = self._train(client)
+            with torch.no_grad():
+                torch._foreach_copy_(self._parameters, self._central)
+            train_locally(self._module, client, self._tree)
+            with torch.no_grad():
+                update = torch._foreach_sub(self._parameters, self._central)
             scale = weight = 1.0
             if private:
                 norm = float(torch.stack(torch._foreach_norm(update)).norm())
@@ -128,28 +170,6 @@ class BareSide:
         for parameter, part in zip(self._central, total, strict=True):
             parameter.grad = part.div_(-weights)
         self._optimizer.step()
-
-    def _train(self, client: Client) -> list[Tensor]:
-        """Local SGD from the central parameters; gives the update, a tensor a weight."""
-        federated = self._tree["federated"]
-        bound = federated["local_gradient_clip_norm"]
-        with torch.no_grad():
-            torch._foreach_copy_(self._parameters, self._central)
-        optimizer = torch.optim.SGD(self._parameters, lr=federated["local_learning_rate"])
-        for inputs, targets in client.steps:
-            optimizer.zero_grad()
-            with autocast(self._device, self._tree["precision"]):
-                outputs = self._module(inputs)
-            functional.binary_cross_entropy_with_logits(outputs.float(), targets).backward()
-            gradients = [p.grad for p in self._parameters if p.grad is not None]
-            norms = torch.stack(torch._foreach_norm(gradients))
-            # Waiting for the answer costs a GPU more than scaling by 1 does.
-            if self._device.type != "cpu" or bool((norms > bound).any()):
-                torch._foreach_mul_(gradients, (bound / norms.clamp_min(bound)).unbind())
-            optimizer.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            return list(torch._foreach_sub(self._parameters, self._central))
 
     def _add_noise(self, total: list[Tensor], index: int, bit_sum: float) -> None:
         """Noise the sum and the count, and move the bound (Andrew et al. 2021)."""
@@ -217,10 +237,3 @@ class LargeBatches:
             loss.backward()
             self._optimizer.step()
         return steps * self._size
-
-
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Mixed precision, or nothing for float32."""
-    if precision == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""What the FLAIR benchmark says of its timings."""
+"""What the FLAIR benchmark says of its timings beside the page's tables: images a second."""
 
 from __future__ import annotations
 
@@ -8,76 +8,48 @@ from typing import Any
 
 from benchmarks.common import Seconds, spread
 
+LARGE = "large batch"
+
 
 def summarise(
-    name: str,
-    seconds: Mapping[str, Seconds],
-    images: list[int],
-    large_images: int,
-    agreement: float,
+    seconds: Mapping[str, Seconds], images: list[int], large_images: int
 ) -> dict[str, Any]:
-    """Images a second, and speeds relative to other sides, round by round on the same users.
+    """Each side's seconds, and images a second, each image counted in each epoch.
 
     Args:
-        name: The workload.
-        seconds: Of each side, a value a round.
-        images: Images trained on in each round, counted in each epoch.
+        seconds: Of each side, a value a round; no processor's where that is not known.
+        images: Images trained on in each round.
         large_images: Images that the large-batch sides train on in each repeat.
-        agreement: Relative difference between our and the bare loop's first central step.
     """
-    result: dict[str, Any] = {"workload": name, "agreement": agreement, "images": images}
-    rates = {}
+    sides, large = {}, {}
     for side, own in seconds.items():
-        counts = [large_images] * len(own.wall) if side.startswith("large") else images
-        rates[side] = {
-            clock: [count / s for count, s in zip(counts, values, strict=True)]
-            for clock, values in (("wall", own.wall), ("processor", own.processor))
+        if side.startswith(LARGE):
+            large[side] = [large_images / s for s in own.wall]
+            continue
+        sides[side] = {
+            "seconds": own.wall,
+            "images_a_second": [n / s for n, s in zip(images, own.wall, strict=True)],
         }
-    fastest = max(statistics.median(r["wall"]) for s, r in rates.items() if s.startswith("large"))
-    for side, own_rates in rates.items():
-        row: dict[str, Any] = {
-            "seconds": seconds[side].wall,
-            "processor_seconds": seconds[side].processor,
-            "images_a_second": spread(own_rates["wall"]),
-            "share_of_large_batch": statistics.median(own_rates["wall"]) / fastest,
-        }
-        for other in ("bare", "pfl"):
-            if other in rates:
-                for clock, values in own_rates.items():
-                    pairs = zip(values, rates[other][clock], strict=True)
-                    row[f"speed_to_{other}_{clock}"] = spread([a / b for a, b in pairs])
-        result[side] = row
-    return result
+        if own.processor:
+            sides[side]["processor_seconds"] = own.processor
+    return {"sides": sides, "images": images, "large_images_a_second": large}
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """The results as Markdown."""
+    """Images a second as Markdown, and the share of what large batches in memory have."""
     lines = [
-        "| workload | side | images/s (median) | of bare: median (min-max) | of bare, by processor "
-        "time | of pfl | of large batches |",
-        "|---|---|---|---|---|---|---|",
+        "| workload | | side | images/s: median (min-max) | of large batches |",
+        "| --- | --- | --- | --- | --- |",
     ]
     for result in results:
-        for side in ("bare", "pfl-bench", "pfl", "large batch", "large batch, compiled"):
-            if side not in result:
-                continue
-            row = result[side]
-            bare, large = row["speed_to_bare_wall"], side.startswith("large")
-            cells = [
-                result["workload"],
-                side,
-                f"{row['images_a_second']['median']:.1f}",
-                "-" if large else f"{bare['median']:.3f} ({bare['min']:.2f}-{bare['max']:.2f})",
-                "-" if large else f"{row['speed_to_bare_processor']['median']:.3f}",
-                f"{row['speed_to_pfl_wall']['median']:.2f}"
-                if "speed_to_pfl_wall" in row and not large
-                else "-",
-                f"{row['share_of_large_batch']:.2f}",
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
-    worst = max(result["agreement"] for result in results)
-    lines += [
-        "",
-        f"Largest difference of our first central step from the bare loop's: {worst:.1e} of it.",
-    ]
+        large = result["large_images_a_second"]
+        fastest = max(statistics.median(values) for values in large.values())
+        rates = {side: row["images_a_second"] for side, row in result["sides"].items()}
+        private = "private" if result["private"] else "not private"
+        for side, values in {**rates, **large}.items():
+            rate = spread(values)
+            lines.append(
+                f"| {result['workload']} | {private} | {side} | {rate['median']:.1f} "
+                f"({rate['min']:.1f}-{rate['max']:.1f}) | {rate['median'] / fastest:.2f} |"
+            )
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from benchmarks.local_training import Material
+from benchmarks.workload import CLIP_NORM, flat
 
 
 def is_installed() -> bool:
@@ -40,6 +44,7 @@ class PflSide:
         central: Optimizer of the module's parameters.
         local: Settings of local training (pfl's ``NNTrainHyperParams``).
         privacy: None for none.
+        precision: "float32", or "bfloat16" for pfl's mixed precision.
         **kwargs: Arguments that the module's ``loss`` gets beside the batch.
 
     Attributes:
@@ -54,6 +59,7 @@ class PflSide:
         central: torch.optim.Optimizer,
         local: Mapping[str, Any],
         privacy: Privacy | None,
+        precision: str = "float32",
         **kwargs: Any,
     ) -> None:
         # pfl takes a GPU wherever it finds one; it is to compute where the others do.
@@ -83,16 +89,25 @@ class PflSide:
             gaussian = GaussianMechanism(privacy.clip_norm, privacy.noise_multiplier)
             steps.append(CentrallyAppliedPrivacyMechanism(gaussian))
         self._backend = SimulatedBackend(dataset, dataset, postprocessors=steps)
-        self._model = PyTorchModel(module, torch.optim.SGD, central)
+        self._model = PyTorchModel(
+            module,
+            torch.optim.SGD,
+            central,
+            amp_dtype=None if precision == "float32" else getattr(torch, precision),
+        )
         self._algorithm = FederatedAveraging()
         self._train = NNTrainHyperParams(**local)
         self._eval = NNEvalHyperParams(local_batch_size=local["local_batch_size"])
         self._params = NNAlgorithmParams
 
+    def prepare(self, index: int) -> None:
+        """Nothing: the caller's ``read_user`` decides."""
+
     def round(self, index: int) -> None:
         cohort = self._cohort(index)
         self.num_examples = 0
-        self._users = iter(cohort)
+        # With several processes each draws a user for all of them, also after the last user.
+        self._users = itertools.chain(cohort, itertools.repeat(cohort[-1]))
         # No round is one of pfl's evaluations, which other sides do not do either.
         params = self._params(
             central_num_iterations=10_000,
@@ -110,4 +125,49 @@ class PflSide:
             self._algorithm.process_aggregated_statistics(context, metrics, model, result)
 
     def vector(self) -> Tensor:
-        return torch.cat([p.detach().reshape(-1) for p in self._module.parameters()])
+        return flat(self._module)
+
+
+class _OnMaterial(PflSide):
+    """``pfl`` on the other sides' batches, in memory as the bare loop's."""
+
+    def __init__(self, material: Material) -> None:
+        module, job = material.module(), material.job
+        self._clients, self._index = material.clients, 0
+
+        def train_loss(inputs: Tensor, targets: Tensor, **_: Any) -> Tensor:
+            module.train()
+            return material.loss(module(inputs).float(), targets)
+
+        module.loss, module.metrics = train_loss, lambda *_, **__: {}  # type: ignore[assignment]
+        local = {
+            "local_batch_size": job.load.batch_size,
+            "local_num_epochs": 1,
+            "local_learning_rate": job.load.learning_rate,
+            "local_max_grad_norm": job.load.gradient_clip,
+        }
+        trained = [p for p in module.parameters() if p.requires_grad]
+        super().__init__(
+            module,
+            self._users_of_round,
+            lambda user: self._clients.client(user, self._index),
+            torch.optim.SGD(trained, lr=1.0),
+            local,
+            Privacy(CLIP_NORM, job.load.noise_multiplier) if job.private else None,
+            job.precision,
+        )
+
+    def _users_of_round(self, index: int) -> list[int]:
+        self._index = index
+        # The largest first: its processes take users of like size at the same time, which is what
+        # its user_id_to_weight is for.
+        users = self._clients.users_of_round(index)
+        return sorted(users, key=lambda user: -len(self._clients.client(user, index)[0]))
+
+    def prepare(self, index: int) -> None:
+        self._clients.prepare(index)
+
+
+def pfl_side(material: Material) -> PflSide:
+    """``pfl``'s simulated backend, as its recipes use it, on the other sides' users and batches."""
+    return _OnMaterial(material)

@@ -1,6 +1,6 @@
-"""A round of Reddit's LSTM on generated comments: ours, a bare PyTorch loop, and PyPI's ``pfl``.
+"""A round of Reddit's LSTM on generated comments; see ``sides``.
 
-See ``sides`` and ``sequences``. The setting is LEAF's: cohort 10, batches of 5 sequences of 10
+The setting is LEAF's: cohort 10, batches of 5 sequences of 10
 tokens, a vocabulary of 10,000, the gradient's global norm clipped at 5.
 """
 
@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.sequences import run
-from benchmarks.sides import SEED, Workload
+from benchmarks.rounds import run
+from benchmarks.workload import SEED, Workload
 from pfl_bench.store import FieldSpec, StoreWriter
 
-LOAD = Workload("reddit", "stacked_lstm", 10, 5, 0.1, gradient_clip=5.0, noise_multiplier=0.01)
+LOAD = Workload(
+    "reddit", "stacked_lstm", 10, 5, 0.1, gradient_clip=5.0, noise_multiplier=0.01, plain="lstm"
+)
 NUM_USERS, VOCABULARY, LENGTH = 200, 10_000, 10
 PAD, FIRST_WORD = 0, 2
 # Comments a user: LEAF, table 1 (of which 60 % are train), from 5 to 1,000.
@@ -72,4 +74,4 @@ def make_store(path: Path) -> None:
 
 def main() -> None:
     """Time a round with and without privacy."""
-    run(__doc__.split("\n")[0], LOAD, last_step=False, make_store=make_store)
+    run(__doc__.split("\n")[0], {LOAD.model: LOAD}, make_store)

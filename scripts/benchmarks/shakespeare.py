@@ -1,6 +1,6 @@
-"""A round of Shakespeare's LSTM on generated text: ours, a bare PyTorch loop, and PyPI's ``pfl``.
+"""A round of Shakespeare's LSTM on generated text; see ``sides``.
 
-See ``sides`` and ``sequences``. The setting is LEAF's, windows of 80 characters in batches of 10;
+The setting is LEAF's, windows of 80 characters in batches of 10;
 but clients are few and have at most 60 windows (LEAF's: 3,743 on average), so that a round takes
 seconds: its time is that of the steps, and grows with their number.
 """
@@ -11,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.sequences import run
-from benchmarks.sides import SEED, Workload
+from benchmarks.rounds import run
+from benchmarks.workload import SEED, Workload
 from pfl_bench.store import FieldSpec, StoreWriter
 
-LOAD = Workload("shakespeare", "stacked_lstm", 5, 10, 0.05, noise_multiplier=0.01)
+LOAD = Workload(
+    "shakespeare", "stacked_lstm", 5, 10, 0.05, noise_multiplier=0.01, plain="last_step"
+)
 NUM_USERS, NUM_CHARACTERS, LENGTH = 60, 80, 80
 MOST_WINDOWS, MEAN_WINDOWS, SD_WINDOWS = 60, 3_743.28, 6_212.26
 
@@ -54,4 +56,4 @@ def make_store(path: Path) -> None:
 
 def main() -> None:
     """Time a round with and without privacy."""
-    run(__doc__.split("\n")[0], LOAD, last_step=True, make_store=make_store)
+    run(__doc__.split("\n")[0], {LOAD.model: LOAD}, make_store)

@@ -1,310 +1,288 @@
-"""The sides of a round's benchmark: ours, a bare PyTorch loop, and PyPI's ``pfl``.
+"""The sides of a round's benchmark, built, taken in turn, compared and timed.
 
-All train the same batches of the same users, from the same weights. ``pfl`` runs its simulated
-backend with its ``FederatedAveraging`` on its ``PyTorchModel``, as its recipes do, its users'
-tensors in memory as the bare loop's.
+Ours by each engine, a bare PyTorch loop, PyPI's ``pfl`` and Flower's simulation train the same
+batches of the same users, from the same weights. Sides of one process share the benchmark's own;
+those of several, and Flower, have processes of their own and are told when it is their turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from benchmarks.bare import BareSide
 from benchmarks.common import OurSide, Seconds, Side, in_turn
-from benchmarks.pfl_side import PflSide, Privacy, is_installed
-from pfl_bench.rng import Purpose, seed_torch, stream
-from pfl_bench.sampling import build_sampler
+from benchmarks.local_training import Material
+from benchmarks.options import Options
+from benchmarks.pfl_side import is_installed, pfl_side
+from benchmarks.remote import RemoteSide
+from benchmarks.workload import Job, Workload, configuration
 
-CLIP_NORM, SEED = 0.4, 0
-OURS, VECTORIZED = "pfl-bench", "pfl-bench, vectorized"
+# Largest relative difference of the first central step from the bare loop's, where all is the same.
+# bfloat16 has 8 bits of a number, and where each operation rounds is a side's own choice.
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
+# Largest relative difference of the first step's norm, where noise or dropout masks differ: a
+# private step is mostly noise, whose norm is known to a fraction of a percent by its many elements.
+NORM_TOLERANCE = 0.1
+# Largest relative difference of the loss after the first round, but for noise of a side's own.
+LOSS_TOLERANCE = 0.02
+BARE = "bare"
 
 
-@dataclass(frozen=True)
-class Workload:
-    """A model of a task, and how its clients train.
+class _Threaded:
+    """A side of this process, with the threads of torch that are its own.
 
-    Attributes:
-        task: Name of the task.
-        model: Name of the model.
-        cohort_size: Clients a round.
-        batch_size: Examples a step.
-        learning_rate: Local rate: small, so that rounding does not grow over a client's steps.
-        gradient_clip: Bound of the gradient's global norm; None for none.
-        has_dropout: Whether the model drops anything in training.
-        noise_multiplier: Of private rounds. Noise for a cohort of ten drives an LSTM's gates into
-            saturation within rounds, and numbers too small for a processor's fast path follow: a
-            smaller one keeps the model one that a training has.
+    Args:
+        side: The side.
+        threads: Its threads.
     """
 
-    task: str
-    model: str
-    cohort_size: int
-    batch_size: int
-    learning_rate: float
-    gradient_clip: float | None = None
-    has_dropout: bool = False
-    noise_multiplier: float = 1.0
+    def __init__(self, side: Side, threads: int) -> None:
+        self._side, self._threads = side, threads
 
-
-@dataclass(frozen=True)
-class Agreement:
-    """How far another side may be from the bare loop after the first round.
-
-    Attributes:
-        tolerance: Largest relative difference of the central parameters.
-        of_step: Whether it is relative to the first central step, else to the parameters.
-    """
-
-    tolerance: float
-    of_step: bool
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What each side took, and how far it was from the bare loop.
-
-    Attributes:
-        seconds: By side; the first round, which warms up, is left out.
-        steps: Local steps of each of these rounds.
-        agreement: By side, where it can be compared.
-    """
-
-    seconds: dict[str, Seconds]
-    steps: list[int]
-    agreement: dict[str, float]
-
-
-def configuration(
-    store: Path, load: Workload, private: bool, engine: str = "sequential"
-) -> dict[str, Any]:
-    """A run of our own that does what the other sides do."""
-    tree: dict[str, Any] = {
-        "version": 1,
-        "name": "bench",
-        "seed": SEED,
-        "device": "cpu",
-        "task": {"name": load.task, "data": str(store)},
-        "model": {"name": load.model},
-        "federated": {
-            "num_rounds": 1000,
-            "cohort_size": load.cohort_size,
-            "sampling": "poisson" if private else "fixed_size",
-            "local_batch_size": load.batch_size,
-            "local_learning_rate": load.learning_rate,
-            "local_gradient_clip_global_norm": load.gradient_clip,
-            "engine": engine,
-        },
-        "evaluation": {"final_splits": []},
-    }
-    if private:
-        tree["privacy"] = {
-            "mechanism": {"name": "gaussian", "clip_norm": CLIP_NORM},
-            "population_size": 1_000_000,
-            "hypothetical_population": True,
-            "noise_multiplier": load.noise_multiplier,
-        }
-    return tree
-
-
-class Batches:
-    """The users and batches of our side's rounds, as float tensors in memory."""
-
-    def __init__(self, side: OurSide, load: Workload, private: bool) -> None:
-        self._split, self._load, self._cohort_seed = side.split, load, side.cohort_seed
-        scheme = "poisson" if private else "fixed_size"
-        self._sampler = build_sampler(scheme, side.split.num_users, load.cohort_size)
-        self._cache: dict[int, list[tuple[int, Tensor, Tensor]]] = {}
-
-    def noise_of_round(self, index: int) -> np.random.Generator:
-        """The stream that our side's noise comes from."""
-        return stream(self._cohort_seed, Purpose.NOISE, index)
-
-    def of_round(self, index: int) -> list[tuple[int, Tensor, Tensor]]:
-        """User, inputs and targets, shuffled as our engine shuffles them."""
-        if index not in self._cache:
-            self._cache[index] = []
-            rng = stream(self._cohort_seed, Purpose.SAMPLING, index)
-            for user in self._sampler.draw(rng).tolist():
-                examples = self._split.read_user(user, np.random.default_rng(0))
-                rng = stream(SEED, Purpose.LOCAL_TRAINING, index, user)
-                order = torch.from_numpy(rng.permutation(len(examples)))
-                entry = (user, examples.inputs[order], examples.targets[order])
-                self._cache[index].append(entry)
-        return self._cache[index]
-
-
-class BareSide:
-    """What one writes by hand: a loop over users and batches, nothing logged or accounted."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        batches: Batches,
-        load: Workload,
-        private: bool,
-    ) -> None:
-        self._module, self._loss, self._batches = module, loss, batches
-        self._load, self._private = load, private
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._central = [p.detach().clone() for p in self._parameters]
+    def prepare(self, index: int) -> None:
+        self._side.prepare(index)
 
     def round(self, index: int) -> None:
-        total = [torch.zeros_like(p) for p in self._central]
-        cohort = self._batches.of_round(index)
-        self._module.train()
-        for user, inputs, targets in cohort:
-            # For dropout.
-            seed_torch(SEED, Purpose.LOCAL_TRAINING, torch.device("cpu"), index, user)
-            self._train(inputs, targets)
-            with torch.no_grad():
-                pairs = zip(self._parameters, self._central, strict=True)
-                update = [p - start for p, start in pairs]
-                scale = 1.0
-                if self._private:
-                    norm = torch.stack([u.norm() for u in update]).norm()
-                    scale = min(1.0, CLIP_NORM / float(norm))
-                for accumulated, part in zip(total, update, strict=True):
-                    accumulated.add_(part, alpha=scale)
-        self._step(total, self._load.cohort_size if self._private else len(cohort), index)
-
-    def _train(self, inputs: Tensor, targets: Tensor) -> None:
-        with torch.no_grad():
-            for parameter, start in zip(self._parameters, self._central, strict=True):
-                parameter.copy_(start)
-        optimizer = torch.optim.SGD(self._parameters, lr=self._load.learning_rate)
-        size = self._load.batch_size
-        for batch, labels in zip(inputs.split(size), targets.split(size), strict=True):
-            optimizer.zero_grad()
-            self._loss(self._module(batch), labels).backward()
-            if self._load.gradient_clip is not None:
-                nn.utils.clip_grad_norm_(self._parameters, self._load.gradient_clip)
-            optimizer.step()
-
-    @torch.no_grad()
-    def _step(self, total: list[Tensor], cohort_size: int, index: int) -> None:
-        rng = self._batches.noise_of_round(index)
-        for start, part in zip(self._central, total, strict=True):
-            if self._private:
-                noise = rng.standard_normal(part.numel())
-                noise *= self._load.noise_multiplier * CLIP_NORM
-                part.add_(torch.from_numpy(noise).float().view(part.shape))
-            start.add_(part, alpha=1 / cohort_size)
+        torch.set_num_threads(self._threads)
+        self._side.round(index)
 
     def vector(self) -> Tensor:
-        return torch.cat([p.reshape(-1) for p in self._central])
+        return self._side.vector()
 
 
-class _Pfl(PflSide):
-    """``pfl``, whose vector leaves out what is not trained."""
+@dataclass
+class Sides:
+    """All sides of a workload.
 
-    def vector(self) -> Tensor:
-        trained = [p for p in self._module.parameters() if p.requires_grad]
-        return torch.cat([p.detach().reshape(-1) for p in trained])
+    Attributes:
+        named: The sides by name.
+        first: Ours, whose cohorts all take.
+        remote: Names of those in processes of their own.
+        startup_seconds: Of these, before their first round.
+    """
+
+    named: dict[str, Side]
+    first: OurSide
+    remote: set[str] = field(default_factory=set)
+    startup_seconds: dict[str, float] = field(default_factory=dict)
 
 
-def pfl_side(
-    module: nn.Module,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    batches: Batches,
-    load: Workload,
-    private: bool,
-) -> PflSide:
-    """``pfl`` on the same batches, its tensors in memory as the bare loop's."""
+def _name(family: str, threads: int = 1, processes: int = 1) -> str:
+    parts = [family]
+    parts += [f"{threads} threads"] if threads > 1 else []
+    parts += [f"{processes} processes"] if processes > 1 else []
+    return ", ".join(parts)
 
-    def train_loss(inputs: Tensor, targets: Tensor, **_: Any) -> Tensor:
-        module.train()
-        return loss(module(inputs), targets)
 
-    module.loss, module.metrics = train_loss, lambda *_, **__: {}  # type: ignore[assignment]
-    data: dict[int, tuple[Tensor, Tensor]] = {}
+def flower_is_installed() -> bool:
+    """Whether there is a Flower that can simulate."""
+    return all(importlib.util.find_spec(name) is not None for name in ("flwr", "ray"))
 
-    def cohort(index: int) -> list[int]:
-        data.clear()
-        data.update({user: (x, y) for user, x, y in batches.of_round(index)})
-        return [*data]
 
-    local = {
-        "local_batch_size": load.batch_size,
-        "local_num_epochs": 1,
-        "local_learning_rate": load.learning_rate,
-        "local_max_grad_norm": load.gradient_clip,
+@contextlib.contextmanager
+def build_sides(
+    store: Path, load: Workload, private: bool, options: Options, folder: Path
+) -> Iterator[Sides]:
+    """Build the sides that the options ask for, and end their processes at last.
+
+    Args:
+        store: The data.
+        load: What is trained.
+        private: Whether updates are clipped and noise is added.
+        options: The command line.
+        folder: For the sides' files; made.
+    """
+    job = Job(str(store), load, private, options.precision)
+    sides: Sides | None = None
+    with contextlib.ExitStack() as stack:
+        for threads in options.threads:
+            torch.set_num_threads(threads)
+            for engine in options.engines:
+                place = folder / f"{engine}-{threads}"
+                place.mkdir(parents=True)
+                own = replace(job, engine=engine, threads=threads)
+                seed = None if sides is None else job.cohort_seed
+                ours = OurSide(configuration(own), place, seed)
+                stack.callback(ours.close)
+                if sides is None:
+                    sides = Sides({}, ours)
+                    job = replace(job, cohort_seed=ours.cohort_seed)
+                sides.named[_name(f"pfl-bench, {engine}", threads)] = _Threaded(ours, threads)
+            material = Material(replace(job, threads=threads))
+            assert sides is not None
+            sides.named[_name(BARE, threads)] = _Threaded(BareSide(material), threads)
+            if "pfl" in options.peers:
+                sides.named[_name("pfl", threads)] = _Threaded(pfl_side(material), threads)
+        job = replace(job, threads=min(options.threads), processes=options.processes)
+        for name, kind, told, ranks in _elsewhere(job, options):
+            remote = RemoteSide(kind, told, folder / name.replace(", ", "-"), ranks)
+            stack.callback(remote.close)
+            sides.named[name] = remote
+            sides.remote.add(name)
+            sides.startup_seconds[name] = remote.startup_seconds
+        yield sides
+
+
+def _elsewhere(job: Job, options: Options) -> Iterator[tuple[str, str, Job, int]]:
+    """Name, kind, job and ranks of the sides in processes of their own."""
+    count, threads = options.processes, job.threads
+    if count > 1:
+        for engine in options.engines:
+            name = _name(f"pfl-bench, {engine}", threads, count)
+            yield name, "ours", replace(job, engine=engine), 1
+        if "pfl" in options.peers:
+            # torch.distributed's processes are each told.
+            yield _name("pfl", threads, count), "pfl", replace(job, processes=1), count
+    if "flower" in options.peers:
+        yield _name("Flower", threads, count), "flower", job, 1
+
+
+def missing_peers(peers: Iterable[str]) -> dict[str, str]:
+    """What to say of each peer that is asked for and not installed."""
+    found = {"pfl": is_installed(), "flower": flower_is_installed()}
+    return {
+        peer: f"{peer} is not installed, so there is no comparison with it: in an environment of "
+        "its own, pip install -e '.[bench]'"
+        for peer in peers
+        if not found[peer]
     }
-    trained = [p for p in module.parameters() if p.requires_grad]
-    central = torch.optim.SGD(trained, lr=1.0)
-    privacy = Privacy(CLIP_NORM, load.noise_multiplier) if private else None
-    return _Pfl(module, cohort, data.__getitem__, central, local, privacy)
-
-
-def our_sides(store: Path, load: Workload, private: bool, folder: Path) -> dict[str, OurSide]:
-    """Ours by each engine, each with a run folder of its own, by name."""
-    sides: dict[str, OurSide] = {}
-    for engine, name in (("sequential", OURS), ("vectorized", VECTORIZED)):
-        place = folder / engine
-        place.mkdir(parents=True)
-        tree = configuration(store, load, private, engine)
-        sides[name] = OurSide(tree, place, sides.get(OURS))
-    return sides
 
 
 def measure(
-    load: Workload,
-    private: bool,
-    own: Mapping[str, OurSide],
-    build_plain: Callable[[nn.Module], nn.Module],
-    repeats: int,
-    agreement: Agreement,
-) -> Measured:
+    store: Path, load: Workload, private: bool, options: Options, folder: Path
+) -> dict[str, Any]:
     """Time the sides in turn and check that they computed the same thing.
 
     Args:
-        load: What they train.
+        store: The data.
+        load: What is trained.
         private: Whether updates are clipped and noise is added.
-        own: Our sides by name, of ``our_sides``.
-        build_plain: Makes of our model the other sides', with the same weights.
-        repeats: Rounds to time.
-        agreement: What is the same thing.
+        options: The command line.
+        folder: For the sides' files.
+
+    Returns:
+        The workload, each round's seconds by side, local steps of each round, and how far each
+        side's parameters and loss were from the bare loop's after the first round.
 
     Raises:
-        SystemExit: A side computed something else.
+        SystemExit: A side computed something else, or ended.
     """
-    ours = own[OURS]
-    batches = Batches(ours, load, private)
-    before = ours.vector() if agreement.of_step else 0
-    modules = [build_plain(ours.model.module) for _ in range(2)]
-    loss = ours.task.loss
-    sides: dict[str, Side] = {
-        **own,
-        "bare": BareSide(modules[0], loss, batches, load, private),
+    with build_sides(store, load, private, options, folder) as sides:
+        seconds = {name: Seconds() for name in sides.named}
+        agreement = _Agreement(sides, Material(_job_of(store, load, private, options, sides)))
+        steps: list[int] = []
+        for index in range(1, options.repeats + 2):
+            for side in sides.named.values():
+                side.prepare(index)
+            for name in in_turn(sides.named, index):
+                # Round 1 warms up.
+                timed = seconds[name] if index > 1 else Seconds()
+                timed.add(partial(sides.named[name].round, index), sides.first.device)
+            if index == 1:
+                agreement.check(options.precision)
+            else:
+                steps.append(int(sides.first.scalars["train/num_steps"]))
+    rows = {}
+    for name, taken in seconds.items():
+        rows[name] = {"seconds": taken.wall}
+        if name not in sides.remote:
+            rows[name]["processor_seconds"] = taken.processor
+    return {
+        "workload": f"{load.task} {load.model}",
+        "private": private,
+        "precision": options.precision,
+        "cohort_size": load.cohort_size,
+        "steps": steps,
+        "sides": rows,
+        "startup_seconds": sides.startup_seconds,
+        "loss_before": agreement.loss_before,
+        "agreement": agreement.found,
     }
-    if is_installed():
-        sides["pfl"] = pfl_side(modules[1], loss, batches, load, private)
-    # Noise and dropout masks of pfl are its own, so it is compared only where there are none.
-    compared = [name for name in sides if name != "pfl" or not (private or load.has_dropout)]
-    measured = Measured({side: Seconds() for side in sides}, [], {})
-    for index in range(1, repeats + 2):
-        batches.of_round(index)
-        for name in in_turn(sides, index):
-            # Round 1 warms up.
-            timed = measured.seconds[name] if index > 1 else Seconds()
-            timed.add(partial(sides[name].round, index), ours.device)
-        if index > 1:
-            measured.steps.append(int(ours.scalars["train/num_steps"]))
-            continue
-        reference = sides["bare"].vector()
-        scale = float((reference - before).norm())
-        for name in compared:
-            if name == "bare":
-                continue
-            difference = float((sides[name].vector() - reference).norm()) / scale
-            measured.agreement[name] = difference
-            if not difference <= agreement.tolerance:
-                raise SystemExit(f"{load.model}: {name} computed something else: {difference:.2e}")
-    return measured
+
+
+def _job_of(store: Path, load: Workload, private: bool, options: Options, sides: Sides) -> Job:
+    seed = sides.first.cohort_seed
+    return Job(str(store), load, private, options.precision, cohort_seed=seed)
+
+
+class _Agreement:
+    """How far the sides are from the bare loop after the first round.
+
+    Args:
+        sides: Before it.
+        material: Gives a model and the round's clients.
+    """
+
+    def __init__(self, sides: Sides, material: Material) -> None:
+        self._sides, self._material = sides, material
+        self._before = sides.named[BARE].vector()
+        self.loss_before = self._loss(self._before)
+        self.found: dict[str, dict[str, float]] = {}
+
+    def check(self, precision: str) -> None:
+        """Compare all sides: steps where noise and dropout are the same, else their norms.
+
+        Raises:
+            SystemExit: A side computed something else.
+        """
+        reference = self._sides.named[BARE].vector()
+        scale = float((reference - self._before).norm())
+        load = self._material.job.load
+        wanted = self._loss(reference)
+        for name, side in self._sides.named.items():
+            vector = side.vector()
+            loss = self._loss(vector)
+            norm = float((vector - self._before).norm()) / scale * self._shares(name)
+            found = {
+                "loss": loss,
+                "loss_difference": abs(loss - wanted) / wanted,
+                "norm_difference": abs(norm - 1),
+            }
+            is_same = found["norm_difference"] <= NORM_TOLERANCE
+            has_own_draws = self._material.job.private or (
+                load.has_dropout and name.partition(",")[0] == "pfl"
+            )
+            if name.startswith(("pfl-bench", BARE)) or not self._material.job.private:
+                is_same = is_same and found["loss_difference"] <= LOSS_TOLERANCE
+            if name.startswith(("pfl-bench", BARE)) or not has_own_draws:
+                found["step_difference"] = float((vector - reference).norm()) / scale
+                is_same = is_same and found["step_difference"] <= TOLERANCE[precision]
+            self.found[name] = found
+            if not is_same:
+                raise SystemExit(f"{load.model}: {name} computed something else: {found}")
+
+    def _shares(self, name: str) -> float:
+        """What a side divides a private sum by, in cohort sizes: peers take the drawn cohort's."""
+        if not self._material.job.private or name.startswith(("pfl-bench", BARE)):
+            return 1.0
+        drawn = len(self._material.clients.users_of_round(1))
+        return drawn / self._material.job.cohort_size
+
+    @torch.no_grad()
+    def _loss(self, vector: Tensor) -> float:
+        """Mean loss of the first round's clients under these parameters."""
+        module = self._material.module().eval()
+        torch.nn.utils.vector_to_parameters(
+            vector, [p for p in module.parameters() if p.requires_grad]
+        )
+        clients = self._material.clients
+        losses = []
+        for user in clients.users_of_round(1):
+            inputs, targets = clients.client(user, 1)
+            losses.append(float(self._material.loss(module(inputs), targets)))
+        return sum(losses) / len(losses)
+
+
+def tell(line: str) -> None:
+    """Say something beside the results."""
+    print(line, file=sys.stderr, flush=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from importlib import metadata
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn import functional
@@ -19,6 +21,7 @@ NUM_CLASSES = 10
 NUM_HELD_OUT = NUM_EXAMPLES // 6  # a sixth for "val" and a sixth for "test"
 MAX_PIXEL = 16.0
 USERS_PER_HELD_OUT_USER = 6
+_FILE = "sklearn/datasets/data/digits.csv.gz"
 
 
 class Options(BaseModel):
@@ -85,9 +88,7 @@ def build(options: Options) -> DigitsTask:
     Returns:
         The task, with splits "train", "val" and "test" of disjoint examples and disjoint users.
     """
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = _read_digits()
     inputs = (pixels / MAX_PIXEL).astype(np.float32)
     targets = labels.astype(np.int64)
     # The order of these draws defines the partition of a seed: new ones go to the end.
@@ -124,3 +125,19 @@ def build(options: Options) -> DigitsTask:
         artificial_users=True,
     )
     return DigitsTask(splits, facts)
+
+
+def _read_digits() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Pixels of shape (1797, 64), 0 to 16, and labels of shape (1797,), from scikit-learn's file.
+
+    Importing scikit-learn, which reads the same file, takes a second; this takes 0.02.
+    """
+    try:
+        home = metadata.distribution("scikit-learn")
+        table = np.loadtxt(str(home.locate_file(_FILE)), delimiter=",")
+    except (metadata.PackageNotFoundError, OSError):
+        from sklearn.datasets import load_digits
+
+        pixels, labels = load_digits(return_X_y=True)
+        return pixels, labels
+    return table[:, :-1], table[:, -1]

@@ -1,4 +1,4 @@
-"""Models of the FEMNIST task: LEAF's network, the one of Reddi et al., and softmax regression."""
+"""Models of the FEMNIST task: LEAF's network, Reddi et al.'s, ResNet-18, softmax regression."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from pfl_bench.types import ConfigError, DataFacts
+from tasks.flair.normalization import use_group_norm
 
 IMAGE_SHAPE = (1, 28, 28)
 
@@ -17,12 +18,12 @@ class Options(BaseModel):
     """Options of the FEMNIST models.
 
     Attributes:
-        name: "leaf_cnn", "cnn" or "softmax".
+        name: "leaf_cnn", "cnn", "resnet18" or "softmax".
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    name: Literal["leaf_cnn", "cnn", "softmax"]
+    name: Literal["leaf_cnn", "cnn", "resnet18", "softmax"]
 
 
 def leaf_cnn(num_classes: int) -> nn.Module:
@@ -76,6 +77,31 @@ def cnn(num_classes: int) -> nn.Module:
     )
 
 
+def resnet18(num_classes: int) -> nn.Module:
+    """Build torchvision's ResNet-18 for one channel, with GroupNorm; 11,202,046 parameters at 62.
+
+    Its first layer and pooling are those for images of 224 pixels, as FedScale takes them, so the
+    last block sees one pixel. FedScale repeats the channel three times, and has BatchNorm, whose
+    statistics no update carries here.
+
+    Args:
+        num_classes: Number of logits.
+
+    Returns:
+        A network from shape (n, 1, 28, 28) to logits of shape (n, num_classes).
+
+    Source: He et al. 2016, "Deep Residual Learning for Image Recognition"; Lai et al. 2022
+        (FedScale), table 4.
+    """
+    from torchvision.models import resnet18 as for_colours
+
+    module: nn.Module = for_colours(weights=None, num_classes=num_classes)
+    module.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
+    nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
+    use_group_norm(module)
+    return module
+
+
 def softmax(num_classes: int) -> nn.Module:
     """Build softmax regression on the pixels; 48,670 parameters at 62 classes."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(IMAGE_SHAPE), num_classes))
@@ -99,5 +125,5 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
             f"model {options.name!r} of task femnist takes inputs of shape {IMAGE_SHAPE}, but the "
             f"data ({facts.variant}) have {tuple(facts.input_shape)}; use femnist data"
         )
-    builders = {"leaf_cnn": leaf_cnn, "cnn": cnn, "softmax": softmax}
+    builders = {"leaf_cnn": leaf_cnn, "cnn": cnn, "resnet18": resnet18, "softmax": softmax}
     return builders[options.name](facts.num_classes)

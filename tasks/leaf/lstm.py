@@ -78,7 +78,10 @@ class LstmLayer(nn.Module):
             # Opacus takes gradients of single examples by torch.func, which sees through these.
             return _plain(inputs, *weights)
         if self._has_own_passes(inputs):
-            return cast("Tensor", _Recurrence.apply(inputs, *weights))
+            # In float32 under autocast too, which casts the weights at each step: two layers of 256
+            # units took 5.9 ms a step on 5 sequences of 10, and 9.1 in bfloat16.
+            with torch.autocast("cpu", enabled=False):
+                return cast("Tensor", _Recurrence.apply(inputs.to(self.bias.dtype), *weights))
         return _by_library(inputs, *weights)
 
     def forward_lanes(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
@@ -99,7 +102,6 @@ class LstmLayer(nn.Module):
             and inputs.shape[1] < FEW_STEPS
             and self.hidden_size >= LARGE_HIDDEN_SIZE
             and torch.get_num_threads() == 1
-            and not torch.is_autocast_enabled("cpu")
         )
 
 

@@ -25,10 +25,15 @@ def lstm_lanes(inputs: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tenso
     Returns:
         Shape (L * n, T, H), with the steps as the slowest axis of memory.
     """
-    if torch.is_autocast_enabled(inputs.device.type):
+    kind = inputs.device.type
+    if kind != "cpu" and torch.is_autocast_enabled(kind):
         outputs = _plain(inputs, weight_ih, weight_hh, bias)
     else:
-        outputs = cast("Tensor", _Recurrence.apply(inputs, weight_ih, weight_hh, bias))
+        # On a CPU in float32 always: in bfloat16, written out over time, a layer takes four times
+        # as long (77 ms against 22, and 8.8 against 2.1, for 80 and 10 steps of 256 units).
+        with torch.autocast("cpu", enabled=False):
+            inputs = inputs.to(bias.dtype)
+            outputs = cast("Tensor", _Recurrence.apply(inputs, weight_ih, weight_hh, bias))
     return outputs.flatten(1, 2).transpose(0, 1)
 
 

@@ -200,3 +200,49 @@ def write_celeba(path: Path) -> None:
     }
     names = {"targets": ["not smiling", "smiling"]}
     _write_leaf(path, "celeba", 2, (3, 84, 84), fields, names, {"label": "Smiling"})
+
+
+def write_openimage(path: Path) -> None:
+    """Pictures of 32 x 24 pixels, of four things."""
+    fields = {"image": FieldSpec("uint8", ragged=True), "targets": FieldSpec("uint16")}
+    names = {"targets": ["Ball", "Kite", "Ring", "Tent"]}
+    _write_leaf(path, "openimage", 4, (3, 256, 256), fields, names, {})
+
+
+def write_google_speech(path: Path) -> None:
+    """Half a second of noise, of 35 words."""
+    from tasks.google_speech.words import WORDS
+
+    rng = np.random.default_rng(0)
+    with StoreWriter(
+        path,
+        task="google_speech",
+        variant="generated",
+        source="noise",
+        split_by="example",
+        num_classes=len(WORDS),
+        input_shape=(1, 32, 32),
+        fields={"audio": FieldSpec("int16", ragged=True), "targets": FieldSpec("uint16")},
+    ) as writer:
+        writer.set_names("targets", WORDS)
+        for user in range(LEAF_USERS):
+            for split in SPLITS:
+                audio = rng.integers(-9000, 9000, (4, 8000)).astype(np.int16)
+                targets = rng.integers(0, len(WORDS), 4).astype(np.uint16)
+                writer.append(split, f"user-{user:02d}", audio=list(audio), targets=targets)
+
+
+def write_amazon_review(path: Path) -> None:
+    """Reviews of three words of a vocabulary of 40, which are letters alone."""
+    fields = {"tokens": FieldSpec("uint32", ragged=True), "targets": FieldSpec("uint8")}
+    words = ["<PAD>", "<UNK>", *("a" * length for length in range(1, 39))]
+    names = {"vocabulary": words, "targets": [f"{stars} stars" for stars in range(1, 6)]}
+    extra = {"vocabulary": {"size": 40}}
+    _write_leaf(path, "amazon_review", 5, (3,), fields, names, extra)
+
+
+def write_reddit_albert(path: Path) -> None:
+    """Blocks of 64 of 40 tokens."""
+    fields = {"tokens": FieldSpec("uint16", (64,))}
+    names = {"vocabulary": ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]", *_words(40)[5:]]}
+    _write_leaf(path, "reddit_albert", 40, (64,), fields, names, {"pad_id": 0, "unk_id": 1})

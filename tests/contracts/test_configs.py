@@ -22,10 +22,14 @@ from pfl_bench.views import check_measured, load_view
 from tests.contracts.small_stores import (
     FLAIR_USERS,
     LEAF_USERS,
+    write_amazon_review,
     write_celeba,
     write_femnist,
     write_flair,
+    write_google_speech,
+    write_openimage,
     write_reddit,
+    write_reddit_albert,
     write_sent140,
     write_shakespeare,
 )
@@ -38,12 +42,16 @@ VIEWS = [path for path in FILES if kind_of(path) == "view"]
 SWEEPS = [path for path in FILES if kind_of(path) == "sweep"]
 DIGITS_USERS = 300
 SMALL_SIDE = 32
-SLOW = frozenset({"flair", "shakespeare"})
+SLOW = frozenset({"flair", "google_speech", "openimage", "shakespeare"})
 STORES = {
+    "amazon_review": write_amazon_review,
     "celeba": write_celeba,
     "femnist": write_femnist,
     "flair": write_flair,
+    "google_speech": write_google_speech,
+    "openimage": write_openimage,
     "reddit": write_reddit,
+    "reddit_albert": write_reddit_albert,
     "sent140": write_sent140,
     "shakespeare": write_shakespeare,
 }
@@ -57,7 +65,7 @@ def name_of(path: Path) -> str:
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Small stores by task, and "weights": random ones in torchvision's form for ResNet-18."""
+    """Small stores by task; "weights", random ones for ResNet-18; "words", vectors of two."""
     from torchvision.models import resnet18
 
     folder = tmp_path_factory.mktemp("small")
@@ -67,6 +75,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     torch.manual_seed(0)
     files["weights"] = folder / "random-resnet18.pth"
     torch.save(resnet18(weights=None).state_dict(), files["weights"])
+    files["words"] = folder / "vectors.txt"
+    files["words"].write_text("a 1.0 2.0\naa 2.0 1.0\n", encoding="utf-8")
     return files
 
 
@@ -94,8 +104,14 @@ def shortened(row: Path, small: dict[str, Path]) -> list[str]:
         overrides += [f"task.resize={SMALL_SIDE}", f"task.crop={crop}"]
         if tree["model"]["init"] == "imagenet":
             overrides.append(f"model.weights={small['weights']}")
-    if task["name"] == "celeba":
+    if task["name"] in ("celeba", "openimage"):
         overrides.append(f"task.size={SMALL_SIDE}")
+    if tree["model"].get("embeddings") is not None:
+        overrides.append(f"model.embeddings={small['words']}")
+    if task["name"] == "reddit_albert":
+        pytest.importorskip("transformers", reason="the extra albert is not installed")
+        overrides += ["model.hidden_size=24", "model.num_hidden_layers=2"]
+        overrides += ["model.num_attention_heads=2", "model.intermediate_size=32"]
     if task["name"] in SLOW:
         # Four clients of a large model show what twelve do, in a third of the time.
         cohort = 4
@@ -115,6 +131,8 @@ def _trained_once(tree: dict[str, Any], users: int, cohort: int) -> list[str]:
     overrides = ["federated.num_rounds=1", f"federated.cohort_size={cohort}"]
     if federated["local_epochs"] > 5:
         overrides.append("federated.local_epochs=6")
+    if (federated["local_steps"] or 0) > 5:
+        overrides.append("federated.local_steps=2")
     if tree["evaluation"]["adaptation"] is not None:
         overrides.append("evaluation.adaptation.num_steps=2")
     privacy = tree["privacy"]
@@ -221,7 +239,8 @@ def prepare_commands(row: Path) -> list[list[str]]:
     ]
 
 
-LEAF_ROWS = [row for row in ROWS if name_of(row).startswith(("leaf/", "reddit/"))]
+PREPARED = ("fedscale/table4/openimage", "fedscale/table4/speech", "leaf/", "reddit/")
+LEAF_ROWS = [row for row in ROWS if name_of(row).startswith(PREPARED)]
 
 
 @pytest.mark.parametrize("row", LEAF_ROWS, ids=name_of)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -194,12 +195,14 @@ def test_a_checkpoint_that_forgot_the_bound_is_found(copied: Path) -> None:
 
 
 def test_a_run_that_was_cut_is_audited_against_its_plan(tmp_path: Path) -> None:
+    from pfl_bench.crew.types import Alone
     from pfl_bench.run_folder import RunFolder
     from pfl_bench.runner import _Run
 
-    with RunFolder(tmp_path / "cut") as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(RunFolder(tmp_path / "cut"))
         resolved = make_config("private_federated")
-        cut = _Run(resolved, folder)
+        cut = _Run(resolved, folder, Alone(), stack, profile=None)
         folder.record(resolved)
         cut._trainer.begin(0)
         cut._write_statement(None)
@@ -207,7 +210,6 @@ def test_a_run_that_was_cut_is_audited_against_its_plan(tmp_path: Path) -> None:
             cut._trainer.advance(index)
             if index == 2:
                 cut._save(index)
-        cut.close()
     done = audit_run(tmp_path / "cut", 1)
     assert done.num_failed == 0
     checks = {check.name: check for check in done.checks}

@@ -40,6 +40,7 @@ PARTICIPATIONS = {
     "cyclic_poisson": Participation("cyclic_poisson", 1000, 20, 4),
     "fixed_size": Participation("fixed_size", 1000, 20),
     "full": Participation("full", 1000, 1000),
+    "selected": Participation("selected", 1000, 20, 4, 3),
 }
 BOUND: dict[str, Any] = {"clip_norm": 1.0}
 MECHANISMS: dict[str, tuple[Any, dict[str, Any]]] = {

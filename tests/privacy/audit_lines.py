@@ -34,6 +34,7 @@ class Run:
     noise_cohort: int = 60
     scheme: str = "poisson"
     separation: int = 1
+    max_participations: int | None = None
     shape: str = "gaussian"
     adaptive: bool = True
     noise_multiplier: float = 2.0
@@ -75,10 +76,11 @@ def mechanism_of(run: Run) -> str:
 
 def constants_of(run: Run) -> dict[str, Any]:
     def side(cohort: int, noise: float) -> dict[str, Any]:
+        rate = cohort * run.separation / run.population
         return {
             "population_size": run.population,
             "cohort_size": cohort,
-            "sampling_probability": cohort * run.separation / run.population,
+            "sampling_probability": 1.0 if run.scheme == "selected" else rate,
             "noise_multiplier": noise,
             "delta": run.population**-1.1,
         }
@@ -89,6 +91,7 @@ def constants_of(run: Run) -> dict[str, Any]:
         "mechanism_options": options_of(run),
         "sampling": run.scheme,
         "separation": run.separation,
+        "max_participations": run.max_participations,
         "adjacency": ADJACENCY[run.scheme],  # type: ignore[index]
         "accountant": "pld" if run.shape == "laplace" else "rdp",
         "weighting": "uniform",
@@ -114,6 +117,8 @@ def make_lines(run: Run, seed: int = 0) -> list[dict[str, Any]]:
     lines = []
     for number in range(1, run.rounds + 1):
         users = _draw(run, groups, number, rng)
+        if run.scheme == "selected":
+            users = _select(run, counts, latest, number, rng)
         line, clip, last = _round(run, users, number, clip, last, rng)
         gaps = [number - int(latest[user]) for user in users if latest[user]]
         line |= {
@@ -123,6 +128,7 @@ def make_lines(run: Run, seed: int = 0) -> list[dict[str, Any]]:
         for user in users:
             counts[user] += 1
             latest[user] = number
+        line["largest_count"] = max((int(counts[user]) for user in users), default=0)
         lines.append(json.loads(shared) | line)
     return lines
 
@@ -175,6 +181,25 @@ def _draw(
     if run.draws_twice and len(users) > 1:
         users[0] = users[1]
     return users
+
+
+def _select(
+    run: Run,
+    counts: NDArray[np.int64],
+    latest: NDArray[np.int64],
+    number: int,
+    rng: np.random.Generator,
+) -> NDArray[np.int64]:
+    """Favourites among those who may come again; some of whom are late."""
+    may = np.ones(run.population, dtype=np.bool_)
+    if run.drawn != "too often" and run.max_participations is not None:
+        may &= counts < run.max_participations
+    if run.drawn != "too soon":
+        may &= (latest == 0) | (number - latest >= run.separation)
+    weights = np.exp(np.sin(np.arange(run.population)))[may]
+    size = min(int(may.sum()), run.cohort)
+    users = rng.choice(np.flatnonzero(may), size, replace=False, p=weights / weights.sum())
+    return users[rng.random(size) < 0.8]
 
 
 def _round(
@@ -332,13 +357,21 @@ def subject_of(run: Run, lines: list[dict[str, Any]], **changes: Any) -> Subject
     for label in ("simulated", "actual"):
         side = dict(constants[label])
         participation = Participation(
-            run.scheme, side["population_size"], side["cohort_size"], run.separation
+            run.scheme,
+            side["population_size"],
+            side["cohort_size"],
+            run.separation,
+            run.max_participations,
         )
         part = composition(
             mechanism_of(run), {}, participation, side["noise_multiplier"], run.rounds
         )
         side["epsilon"] = compose_epsilon([part], side["delta"], statement["accountant"])
-        statement[label] = side | {"sampling": run.scheme, "separation": run.separation}
+        statement[label] = side | {
+            "sampling": run.scheme,
+            "separation": run.separation,
+            "max_participations": run.max_participations,
+        }
     configured = Configured(
         unit="user",
         mechanism=mechanism_of(run),
@@ -356,6 +389,7 @@ def subject_of(run: Run, lines: list[dict[str, Any]], **changes: Any) -> Subject
         delta=None,
         accountant=constants["accountant"],
         noise_shape=run.shape,
+        max_participations=run.max_participations,
     )
     coming = run.clip_norm
     if run.adaptive and lines:

@@ -18,6 +18,7 @@ from privacy.audit.check import Check
 from privacy.audit.checks_accounting import check_budget, check_epsilon
 from privacy.audit.checks_clipping import check_clip_path
 from privacy.audit.checks_multiplier import check_delta, check_population
+from privacy.audit.checks_participation import check_participation
 from privacy.audit.checks_record import (
     check_chain,
     check_configuration,
@@ -47,6 +48,9 @@ KINDS = {
     "small cohorts": replace(TRUE, cohort=2, noise_cohort=60, noise_multiplier=3.0),
     "few rounds": replace(TRUE, rounds=3),
     "few parameters": replace(TRUE, num_parameters=3),
+    "selected": replace(TRUE, scheme="selected", separation=4, max_participations=6),
+    "selected without a cap": replace(TRUE, scheme="selected", separation=3),
+    "selected without a distance": replace(TRUE, scheme="selected", max_participations=5),
 }
 
 
@@ -138,6 +142,14 @@ HAPPENS: dict[str, tuple[Run, set[str]]] = {
         {"participation"},
     ),
     "no groups": (replace(KINDS["cyclic"], drawn="any group"), {"separation"}),
+    "a selector that forgets the cap": (
+        replace(KINDS["selected"], drawn="too often"),
+        {"participation"},
+    ),
+    "a selector that forgets the distance": (
+        replace(KINDS["selected"], drawn="too soon"),
+        {"separation"},
+    ),
     "L2 for L1": (replace(KINDS["laplace"], clips_l2=True), {"clip_probe"}),
     "a sum that moves by itself": (replace(TRUE, stray=0.1), {"sum_path"}),
     "no clipping": (replace(TRUE, clips=False), {"clip_bound", "clip_probe"}),
@@ -201,6 +213,10 @@ WRITTEN: dict[str, tuple[Callable[[Lines], None], str]] = {
     "earlier rounds of nobody": (edit(9, returning=0), "participation"),
     "nobody ever comes again": (edit(0, returning=0, smallest_gap=None), "participation"),
     "a round before the first": (edit(5, smallest_gap=5), "participation"),
+    "a largest count of nobody": (edit(1, largest_count=0), "participation"),
+    "a largest count that no round led to": (edit(3, largest_count=4), "participation"),
+    "a largest count below the others": (edit(40, largest_count=2), "participation"),
+    "another cap": (edit(0, max_participations=9), "configuration"),
     "a sum that was not finite for a while": (edit(9, unseen=None), "sum_path"),
     "half a user": (edit(5, realised_cohort=30.5), "cohort_total"),
     "updates of nobody": (edit(5, num_contributions=31), "users_distinct"),
@@ -266,6 +282,52 @@ def test_what_is_written_is_found(lie: str) -> None:
     checks += [check_rounds(evidence, subject), check_constants(evidence)]
     checks += [check_configuration(evidence, subject)]
     assert name in failed(checks)
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "cyclic", "selected"])
+def test_the_largest_count_and_the_smallest_separation_are_recomputed(kind: str) -> None:
+    lines = make_lines(KINDS[kind])
+    check = check_participation(read(lines))
+    assert check.outcome == "passed"
+    assert check.numbers["largest_count"] == max(line["largest_count"] for line in lines)
+    gaps = [line["smallest_gap"] for line in lines if line["smallest_gap"]]
+    assert check.numbers["smallest_gap"] == min(gaps)
+    if kind == "selected":
+        assert (max(line["largest_count"] for line in lines), min(gaps)) == (6, 4)
+        assert "nobody in more than 6 of 40 rounds, nor in two less than 4 apart" in check.evidence
+
+
+def test_of_selected_users_no_law_of_cohorts_is_claimed() -> None:
+    made = outcomes(KINDS["selected"])
+    assert {name for name, check in made.items() if check.outcome == "skipped"} == {
+        "cohort_total",
+        "cohort_dispersion",
+    }
+    assert "selected" in made["cohort_total"].evidence
+    free = outcomes(KINDS["selected without a distance"])["separation"]
+    assert (free.outcome, free.evidence) == (
+        "skipped",
+        "no distance between two rounds of one user is claimed",
+    )
+
+
+@pytest.mark.parametrize("key", ["largest_count", "smallest_gap"])
+def test_participation_that_is_not_recorded_is_not_passed(key: str) -> None:
+    lines = make_lines(KINDS["selected"])
+    for line in lines:
+        del line[key]
+    assert check_participation(read(lines)).outcome == "skipped"
+
+
+def test_epsilon_of_selected_users_counts_a_user_s_rounds() -> None:
+    run = replace(QUICK, scheme="selected", separation=2, max_participations=2, rounds=5)
+    lines = make_lines(run)
+    subject = subject_of(run, lines)
+    assert check_epsilon(read(lines), subject, "actual").outcome == "passed"
+    edit(0, max_participations=1)(lines)
+    capped = check_epsilon(read(lines), subject, "actual")
+    assert capped.outcome == "failed"
+    assert "it is of other rounds" in capped.evidence
 
 
 def test_a_checkpoint_that_forgot_the_bound_is_found() -> None:

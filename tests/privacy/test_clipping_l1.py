@@ -148,7 +148,7 @@ def test_bounds_that_are_not_allowed(bound: float) -> None:
     [
         (torch.zeros(2), torch.ones(3), "total must be float32"),
         (torch.zeros(2), torch.full((3,), math.nan), "total must be float32"),
-        (torch.zeros(2, dtype=torch.float64), torch.ones(2), "total must be float32"),
+        (torch.zeros(2, dtype=torch.float16), torch.ones(2), "total must be float32"),
         (torch.zeros(2, 2), torch.ones(2, 2), "flat tensor"),
         (torch.zeros(2), torch.ones(2, dtype=torch.int64), "flat tensor"),
         (torch.zeros(2, device="meta"), torch.ones(2), "move the update"),

@@ -155,10 +155,19 @@ def test_an_l1_clip_is_watched_in_l1() -> None:
 
 def test_participation_is_counted_over_a_resume() -> None:
     history, resumed = ParticipationHistory(5), ParticipationHistory(5)
-    assert history.add(np.array([0, 1]), 1) == {"returning": 0, "smallest_gap": None}
-    assert history.add(np.array([1, 2]), 3) == {"returning": 1, "smallest_gap": 2}
+    keys = ("returning", "smallest_gap", "largest_count")
+
+    def added(to: ParticipationHistory, users: list[int], number: int) -> tuple[int | None, ...]:
+        recorded = to.add(np.array(users, dtype=np.int64), number)
+        assert set(recorded) == set(keys)
+        return tuple(recorded[key] for key in keys)
+
+    assert added(history, [0, 1], 1) == (0, None, 1)
+    assert added(history, [], 2) == (0, None, 0)
+    assert added(history, [1, 2], 3) == (1, 2, 2)
     resumed.load_state_dict(history.state_dict())
-    assert resumed.add(np.array([1, 2, 4]), 4) == {"returning": 3, "smallest_gap": 1}
+    assert added(resumed, [1, 2, 4], 4) == (3, 1, 3)
+    assert added(resumed, [0], 5) == (1, 4, 2)
     with pytest.raises(PrivacyError, match="6 users"):
         ParticipationHistory(6).load_state_dict(history.state_dict())
 

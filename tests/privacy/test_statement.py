@@ -71,6 +71,7 @@ def test_json_has_the_agreed_keys() -> None:
         "sampling",
         "sampling_probability",
         "separation",
+        "max_participations",
         "noise_multiplier",
         "delta",
         "epsilon",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pfl_bench import federated, private_rounds
+from pfl_bench import cohort_training, federated, hands
 from pfl_bench.algorithms import fedavg
 from pfl_bench.engine.sequential import SequentialEngine
 from pfl_bench.types import LocalResult
@@ -22,11 +22,12 @@ from privacy.mechanisms import adaptive_gaussian, gaussian, laplace
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
 from privacy.mechanisms.gaussian import Gaussian, accumulate_clipped
 from tasks.digits import models
-from tests.sabotage.planting import ADAPTIVE, CLIP_NORM, LAPLACE, ROUNDS, Bug, Patch
+from tests.sabotage.planting import ADAPTIVE, CLIP_NORM, COHORT, LAPLACE, ROUNDS, Bug, Patch
 
 # Elements of the first layer's weight, which come before its bias.
 WEIGHTS = 640
 BAD_USER = 7
+LAST_HAND = hands.number_of_hands(COHORT) - 1
 
 
 def no_check(*_: Any) -> None:
@@ -101,22 +102,22 @@ def nan_client(patch: Patch) -> None:
 
 
 def wide_bound_for_one(patch: Patch) -> None:
-    real = private_rounds.PrivateRounds.take_in
+    real = cohort_training.Intake.take_in
 
     def take_in(
         self: Any, aggregate: Any, update: Tensor, weight: float, index: int, user: int
     ) -> Any:
         with Patch.context() as inner:
             if user % 20 == BAD_USER:
-                inner.setattr(self.plan.mechanism, "_clip_norm", 4.0 * CLIP_NORM)
+                inner.setattr(self.mechanism, "_clip_norm", 4.0 * CLIP_NORM)
             return real(self, aggregate, update, weight, index, user)
 
-    patch.setattr(private_rounds.PrivateRounds, "take_in", take_in)
+    patch.setattr(cohort_training.Intake, "take_in", take_in)
 
 
 def silent_wide_bound(patch: Patch) -> None:
     """One user's update is added four times, and nothing counts it."""
-    real = private_rounds.PrivateRounds.take_in
+    real = cohort_training.Intake.take_in
 
     def take_in(
         self: Any, aggregate: Any, update: Tensor, weight: float, index: int, user: int
@@ -126,7 +127,7 @@ def silent_wide_bound(patch: Patch) -> None:
             aggregate.total.add_(update, alpha=3.0 * CLIP_NORM / outcome.norm)
         return outcome
 
-    patch.setattr(private_rounds.PrivateRounds, "take_in", take_in)
+    patch.setattr(cohort_training.Intake, "take_in", take_in)
 
 
 def weigh_by_examples(patch: Patch) -> None:
@@ -159,6 +160,30 @@ def summed_twice(patch: Patch) -> None:
                 yield result
 
     patch.setattr(SequentialEngine, "train", train)
+
+
+def hand_summed_twice(patch: Patch) -> None:
+    """Two processes' hands are added in two places, and counted in one."""
+    real = hands.SumTree._add
+
+    def add(self: hands.SumTree, left: hands.Node, right: hands.Node) -> Aggregate | None:
+        if left.aggregate is not None and right.aggregate is not None:
+            left.aggregate.total.add_(right.aggregate.total)
+        return real(self, left, right)
+
+    patch.setattr(hands.SumTree, "_add", add)
+
+
+def hand_lost(patch: Patch) -> None:
+    """What the last hand has sent is lost on its way, and what was counted of it arrives."""
+    real = hands.SumTree.push
+
+    def push(self: hands.SumTree, node: hands.Node) -> None:
+        if node.level == 0 and node.place == LAST_HAND and node.aggregate is not None:
+            node.aggregate.total.zero_()
+        real(self, node)
+
+    patch.setattr(hands.SumTree, "push", push)
 
 
 def bits_of_one(patch: Patch) -> None:
@@ -231,7 +256,7 @@ def forget_batchnorm_plan(patch: Patch) -> None:
 def forget_batchnorm(patch: Patch) -> None:
     """Past the plan, and past the trainer's own look at the buffers."""
     forget_batchnorm_plan(patch)
-    patch.setattr(federated.FederatedTrainer, "_check_buffers", no_check)
+    patch.setattr(cohort_training.CohortTraining, "_check_buffers", no_check)
 
 
 def scaffold(patch: Patch) -> None:
@@ -247,7 +272,7 @@ def forget_uploads(patch: Patch) -> None:
     """The variates are summed without a bound, and move the model beside the noised update."""
     patch.setattr(plan_checks, "_check_uploads", no_check)
     variates: list[Tensor] = []
-    take_in = private_rounds.PrivateRounds.take_in
+    take_in = cohort_training.Intake.take_in
     step = federated.FederatedTrainer._take_central_step
 
     def collect(self: Any, aggregate: Any, update: Tensor, *rest: Any) -> ClipOutcome:
@@ -259,7 +284,7 @@ def forget_uploads(patch: Patch) -> None:
         variates.clear()
         return step(self, mean_update + 0.1 * correction, index)
 
-    patch.setattr(private_rounds.PrivateRounds, "take_in", collect)
+    patch.setattr(cohort_training.Intake, "take_in", collect)
     patch.setattr(federated.FederatedTrainer, "_take_central_step", corrected)
 
 
@@ -303,14 +328,14 @@ CLIPPING_BUGS = (
     Bug(
         "wide_bound_for_one",
         "a bound four times as large for one user in twenty",
-        "`PrivateRounds.take_in`",
+        "`Intake.take_in`",
         expects=("clip_bound",),
         plant=wide_bound_for_one,
     ),
     Bug(
         "silent_wide_bound",
         "one user's update counts four times, and no count says so",
-        "`PrivateRounds.take_in` adds it again",
+        "`Intake.take_in` adds it again",
         expects=("sum_path",),
         plant=silent_wide_bound,
     ),
@@ -351,6 +376,20 @@ CLIPPING_BUGS = (
         "`SequentialEngine.train` yields it again",
         expects=("users_distinct",),
         plant=summed_twice,
+    ),
+    Bug(
+        "hand_summed_twice",
+        "sums that processes bring are added twice, and counted once",
+        "`SumTree._add` adds the right one again",
+        expects=("sum_path",),
+        plant=hand_summed_twice,
+    ),
+    Bug(
+        "hand_lost",
+        "the sum that a process brings is lost, its counts are not",
+        "`SumTree.push` empties the last hand",
+        expects=("sum_path",),
+        plant=hand_lost,
     ),
     Bug(
         "bits_not_centred",

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_bench import federated, private_rounds
+from pfl_bench import cohort_training, federated
 from pfl_bench.rng import Purpose
 from pfl_bench.rng import stream as real_stream
 from privacy.aggregate import Aggregate
@@ -194,9 +194,9 @@ def count_noise(draw: float) -> Plant:
 
 
 def same_noise_of_all_clients(patch: Patch) -> None:
-    real = private_rounds.PrivateRounds._client_noise
+    real = cohort_training.Intake._client_noise
     patch.setattr(
-        private_rounds.PrivateRounds,
+        cohort_training.Intake,
         "_client_noise",
         lambda self, index, client: real(self, index, 0),
     )
@@ -392,7 +392,7 @@ NOISE_BUGS = (
     Bug(
         "clients_share_noise",
         "local noise: all clients of a round draw from one stream",
-        "`PrivateRounds._client_noise` without the client",
+        "`Intake._client_noise` without the client",
         expects=("noise_scale",),
         plant=same_noise_of_all_clients,
         changes=LOCAL,

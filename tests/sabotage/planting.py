@@ -72,6 +72,22 @@ TREE = {
 # The noise of a deployment of twice the cohort, which this run gets at the multiplier of 1.
 SMALLER_COHORT = {"privacy__noise_cohort_size": 2 * COHORT, "privacy__noise_multiplier": 2.0}
 FIXED_SIZE = {"federated__sampling": "fixed_size"}
+DEVICES = {"systems": {"source": {"name": "generated"}}}
+SELECTED = {
+    **DEVICES,
+    "federated__sampling": "selected",
+    "federated__separation": 3,
+    "federated__max_participations": 5,
+}
+SELECTED_BANDED = {
+    **SELECTED,
+    "privacy__noise_multiplier": 4.0,
+    "privacy__mechanism": {
+        "name": "banded_matrix_factorization",
+        "clip_norm": CLIP_NORM,
+        "bands": 4,
+    },
+}
 
 
 def nothing(_: Any) -> None:

@@ -10,8 +10,20 @@ from numpy.typing import NDArray
 
 from pfl_bench import federated, sampling
 from pfl_bench.sampling import CyclicPoissonSampler, FixedSizeSampler, PoissonSampler
+from pfl_bench.systems.limits import Limits
+from privacy import plan
+from privacy.mechanisms import gaussian
 from tasks.digits import task
-from tests.sabotage.planting import CYCLIC, Bug, Patch, Plant
+from tests.sabotage.planting import (
+    CYCLIC,
+    DEVICES,
+    SELECTED,
+    SELECTED_BANDED,
+    Bug,
+    Patch,
+    Plant,
+    nothing,
+)
 
 Users = NDArray[np.int64]
 
@@ -100,6 +112,39 @@ def first_group(self: Any, rng: np.random.Generator, index: int, real: Any) -> U
     return users
 
 
+def forgetting_the_cap(patch: Patch) -> None:
+    real = Limits.allowed
+
+    def allowed(self: Limits, index: int) -> Users:
+        self._counts[:] = 0
+        return real(self, index)
+
+    patch.setattr(Limits, "allowed", allowed)
+
+
+def forgetting_the_distance(patch: Patch) -> None:
+    real = Limits.allowed
+
+    def allowed(self: Limits, index: int) -> Users:
+        self._last[:] = 0
+        return real(self, index)
+
+    patch.setattr(Limits, "allowed", allowed)
+
+
+def unplanned(patch: Patch) -> None:
+    patch.setattr(plan, "check_participation", nothing)
+
+
+def one_round_a_user(patch: Patch) -> None:
+    real = gaussian.sampled_gaussian
+
+    def composed(participation: Any, noise_multiplier: float, rounds: int) -> Any:
+        return real(participation, noise_multiplier, min(rounds, 1))
+
+    patch.setattr(gaussian, "sampled_gaussian", composed)
+
+
 SAMPLING_BUGS = (
     Bug(
         "user_drawn_twice",
@@ -165,5 +210,60 @@ SAMPLING_BUGS = (
         expects=("separation",),
         plant=drawing(CyclicPoissonSampler, first_group),
         changes=CYCLIC,
+    ),
+    Bug(
+        "cap_not_kept",
+        "selected users come more often than their cap",
+        "`Limits.allowed` forgets who was there how often",
+        expects=("participation",),
+        plant=forgetting_the_cap,
+        changes=SELECTED,
+    ),
+    Bug(
+        "distance_not_kept",
+        "selected users come again too soon",
+        "`Limits.allowed` forgets who was there when",
+        expects=("separation",),
+        plant=forgetting_the_distance,
+        changes=SELECTED_BANDED,
+    ),
+    Bug(
+        "cap_paid_once",
+        "a user's first round is accounted, not all that the cap allows",
+        "`Gaussian.composition` is that of one round",
+        expects=("epsilon_simulated", "epsilon_actual"),
+        plant=one_round_a_user,
+        changes=SELECTED,
+    ),
+    Bug(
+        "devices_as_poisson",
+        "who is there at night is accounted as drawn by coins",
+        "configured: `systems` with `federated.sampling: poisson`",
+        words="poisson sampling is accounted, but who takes part rests on",
+        changes=DEVICES,
+    ),
+    Bug(
+        "devices_as_poisson_unplanned",
+        "the same, the plan's check forgotten",
+        "`plan.check_participation` does nothing",
+        expects=("cohort_dispersion", "participation"),
+        plant=unplanned,
+        changes=DEVICES,
+    ),
+    Bug(
+        "losses_select",
+        "users are selected by their losses",
+        "configured: `federated.selection: oort`",
+        words="who takes part would disclose it without noise",
+        changes={**SELECTED, "federated__selection": {"name": "oort"}},
+    ),
+    Bug(
+        "error_feedback",
+        "clients keep what compression has left out, for a later round",
+        "configured: `federated.compression: top_k` with error feedback",
+        words="remembers clients from round to round",
+        changes={
+            "federated__compression": {"name": "top_k", "fraction": 0.1, "error_feedback": True}
+        },
     ),
 )

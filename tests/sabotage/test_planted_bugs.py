@@ -20,6 +20,8 @@ from tests.sabotage.planting import (
     LOCAL,
     PRIVUNIT,
     ROUNDS,
+    SELECTED,
+    SELECTED_BANDED,
     TREE,
     Bug,
     Patch,
@@ -40,7 +42,9 @@ ALWAYS_SKIPPED = {"canaries", "budget"}
 NO_COUNT = {"count_query", "count_noise"}
 CORRELATED = {"noise_multiplier", "noise_independent", "denominator"}
 NO_ELEMENTWISE_LAW = {"noise_shape", "noise_mean", "noise_fresh"} | CORRELATED
-# Kept under cyclic_poisson alone.
+# Of users who are selected, no law of how many is claimed.
+NO_LAW = {"cohort_total", "cohort_dispersion"}
+# Kept under cyclic_poisson and selected alone.
 APART = {"separation"}
 HONEST: dict[str, tuple[dict[str, Any], set[str]]] = {
     "gaussian": ({}, NO_COUNT | APART),
@@ -56,6 +60,9 @@ HONEST: dict[str, tuple[dict[str, Any], set[str]]] = {
     "laplace": (LAPLACE, NO_COUNT | APART),
     "local_gaussian": (LOCAL, NO_COUNT | {"noise_multiplier"} | APART),
     "privunit": (PRIVUNIT, NO_COUNT | NO_ELEMENTWISE_LAW | APART),
+    "selected": (SELECTED, NO_COUNT | NO_LAW),
+    "selected, adaptive_gaussian": ({**SELECTED, **ADAPTIVE}, NO_LAW),
+    "selected, banded": (SELECTED_BANDED, NO_COUNT | NO_LAW | CORRELATED),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl_bench import federated, private_rounds
+from pfl_bench import cohort_training, federated
 from pfl_bench.config_file import ResolvedConfig
 from privacy.clipping import ClipOutcome
 from tests.sabotage.planting import Bug, Patch
@@ -20,7 +20,7 @@ def noise_named_by_seed(patch: Patch) -> None:
 def second_release(patch: Patch) -> None:
     """The updates' bare mean moves the model, too, after the noised one was recorded."""
     updates: list[Tensor] = []
-    take_in = private_rounds.PrivateRounds.take_in
+    take_in = cohort_training.Intake.take_in
     step = federated.FederatedTrainer._take_central_step
 
     def collect(self: Any, aggregate: Any, update: Tensor, *rest: Any) -> ClipOutcome:
@@ -32,7 +32,7 @@ def second_release(patch: Patch) -> None:
         updates.clear()
         return step(self, mean_update + 0.1 * correction, index)
 
-    patch.setattr(private_rounds.PrivateRounds, "take_in", collect)
+    patch.setattr(cohort_training.Intake, "take_in", collect)
     patch.setattr(federated.FederatedTrainer, "_take_central_step", corrected)
 
 

@@ -1,0 +1,112 @@
+"""What aggregations share that look at each update of a round: they are kept until the last.
+
+None of them is private: each sees what every client sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privacy.aggregate import Aggregate
+from privacy.clipping import ClipOutcome
+from privacy.mechanism import Release
+from privacy.mechanisms.none import NoPrivacy
+
+# Elements that are copied at a time: 16 MB in float32.
+_ELEMENTS = 1 << 22
+
+
+class OfKept(NoPrivacy):
+    """Makes one update of all of a round; memory is cohort times P (float32), plus 16 MB or so.
+
+    Clients count alike. An update that is not finite is left out, and counted; a round without
+    clients moves nothing.
+
+    Args:
+        name: Name of the aggregation.
+        combine: Makes one vector of shape (P,), float32, of n >= 1 of that shape and type.
+    """
+
+    keeps_updates = True
+
+    def __init__(self, name: str, combine: Callable[[Sequence[Tensor]], Tensor]) -> None:
+        self.name = name
+        self._combine = combine
+
+    def accumulate(
+        self,
+        aggregate: Aggregate,
+        update: Tensor,
+        weight: float,
+        rng: np.random.Generator | None = None,
+    ) -> ClipOutcome:
+        """Keep a copy of one update.
+
+        Args:
+            aggregate: The round's, changed in place.
+            update: Shape (P,), a float dtype; not changed.
+            weight: Of the client: 1, as ``build_aggregation`` sees to.
+            rng: Not used.
+        """
+        outcome = super().accumulate(aggregate, update, weight)
+        if outcome.finite:
+            if aggregate.updates is None:
+                aggregate.updates = []
+            aggregate.updates.append(update.detach().to(torch.float32, copy=True))
+        return outcome
+
+    def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
+        """Combine the round's updates.
+
+        Args:
+            aggregate: The merged aggregate of all clients; not changed.
+            rng: Not used.
+        """
+        updates = aggregate.updates
+        if updates:
+            mean_update = self._combine(updates)
+        else:
+            mean_update = torch.zeros_like(aggregate.total, dtype=torch.float32)
+        return Release(
+            mean_update=mean_update,
+            clip_norm=None,
+            update_noise_stddev=0.0,
+            count_noise_stddev=None,
+            noisy_fraction_unclipped=None,
+        )
+
+
+def chunks(updates: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+    """Go through updates some coordinates at a time, so that no second copy of all is needed.
+
+    Args:
+        updates: n >= 1, each of shape (P,).
+
+    Yields:
+        Which coordinates, and a fresh tensor of shape (n, how many).
+    """
+    width = max(1, _ELEMENTS // len(updates))
+    for start in range(0, updates[0].numel(), width):
+        part = slice(start, start + width)
+        yield part, torch.stack([update[part] for update in updates])
+
+
+def trimmed(updates: Sequence[Tensor], cut: int) -> Tensor:
+    """Mean of each coordinate's values without the ``cut`` smallest and ``cut`` largest.
+
+    Args:
+        updates: n > 2 * cut, each of shape (P,).
+        cut: At least 0.
+
+    Returns:
+        Shape (P,), float32.
+    """
+    result = torch.empty_like(updates[0])
+    for part, values in chunks(updates):
+        ordered = values.sort(dim=0).values
+        result[part] = ordered[cut : len(updates) - cut].mean(dim=0, dtype=torch.float64)
+    return result

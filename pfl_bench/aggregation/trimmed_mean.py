@@ -1,0 +1,45 @@
+"""The mean of each coordinate without its smallest and largest values over a round's clients.
+
+Not private: the centre sees each update. It keeps a round's updates, cohort times P numbers of
+four bytes.
+
+Source: Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical rates",
+definition 2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pfl_bench.aggregation._kept import OfKept, trimmed
+from privacy.mechanism import Mechanism, NoiseScale
+
+# So that 0.29 of 100 clients are 29, although the product is a little less.
+_ROUNDING = 1e-9
+# One process then trains all clients.
+KEEPS_UPDATES = True
+
+
+class Options(BaseModel):
+    """Options of the trimmed mean.
+
+    Attributes:
+        trimmed_fraction: Share of a round's clients whose values are cut at each end, rounded
+            down, below 0.5; at least the share of attackers, to be of use.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    trimmed_fraction: Annotated[float, Field(ge=0, lt=0.5)]
+
+
+def build(options: Options, noise: NoiseScale) -> Mechanism:
+    """Build the trimmed mean; nothing is noised."""
+    fraction = options.trimmed_fraction
+    return OfKept(
+        "trimmed_mean",
+        lambda updates: trimmed(updates, math.floor(fraction * len(updates) + _ROUNDING)),
+    )

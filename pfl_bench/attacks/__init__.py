@@ -1,0 +1,1 @@
+"""Clients that attack: corrupted data, and updates that are made to win."""

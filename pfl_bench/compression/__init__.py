@@ -1,0 +1,1 @@
+"""How clients make their updates smaller before they send them: plug-ins, one a file."""

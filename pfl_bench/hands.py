@@ -1,0 +1,164 @@
+"""Dealing a round's clients into hands, and adding the hands' sums in one order.
+
+How clients are dealt and in which order sums are added depends on the round's users alone, not on
+how many processes train them: float addition is not associative, and a private run's noise must
+never stand beside two sums of one round that differ. So a run gives the same bits with one process
+and with sixty-four.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfl_bench.types import LocalTraining
+from privacy.aggregate import Aggregate
+
+# At most so many processes can share a round out.
+MOST_HANDS = 64
+# A hand costs one more addition of P elements, which a few clients pay for.
+_CLIENTS_A_HAND = 4
+
+
+def number_of_hands(cohort_size: int) -> int:
+    """Hands of a round: a power of two, about one for four clients of the expected cohort."""
+    wanted = max(1, cohort_size // _CLIENTS_A_HAND)
+    return int(min(MOST_HANDS, 1 << (wanted - 1).bit_length()))
+
+
+def hands_of(rank: int, size: int, hands: int) -> range:
+    """The hands of one of ``size`` processes; none for one too many."""
+    return range(rank * hands // size, (rank + 1) * hands // size)
+
+
+def expected_costs(sizes: NDArray[np.int64], local: LocalTraining) -> NDArray[np.float64]:
+    """What training clients is expected to take, in examples' worth of time.
+
+    A step costs its examples and half a batch more, for what does not depend on their number; a
+    client, one batch more, to be read, reset and clipped.
+
+    Args:
+        sizes: Shape (n,), the clients' examples.
+        local: How they train.
+
+    Returns:
+        Shape (n,), positive.
+    """
+    batch = local.batch_size
+    costs: NDArray[np.float64]
+    if local.batch_fraction is not None:
+        costs = np.ceil(sizes * local.batch_fraction) + 1.0
+        return costs
+    examples = sizes.astype(np.float64) * local.epochs
+    if local.batches_across_epochs:
+        steps = np.ceil(examples / batch)
+    else:
+        steps = np.ceil(sizes / batch) * local.epochs
+    if local.max_steps is not None:
+        steps = np.minimum(steps, local.max_steps)
+        examples = np.minimum(examples, steps * batch)
+    costs = examples + steps * (batch / 2) + batch
+    return costs
+
+
+def deal(
+    users: NDArray[np.int64], costs: NDArray[np.float64], hands: int
+) -> list[NDArray[np.int64]]:
+    """Deal clients, the most expensive first, each to the hand that has the least so far.
+
+    Args:
+        users: Shape (n,).
+        costs: Shape (n,), of each.
+        hands: How many there are.
+
+    Returns:
+        The users of each hand, in the order of ``users``.
+
+    Source: Graham 1969, longest processing time first: at most 4/3 of the best possible time.
+    """
+    loads = [(0.0, hand) for hand in range(hands)]
+    dealt = np.zeros(len(users), dtype=np.int64)
+    for place in np.argsort(-costs, kind="stable").tolist():
+        load, hand = heapq.heappop(loads)
+        dealt[place] = hand
+        heapq.heappush(loads, (load + float(costs[place]), hand))
+    return [users[dealt == hand] for hand in range(hands)]
+
+
+@dataclass(slots=True)
+class Node:
+    """The sum of 2^level neighbouring hands, from hand ``place * 2^level`` on.
+
+    Attributes:
+        level: 0 for one hand.
+        place: Which of its level.
+        aggregate: The sum; None where nobody was dealt.
+    """
+
+    level: int
+    place: int
+    aggregate: Aggregate | None
+
+
+class SumTree:
+    """Adds hands' sums pairwise, neighbours first, as soon as both are there.
+
+    At most one sum a level waits, so that memory grows with the logarithm of the hands.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._free: list[Tensor] = []
+
+    def push(self, node: Node) -> None:
+        """Take in the hand or hands that follow those that are there.
+
+        Args:
+            node: Its aggregate belongs to the tree from now on.
+        """
+        while node.place % 2 and self.nodes and self.nodes[-1].level == node.level:
+            left = self.nodes.pop()
+            node = Node(node.level + 1, node.place // 2, self._add(left, node))
+        self.nodes.append(node)
+
+    def sum(self) -> Aggregate | None:
+        """The sum of all hands, once the last was taken in; None if nobody was dealt.
+
+        Hands that are a power of two have come to one node; others are added from the first on.
+        """
+        for node in self.nodes[1:]:
+            first = self.nodes[0]
+            self.nodes[0] = Node(first.level, first.place, self._add(first, node))
+        del self.nodes[1:]
+        return self.nodes[0].aggregate
+
+    def hold(self, vector: Tensor) -> Tensor:
+        """Copy a vector that is about to go, into memory that was used before where it can be."""
+        if not self._free or self._free[-1].dtype != vector.dtype:
+            return vector.clone()
+        return self._free.pop().copy_(vector)
+
+    def zeros(self, num_parameters: int, device: torch.device, cohort_size: int) -> Aggregate:
+        """An empty aggregate, in memory that was used before where there is some."""
+        if not self._free:
+            return Aggregate.zeros(num_parameters, device, cohort_size)
+        return Aggregate(self._free.pop().zero_())
+
+    def clear(self) -> None:
+        """Forget what is there, so that its memory serves the next round."""
+        for node in self.nodes:
+            if node.aggregate is not None:
+                self._free.append(node.aggregate.total)
+        self.nodes = []
+
+    def _add(self, left: Node, right: Node) -> Aggregate | None:
+        if left.aggregate is None or right.aggregate is None:
+            return left.aggregate or right.aggregate
+        left.aggregate.merge(right.aggregate)
+        self._free.append(right.aggregate.total)
+        return left.aggregate

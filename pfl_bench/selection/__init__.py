@@ -1,0 +1,1 @@
+"""Who takes part in a round of simulated devices: plug-ins, one a file."""

@@ -1,0 +1,1 @@
+"""Client systems: what devices can do, when they are available, and how long rounds take them."""

@@ -1,0 +1,155 @@
+"""Benchmarks' results as Markdown: the tables of docs/performance.md.
+
+    python scripts/bench.py page softmax.json reddit.json                 # print them
+    python scripts/bench.py page *.json --into docs/performance.md        # between its two marks
+
+The first table has a row a workload: the fastest of our sides beside the fastest of each peer's.
+One table a file follows, with all sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import spread
+
+OURS = "pfl-bench"
+PEERS = ("bare", "pfl", "Flower")
+BEGIN, END = "<!-- scripts/bench.py page: begin -->", "<!-- scripts/bench.py page: end -->"
+
+
+def _family(side: str) -> str:
+    return side.partition(",")[0]
+
+
+def fastest(result: Mapping[str, Any], family: str) -> str | None:
+    """The side of a family with the least median seconds; None if it has none."""
+    sides = [name for name in result["sides"] if _family(name) == family]
+    return min(sides, key=lambda n: statistics.median(result["sides"][n]["seconds"]), default=None)
+
+
+def speed(
+    result: Mapping[str, Any], side: str, other: str | None, clock: str = "seconds"
+) -> dict[str, float] | None:
+    """How many times as fast a side is as another, round by round; None where it cannot be told."""
+    sides = result["sides"]
+    if other is None or clock not in sides[side] or clock not in sides[other]:
+        return None
+    pairs = zip(sides[side][clock], sides[other][clock], strict=True)
+    return spread([their / own for own, their in pairs])
+
+
+def _shown(value: Mapping[str, float] | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value['median']:.2f} ({value['min']:.2f}-{value['max']:.2f})"
+
+
+def _rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *rows]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+def _what(result: Mapping[str, Any]) -> list[str]:
+    private = "private" if result["private"] else "not private"
+    return [result["workload"], private, result["precision"]]
+
+
+def summary(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A row a workload: speeds of our fastest side, of each peer's fastest, as 1."""
+    rows = []
+    for result in results:
+        ours = fastest(result, OURS)
+        assert ours is not None
+        seconds = statistics.median(result["sides"][ours]["seconds"])
+        cells = [*_what(result), ours, f"{seconds:.3f}"]
+        for peer in PEERS:
+            side = fastest(result, peer)
+            text = _shown(speed(result, ours, side))
+            # Which of a peer's sides, where it is not its plain one.
+            cells.append(text if side in (None, peer) else f"{text}; {side}")
+        rows.append(cells)
+    peers = [f"of the fastest {peer}'s speed" for peer in PEERS]
+    return _rows(["workload", "", "precision", "our fastest", "s a round", *peers], rows)
+
+
+def details(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A row a side: seconds a round, and its speed beside the bare loop's and pfl's."""
+    rows = []
+    for result in results:
+        bare, pfl = fastest(result, "bare"), fastest(result, "pfl")
+        for name, side in result["sides"].items():
+            times = spread(side["seconds"])
+            rows.append(
+                [
+                    *_what(result),
+                    name,
+                    f"{times['median']:.3f} ({times['min']:.3f}-{times['max']:.3f})",
+                    _shown(speed(result, name, bare)),
+                    _shown(speed(result, name, pfl)),
+                    _shown(speed(result, name, pfl, "processor_seconds")),
+                ]
+            )
+    header = ["workload", "", "precision", "side", "s a round", "of the fastest bare loop's speed"]
+    return _rows([*header, "of the fastest pfl's", "of pfl's, processor time"], rows)
+
+
+def _notes(report: Mapping[str, Any]) -> list[str]:
+    """Command, machine, how busy it was, and that the sides agreed."""
+    machine, results = report["machine"], report["results"]
+    threads = machine["omp_num_threads"]
+    command = shlex.join(machine["command"])
+    if threads:
+        command = f"OMP_NUM_THREADS={threads} {command}"
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    found = [side for result in results for side in result["agreement"].values()]
+    norms = [side["norm_difference"] for side in found if "norm_difference" in side]
+    losses = [side["loss_difference"] for side in found if "loss_difference" in side]
+    step = max(side["step_difference"] for side in found if "step_difference" in side)
+    lines = [
+        f"Command: `{command}`. {machine['cores']} cores of {machine['processor']} "
+        f"({', '.join(machine['units'])}). The load average of a minute was "
+        f"{machine['load_before']} before and {machine['load_after']} after. Rounds timed: "
+        f"{', '.join(str(len(r['sides'][fastest(r, OURS)]['seconds'])) for r in results)}. "
+        f"Largest difference of a first central step from the bare loop's: {step:.1e} of it"
+        + (f"; of a side's norm of it: {100 * max(norms):.1f} %" if norms else "")
+        + (f"; of the loss after it: {100 * max(losses):.2f} %." if losses else "."),
+    ]
+    started = {n: s for result in results for n, s in result["startup_seconds"].items()}
+    if started:
+        each = ", ".join(f"{name} {seconds:.1f}" for name, seconds in started.items())
+        lines += ["", f"Seconds to start processes, which no round contains: {each}."]
+    return [*lines, "", f"Versions: {versions}."]
+
+
+def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
+    """All reports: the summary, then each one's details."""
+    results = [result for report in reports for result in report["results"]]
+    lines = [*summary(results), ""]
+    for report in reports:
+        lines += [f"### {report['subject']}", "", *details(report["results"]), ""]
+        lines += [*_notes(report), ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the page, or put it where it belongs."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("files", nargs="+", type=Path, help="of --json")
+    parser.add_argument("--into", type=Path, help="a page with the two marks")
+    options = parser.parse_args()
+    text = markdown([json.loads(path.read_text(encoding="utf-8")) for path in options.files])
+    if options.into is None:
+        print(text)
+        return
+    page = options.into.read_text(encoding="utf-8")
+    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
+        raise SystemExit(f"{options.into}: the lines '{BEGIN}' and '{END}' must be there once each")
+    head, tail = page.split(BEGIN)[0], page.split(END)[1]
+    options.into.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}", encoding="utf-8")

@@ -1,0 +1,104 @@
+"""Models of the Amazon Review task: logistic regression, on word vectors or on a bag of words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, model_validator
+from torch import Tensor, nn
+
+from pfl_bench.store import open_store
+from pfl_bench.types import ConfigError, DataFacts
+from tasks.sent140.embeddings import read_vectors
+from tasks.sent140.models import BagOfWords
+from tasks.sent140.words import SPECIAL, UNKNOWN_ID
+
+BAG, VECTORS = "bag_log_reg", "vector_log_reg"
+
+
+class Options(BaseModel):
+    """Options of the Amazon Review models.
+
+    Attributes:
+        name: "vector_log_reg", FedScale's, or "bag_log_reg".
+        embeddings: File of word vectors (GloVe's text form, or LEAF's embs.json), which
+            "vector_log_reg" needs; they are not trained.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Literal["vector_log_reg", "bag_log_reg"]
+    embeddings: str | None = None
+
+    @model_validator(mode="after")
+    def _embeddings_fit(self) -> Self:
+        if (self.name == VECTORS) != (self.embeddings is not None):
+            raise ValueError(
+                "vector_log_reg needs embeddings = FILE (GloVe's text form, such as "
+                "glove.6B.300d.txt), and bag_log_reg takes none"
+            )
+        return self
+
+
+class SummedVectors(nn.Module):
+    """Softmax regression on the sum of a review's word vectors, scaled to length 1.
+
+    Args:
+        vectors: Shape (V, D): the vector of each number, which stays as it is; zero for what does
+            not count.
+        num_classes: Number of logits.
+
+    Source: FedScale's core/utils/word2vec.py (``sent2vec``).
+    """
+
+    def __init__(self, vectors: Tensor, num_classes: int) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(vectors.shape[0], vectors.shape[1], _weight=vectors)
+        self.vectors.weight.requires_grad_(False)
+        self.logits = nn.Linear(vectors.shape[1], num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits of shape (n, num_classes) of reviews of shape (n, L), int64."""
+        # A review without a known word stays at zero.
+        features = nn.functional.normalize(self.vectors(inputs).sum(dim=1), dim=1)
+        logits: Tensor = self.logits(features)
+        return logits
+
+
+def build(options: Options, facts: DataFacts) -> nn.Module:
+    """Build a model that gives logits of shape (n, num_classes).
+
+    Args:
+        options: Which model.
+        facts: What the task knows of the data; names the store, and so the words.
+
+    Returns:
+        The model; what is random is drawn from torch's global generator. Word vectors require no
+        gradient.
+
+    Raises:
+        ConfigError: The data are not Amazon Review's.
+        DataError: The file of word vectors is missing, damaged, or of other words.
+    """
+    vocabulary = facts.extra.get("vocabulary")
+    if len(facts.input_shape) != 1 or vocabulary is None:
+        raise ConfigError(
+            f"model {options.name!r} of task amazon_review takes numbered words, but the data "
+            f"({facts.variant}) have inputs of shape {tuple(facts.input_shape)}; use "
+            "amazon_review data"
+        )
+    if options.embeddings is None:
+        return BagOfWords(int(vocabulary["size"]) - len(SPECIAL), facts.num_classes, "zeros")
+    vectors = _letters_only(Path(options.embeddings), str(facts.extra["store"]))
+    return SummedVectors(vectors, facts.num_classes)
+
+
+def _letters_only(path: Path, store: str) -> Tensor:
+    """Vectors of the vocabulary's words; as in FedScale, only words of letters alone count."""
+    with open_store(store, "amazon_review") as opened:
+        words = opened.names("vocabulary")
+    ids = {word: row for row, word in enumerate(words) if row > UNKNOWN_ID and word.isalpha()}
+    return torch.from_numpy(np.ascontiguousarray(read_vectors(path, ids, len(words)).values))

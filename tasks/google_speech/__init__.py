@@ -1,0 +1,1 @@
+"""Google Speech Commands as in FedScale: which of 35 words is said, one client a speaker."""

@@ -1,0 +1,85 @@
+"""Turn Google Speech Commands into a store, from FedScale's layout or as Google publishes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.store import FieldSpec
+from pfl_bench.types import DataError
+from tasks.fedscale.generating import GENERATED_MARK
+from tasks.fedscale.layout import FOLDER
+from tasks.fedscale.published import Counts, looks_full, table5
+from tasks.fedscale.streaming import Options, open_layout, write_store
+from tasks.fedscale.survey import Labels, Progress
+from tasks.google_speech.release import ARCHIVE, FILES, is_release, open_release
+from tasks.google_speech.wav import read_wav
+from tasks.google_speech.words import INPUT_SHAPE, WORDS
+
+__all__ = ["FILES", "FILES_NOTE", "Options", "prepare"]
+
+# Source: Lai et al. 2022 (FedScale), table 5; Warden 2018 counts 105,829 clips of 2,618 speakers.
+PUBLISHED = Counts(clients=2_618, samples=105_000, rounding=2_000)
+FILES_NOTE = (
+    "Speech Commands 0.02 as Google publishes it (CC BY 4.0), with Google's split of the speakers, "
+    "not FedScale's."
+)
+
+
+def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
+    """Read a folder and write a store, whole or not at all.
+
+    Samples stay as published, int16. Memory does not grow with them.
+
+    Args:
+        source: Folder in FedScale's layout, with Google's archive, or with what is in that.
+        out: The store to write; an existing one is replaced when all has gone well.
+        options: Which clients are dropped, and what to do about bad clips.
+        progress: Called with what is being done, how much is done, and of how much.
+
+    Returns:
+        Facts for printing: variant, splits with their counts, what was left out, and how the
+        counts compare with the published ones.
+
+    Raises:
+        DataError: A mapping, list or clip is missing or damaged; the message names it.
+    """
+    source = Path(source)
+    mapped, released = (source / FOLDER).is_dir(), is_release(source)
+    if mapped and released:
+        raise DataError(
+            f"{source} holds both FedScale's {FOLDER}/ and Google's release; give a folder with one"
+        )
+    if not mapped and not released:
+        raise DataError(
+            f"{source} holds no Google Speech: neither FedScale's {FOLDER}/train.csv with WAV "
+            f"files in train/, nor Google's {ARCHIVE}, nor that unpacked (validation_list.txt, "
+            "testing_list.txt and a folder a word)"
+        )
+    if mapped:
+        found = open_layout(source, Labels(WORDS), options, progress)
+    else:
+        found = open_release(source, options, progress)
+    generated = (source / GENERATED_MARK).is_file()
+    form = "google-speech" if mapped else "speech-commands"
+    ending = "" if looks_full(found, PUBLISHED) else "-partial"
+    told = "clients as FedScale publishes them" if mapped else "speakers and split as published"
+    extra: dict[str, Any] = {**table5(found, PUBLISHED), "generated": generated}
+    if generated:
+        extra["artificial_users"] = True
+    return write_store(
+        Path(out),
+        found,
+        options,
+        read_wav,
+        FieldSpec("int16", ragged=True),
+        progress,
+        name="audio",
+        task="google_speech",
+        variant="google-speech-generated" if generated else form + ending,
+        source="generated tones in FedScale's layout"
+        if generated
+        else f"Google Speech Commands 0.02, {told}",
+        input_shape=INPUT_SHAPE,
+        extra=extra,
+    )

@@ -1,0 +1,57 @@
+"""WAV files of one word each, by the standard library."""
+
+from __future__ import annotations
+
+import io
+import wave
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.fedscale.samples import SampleError
+from tasks.google_speech.words import SAMPLE_RATE
+
+# A minute; published clips have at most a second.
+_MAX_SAMPLES = 60 * SAMPLE_RATE
+
+
+def read_wav(content: bytes) -> NDArray[np.int16]:
+    """Read the samples of a WAV file: 16 kHz, one channel, 16 bits.
+
+    Args:
+        content: The file's bytes.
+
+    Returns:
+        Shape (n,), n at least 1.
+
+    Raises:
+        SampleError: It is no such file, or is cut.
+    """
+    try:
+        with wave.open(io.BytesIO(content)) as file:
+            found = (file.getframerate(), file.getnchannels(), 8 * file.getsampwidth())
+            announced = file.getnframes()
+            if found != (SAMPLE_RATE, 1, 16):
+                raise SampleError(
+                    f"{found[0]} Hz, {found[1]} channels, {found[2]} bits; it must be "
+                    f"{SAMPLE_RATE} Hz, 1 channel, 16 bits"
+                )
+            if not 0 < announced <= _MAX_SAMPLES:
+                raise SampleError(f"{announced} samples; it must have 1 to {_MAX_SAMPLES}")
+            data = file.readframes(announced)
+    except (wave.Error, EOFError) as error:
+        raise SampleError(f"no WAV file: {error or 'it ends early'}") from error
+    if len(data) != 2 * announced:
+        raise SampleError(f"cut: {len(data) // 2} of {announced} samples")
+    return np.frombuffer(data, dtype="<i2").astype(np.int16, copy=False)
+
+
+def write_wav(samples: NDArray[np.int16]) -> bytes:
+    """Write samples of shape (n,) as such a file."""
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE)
+        file.writeframes(samples.astype("<i2").tobytes())
+    return buffer.getvalue()

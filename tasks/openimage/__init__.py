@@ -1,0 +1,1 @@
+"""OpenImage as FedScale cuts it: one label a picture, one client a Flickr user."""

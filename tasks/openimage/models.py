@@ -1,0 +1,69 @@
+"""Models of the OpenImage task: ShuffleNet-V2 and MobileNet-V2, with GroupNorm for BatchNorm.
+
+Beside them the small network of the FLAIR task, for small pictures on small machines.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+from pydantic import BaseModel, ConfigDict
+from torch import nn
+
+from pfl_bench.types import ConfigError, DataFacts
+from tasks.flair.models import SMALL_CNN, small_cnn
+from tasks.flair.normalization import use_group_norm
+
+
+class Options(BaseModel):
+    """Options of the OpenImage models.
+
+    Attributes:
+        name: "small_cnn", or a torchvision network. FedScale's configuration of ShuffleNet-V2 is
+            "shufflenet_v2_x2_0".
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Literal[
+        "shufflenet_v2_x0_5",
+        "shufflenet_v2_x1_0",
+        "shufflenet_v2_x1_5",
+        "shufflenet_v2_x2_0",
+        "mobilenet_v2",
+        "small_cnn",
+    ]
+
+
+def build(options: Options, facts: DataFacts) -> nn.Module:
+    """Build a network from shape (n, 3, size, size) to logits of shape (n, num_classes).
+
+    BatchNorm's running statistics would leave a client outside the update, neither clipped nor
+    averaged as the algorithm says; GroupNorm keeps none.
+
+    Args:
+        options: Which network.
+        facts: Gives the number of classes and the inputs' shape.
+
+    Returns:
+        The model, freshly initialised from torch's global generator.
+
+    Raises:
+        ConfigError: The data are no pictures in colour.
+
+    Source: Ma et al. 2018 (ShuffleNet V2); Sandler et al. 2018 (MobileNetV2).
+    """
+    from torchvision.models import get_model
+
+    shape = tuple(facts.input_shape)
+    if len(shape) != 3 or shape[0] != 3:
+        raise ConfigError(
+            f"model {options.name!r} of task openimage takes inputs of shape (3, size, size), but "
+            f"the data ({facts.variant}) have {shape}; use openimage data"
+        )
+    classes = facts.num_classes
+    if options.name == SMALL_CNN:
+        return small_cnn(classes)
+    module = cast("nn.Module", get_model(options.name, weights=None, num_classes=classes))
+    use_group_norm(module)
+    return module

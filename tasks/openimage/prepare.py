@@ -1,0 +1,67 @@
+"""Turn OpenImage in FedScale's layout into a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.store import FieldSpec
+from tasks.fedscale.generating import GENERATED_MARK
+from tasks.fedscale.published import Counts, looks_full, table5
+from tasks.fedscale.streaming import Options, open_layout, write_store
+from tasks.fedscale.survey import Labels, Progress
+from tasks.openimage.pictures import check_picture
+
+__all__ = ["Options", "prepare"]
+
+# Source: Lai et al. 2022 (FedScale), table 5.
+PUBLISHED = Counts(clients=13_771, samples=1_300_000, rounding=100_000)
+SIZE = 256
+
+
+def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
+    """Read a folder in FedScale's layout and write a store, whole or not at all.
+
+    Pictures keep their bytes, JPEG or PNG. Memory does not grow with them.
+
+    Args:
+        source: Folder with ``client_data_mapping/`` and the pictures in ``train/``, ``val/`` and
+            ``test/``.
+        out: The store to write; an existing one is replaced when all has gone well.
+        options: Which clients are dropped, and what to do about bad pictures.
+        progress: Called with what is being done, how much is done, and of how much.
+
+    Returns:
+        Facts for printing: variant, splits with their counts, what was left out, and how the
+        counts compare with the published ones.
+
+    Raises:
+        DataError: A mapping or picture is missing or damaged; the message names file and line.
+    """
+    source = Path(source)
+    found = open_layout(source, Labels(), options, progress)
+    generated = (source / GENERATED_MARK).is_file()
+    full = looks_full(found, PUBLISHED)
+    extra: dict[str, Any] = {**table5(found, PUBLISHED), "generated": generated}
+    if generated:
+        extra["artificial_users"] = True
+    return write_store(
+        Path(out),
+        found,
+        options,
+        check_picture,
+        FieldSpec("uint8", ragged=True),
+        progress,
+        name="image",
+        task="openimage",
+        variant="openimage-generated"
+        if generated
+        else "openimage"
+        if full
+        else "openimage-partial",
+        source="drawn shapes in FedScale's layout"
+        if generated
+        else "OpenImage, pictures and clients as FedScale publishes them",
+        input_shape=(3, SIZE, SIZE),
+        extra=extra,
+    )

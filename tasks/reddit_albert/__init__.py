@@ -1,0 +1,1 @@
+"""Reddit with ALBERT: fill in masked tokens of comments, one client an author."""

@@ -1,0 +1,117 @@
+"""Generates made-up comments, a text file a client, as FedScale publishes Reddit.
+
+The comments are those of ``tasks.reddit.drawing``: numbers of users and comments and their skew are
+Reddit's, the words are numbered, the users made up, and ``GENERATED.txt`` in the folder says so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from pfl_bench.store import new_folder
+from pfl_bench.types import DataError
+from tasks.fedscale.generating import GENERATED_MARK
+from tasks.leaf.dealing import Progress
+from tasks.reddit.drawing import FEWEST, MOST, draw_blocks
+
+# Of ten clients one is for val and two for test: whole clients, as in FedScale.
+SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}
+SUBREDDITS = 5
+
+
+class Options(BaseModel):
+    """Options of generating comments.
+
+    Attributes:
+        users: Number of clients of all splits together.
+        comments: Comments of all users, 5 to 1,000 a user; None for 34 a user, LEAF's mean.
+        mean_tokens: Mean number of words of a comment, 6 to 100.
+        words: Different words.
+        seed: Seed of everything that is drawn.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    users: int = Field(default=100, ge=5, le=1_000_000)
+    comments: int | None = Field(default=None, ge=1)
+    mean_tokens: float = Field(default=20.0, ge=6, le=100)
+    words: int = Field(default=1000, ge=10, le=60_000)
+    seed: int = Field(default=0, ge=0)
+
+    @property
+    def num_comments(self) -> int:
+        """Comments of all users."""
+        return 34 * self.users if self.comments is None else self.comments
+
+    @model_validator(mode="after")
+    def _comments_fit(self) -> Self:
+        if not FEWEST * self.users <= self.num_comments <= MOST * self.users:
+            raise ValueError(
+                f"comments = {self.num_comments} is not {FEWEST} to {MOST} for each of users = "
+                f"{self.users}: give {FEWEST * self.users} to {MOST * self.users}"
+            )
+        return self
+
+
+def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
+    """Write generated comments, whole or not at all.
+
+    Args:
+        out: Folder to make; it may exist if it is empty.
+        options: How much of it.
+        progress: Called with what is being done, how much is done, and of how much.
+
+    Returns:
+        Facts for printing, and "prepare_options", which are none.
+
+    Raises:
+        DataError: ``out`` is a file, or a folder that is not empty; the disk is full.
+    """
+    try:
+        with new_folder(out, "comments") as folder:
+            _write(folder, options, progress)
+            settings = ", ".join(f"{name}={value}" for name, value in options.model_dump().items())
+            mark = (
+                "These comments are not Reddit's: words and users are made up by\n"
+                f"pfl-bench data generate reddit_albert ({settings}).\n"
+            )
+            (folder / GENERATED_MARK).write_text(mark, encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"cannot write into {out.parent} ({error.strerror}); free space") from error
+    return {
+        "what": "made-up comments in FedScale's form, not Reddit",
+        "users": options.users,
+        "comments": options.num_comments,
+        "prepare_options": [],
+    }
+
+
+def _write(folder: Path, options: Options, progress: Progress) -> None:
+    for split in SHARES:
+        (folder / split).mkdir()
+    ends = np.rint(np.cumsum(list(SHARES.values())) * options.users)
+    blocks = draw_blocks(
+        options.users,
+        options.num_comments,
+        options.words,
+        SUBREDDITS,
+        options.mean_tokens,
+        options.seed,
+    )
+    for block in blocks:
+        bounds = np.concatenate(([0], np.cumsum(block.lengths))).tolist()
+        first = 0
+        for user, count in zip(block.users.tolist(), block.counts.tolist(), strict=True):
+            comments = [
+                " ".join(f"w{word}" for word in block.tokens[bounds[i] : bounds[i + 1]].tolist())
+                for i in range(first, first + count)
+            ]
+            first += count
+            split = list(SHARES)[int(np.searchsorted(ends, user, side="right"))]
+            path = folder / split / f"client-{user:06d}.txt"
+            path.write_text("\n".join(comments) + "\n", encoding="utf-8")
+            progress("writing users", user + 1, options.users)

@@ -1,0 +1,128 @@
+"""Models of Reddit with ALBERT: ALBERT for masked language modelling, of any size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+
+from pfl_bench.types import ConfigError, DataFacts
+from tasks.reddit_albert.albert import load_albert, random_albert
+from tasks.reddit_albert.masking import HIDDEN
+
+_SIZES = (
+    "embedding_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+)
+# A logit so far above the others that float32 knows no loss.
+SURE = 100.0
+Size = Annotated[int, Field(ge=1, le=65_536)]
+
+
+class Options(BaseModel):
+    """Options of the model; its sizes are albert-base-v2's unless given.
+
+    Attributes:
+        name: "albert".
+        weights: Folder of a published checkpoint to begin from, whose sizes are taken; None begins
+            at random, as FedScale's code does.
+        embedding_size: Features of a token.
+        hidden_size: Features between layers, a multiple of the heads.
+        num_hidden_layers: Times that the one layer is applied.
+        num_attention_heads: Heads of its attention.
+        intermediate_size: Units inside it.
+        dropout: Probability that an output of the layer is dropped in training.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Literal["albert"]
+    weights: str | None = None
+    embedding_size: Size = 128
+    hidden_size: Size = 768
+    num_hidden_layers: Size = 12
+    num_attention_heads: Size = 12
+    intermediate_size: Size = 3072
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        given = sorted(self.model_fields_set & {*_SIZES, "dropout"})
+        if self.weights is not None and given:
+            raise ValueError(
+                f"{', '.join(given)}: the sizes are those of the folder in weights; leave them out"
+            )
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
+                f"{self.num_attention_heads}"
+            )
+        return self
+
+
+class HiddenTokens(nn.Module):
+    """Scores every token of the vocabulary at each place of a block.
+
+    Args:
+        albert: ``transformers.AlbertForMaskedLM``. Its output layer and its embedding of tokens are
+            one parameter, and all its layers are one layer.
+
+    Source: Lan et al. 2020, "ALBERT: A Lite BERT for Self-supervised Learning of Language
+        Representations".
+    """
+
+    def __init__(self, albert: nn.Module) -> None:
+        super().__init__()
+        self.albert = albert
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits of each place.
+
+        Args:
+            inputs: Shape (n, L, 2), int64, of ``masking.HideTokens``: tokens as they are read
+                (blocks have no padding), and what need not be told.
+
+        Returns:
+            Shape (n, L, V). Where nothing is hidden, all but certain of the token: its loss is 0,
+            and no gradient comes from there.
+        """
+        read, told = inputs.unbind(dim=2)
+        logits: Tensor = self.albert(input_ids=read).logits
+        known = told != HIDDEN
+        if not known.any():
+            return logits
+        sure = torch.zeros_like(logits).scatter_(2, told.clamp_min(0).unsqueeze(2), SURE)
+        return torch.where(known.unsqueeze(2), sure, logits)
+
+
+def build(options: Options, facts: DataFacts) -> nn.Module:
+    """Build a model that gives logits of shape (n, L, num_classes).
+
+    Args:
+        options: Its sizes or weights.
+        facts: Gives the size of the vocabulary; its inputs must be blocks of shape (L,).
+
+    Returns:
+        The model; what is random is drawn from torch's global generator.
+
+    Raises:
+        ConfigError: The data are not blocks of tokens, or ``transformers`` is not installed.
+        DataError: The weights are missing, damaged, or of another vocabulary.
+    """
+    if len(facts.input_shape) != 1:
+        raise ConfigError(
+            f"model 'albert' of task reddit_albert takes blocks of token numbers, but the data "
+            f"({facts.variant}) have inputs of shape {tuple(facts.input_shape)}; use reddit_albert "
+            "data"
+        )
+    if options.weights is not None:
+        return HiddenTokens(load_albert(Path(options.weights), facts.num_classes))
+    sizes = options.model_dump(include=set(_SIZES))
+    sizes["hidden_dropout_prob"] = options.dropout
+    return HiddenTokens(random_albert(facts.num_classes, sizes))

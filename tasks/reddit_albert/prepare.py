@@ -1,0 +1,197 @@
+"""Turn a text file a client, as FedScale publishes Reddit, into a store of blocks of tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from pfl_bench.store import FieldSpec
+from pfl_bench.types import ConfigError, DataError
+from tasks.amazon_review.prepare import published_as
+from tasks.fedscale.generating import GENERATED_MARK
+from tasks.fedscale.layout import SPELLINGS
+from tasks.leaf.dealing import DealOptions, Gathering, Progress, write_dealt
+from tasks.leaf.json_files import UNSPLIT
+from tasks.reddit_albert.albert import MOST_POSITIONS
+from tasks.reddit_albert.masking import END_ID, FIRST_WORD, PAD_ID, START_ID, UNKNOWN_ID
+from tasks.reddit_albert.tokens import Pieces, Tokenizer, Words, count_words
+
+SOURCE = "Reddit comments, a text file a client as FedScale has them"
+GENERATED = "made-up comments in FedScale's form, not Reddit"
+# The store keeps tokens in 16 bits.
+MOST_TOKENS = 1 << 16
+
+
+class Options(DealOptions):
+    """Options of preparing Reddit for ALBERT, beside those of dealing.
+
+    Attributes:
+        tokenizer: Folder with ALBERT's ``tokenizer.json`` or ``spiece.model``; None takes the
+            commonest words of train.
+        vocabulary_size: Tokens of the latter, five special ones among them.
+        block_size: Tokens of a block, the ones that begin and end it among them.
+    """
+
+    tokenizer: str | None = None
+    vocabulary_size: int = Field(default=30_000, ge=6, le=MOST_TOKENS)
+    block_size: int = Field(default=64, ge=3, le=MOST_POSITIONS)
+
+
+class _Text(NamedTuple):
+    """A client's text of a split."""
+
+    split: str
+    client_id: str
+    path: Path
+
+
+def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
+    """Read a folder of text files and write a store, whole or not at all.
+
+    A client's text is cut into blocks of ``[CLS]``, ``block_size`` - 2 tokens and ``[SEP]``; what
+    is left at its end is dropped, as in FedScale. Memory grows with the clients, the different
+    words, and the largest client's text.
+
+    Args:
+        source: Folder with ``train/`` (and ``val/``, ``test/``) of text files, each a client's and
+            named like the client; or one with the files themselves, which are then split here.
+        out: The store to write; an existing one is replaced when all has gone well.
+        options: Tokens, blocks, and how to split.
+        progress: Called with what is being done, how much is done, and of how much if known.
+
+    Returns:
+        Facts for printing.
+
+    Raises:
+        DataError: The folder holds no such files, one of them is no text in UTF-8, or no client
+            has enough tokens for a block.
+        ConfigError: Options contradict each other or the data, or ``transformers`` is not
+            installed and its tokenizer is asked for.
+    """
+    source, out = Path(source), Path(out)
+    texts = _find(source)
+    tokenizer = _choose(texts, options)
+    if len(tokenizer.vocabulary) > MOST_TOKENS:
+        raise DataError(
+            f"tokenizer={options.tokenizer}: {len(tokenizer.vocabulary)} tokens, and the store has "
+            f"room for the numbers of {MOST_TOKENS}; ALBERT's has 30,000"
+        )
+    fields = {"tokens": FieldSpec("uint16", (options.block_size,)), "block": FieldSpec("uint32")}
+    counts = {"tokens": 0, "unknown": 0, "dropped_at_ends": 0, "clients_without_a_block": 0}
+    with Gathering(out, fields) as gathering:
+        for done, text in enumerate(texts, 1):
+            numbers = np.array(tokenizer(_read(text.path)), dtype=np.int64)
+            blocks = cut(numbers, options.block_size)
+            counts["tokens"] += len(numbers)
+            counts["unknown"] += int((numbers == UNKNOWN_ID).sum())
+            counts["dropped_at_ends"] += len(numbers) - len(blocks) * (options.block_size - 2)
+            counts["clients_without_a_block"] += not len(blocks)
+            if len(blocks):
+                places = np.arange(len(blocks), dtype=np.uint32)
+                gathering.append(text.split, text.client_id, tokens=blocks, block=places)
+            progress("reading clients", done, len(texts))
+        if not gathering.splits:
+            raise DataError(
+                f"{source}: no client has the {options.block_size - 2} tokens of a block; give "
+                "longer texts or a smaller block_size"
+            )
+        dealing = gathering.deal(options, published_as=published_as(gathering))
+        is_generated = (source / GENERATED_MARK).exists()
+        extra: dict[str, Any] = {
+            "pad_id": PAD_ID,
+            "unk_id": UNKNOWN_ID,
+            "block_size": options.block_size,
+            "vocabulary_size": len(tokenizer.vocabulary),
+            "counts": counts,
+            **tokenizer.facts,
+        }
+        if is_generated:
+            # A made-up author is nobody: a guarantee for one protects no person.
+            extra.update(generated=True, artificial_users=True)
+        splits = write_dealt(
+            out,
+            dealing,
+            task="reddit_albert",
+            variant="generated" if is_generated else "fedscale-text",
+            source=GENERATED if is_generated else SOURCE,
+            num_classes=len(tokenizer.vocabulary),
+            input_shape=(options.block_size,),
+            fields=fields,
+            extra=extra,
+            names={"vocabulary": tokenizer.vocabulary},
+            progress=progress,
+        )
+    return {"splits": splits, **dealing.facts, **extra}
+
+
+def cut(numbers: NDArray[np.int64], block_size: int) -> NDArray[np.uint16]:
+    """Cut a client's tokens into full blocks, without what is left at the end.
+
+    Args:
+        numbers: Shape (t,).
+        block_size: L, at least 3.
+
+    Returns:
+        Shape (t // (L - 2), L), each row from ``[CLS]`` to ``[SEP]``.
+    """
+    inside = block_size - 2
+    full = len(numbers) // inside
+    blocks = np.empty((full, block_size), dtype=np.uint16)
+    blocks[:, 0], blocks[:, -1] = START_ID, END_ID
+    blocks[:, 1:-1] = numbers[: full * inside].reshape(full, inside)
+    return blocks
+
+
+def _find(source: Path) -> list[_Text]:
+    """The text files of all splits, by split and name; hidden files are passed over."""
+    folders = {
+        split: source / name
+        for split, names in SPELLINGS.items()
+        for name in names
+        if (source / name).is_dir()
+    }
+    if folders and "train" not in folders:
+        raise DataError(f"{source} has {', '.join(folders)} but no folder train/; add it")
+    found = [
+        _Text(split, path.stem, path)
+        for split, folder in (folders or {UNSPLIT: source}).items()
+        for path in sorted(folder.iterdir())
+        if path.is_file() and not path.name.startswith(".") and path.name != GENERATED_MARK
+    ]
+    if not any(text.split in ("train", UNSPLIT) for text in found):
+        raise DataError(
+            f"{source} has no text file a client, in train/ (and val/, test/) as FedScale has "
+            "Reddit, or in the folder itself; --source takes the folder that holds them"
+        )
+    return found
+
+
+def _choose(texts: list[_Text], options: Options) -> Tokenizer:
+    if options.tokenizer is not None:
+        if "vocabulary_size" in options.model_fields_set:
+            raise ConfigError(
+                "vocabulary_size: is for the commonest words, and tokenizer has a vocabulary of "
+                "its own; give one of them"
+            )
+        return Pieces(Path(options.tokenizer))
+    training = (text for text in texts if text.split in ("train", UNSPLIT))
+    words = Words(count_words(_read(text.path) for text in training), options.vocabulary_size)
+    if len(words.vocabulary) == FIRST_WORD:
+        raise DataError("the texts of train have no word; give texts that do")
+    return words
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: not text in UTF-8 ({error.reason} at byte {error.start}); convert it, or "
+            "remove what is no client's text"
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})") from error

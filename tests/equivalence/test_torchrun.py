@@ -1,0 +1,261 @@
+"""Runs that ``torchrun`` starts: the same bits, ranks that die, what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from pfl_bench.checkpoint import load_latest
+from pfl_bench.cli import main
+from tests.helpers import REPOSITORY
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed"),
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="ranks are found in /proc"),
+]
+
+ROUNDS = 150
+CHANGES: dict[str, Any] = {
+    "federated__num_rounds": ROUNDS,
+    "privacy__epsilon": None,
+    "privacy__noise_cohort_size": None,
+    "privacy__noise_multiplier": 1.0,
+    "evaluation__every": 25,
+    "checkpoint__every": 10,
+}
+LIMIT = 180.0
+# The lead is asked to end while it takes the central step of round 4: the mechanism has moved on,
+# and the ledger has its line.
+ASKED_TO_END = """
+import os, signal, sys
+from pfl_bench.cli import main
+from pfl_bench.federated import FederatedTrainer
+
+real = FederatedTrainer._take_central_step
+
+def step(self, mean_update, index):
+    if index == 4:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return real(self, mean_update, index)
+
+FederatedTrainer._take_central_step = step
+sys.exit(main())
+"""
+# Training moves a buffer of the model, on all ranks: all refuse it, at about the same time.
+MOVING_BUFFER = """
+import sys, torch
+from pfl_bench.cli import main
+from tasks.digits import models
+
+class Counting(torch.nn.Linear):
+    def forward(self, inputs):
+        if self.training:
+            self.batches += 1
+        return super().forward(inputs)
+
+def build(options, facts):
+    model = Counting(64, 10)
+    model.register_buffer("batches", torch.zeros(()))
+    return model
+
+models.build = build
+sys.exit(main())
+"""
+
+
+class Launched:
+    """A run that torchrun has started.
+
+    Args:
+        arguments: Of torchrun, and then of ``pfl-bench run``.
+        log: File for what all processes say.
+    """
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", "2", *arguments]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.log = log
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                command, cwd=log.parent, env=environment, stdout=file, stderr=file
+            )
+
+    def pid_of(self, rank: int) -> int:
+        """Process of a rank."""
+        for path in Path("/proc").iterdir():
+            if not path.name.isdigit():
+                continue
+            try:
+                parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                variables = (path / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if parent == self.process.pid and b"RANK=%d" % rank in variables:
+                return int(path.name)
+        raise AssertionError(f"rank {rank} is not there: {self.said()}")
+
+    def kill_after(self, rounds: int, rank: int, metrics: Path) -> int:
+        """Kill a rank by SIGKILL when so many rounds are written; returns its process."""
+        deadline = time.monotonic() + LIMIT
+        while not metrics.exists() or metrics.read_bytes().count(b"\n") < rounds:
+            assert self.process.poll() is None, self.said()
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.005)
+        pid = self.pid_of(rank)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def wait(self) -> int:
+        """Exit code of torchrun."""
+        return self.process.wait(LIMIT)
+
+    def said(self) -> str:
+        """What all processes have said so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    """Start runs by torchrun; those that a failed test has left behind are ended."""
+    launched: list[Launched] = []
+
+    def start(
+        *arguments: str, options: Sequence[str] = (), program: Sequence[str] = ("-m", "pfl_bench")
+    ) -> Launched:
+        log = tmp_path / f"torchrun-{len(launched)}.log"
+        launched.append(Launched([*options, *program, "run", *arguments], log))
+        return launched[-1]
+
+    yield start
+    for one in launched:
+        if one.process.poll() is None:
+            one.process.terminate()
+            one.process.wait(60)
+
+
+def result(folder: Path) -> tuple[str, bytes]:
+    """Ledger and central parameters of a finished run."""
+    state = load_latest(folder / "checkpoints")
+    assert state is not None
+    assert state["step"] == ROUNDS
+    assert (folder / "summary.json").exists()
+    central: bytes = state["trainer"]["central"].numpy().tobytes()
+    return (folder / "ledger.jsonl").read_text(), central
+
+
+@pytest.fixture
+def row(config_file: Callable[..., Path]) -> Path:
+    return config_file("private_federated", **CHANGES)
+
+
+def test_a_rank_that_dies_is_named_and_the_run_resumes_or_restarts_to_the_same_bits(
+    row: Path,
+    launch: Callable[..., Launched],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    alone, cut, elastic = (tmp_path / name for name in ("alone", "cut", "elastic"))
+    # Started now, it loads while this process trains.
+    first = launch(str(row), "--out", str(cut))
+    assert main(["run", str(row), "--out", str(alone)]) == 0
+    expected = result(alone)
+    victim = first.kill_after(15, 1, cut / "metrics.jsonl")
+    assert first.wait() == 1
+    said = first.said()
+    assert f"rank 1 (process {victim} on " in said
+    assert "--resume" in said
+    assert "]: Traceback" not in said  # As those of ranks begin; the launcher has its own.
+    assert not (cut / "summary.json").exists()
+    state = load_latest(cut / "checkpoints")
+    assert state is not None
+    assert 15 <= state["step"] < ROUNDS
+    second = launch(str(row), "--out", str(elastic), options=("--max-restarts", "1"))
+    capsys.readouterr()
+    # With one process, and so another number of them than it began with.
+    assert main(["run", str(row), "--out", str(cut), "--resume"]) == 0
+    assert "resumed after round" in capsys.readouterr().err
+    assert result(cut) == expected
+    second.kill_after(15, 1, elastic / "metrics.jsonl")
+    assert second.wait() == 0, second.said()
+    assert "resumed after round" in (elastic / "run.log").read_text()
+    assert result(elastic) == expected
+
+
+def test_what_torchrun_cannot_share_out_is_refused(
+    config_file: Callable[..., Path], launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    central = launch(str(config_file("central")), "--out", str(tmp_path / "run"))
+    workers = launch(
+        str(config_file("federated")), "federated.workers=2", "--out", str(tmp_path / "run")
+    )
+    for launched, words in (
+        (central, "torchrun shares out the clients of federated training"),
+        (workers, "federated.workers: torchrun has started the processes of this run"),
+    ):
+        assert launched.wait() == 1
+        said = launched.said()
+        assert words in said
+        assert "exitcode  : 2" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_row_is_refused_by_the_lead_alone_and_nobody_waits_on(
+    config_file: Callable[..., Path], launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    # That the plan is wrong turns out when the other rank waits for orders.
+    path = config_file("private_federated", **CHANGES, federated__weighting="examples")
+    launched = launch(str(path), "--out", str(tmp_path / "run"))
+    assert launched.wait() == 1
+    said = launched.said()
+    assert said.count("weighting by examples with a private mechanism") == 1
+    assert "exitcode  : 2" in said
+    assert "lost" not in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_round_is_never_saved_by_halves(
+    row: Path, launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    script = tmp_path / "asked_to_end.py"
+    script.write_text(ASKED_TO_END, encoding="utf-8")
+    cut, alone = tmp_path / "cut", tmp_path / "alone"
+    launched = launch(str(row), "--out", str(cut), program=[str(script)])
+    assert main(["run", str(row), "--out", str(alone)]) == 0
+    assert launched.wait() == 1
+    assert "rank 0 was asked to end (SIGTERM)" in launched.said()
+    assert "]: Traceback" not in launched.said()
+    state = load_latest(cut / "checkpoints")
+    assert state is not None
+    # All of the round, though the checkpoints that were asked for come every ten.
+    assert state["step"] == 4
+    assert main(["run", str(row), "--out", str(cut), "--resume"]) == 0
+    assert result(cut) == result(alone)
+
+
+def test_what_all_ranks_refuse_is_said_as_by_one(
+    config_file: Callable[..., Path], launch: Callable[..., Launched], tmp_path: Path
+) -> None:
+    script = tmp_path / "moving_buffer.py"
+    script.write_text(MOVING_BUFFER, encoding="utf-8")
+    path = config_file("federated")
+    launched = launch(str(path), "--out", str(tmp_path / "run"), program=[str(script)])
+    assert launched.wait() == 1
+    said = launched.said()
+    assert "pfl-bench: model: training changed its buffer 'batches'" in said
+    assert "exitcode  : 2" in said
+    assert "]: Traceback" not in said

@@ -1,0 +1,378 @@
+"""What the processes of a run say to one another, and what becomes of those that stop."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pfl_bench.building import build_forward, build_model, build_task
+from pfl_bench.config_file import ResolvedConfig
+from pfl_bench.costs import StepFlops, measure_step
+from pfl_bench.crew import start
+from pfl_bench.crew.cores import usable_cores
+from pfl_bench.crew.following import follow
+from pfl_bench.crew.launched import is_launched, is_restarted
+from pfl_bench.crew.orders import Begin, Evaluate, Train
+from pfl_bench.crew.processes import LeadOfProcesses
+from pfl_bench.crew.start import start_crew
+from pfl_bench.crew.types import Alone, Crew, Failure
+from pfl_bench.types import ConfigError, CrewError, FederatedSplit
+from privacy.errors import PlanError
+from privacy.mechanism import NoiseScale
+from tests.helpers import make_config
+
+CPU = torch.device("cpu")
+LENGTH = 1000
+
+
+class StubbornError(Exception):
+    """An error that cannot be made again from what was pickled."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"{what} {where}")
+
+
+class Deadly(Sequence[Tensor]):
+    """Vectors of which the process dies as they are sent."""
+
+    def __init__(self, vectors: list[Tensor]) -> None:
+        self._vectors = vectors
+        self._told = False
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._vectors[place]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self._told:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._told = True
+        return iter(self._vectors)
+
+
+def work(crew: Crew) -> None:
+    """Do as is told, rank by rank: what a worker of these tests runs."""
+    while True:
+        order, vector = crew.share(None)
+        if order is None:
+            return
+        what = order[crew.rank]
+        if what == "add":
+            assert vector is not None
+            crew.bring(crew.rank, [vector + crew.rank, vector.double() / 3])
+        elif what == "greet":
+            crew.bring({"from": crew.rank, "tensor": torch.arange(crew.rank)})
+        elif what == "user":
+            crew.fail(ConfigError("model: there is none"))
+            return
+        elif what == "ours":
+            crew.fail(StubbornError("no", "where"))
+            return
+        elif what == "die":
+            assert vector is not None
+            crew.bring(crew.rank, Deadly([vector]))
+        elif what == "exit":
+            os._exit(3)
+
+
+def files_in_memory() -> set[str]:
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.glob("pfl-bench-*")} if folder.is_dir() else set()
+
+
+@pytest.mark.slow
+def test_workers_bring_what_they_have_and_those_that_stop_are_named() -> None:
+    before = files_in_memory()
+    lead = LeadOfProcesses(5, work)
+    try:
+        lead.share(["greet"] * 5)
+        for rank in range(1, 5):
+            part, vectors = lead.take(rank)
+            assert part["from"] == rank
+            assert torch.equal(part["tensor"], torch.arange(rank))
+            assert list(vectors) == []
+        for turn in range(3):
+            vector = torch.linspace(0, 1, LENGTH) * (turn + 1)
+            lead.share(["add"] * 5, vector)
+            for rank in range(1, 5):
+                part, vectors = lead.take(rank)
+                assert part == rank
+                assert torch.equal(next(vectors), vector + rank)
+                wide = next(vectors)
+                assert wide.dtype == torch.float64
+                assert torch.equal(wide, vector.double() / 3)
+                with pytest.raises(StopIteration):
+                    next(vectors)
+            # Nothing is left behind if the lead is killed from now on.
+            assert files_in_memory() <= before
+        pids = [process.pid for process in lead._processes]
+        lead.share(["", "user", "ours", "die", "exit"], vector)
+        with pytest.raises(ConfigError, match=r"^model: there is none$"):
+            lead.take(1)
+        with pytest.raises(
+            CrewError, match=r"rank 2 of the run stopped with StubbornError: no where"
+        ):
+            lead.take(2)
+        part, vectors = lead.take(3)
+        assert part == 3
+        with pytest.raises(CrewError, match=rf"worker 3 \(process {pids[2]}\).*SIGKILL"):
+            next(vectors)
+        with pytest.raises(CrewError, match=r"worker 4 .* ended with exit code 3"):
+            lead.take(4)
+        # They are not there for the next order either.
+        lead._processes[0].join(60)
+        with pytest.raises(CrewError, match=r"worker 1 .* ended with exit code 0"):
+            lead.share(["greet"] * 5)
+    finally:
+        lead.close()
+    assert not multiprocessing.active_children()
+    assert files_in_memory() <= before
+
+
+def test_an_error_of_ours_goes_with_its_rank_and_one_of_the_user_as_it_is() -> None:
+    for error in (ConfigError("wrong key"), PlanError("wrong plan")):
+        arrived = pickle.loads(pickle.dumps(Failure(2, error))).error
+        assert type(arrived) is type(error)
+        assert str(arrived) == str(error)
+    arrived = pickle.loads(pickle.dumps(Failure(2, StubbornError("no", "where")))).error
+    assert isinstance(arrived, CrewError)
+    assert str(arrived).startswith("rank 2 of the run stopped with StubbornError: no where")
+
+
+def test_one_process_is_a_crew_of_its_own() -> None:
+    crew: Crew = Alone()
+    vector = torch.ones(3)
+    assert crew.share("order", vector) == ("order", vector)
+    with pytest.raises(RuntimeError, match="alone"):
+        crew.take(1)
+    with pytest.raises(RuntimeError, match="alone"):
+        crew.bring(1)
+    with pytest.raises(ConfigError):
+        crew.fail(ConfigError("wrong"))
+    crew.close()
+
+
+class Ordered:
+    """A crew of rank 1 of 2 whose lead has said all it will say.
+
+    Args:
+        orders: And the vectors that come with them.
+    """
+
+    rank = 1
+    size = 2
+    description = "a list"
+
+    def __init__(self, *orders: tuple[Any, Tensor | None]) -> None:
+        self._orders = [*orders, (None, None)]
+        self.brought: list[tuple[Any, list[Tensor]]] = []
+        self.failed: list[Exception] = []
+
+    def share(self, order: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
+        return self._orders.pop(0)
+
+    def bring(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
+        self.brought.append((part, [vector.clone() for vector in vectors]))
+
+    def take(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
+        raise RuntimeError("only the lead takes")
+
+    def fail(self, error: Exception) -> None:
+        self.failed.append(error)
+
+    def close(self) -> None:
+        pass
+
+
+class WithBuffer(torch.nn.Linear):
+    """A linear model that counts its batches in a buffer, as training moves it."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.batches += 1
+        return super().forward(inputs)
+
+
+NOISE = NoiseScale(1.0, 12.0, 30.0)
+
+
+def begin_of(resolved: ResolvedConfig, **changes: Any) -> tuple[Begin, Tensor]:
+    task = build_task(resolved, CPU)
+    model = build_model(resolved, task, CPU)
+    noise = NOISE if resolved.config.privacy else None
+    begin = Begin(resolved, noise, 5, model.initial_digest, task.facts.checksum)
+    return Begin(**{**begin.__dict__, **changes}), model.vector.clone()
+
+
+def train_order(clip_norm: float | None) -> Train:
+    hands = [np.arange(3), np.arange(3, 7)]
+    return Train(1, hands, -1, clip_norm)
+
+
+def test_a_follower_builds_trains_and_evaluates_its_part() -> None:
+    begin, central = begin_of(make_config("private_federated"))
+    crew = Ordered(
+        (begin, None), (train_order(0.25), central), (Evaluate(("val", "test")), central)
+    )
+    follow(crew)
+    assert crew.failed == []
+    (engine, _), (trained, vectors), (measured, _) = crew.brought
+    assert engine == "sequential"
+    [result] = trained.results
+    [node] = trained.nodes
+    assert (node.level, node.place) == (0, 1)
+    assert node.aggregate.num_contributions == 4
+    # It clips to the bound that the lead has moved to, not to the configured one.
+    assert node.aggregate.largest_clipped_norm <= 0.25 < node.aggregate.largest_norm
+    [total] = vectors
+    assert 0 < torch.linalg.vector_norm(total) <= 4 * 0.25
+    assert node.aggregate.total.numel() == 0
+    assert result.tally.num_steps > 0
+    assert result.seen.worst[0] < 1e-4
+    assert len(measured) == 2
+    assert measured[0].num_examples > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_digest": "other"}, "rank 1 begins with other weights"),
+        ({"data_checksum": "other"}, "rank 1 reads other data"),
+    ],
+)
+def test_a_follower_that_has_something_else_says_so(changes: dict[str, str], words: str) -> None:
+    begin, central = begin_of(make_config("federated"), **changes)
+    crew = Ordered((begin, None), (train_order(None), central))
+    follow(crew)
+    [error] = crew.failed
+    assert isinstance(error, ConfigError)
+    assert words in str(error)
+    assert crew.brought == []
+
+
+def test_a_follower_refuses_a_bound_that_it_cannot_follow(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mechanism = {"name": "gaussian", "clip_norm": 0.5}
+    begin, central = begin_of(make_config("private_federated", privacy__mechanism=mechanism))
+    crew = Ordered((begin, None), (train_order(0.25), central))
+    follow(crew)
+    [error] = crew.failed
+    assert "gaussian clips to 0.5 on rank 1 and to 0.25 on rank 0" in str(error)
+    # An error of ours: where it was raised is said where it was.
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_follower_tells_of_a_model_whose_buffers_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.digits import models
+
+    monkeypatch.setattr(models, "build", lambda options, facts: WithBuffer())
+    begin, central = begin_of(make_config("federated"))
+    crew = Ordered((begin, None), (train_order(None), central))
+    follow(crew)
+    [error] = crew.failed
+    assert isinstance(error, ConfigError)
+    assert "training changed its buffer 'batches'" in str(error)
+
+
+def measured(resolved: ResolvedConfig) -> tuple[FederatedSplit, StepFlops]:
+    task = build_task(resolved, CPU)
+    model = build_model(resolved, task, CPU)
+    split = task.split("train")
+    return split, measure_step(build_forward(resolved, task, model), model, split)
+
+
+def test_a_run_of_seconds_has_no_workers_and_one_of_minutes_one_a_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short = make_config("federated")
+    split, step = measured(short)
+    assert start_crew(short, split, step, CPU).size == 1
+    assert start_crew(make_config("federated", federated__workers=1), split, step, CPU).size == 1
+    long = {"federated__num_rounds": 100_000}
+    monkeypatch.setattr(start, "_limit", None)
+    monkeypatch.setattr(start, "usable_cores", lambda: 12)
+    monkeypatch.setattr(start, "_available_memory", lambda: 100 << 30)
+    # No more than there are hands of twelve clients.
+    assert start._automatic(make_config("federated", **long), split, step) == 4
+    many = {**long, "federated__cohort_size": 60}
+    assert start._automatic(make_config("federated", **many), split, step) == 12
+    start.limit_cores(5)  # As one of several runs on a machine has them.
+    assert start._automatic(make_config("federated", **many), split, step) == 5
+    monkeypatch.setattr(start, "_available_memory", lambda: 7 << 30)
+    assert start._automatic(make_config("federated", **many), split, step) == 3
+    monkeypatch.setattr(start, "_available_memory", lambda: 0)
+    assert start._automatic(make_config("federated", **many), split, step) == 1
+    # Lanes of a private run: its noise belongs to a number of processes.
+    lanes = make_config("private_federated", federated__engine="vectorized", **long)
+    assert start._automatic(lanes, split, step) == 1
+
+
+def test_workers_on_a_gpu_are_refused_and_others_have_none() -> None:
+    config = make_config("federated", federated__workers=2)
+    split, step = measured(config)
+    with pytest.raises(ConfigError, match=r"federated\.workers: 2 processes would share one cuda"):
+        start_crew(config, split, step, torch.device("cuda"))
+    assert start_crew(make_config("central"), split, step, CPU).size == 1
+    # "auto" leaves a GPU to one.
+    assert start_crew(make_config("federated"), split, step, torch.device("cuda")).size == 1
+
+
+def test_cores_and_memory_of_this_machine_are_known() -> None:
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+    memory = start._available_memory()
+    assert memory is None or memory > 1 << 20
+
+
+def test_ranks_of_torchrun_are_told_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    assert not is_launched()
+    for name, value in (("RANK", "0"), ("MASTER_ADDR", "here"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    assert not is_launched()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert not is_launched()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert is_launched()
+    assert not is_restarted()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert is_restarted()
+
+
+def test_ranks_of_a_restarted_run_agree_beside_what_the_dead_have_left() -> None:
+    from pfl_bench.crew.torchrun import _agree
+
+    store = torch.distributed.HashStore()
+    store.set_timeout(timedelta(seconds=20))
+    names = set()
+    for start_number in range(3):
+        # Of an earlier start that not all had come to.
+        store.set("asks/2", f"died early {start_number}")
+        with ThreadPoolExecutor(3) as pool:
+            ranks = [0, 1, 2] if start_number % 2 else [2, 1, 0]
+            found = [pool.submit(_agree, store, rank, 3) for rank in ranks]
+            [name] = {one.result(30) for one in found}
+        names.add(name)
+    assert len(names) == 3
+    store.set_timeout(timedelta(seconds=0.2))
+    with pytest.raises(CrewError, match=r"have not come so far: \[1, 2\]"):
+        _agree(store, 0, 3)

@@ -1,0 +1,253 @@
+"""Dealing clients into hands, and the order in which hands' sums are added."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pfl_bench.hands import (
+    MOST_HANDS,
+    Node,
+    SumTree,
+    deal,
+    expected_costs,
+    hands_of,
+    number_of_hands,
+)
+from pfl_bench.types import LocalTraining
+from privacy import aggregate as aggregates
+from privacy.aggregate import Aggregate
+from privacy.clipping import ClipOutcome
+
+CPU = torch.device("cpu")
+P = 5
+
+costs_of_clients = st.lists(st.floats(0.5, 1e4), max_size=40)
+
+
+@given(costs_of_clients, st.integers(1, MOST_HANDS))
+def test_every_client_is_dealt_once_and_the_deal_is_a_pure_function(
+    costs: list[float], hands: int
+) -> None:
+    users = np.arange(len(costs), dtype=np.int64) * 7 + 3
+    dealt = deal(users, np.array(costs), hands)
+    assert len(dealt) == hands
+    assert sorted(np.concatenate(dealt).tolist()) == users.tolist()
+    for hand in dealt:
+        assert hand.tolist() == sorted(hand.tolist())
+    again = deal(users.copy(), np.array(costs), hands)
+    assert [hand.tolist() for hand in again] == [hand.tolist() for hand in dealt]
+
+
+@given(costs_of_clients.filter(bool), st.integers(1, 16))
+def test_the_longest_first_are_balanced_as_graham_proved(costs: list[float], hands: int) -> None:
+    array = np.array(costs)
+    dealt = deal(np.arange(len(costs), dtype=np.int64), array, hands)
+    makespan = max(array[hand].sum() for hand in dealt)
+    # No schedule is shorter than the mean load, the largest client, or two that must share a hand.
+    shared = np.sort(array)[::-1][hands - 1 : hands + 1].sum() if len(array) > hands else 0.0
+    shortest = max(array.sum() / hands, array.max(), shared)
+    assert makespan <= shortest * (1.0 + (1.0 - 1.0 / hands)) * (1 + 1e-12)
+    # The hand that is fullest was the emptiest when it got its last, cheapest client.
+    fullest = max(dealt, key=lambda hand: array[hand].sum())
+    emptiest = min(array[hand].sum() for hand in dealt)
+    assert makespan - array[fullest].min() <= emptiest * (1 + 1e-12)
+
+
+def test_a_deal_worked_by_hand() -> None:
+    # 7, 6 and 5 to a hand each; then 5 to the one of 5, 4 to that of 6, 3 to that of 7: 10 each.
+    dealt = deal(np.arange(6, dtype=np.int64), np.array([3.0, 7.0, 5.0, 4.0, 6.0, 5.0]), 3)
+    assert [hand.tolist() for hand in dealt] == [[0, 1], [3, 4], [2, 5]]
+
+
+@given(st.integers(1, 200), st.integers(1, MOST_HANDS))
+def test_processes_share_all_hands_out_in_order(size: int, hands: int) -> None:
+    shares = [hands_of(rank, size, hands) for rank in range(size)]
+    assert [hand for share in shares for hand in share] == list(range(hands))
+    lengths = [len(share) for share in shares]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@given(st.integers(1, 200_000))
+def test_hands_are_a_power_of_two_of_four_clients_or_more_each(cohort_size: int) -> None:
+    hands = number_of_hands(cohort_size)
+    assert hands.bit_count() == 1
+    assert 1 <= hands <= MOST_HANDS
+    assert hands == MOST_HANDS or cohort_size // 4 <= hands < max(2, cohort_size // 2)
+
+
+@pytest.mark.parametrize(
+    ("local", "expected"),
+    [
+        # Steps of 10 and of 3 examples: 13 + 2 * 5 + 10.
+        (LocalTraining(1, 10, 0.1), 33.0),
+        # Twice as many passes: 26 + 4 * 5 + 10; through their borders 26 + 3 * 5 + 10.
+        (LocalTraining(2, 10, 0.1), 56.0),
+        (LocalTraining(2, 10, 0.1, batches_across_epochs=True), 51.0),
+        # No more than 2 steps of 10: 20 + 2 * 5 + 10.
+        (LocalTraining(5, 10, 0.1, max_steps=2), 40.0),
+        # One step of a part: 4 of 13, and 1.
+        (LocalTraining(1, 10, 0.1, batch_fraction=0.3), 5.0),
+    ],
+)
+def test_costs_are_what_the_steps_come_to(local: LocalTraining, expected: float) -> None:
+    assert expected_costs(np.array([13]), local).tolist() == [expected]
+
+
+def client(number: int) -> tuple[torch.Tensor, ClipOutcome]:
+    """An update whose sums depend on the order of additions."""
+    rng = np.random.default_rng(number)
+    update = torch.from_numpy(rng.normal(size=P) * 10.0 ** rng.integers(-4, 5)).float()
+    return update, ClipOutcome(float(number), number % 3 > 0, number % 7 > 0, float(number))
+
+
+def hand_sum(numbers: list[int], own_noise: bool) -> Aggregate | None:
+    """The sum of a hand of clients; None without any."""
+    if not numbers:
+        return None
+    aggregate = Aggregate.zeros(P, CPU, 100)
+    for number in numbers:
+        update, outcome = client(number)
+        aggregate.total += update
+        aggregate.count(outcome)
+    if own_noise:
+        aggregate.clipped_total = aggregate.total * 0.5
+    return aggregate
+
+
+def copied(node: Node) -> Node:
+    """What arrives of a node that another process has sent."""
+    aggregate = node.aggregate
+    if aggregate is not None:
+        clipped = aggregate.clipped_total
+        aggregate = replace(
+            aggregate,
+            total=aggregate.total.clone(),
+            clipped_total=None if clipped is None else clipped.clone(),
+        )
+    return Node(node.level, node.place, aggregate)
+
+
+def summed(
+    hands: list[list[int]], shares: list[range], own_noise: bool, largest: list[int]
+) -> Aggregate | None:
+    """The sum of hands that several processes have summed, as the lead adds it up."""
+    lead = SumTree()
+    for rank, share in enumerate(shares):
+        tree = SumTree() if rank else lead
+        for place in share:
+            tree.push(Node(0, place, hand_sum(hands[place], own_noise)))
+            largest[0] = max(largest[0], len(tree.nodes))
+        for node in tree.nodes if rank else []:
+            lead.push(copied(node))
+            largest[0] = max(largest[0], len(lead.nodes))
+    return lead.sum()
+
+
+def same(one: Aggregate | None, other: Aggregate | None) -> bool:
+    """Whether two sums are the same bits, and all numbers beside them equal."""
+    if one is None or other is None:
+        return one is other
+    vectors = ("total", "clipped_total")
+    if any(
+        (getattr(one, name) is None) != (getattr(other, name) is None)
+        or (
+            getattr(one, name) is not None
+            and getattr(one, name).numpy().tobytes() != getattr(other, name).numpy().tobytes()
+        )
+        for name in vectors
+    ):
+        return False
+    empty = torch.zeros(0)
+    bare = [replace(sum_, total=empty, clipped_total=None) for sum_ in (one, other)]
+    names = [name for name in Aggregate.__dataclass_fields__ if name not in vectors]
+    return all(getattr(bare[0], name) == getattr(bare[1], name) for name in names)
+
+
+@given(st.data(), st.sampled_from([1, 2, 4, 8, 16, 32, 64]), st.booleans(), st.booleans())
+def test_any_split_into_processes_gives_the_same_bits(
+    data: st.DataObject, count: int, own_noise: bool, wide: bool
+) -> None:
+    # Hands without clients, too.
+    sizes = data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
+    ends = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+    hands = [list(range(a, b)) for a, b in pairwise(ends)]
+    with pytest.MonkeyPatch.context() as patch:
+        if wide:
+            patch.setattr(aggregates, "MANY_CLIENTS", 10)
+        largest = [0]
+        alone = summed(hands, [range(count)], own_noise, largest)
+        # At most one sum a level waits in one process.
+        assert largest[0] <= count.bit_length()
+        assert (alone is None) == (not ends[-1])
+        if alone is not None:
+            assert alone.total.dtype == (torch.float64 if wide else torch.float32)
+            finite = sum(client(number)[1].finite for number in range(ends[-1]))
+            assert alone.num_contributions == finite
+        for size in range(2, 10):
+            shares = [hands_of(rank, size, count) for rank in range(size)]
+            assert same(summed(hands, shares, own_noise, largest), alone)
+        cuts = data.draw(st.lists(st.integers(0, count), max_size=8).map(sorted))
+        shares = [range(a, b) for a, b in pairwise([0, *cuts, count])]
+        assert same(summed(hands, shares, own_noise, largest), alone)
+        # Of another process, all that cannot be added before what precedes it.
+        assert largest[0] <= 2 * count.bit_length()
+
+
+def test_the_order_of_additions_would_matter() -> None:
+    """Else the test above could not fail."""
+    vectors = [client(number)[0] for number in range(64)]
+    one_by_one = torch.stack(vectors).cumsum(dim=0)[-1]
+    tree = SumTree()
+    for place in range(64):
+        tree.push(Node(0, place, hand_sum([place], own_noise=False)))
+    whole = tree.sum()
+    assert whole is not None
+    assert not torch.equal(whole.total, one_by_one)
+    assert torch.allclose(whole.total, one_by_one, rtol=1e-4, atol=1.0)
+
+
+def test_hands_that_are_no_power_of_two_are_added_from_the_first_on() -> None:
+    tree = SumTree()
+    for place in range(5):
+        tree.push(Node(0, place, hand_sum([place], own_noise=False)))
+    whole = tree.sum()
+    vectors = [client(number)[0] for number in range(5)]
+    expected = ((vectors[0] + vectors[1]) + (vectors[2] + vectors[3])) + vectors[4]
+    assert whole is not None
+    assert torch.equal(whole.total, expected)
+
+
+def test_memory_of_a_round_serves_the_next() -> None:
+    tree = SumTree()
+    seen = set()
+    for _ in range(5):
+        tree.clear()
+        for place in range(16):
+            vector = client(place)[0]
+            if place < 8:
+                aggregate = tree.zeros(P, CPU, 100)
+                assert not aggregate.total.any()
+                aggregate.total += vector
+            else:
+                aggregate = Aggregate(tree.hold(vector))
+                assert torch.equal(aggregate.total, vector)
+            seen.add(aggregate.total.data_ptr())
+            tree.push(Node(0, place, aggregate))
+        tree.sum()
+    # One that is filled and one a level, whatever the rounds.
+    assert len(seen) <= 5
+
+
+def test_another_type_of_sum_is_held_in_memory_of_its_own() -> None:
+    tree = SumTree()
+    tree.push(Node(0, 0, tree.zeros(P, CPU, 100)))
+    tree.clear()
+    wide = torch.arange(P, dtype=torch.float64) / 3
+    assert torch.equal(tree.hold(wide), wide)
