@@ -8,7 +8,7 @@ example of the data, for a step and for an example of it; a client's are those o
 really took and of the examples that really went through them.
 
 Bytes are those of the trainable parameters in float32, once down and once up for each client of
-each round: not compressed, no protocol around them, and without the one bit a client that adaptive
+each round, unless a compression or an algorithm says what it needs; no protocol around them, and without the one bit a client that adaptive
 clipping asks for. Parameters that are frozen, and buffers, reach clients once, before training, and
 are not counted. Central training sends nothing. Example-level DP needs more FLOPs than are counted,
 which are those of the plain step. What clients fine-tune before evaluation is not training and not

@@ -18,7 +18,7 @@ from privacy.errors import PrivacyError
 
 Status = Literal["planned", "final"]
 
-NOT_COVERED = (
+NOT_COVERED: tuple[str, ...] = (
     "Validation and test metrics, which are computed from users' data without noise.",
     "Model selection: choosing a round or a run by such metrics.",
     "Hyperparameter tuning: other runs on the same data, each of which spends its own epsilon.",
@@ -30,9 +30,9 @@ NOT_COVERED = (
     "it, and it protects nobody; a deployment draws it from a secret source.",
 )
 # Under "selected": zero-out adjacency keeps who is in which round the same.
-PATTERN_NOT_COVERED = (
-    "Who took part when, and what that shows of how many examples a device has, by the time that it "
-    "takes or by a selection that goes by it: where users are selected, both are taken as public.",
+PATTERN_NOT_COVERED: tuple[str, ...] = (
+    "Who took part when, and what that shows of how many examples a device has, by the time that "
+    "it takes or by a selection that goes by it: where users are selected, that is public.",
 )
 
 

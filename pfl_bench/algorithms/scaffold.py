@@ -10,6 +10,9 @@ with N users in all, and x moves by the central optimizer along the mean of y - 
 client's own gradients are clipped, if clipping is set, before they are corrected. A client that
 takes no step, or whose update is not finite, keeps its c_i and moves c by nothing.
 
+N counts users who never take part, too: where only a few are ever available, c stays near zero, and
+so do the corrected steps of those who return. It then learns more slowly than FedAvg.
+
 Costs: c goes down beside x, and c_i' - c_i up beside the update: twice FedAvg's bytes both ways. A
 compression makes the update smaller, not the control variate. A simulation holds the c_i of all
 clients that were ever drawn, 4 P bytes each, in memory (not the GPU's) and in each checkpoint, and

@@ -27,7 +27,7 @@ _SECONDS_BETWEEN = 0.02
 _FEW = 4
 
 
-def _agree(store: Store, rank: int, size: int) -> str:
+def _agree(store: Store, rank: int, size: int, seconds: float = 300.0) -> str:
     """Agree on a name that no start of the run has had before.
 
     After a restart, torchrun's store still has the addresses of processes that have died; ranks of
@@ -39,6 +39,10 @@ def _agree(store: Store, rank: int, size: int) -> str:
         store: That of all ranks, and of all starts.
         rank: Of this process.
         size: How many there are.
+        seconds: How long rank 0 waits for the others.
+
+    Raises:
+        CrewError: Some have not come.
     """
     own = uuid.uuid4().hex
     if rank:
@@ -46,7 +50,7 @@ def _agree(store: Store, rank: int, size: int) -> str:
         name: str = store.get(f"answer/{own}").decode()
         store.set(f"has/{name}/{rank}", "")
         return name
-    deadline = time.monotonic() + store.timeout.total_seconds()
+    deadline = time.monotonic() + seconds
     left = set(range(1, size))
     while left:
         left -= {other for other in left if store.check([f"has/{own}/{other}"])}

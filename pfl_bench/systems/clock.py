@@ -52,8 +52,6 @@ class VirtualClock:
 
         Now, if none of them ever is: then there is nobody to wait for.
         """
-        if self._fleet.available(users, self.now).any():
-            return self.now
         first = float(np.min(self._fleet.next_available(users, self.now), initial=np.inf))
         return self.now if first == np.inf else first
 

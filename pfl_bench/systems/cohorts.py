@@ -120,9 +120,13 @@ class SimulatedParticipants:
     def draw(self, index: int, rng: np.random.Generator) -> Ids:
         """Select, play the round, and give those who finish in time."""
         allowed = self._limits.allowed(index)
-        start = self._clock.next_start(allowed)
+        start = self._clock.now
+        there = self._fleet.available(allowed, start)
+        if not there.any():
+            start = self._clock.next_start(allowed)
+            there = self._fleet.available(allowed, start)
         if self._selector.only_available:
-            allowed = allowed[self._fleet.available(allowed, start)]
+            allowed = allowed[there]
         number = self._clock.num_selected(self._wanted)
         users = np.sort(self._selector.select(allowed, number, index, rng))
         self._check(users, allowed, number)

@@ -30,7 +30,7 @@ def main() -> None:
     training = {name: _train(name, options.cohort) for name in ("sequential", "vectorized")}
     fastest = min(training, key=lambda name: training[name])
     seconds = ", ".join(f"{value:.2f} s {name}" for name, value in training.items())
-    print(f"a round of softmax regression, {options.cohort:,} clients, one thread: {seconds}")
+    print(f"processor time of {options.cohort:,} clients' softmax regression: {seconds}")
     print(
         f"\n| selection | ms a round: median (min-max) | of the round ({fastest}) "
         f"| at most {MOST:.0%} |\n| --- | --- | --- | --- |"
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _train(engine: str, cohort: int) -> float:
-    """Seconds of the faster of two rounds that train, after one that warms up."""
+    """Processor seconds of the faster of two rounds that train, after one that warms up."""
     from benchmarks.common import OurSide
     from benchmarks.femnist import make_store
     from benchmarks.workload import Job, Workload, configuration
@@ -57,9 +57,9 @@ def _train(engine: str, cohort: int) -> float:
         side = OurSide(configuration(Job(str(store), load, False, engine=engine)), Path(name))
         times = []
         for index in (1, 2, 3):
-            start = time.perf_counter()
+            start = time.process_time()
             side.round(index)
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
         side.close()
     return min(times[1:])
 
@@ -75,7 +75,7 @@ class _Split:
 
 
 def _select(selection: str, options: argparse.Namespace) -> list[float]:
-    """Seconds that each round takes but for its training; losses are drawn."""
+    """Processor seconds that each round takes but for its training; losses are drawn."""
     from pfl_bench.cohort_training import Tally
     from pfl_bench.config_file import resolve
     from pfl_bench.rng import Purpose, stream
@@ -109,12 +109,12 @@ def _select(selection: str, options: argparse.Namespace) -> list[float]:
         )
         participants.begin(0)
         for index in range(1, options.rounds + 1):
-            start = time.perf_counter()
+            start = time.process_time()
             users = participants.draw(index, stream(0, Purpose.SAMPLING, index))
-            drawn = time.perf_counter() - start
+            drawn = time.process_time() - start
             losses = np.random.default_rng(index).exponential(size=len(users))
             clients = list(zip(users.tolist(), losses.tolist(), [1] * len(users), strict=True))
-            start = time.perf_counter()
+            start = time.process_time()
             participants.finish(index, users, Tally(clients=clients))
-            times.append(drawn + time.perf_counter() - start)
+            times.append(drawn + time.process_time() - start)
     return times

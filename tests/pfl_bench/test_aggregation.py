@@ -17,9 +17,9 @@ from pfl_bench import plugins
 from pfl_bench.aggregation import _kept
 from pfl_bench.aggregation.krum import squared_distances
 from pfl_bench.building import build_aggregation
+from pfl_bench.costs import StepFlops
 from pfl_bench.crew.start import start_crew
 from pfl_bench.crew.types import Alone
-from pfl_bench.costs import StepFlops
 from pfl_bench.runner import run
 from pfl_bench.types import ConfigError
 from privacy.aggregate import Aggregate
@@ -118,9 +118,7 @@ def test_the_order_of_clients_does_not_matter(name: str) -> None:
     updates = drawn()
     order = np.random.default_rng(1).permutation(COHORT)
     mechanism = built(name, **ROBUST[name])
-    np.testing.assert_array_equal(
-        combined(mechanism, updates), combined(mechanism, updates[order])
-    )
+    np.testing.assert_array_equal(combined(mechanism, updates), combined(mechanism, updates[order]))
 
 
 @pytest.mark.parametrize("name", ROBUST)
@@ -189,7 +187,8 @@ def test_a_round_without_clients_moves_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "needed"), [({"num_attackers": 5}, 13), ({"num_attackers": 2, "num_selected": 10}, 12)]
+    ("options", "needed"),
+    [({"num_attackers": 5}, 13), ({"num_attackers": 2, "num_selected": 10}, 12)],
 )
 def test_krum_refuses_cohorts_that_are_too_small(options: dict[str, int], needed: int) -> None:
     with pytest.raises(ConfigError, match=f"needs {needed} clients.*cohort_size is 11"):
@@ -215,9 +214,7 @@ def test_clients_count_alike(name: str) -> None:
 @pytest.mark.parametrize("name", ROBUST)
 def test_no_mechanism_covers_them(name: str) -> None:
     with pytest.raises(ConfigError, match=f"aggregation: {name} is no sum"):
-        make_config(
-            "private_federated", federated__aggregation={"name": name, **ROBUST[name]}
-        )
+        make_config("private_federated", federated__aggregation={"name": name, **ROBUST[name]})
 
 
 def test_auto_comes_to_one_process() -> None:

@@ -91,6 +91,7 @@ def test_of_equal_elements_the_first_are_kept() -> None:
 
 
 @given(st.lists(updates(), min_size=2, max_size=5))
+@settings(max_examples=30)
 def test_error_feedback_sends_later_what_it_left_out(sent: list[Tensor]) -> None:
     """All that was sent and what is kept add up to all updates."""
     feedback = stage(top_k, k=65, error_feedback=True)
@@ -187,7 +188,9 @@ def test_a_sketch_finds_the_few_elements_that_matter() -> None:
 def test_the_median_is_torch_s(rows: int) -> None:
     vectors = torch.randn(rows, 1000, generator=torch.Generator().manual_seed(0))
     vectors[:, :5] = 0.0
-    assert torch.equal(count_sketch._median(list(vectors)), vectors.median(0).values)
+    expected = vectors.median(0).values
+    found = count_sketch._median(list(vectors.clone()), torch.empty(1000))
+    assert torch.equal(found, expected)
 
 
 def test_even_rows_are_refused() -> None:
@@ -300,7 +303,7 @@ def central(folder: Path) -> Tensor:
 def test_runs_learn_say_their_bytes_and_are_the_same_for_any_processes(
     compression: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = compressed(compression, federated__num_rounds=12)
+    config = compressed(compression, federated__num_rounds=8)
     summary = run(config, tmp_path / "one")
     assert summary["metrics"]["test/accuracy"] > 0.5
     options = {key: value for key, value in compression.items() if key != "name"}

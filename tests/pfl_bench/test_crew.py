@@ -373,6 +373,5 @@ def test_ranks_of_a_restarted_run_agree_beside_what_the_dead_have_left() -> None
             [name] = {one.result(30) for one in found}
         names.add(name)
     assert len(names) == 3
-    store.set_timeout(timedelta(seconds=0.2))
     with pytest.raises(CrewError, match=r"have not come so far: \[1, 2\]"):
-        _agree(store, 0, 3)
+        _agree(store, 0, 3, seconds=0.2)

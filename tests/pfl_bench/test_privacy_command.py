@@ -144,6 +144,27 @@ def test_rounds_that_keep_users_apart(capsys: Capture) -> None:
     assert apart["epsilon"] == same
 
 
+def test_users_who_are_selected(capsys: Capture) -> None:
+    rest = ["--rounds", "50", "--delta", "1e-4", "--sampling", "selected", "--separation", "5"]
+    answer = answer_of(capsys, "epsilon", *SMALL, *rest, "--max-participations", "4")
+    assert answer["epsilon"] == epsilon_of_rounds(4.0, 1e-4, "full", 1000, 1000, 4, "rdp")
+    assert (answer["max_participations"], answer["sampling_probability"]) == (4, 1.0)
+    free = answer_of(capsys, "epsilon", *SMALL, *rest, "--explain")
+    assert free["epsilon"] == epsilon_of_rounds(4.0, 1e-4, "full", 1000, 1000, 10, "rdp")
+    assert any("Who took part when" in told for told in free["explanation"]["What is not covered"])
+    budget = ["calibrate", "--epsilon", "2", *SMALL[:4], *rest, "--max-participations", "4"]
+    banded = ["--mechanism", "banded_matrix_factorization", "bands=5"]
+    calibrated = answer_of(capsys, *budget, *banded)
+    assert 1.999 < calibrated["epsilon"] <= 2.0
+    # Bands within the separation cost what fresh noise does.
+    fresh = answer_of(capsys, *budget)
+    assert calibrated["noise_multiplier"] == pytest.approx(fresh["noise_multiplier"], rel=2e-4)
+    solve = ["solve", "--epsilon", "2", "--noise-multiplier", "4", *SMALL[:2], *rest]
+    assert "no chance is accounted" in refusal_of(capsys, *solve)
+    message = refusal_of(capsys, "epsilon", *SMALL, "--rounds", "50", "--max-participations", "4")
+    assert "4 under poisson sampling" in message
+
+
 def test_explain_has_every_heading(capsys: Capture) -> None:
     arguments = ["epsilon", "--noise-multiplier", "18.668", *RUN, "--explain"]
     told = answer_of(capsys, *arguments)["explanation"]

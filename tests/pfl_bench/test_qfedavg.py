@@ -154,7 +154,7 @@ def test_a_loss_of_zero_is_no_division_by_zero() -> None:
 
 def test_losses_spread_less_than_with_fedavg(tmp_path: Path) -> None:
     """The claim of the paper: the losses of unlike clients come closer to one another."""
-    changes: dict[str, Any] = {"federated__num_rounds": 15, "federated__local_learning_rate": 0.05}
+    changes: dict[str, Any] = {"federated__num_rounds": 8, "federated__local_learning_rate": 0.05}
     spreads = []
     for q in (0.0, 2.0):
         config = qfedavg(q, **changes, **ALL_USERS)

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# FedScale's figure 13: noise of sigma with N participants, each row with the epsilon that is true of it.
+# Makes openimage-fedscale.h5 when it is missing, of the files in OPENIMAGE (a folder; default data/openimage).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/environment.sh
+ensure_environment "."
+[ -e openimage-fedscale.h5 ] || .venv/bin/pfl-bench data prepare openimage min_examples=21 \
+    --source "${OPENIMAGE:-data/openimage}" --out openimage-fedscale.h5
+exec .venv/bin/pfl-bench table configs/fedscale/figure13 "$@"

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# FedScale's figure 16: how accuracy is spread over clients, of table 4's rows of OpenImage with ShuffleNet-V2.
+# Makes openimage-fedscale.h5 when it is missing, of the files in OPENIMAGE (a folder; default data/openimage).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/environment.sh
+ensure_environment "."
+[ -e openimage-fedscale.h5 ] || .venv/bin/pfl-bench data prepare openimage min_examples=21 \
+    --source "${OPENIMAGE:-data/openimage}" --out openimage-fedscale.h5
+exec .venv/bin/pfl-bench table configs/fedscale/figure16 "$@"

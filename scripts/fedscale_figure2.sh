@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# FedScale's figure 2: what evaluations without devices, and with few participants, would say.
+# Makes openimage-fedscale.h5 when it is missing, of the files in OPENIMAGE (a folder; default data/openimage).
+# The traced devices are looked for beside it: client_device_capacity and client_behave_trace.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/environment.sh
+ensure_environment "."
+[ -e openimage-fedscale.h5 ] || .venv/bin/pfl-bench data prepare openimage min_examples=21 \
+    --source "${OPENIMAGE:-data/openimage}" --out openimage-fedscale.h5
+exec .venv/bin/pfl-bench table configs/fedscale/figure2 "$@"

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# FedScale's table 6: seconds of a round of 10 to 10,000 clients.
+# Makes openimage-all.h5 when it is missing, of the files in OPENIMAGE (a folder; default data/openimage).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/environment.sh
+ensure_environment "."
+[ -e openimage-all.h5 ] || .venv/bin/pfl-bench data prepare openimage min_examples=1 \
+    --source "${OPENIMAGE:-data/openimage}" --out openimage-all.h5
+exec .venv/bin/pfl-bench table configs/fedscale/table6 "$@"
