@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfl_bench.config import AdaptationOptions
+from pfl_bench.config_evaluation import AdaptationOptions
 from pfl_bench.flat_model import FlatModel, descend
 from pfl_bench.forward import Forward
 from pfl_bench.rng import Purpose, seed_torch, stream

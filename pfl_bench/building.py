@@ -1,11 +1,10 @@
-"""From a configuration to the objects of a run: device, data, model, trainer."""
+"""From a configuration to the parts of a run: device, data, model, what clients do."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -14,7 +13,6 @@ from pfl_bench.client_stages import ClientStage, HasStage
 from pfl_bench.config import RunConfig
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.config_training import FederatedOptions
-from pfl_bench.crew.types import Crew
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
 from pfl_bench.rng import Purpose, seed_torch
@@ -33,67 +31,6 @@ from privacy.mechanism import Mechanism, NoiseScale
 
 # Before any run has set another number.
 _DEFAULT_THREADS = torch.get_num_threads()
-
-
-class Trainer(Protocol):
-    """What ``federated.py``, ``central.py`` and other trainers give the runner.
-
-    One whose clients have models of their own also has ``personal``, a ``PersonalModels`` that
-    gives them to evaluation; then there is no central model to select.
-    """
-
-    @property
-    def unit(self) -> str:
-        """What one step is called: "round" or "epoch"."""
-
-    @property
-    def total(self) -> int:
-        """Steps of the whole run."""
-
-    def advance(self, index: int) -> dict[str, float]:
-        """Do step ``index``, 1-based, and give its scalars.
-
-        Among them what it cost (``pfl_bench.costs``): "systems/steps" and "systems/examples",
-        the steps of training and the examples that went through them, or "systems/flops" where
-        those do not tell the FLOPs; and "systems/bytes_down", "systems/bytes_up" if it sends.
-        """
-
-    def close(self) -> None:
-        """Close files."""
-
-    def load_central(self) -> None:
-        """Put the parameters to evaluate into the model."""
-
-    def epsilons(self, done: int) -> dict[str, float]:
-        """Both epsilons after ``done`` steps, as scalars; empty without privacy."""
-
-    def statement(self, done: int | None) -> dict[str, Any] | None:
-        """The privacy statement after ``done`` steps (None: as planned), or None without one."""
-
-    def begin(self, done: int) -> None:
-        """Open the ledger of a private run; check that it is of this run and has ``done`` steps."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that changes from step to step."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave."""
-
-
-@runtime_checkable
-class KeepsLedger(Protocol):
-    """A trainer whose private runs are recorded in a ledger."""
-
-    def ledger_digest(self, done: int) -> str | None:
-        """SHA-256 of the ledger's line of step ``done``; None without privacy."""
-
-
-@runtime_checkable
-class HasCanaries(Protocol):
-    """A trainer that can add canary clients to a run, to audit it."""
-
-    def canary_result(self, done: int) -> dict[str, Any] | None:
-        """What the canaries show after ``done`` steps; None for a run without them."""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -162,41 +99,6 @@ def build_metrics(task: Task) -> list[Metric]:
     return [family.build(family.Options(), task.facts) for family in families]
 
 
-def build_trainer(
-    resolved: ResolvedConfig,
-    task: Task,
-    model: FlatModel,
-    folder: Path,
-    notice: Callable[[str], None],
-    crew: Crew,
-) -> Trainer:
-    """Build the trainer that the configuration's sections ask for."""
-    slow = precision.slow_notice(resolved.config.precision, model.device)
-    if slow is not None:
-        notice(slow)
-    if resolved.config.central is not None:
-        from pfl_bench.central import CentralTrainer
-
-        return CentralTrainer(resolved, task, model, folder, notice)
-    if resolved.config.local is not None:
-        from pfl_bench.local_models import LocalTrainer
-
-        return LocalTrainer(resolved, task, model, folder, notice)
-    if resolved.config.multitask is not None:
-        from pfl_bench.mocha import MultitaskTrainer
-
-        return MultitaskTrainer(resolved, task, model, folder, notice)
-    from pfl_bench.federated import FederatedTrainer
-
-    federated = resolved.tree["federated"]
-    if federated["aggregation"]["name"] != "mean":
-        notice(
-            f"aggregation: {federated['aggregation']['name']} looks at each client's update, which "
-            "nothing hides from the centre: this run has no privacy guarantee of any kind"
-        )
-    return FederatedTrainer(resolved, task, model, folder, notice, crew)
-
-
 def build_mechanism(name: str, options: Any, noise: NoiseScale) -> Mechanism:
     """Build a mechanism; ``options`` is None for its defaults."""
     module = plugins.load(plugins.MECHANISM, name)
@@ -228,16 +130,35 @@ def build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algo
 
 
 def build_aggregation(resolved: ResolvedConfig, options: FederatedOptions) -> Mechanism:
-    """Build what the centre makes of the updates of a run without privacy."""
+    """Build what the centre makes of the updates of a run without privacy.
+
+    Raises:
+        ConfigError: It looks at updates alone, but more decides what each of them counts for.
+    """
     module = plugins.load(plugins.AGGREGATION, resolved.tree["federated"]["aggregation"]["name"])
     no_noise = NoiseScale(0.0, options.cohort_size, options.cohort_size)
     aggregation: Mechanism = module.build(resolved.federated_options["aggregation"], no_noise)
-    if getattr(aggregation, "keeps_updates", False) and options.weighting != "uniform":
+    if not _keeps_updates(aggregation):
+        return aggregation
+    if options.weighting != "uniform":
         raise ConfigError(
             f"federated.weighting: {options.weighting}, but the aggregation {aggregation.name} "
             "lets each client count alike, or one could claim many examples; set it to uniform"
         )
+    more = build_algorithm(resolved, options).uploads[1:]
+    if more:
+        raise ConfigError(
+            f"federated.aggregation: {aggregation.name} looks at updates alone, but with the "
+            f"algorithm {resolved.tree['federated']['algorithm']['name']} each client sends a "
+            f"{' and '.join(more)} too, which it would ignore or let through unseen; set it to "
+            "mean, or the algorithm to fedavg or fedprox"
+        )
     return aggregation
+
+
+def _keeps_updates(aggregation: Mechanism) -> bool:
+    """Whether it keeps each update of a round; a mechanism, whose sum is none, need not say so."""
+    return bool(getattr(aggregation, "keeps_updates", False))
 
 
 def build_stages(
@@ -262,8 +183,7 @@ def _build_compression(resolved: ResolvedConfig, num_parameters: int) -> list[Cl
 
 def needs_one_process(resolved: ResolvedConfig, options: FederatedOptions) -> bool:
     """Whether a run keeps something of its clients, so that one process must train them all."""
-    aggregation = resolved.tree["federated"]["aggregation"]["name"]
-    if plugins.load(plugins.AGGREGATION, aggregation).KEEPS_UPDATES:
+    if _keeps_updates(build_aggregation(resolved, options)):
         return True
     algorithm = build_algorithm(resolved, options)
     # Whether it keeps a state does not depend on the model's size.
@@ -339,7 +259,7 @@ def build_engine(
         notice,
         **served,
     )
-    return _with_attack(resolved, options, engine, split, notice)
+    return _with_attack(resolved, options, engine, split, algorithm, notice)
 
 
 def _with_attack(
@@ -347,6 +267,7 @@ def _with_attack(
     options: FederatedOptions,
     engine: Engine,
     split: FederatedSplit,
+    algorithm: Algorithm,
     notice: Callable[[str], None],
 ) -> Engine:
     """The engine, or one whose corrupted clients attack, if the configuration has some."""
@@ -357,6 +278,12 @@ def _with_attack(
     from pfl_bench.attacks.corrupted_task import CorruptedSplit
 
     assert isinstance(split, CorruptedSplit)  # build_task gives no other
+    if attack.boost == "replace" and "weight" in algorithm.uploads:
+        raise ConfigError(
+            "attack.boost: replace reckons with the plain mean, but the algorithm "
+            f"{resolved.tree['federated']['algorithm']['name']} weighs clients by what they send; "
+            "give boost a number instead"
+        )
     boost = boost_of(attack, options)
     every = "each round" if attack.every == 1 else f"one round in {attack.every}"
     notice(

@@ -126,7 +126,7 @@ class ResolvedConfig:
         checksum: str,
         initial_digest: str,
         device: str,
-        processes: str = "",
+        arithmetic: str = "",
         traces: str = "",
     ) -> int:
         """Seed of a private run's cohorts and noise: its configuration's, data's and model's own.
@@ -135,7 +135,8 @@ class ResolvedConfig:
             checksum: Digest of the data's content.
             initial_digest: Digest of the model that the run begins with.
             device: Kind of device, whose arithmetic and decoders differ from another's.
-            processes: What several of them are called, where sums depend on them; else empty.
+            arithmetic: How updates are computed and added, as far as it decides their last bits;
+                empty where there are no clients.
             traces: Digest of the simulated devices; empty without them.
         """
         # Here, because reading a configuration does not need torch.
@@ -155,9 +156,6 @@ class ResolvedConfig:
             options = tree[section].items()
             tree[section] = {key: value for key, value in options if key != path}
         federated = self.config.federated
-        if federated is not None and federated.engine not in ("auto", "sequential"):
-            # Another order of additions, and so another sum under the same noise.
-            tree["federated"]["engine"] = [federated.engine, federated.engine_lanes]
         parts: dict[str, Any] = {
             "configuration": tree,
             "data": checksum,
@@ -167,8 +165,9 @@ class ResolvedConfig:
         if torch.get_num_threads() != 1:
             # Threads share sums out otherwise, which changes their last bits.
             parts["threads"] = torch.get_num_threads()
-        if processes:
-            parts["processes"] = processes
+        if arithmetic:
+            # Another sum under the same noise would leave their difference bare.
+            parts["arithmetic"] = arithmetic
         if traces:
             # What the files hold, wherever they lie.
             parts["devices"] = traces

@@ -8,11 +8,11 @@ example of the data, for a step and for an example of it; a client's are those o
 really took and of the examples that really went through them.
 
 Bytes are those of the trainable parameters in float32, once down and once up for each client of
-each round, unless a compression or an algorithm says what it needs; no protocol around them, and without the one bit a client that adaptive
-clipping asks for. Parameters that are frozen, and buffers, reach clients once, before training, and
-are not counted. Central training sends nothing. Example-level DP needs more FLOPs than are counted,
-which are those of the plain step. What clients fine-tune before evaluation is not training and not
-counted.
+each round, unless a compression or an algorithm says what it needs; no protocol around them, and
+without the one bit a client that adaptive clipping asks for. Parameters that are frozen, and
+buffers, reach clients once, before training, and are not counted. Central training sends nothing.
+Example-level DP needs more FLOPs than are counted, which are those of the plain step. What clients
+fine-tune before evaluation is not training and not counted.
 
 LEAF counts a client's examples down to a multiple of the batch size, whatever its last batch holds,
 and all operations of the graph that its profiler knows, biases and activations too.
@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfl_bench.config import BudgetTarget
+from pfl_bench.config_evaluation import BudgetTarget
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
 from pfl_bench.types import FederatedSplit

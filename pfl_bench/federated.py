@@ -84,11 +84,12 @@ class FederatedTrainer:
         self._algorithm = build_algorithm(resolved, options)
         engine = build_engine(resolved, options, task, model, self._algorithm, notice)
         self.engine = engine.description
-        processes = ""
-        if crew.size > 1 and not engine.trains_alone:
+        hands = number_of_hands(options.cohort_size)
+        if not engine.trains_alone:
             # Who trains beside whom decides the last bits of updates, and of their sum.
-            processes = crew.description
-            self.engine += f", {processes}"
+            hands = crew.size
+            if crew.size > 1:
+                self.engine += f", {crew.description}"
         self._split = task.split("train")
         systems = resolved.config.systems
         devices = None
@@ -99,12 +100,17 @@ class FederatedTrainer:
         if resolved.config.setting == "private_federated":
             traces = "" if devices is None else digest_of(devices)
             self._cohort_seed = resolved.private_seed(
-                self._checksum, model.initial_digest, model.device.type, processes, traces
+                self._checksum,
+                model.initial_digest,
+                model.device.type,
+                f"{self.engine}, {hands} hands",
+                traces,
             )
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
         self._notice = notice
         self._model = model
         self._stages = build_stages(resolved, self._algorithm, model)
+        self._is_empty_named = False
         self._participants = self._build_participants(resolved, devices, folder)
         layers = batchnorm_layers(model.module)
         self.plan = make_federated_plan(
@@ -147,7 +153,7 @@ class FederatedTrainer:
             CohortTraining(model, engine, intake, options, self._stages),
             self._split,
             self._algorithm.local_training,
-            number_of_hands(options.cohort_size) if engine.trains_alone else crew.size,
+            hands,
             options.cohort_size,
         )
         for rank in range(1, crew.size):
@@ -207,6 +213,12 @@ class FederatedTrainer:
         with phase("sampling"):
             rng = stream(self._cohort_seed, Purpose.SAMPLING, index)
             users = self._participants.draw(index, rng)
+        if self._participants.rests_on and not len(users) and not self._is_empty_named:
+            self._is_empty_named = True
+            self._notice(
+                f"round {index}: no update came in time, and this may go on: nobody was available, "
+                "allowed (federated.max_participations, separation) or quick enough"
+            )
         probed = -1 if self._private is None else self._private.choose_probe(index, len(users))
         aggregate, tally = self._training.train(users, index, self.central, probed)
         if tally.lost:

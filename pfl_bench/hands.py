@@ -40,7 +40,7 @@ def expected_costs(sizes: NDArray[np.int64], local: LocalTraining) -> NDArray[np
     """What training clients is expected to take, in examples' worth of time.
 
     A step costs its examples and half a batch more, for what does not depend on their number; a
-    client, one batch more, to be read, reset and clipped.
+    client, two batches more, to be read, reset and clipped.
 
     Args:
         sizes: Shape (n,), the clients' examples.
@@ -62,7 +62,7 @@ def expected_costs(sizes: NDArray[np.int64], local: LocalTraining) -> NDArray[np
     if local.max_steps is not None:
         steps = np.minimum(steps, local.max_steps)
         examples = np.minimum(examples, steps * batch)
-    costs = examples + steps * (batch / 2) + batch
+    costs = examples + steps * (batch / 2) + 2 * batch
     return costs
 
 
@@ -77,7 +77,9 @@ def deal(
         hands: How many there are.
 
     Returns:
-        The users of each hand, in the order of ``users``.
+        The users of each hand, in the order of ``users``. Hands of few large clients and hands of
+        many small ones alternate, so that neighbours, which a process gets, are of all kinds: what
+        ``costs`` are wrong about hits all processes alike.
 
     Source: Graham 1969, longest processing time first: at most 4/3 of the best possible time.
     """
@@ -87,7 +89,15 @@ def deal(
         load, hand = heapq.heappop(loads)
         dealt[place] = hand
         heapq.heappush(loads, (load + float(costs[place]), hand))
-    return [users[dealt == hand] for hand in range(hands)]
+    return [users[dealt == hand] for hand in _alternating(hands)]
+
+
+def _alternating(hands: int) -> list[int]:
+    """The numbers below a power of two with their bits reversed; below another, as they are."""
+    order = [0]
+    while len(order) < hands:
+        order = [2 * number for number in order] + [2 * number + 1 for number in order]
+    return order if len(order) == hands else list(range(hands))
 
 
 @dataclass(slots=True)

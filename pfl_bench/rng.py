@@ -32,7 +32,6 @@ class Purpose(IntEnum):
     CANARIES = 10
     PROBE = 11
     COMPRESSION = 12
-    SELECTION = 13
     DEVICES = 14
     ATTACK = 15
 

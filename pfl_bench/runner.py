@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.building import (
-    HasCanaries,
-    KeepsLedger,
     build_forward,
     build_model,
     build_task,
-    build_trainer,
     resolve_device,
     set_threads,
 )
 from pfl_bench.checkpoint import load_latest, save_checkpoint
-from pfl_bench.config import EvaluationOptions, RunConfig
+from pfl_bench.config import RunConfig
+from pfl_bench.config_evaluation import EvaluationOptions
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.costs import CostMeter, measure_step
 from pfl_bench.crew.start import start_crew
@@ -33,6 +31,7 @@ from pfl_bench.files import to_json_value, write_json
 from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.run_folder import SUMMARY_VERSION, RunFolder, environment
 from pfl_bench.run_log import RunLog
+from pfl_bench.trainers import HasCanaries, KeepsLedger, build_trainer
 from pfl_bench.types import ConfigError, CrewError, RunFolderError, Task
 from pfl_bench.verdict import compare, lower_is_better
 from pfl_bench.wandb_log import WandbLogger

@@ -109,14 +109,6 @@ class Aggregate:
             add_scaled_(self.clipped_total, other.clipped_total.to(self.total.device))
         if other.updates is not None:
             self.updates = [*(self.updates or []), *other.updates]
-        self.merge_numbers(other)
-
-    def merge_numbers(self, other: Aggregate) -> None:
-        """Take in all but the vectors of what another worker has accumulated, which come apart.
-
-        Args:
-            other: Not changed.
-        """
         self.weight += other.weight
         self.bit_sum += other.bit_sum
         self.num_contributions += other.num_contributions

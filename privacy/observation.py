@@ -55,12 +55,12 @@ class _Probe:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the observer of one process saw of its part of a round.
+    """What an observer saw of a part of a round that was summed apart.
 
     Attributes:
         worst: Its worst probe, and how wrong that was; None if nobody was probed.
         unseen: How far its sum moved while no client was taken in; None where not all are probed.
-        total: Shape (P,): its sum; None where not all are probed, or nobody was there.
+        total: Its sum, or some of its elements where not all are probed; None if nobody was there.
     """
 
     worst: tuple[float, dict[str, float | None]] | None
@@ -90,10 +90,11 @@ class Observer:
         self._unseen: float | None = None
 
     def begin(self, chosen: int) -> None:
-        """Begin a round.
+        """Begin a round, or a part of one that is summed apart.
 
         Args:
-            chosen: Which of the round's clients is probed, from 0, where not all are; -1 for none.
+            chosen: Which of the clients to come is probed, from 0, where not all are; negative or
+                too large for none.
         """
         self._chosen, self._taken = chosen, 0
         self._probe = self._worst = self._expected = None
@@ -139,20 +140,25 @@ class Observer:
             self._worst = (wrong, seen)
 
     def seen(self, aggregate: Aggregate) -> Seen:
-        """What was seen of this process's part of a round.
+        """What was seen since ``begin``.
 
         Args:
             aggregate: The part's sum.
         """
-        self._look_between(_clean_total(aggregate))
-        return Seen(self._worst, self._unseen, self._expected)
+        total = _clean_total(aggregate)
+        self._look_between(total)
+        expected = self._expected if self._probes_all else _some(total).clone()
+        return Seen(self._worst, self._unseen, expected if self._taken else None)
 
     def merge(self, parts: Iterable[Seen], aggregate: Aggregate) -> None:
         """Take in what the observers of all parts of a round have seen, this one's too.
 
         Args:
-            parts: One a process.
+            parts: In the order of the round's parts, whoever trained them.
             aggregate: The sum of all parts.
+
+        Raises:
+            PrivacyError: The parts do not come to the sum, and the ledger would not show it.
         """
         known = list(parts)
         # Who comes from now on, such as a canary, is no client of the round.
@@ -162,18 +168,26 @@ class Observer:
             key=lambda worst: worst[0],
             default=None,
         )
-        if not self._probes_all:
-            return
         total = _clean_total(aggregate)
-        self._unseen = math.fsum(part.unseen or 0.0 for part in known)
         # What the parts come to together, which is the sum but for the rounding of its additions.
-        totals = [part.total.double() for part in known if part.total is not None]
-        expected = torch.stack(totals).sum(dim=0) if totals else torch.zeros_like(total)
-        moved = float(torch.linalg.vector_norm(total.double() - expected))
+        # On the CPU: MPS has no float64, and other processes are on other GPUs.
+        totals = [part.total.cpu().double() for part in known if part.total is not None]
+        clean = (total if self._probes_all else _some(total)).cpu().double()
+        expected = torch.stack(totals).sum(dim=0) if totals else torch.zeros_like(clean)
+        moved = float(torch.linalg.vector_norm(clean - expected))
         rounding = math.fsum(float(torch.linalg.vector_norm(part)) for part in totals)
-        if not moved <= _OF_ADDITIONS * rounding:
-            self._unseen += moved
-        self._expected = total.clone()
+        is_wrong = not moved <= _OF_ADDITIONS * rounding
+        if self._probes_all:
+            self._unseen = math.fsum(part.unseen or 0.0 for part in known)
+            self._unseen += moved if is_wrong else 0.0
+            self._expected = total.clone()
+        elif is_wrong:
+            raise PrivacyError(
+                f"the sums of a round's parts differ from the round's sum by {moved:.3g} in norm, "
+                "where rounding explains "
+                f"{_OF_ADDITIONS * rounding:.3g}: clients were lost or counted twice on the way; "
+                "nothing was released, and the run can be resumed"
+            )
 
     def _look_between(self, total: Tensor) -> None:
         """Add up how far the sum has moved while no client was taken in."""
@@ -316,6 +330,11 @@ class ParticipationHistory:
 
 def _clean_total(aggregate: Aggregate) -> Tensor:
     return aggregate.total if aggregate.clipped_total is None else aggregate.clipped_total
+
+
+def _some(total: Tensor) -> Tensor:
+    """Elements all over a vector, ``PROBE_ALL`` or a few more."""
+    return total[:: max(1, total.numel() // PROBE_ALL)]
 
 
 def _finite(value: float) -> float | None:

@@ -31,6 +31,7 @@ class OfKept(NoPrivacy):
         combine: Makes one vector of shape (P,), float32, of n >= 1 of that shape and type.
     """
 
+    # One process then trains all clients.
     keeps_updates = True
 
     def __init__(self, name: str, combine: Callable[[Sequence[Tensor]], Tensor]) -> None:

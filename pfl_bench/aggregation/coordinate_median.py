@@ -17,9 +17,6 @@ from torch import Tensor
 from pfl_bench.aggregation._kept import OfKept, trimmed
 from privacy.mechanism import Mechanism, NoiseScale
 
-# One process then trains all clients.
-KEEPS_UPDATES = True
-
 
 class Options(BaseModel):
     """The median has no options."""

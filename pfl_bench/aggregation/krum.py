@@ -22,8 +22,6 @@ from pfl_bench.types import ConfigError
 from privacy.mechanism import Mechanism, NoiseScale
 
 _FEWEST_MORE = 3  # clients beyond twice the attackers
-# One process then trains all clients.
-KEEPS_UPDATES = True
 
 
 class Options(BaseModel):

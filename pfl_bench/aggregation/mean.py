@@ -7,9 +7,6 @@ from pydantic import BaseModel, ConfigDict
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.mechanisms.none import NoPrivacy
 
-# Its sum is added as updates come, so clients can be shared out among processes.
-KEEPS_UPDATES = False
-
 
 class Options(BaseModel):
     """The mean has no options."""

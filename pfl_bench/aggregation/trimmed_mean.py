@@ -19,8 +19,6 @@ from privacy.mechanism import Mechanism, NoiseScale
 
 # So that 0.29 of 100 clients are 29, although the product is a little less.
 _ROUNDING = 1e-9
-# One process then trains all clients.
-KEEPS_UPDATES = True
 
 
 class Options(BaseModel):

@@ -39,6 +39,8 @@ from privacy.clipping import l2_norm
 # A loss of 0 has no power below 0; the paper's published code adds as much to it.
 _SMALLEST_LOSS = 1e-10
 _BYTES_OF_WEIGHT = 4
+# Sums are in float32: room for those of a hundred million such clients.
+_LARGEST = 1e30
 
 
 class Options(BaseModel):
@@ -67,7 +69,7 @@ class WeighsByLoss:
     keeps_state = False
 
     def send(self, outgoing: Outgoing, result: LocalResult, round_index: int) -> Outgoing:
-        """See ``ClientStage``; what comes out too large for a number is sent as NaN.
+        """See ``ClientStage``; what would be too large for the sum is sent as NaN.
 
         The mechanism then counts it as not finite.
         """
@@ -80,7 +82,8 @@ class WeighsByLoss:
             weight = outgoing.weight * loss**self.q * divisor
         except OverflowError:
             weight = math.inf
-        if not math.isfinite(weight):
+        # NaN fails it too.
+        if not weight * max(1.0, norm) < _LARGEST:
             outgoing.update = torch.full_like(outgoing.update, math.nan)
             return outgoing
         outgoing.update = outgoing.update / divisor

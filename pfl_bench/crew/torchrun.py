@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import signal
 import socket
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -22,9 +25,26 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _CPU = torch.device("cpu")
+# A rank that has died is noticed at once; one that has much to train is waited for.
+_LONGEST_WAIT = timedelta(days=1)
 _SECONDS_BETWEEN = 0.02
 # Ranks that one message can name.
 _FEW = 4
+
+
+class _ToCpu(pickle.Pickler):
+    """Pickles tensors as ones on the CPU: who reads them may not have the GPU that they are on."""
+
+    def reducer_override(self, given: Any) -> Any:
+        if isinstance(given, Tensor) and given.device.type != "cpu":
+            return cast("Any", given.detach().cpu()).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return NotImplemented
+
+
+def _packed(given: Any) -> bytes:
+    buffer = io.BytesIO()
+    _ToCpu(buffer, pickle.HIGHEST_PROTOCOL).dump(given)
+    return buffer.getvalue()
 
 
 def _agree(store: Store, rank: int, size: int, seconds: float = 300.0) -> str:
@@ -100,7 +120,9 @@ class TorchrunCrew:
         try:
             store, rank, size = next(rendezvous("env://"))
             store = PrefixStore(f"pfl-bench/{_agree(store, rank, size)}", store)
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=size, timeout=_LONGEST_WAIT
+            )
         except RuntimeError as error:
             raise CrewError(
                 "the ranks of torchrun did not come together: see the output of each. "
@@ -112,7 +134,7 @@ class TorchrunCrew:
         self._is_asked_to_end = self._is_waiting = self._is_broken = False
         # From an order until all have brought their part, nothing of the run changes.
         self._is_under_way = False
-        signal.signal(signal.SIGTERM, self._asked_to_end)
+        self._before = signal.signal(signal.SIGTERM, self._asked_to_end)
         self._names: dict[int, str] = {}
         if self.rank:
             self.bring(f"process {os.getpid()} on {socket.gethostname()}")
@@ -135,7 +157,7 @@ class TorchrunCrew:
         """See ``Crew``."""
         shapes = [(vector.numel(), vector.dtype, vector.device.type) for vector in vectors]
         with self._waiting("rank 0"):
-            dist.send_object_list([(part, shapes)], dst=0, device=_CPU)
+            dist.send_object_list([_packed((part, shapes))], dst=0, device=_CPU)
             for vector in vectors:
                 dist.send(vector, dst=0)
 
@@ -147,7 +169,7 @@ class TorchrunCrew:
         if isinstance(given[0], Failure):
             self._is_broken = True
             raise given[0].error
-        part, shapes = given[0]
+        part, shapes = pickle.loads(given[0])
         self._is_under_way = rank < self.size - 1 or bool(shapes)
         return part, self._receive(rank, shapes)
 
@@ -182,6 +204,7 @@ class TorchrunCrew:
             with suppress(RuntimeError):
                 dist.broadcast_object_list([(None, False)], src=0, device=_CPU)
         dist.destroy_process_group()
+        signal.signal(signal.SIGTERM, self._before)
 
     @contextmanager
     def _waiting(self, whom: str) -> Iterator[None]:

@@ -94,7 +94,13 @@ class _Queue:
         read = {folder: read_record(folder) for folder in folders}
         ours = {f: r for f, r in read.items() if r and r.launcher == self._launcher.name}
         states = self._launcher.states(list(ours.values()))
-        return {f: r for f, r in ours.items() if states is None or r in states}
+        if states is None:
+            # What has left its result has ended, perhaps long ago; of others nothing is known.
+            return {f: r for f, r in ours.items() if not self._has_result(r)}
+        return {f: r for f, r in ours.items() if r in states}
+
+    def _has_result(self, record: JobRecord) -> bool:
+        return self._launcher.job(record).paths.result_pickle.exists()
 
     def _is_settled(self, run: Run) -> bool:
         try:

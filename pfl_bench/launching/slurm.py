@@ -126,7 +126,7 @@ def _parameters(options: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(
                 f"--slurm {text}: write KEY=VALUE with a known key{hint} Known: "
                 f"{', '.join(allowed)}. A run is one process, --jobs says how many run at once, "
-                "and other options of sbatch go into additional_parameters={{name: value}}"
+                "and other options of sbatch go into additional_parameters={name: value}"
             )
         apply_override(parameters, text)
         if key in _LISTS and not isinstance(parameters[key], list):

@@ -9,8 +9,9 @@ from statistics import median
 
 from pfl_bench.report import curves, panels
 from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.report.systems import read_devices
 from pfl_bench.report.table import format_value
-from pfl_bench.systems.trace_file import DEVICES, read_trace_file
+from pfl_bench.systems.trace_file import DEVICES
 from pfl_bench.verdict import lower_is_better
 from pfl_bench.views import Figure
 
@@ -141,5 +142,4 @@ def _last_and_second(
 
 
 def _made_up_devices(run: RunRecord) -> bool:
-    path = run.path / DEVICES
-    return path.exists() and read_trace_file(path).is_generated
+    return (run.path / DEVICES).exists() and read_devices(run.path).is_generated

@@ -46,7 +46,7 @@ def system_panels(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, 
         path = next((run.path for run in runs if (run.path / DEVICES).exists()), None)
         if path is None:
             continue
-        kept = _read_devices(path)
+        kept = read_devices(path)
         devices.setdefault(kept.source, kept)
         first = next(((i, one) for i, one in _read_timelines(path) if len(one.users)), None)
         if first is not None:
@@ -70,7 +70,12 @@ def system_panels(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, 
     return [(title, drawn) for title, drawn in parts if drawn]
 
 
-def _read_devices(folder: Path) -> Devices:
+def read_devices(folder: Path) -> Devices:
+    """Read the devices that a run has kept.
+
+    Raises:
+        RunFolderError: Their file is damaged.
+    """
     try:
         return read_trace_file(folder / DEVICES)
     except DataError as error:

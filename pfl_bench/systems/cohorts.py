@@ -29,7 +29,7 @@ from pfl_bench.systems.limits import Limits
 from pfl_bench.systems.timeline import TIMELINES, Outcome, RoundTimeline, play_round
 from pfl_bench.systems.trace_file import DEVICES, write_trace_file
 from pfl_bench.systems.work import examples_processed
-from pfl_bench.types import FederatedSplit, LocalTraining, PluginError
+from pfl_bench.types import ConfigError, FederatedSplit, LocalTraining, PluginError
 
 # What a run keeps for its report: of the first rounds the first participants, and some devices.
 _KEPT_ROUNDS, _KEPT_PARTICIPANTS, _KEPT_DEVICES = 20, 40, 1000
@@ -51,7 +51,7 @@ class SimulatedParticipants:
         rests_on: What decides who takes part, in words.
 
     Raises:
-        ConfigError: There are too few users to fill the rounds.
+        ConfigError: There are too few users to fill the rounds, or nobody can meet the deadline.
         DataError: No user is available at any time.
     """
 
@@ -86,7 +86,9 @@ class SimulatedParticipants:
         self._work = examples_processed(self._sizes, local)
         self._bytes_down, self._bytes_up = down_bytes, up_bytes
         self._name = resolved.tree["federated"]["selection"]["name"]
-        users = Users(self._sizes, self._expected_seconds())
+        seconds = self._expected_seconds()
+        _check_deadline(systems.deadline_s, seconds)
+        users = Users(self._sizes, seconds)
         self._selector: Selector = plugins.build(
             plugins.SELECTION, self._name, resolved.federated_options["selection"], users
         )
@@ -209,6 +211,15 @@ class SimulatedParticipants:
             seconds=timeline.stop - timeline.start,
             losses=losses,
             num_examples=self._sizes[timeline.users],
+        )
+
+
+def _check_deadline(deadline_s: float | None, seconds: NDArray[np.float64]) -> None:
+    if deadline_s is not None and deadline_s < seconds.min():
+        raise ConfigError(
+            f"systems.deadline_s: {deadline_s:g} seconds, but even the quickest of the "
+            f"{len(seconds)} users needs {seconds.min():.4g} for download, training and upload "
+            f"(the median user {np.median(seconds):.4g}), so every round would be empty; raise it"
         )
 
 

@@ -48,13 +48,13 @@ class CsvSource(Strict):
         capacity: A file with the columns client_id, latency_ms, bandwidth_kbps.
         availability: A file with the columns client_id, start_s, end_s, a line a slot, in whole
             seconds; null for devices that are always available.
-        period_s: Seconds after which the slots come again.
+        period_s: Seconds after which the slots come again, below 2^31.
     """
 
     name: Literal["csv"]
     capacity: str
     availability: str | None = None
-    period_s: PositiveInt = PERIOD_S
+    period_s: Annotated[int, Field(ge=1, lt=2**31)] = PERIOD_S
 
 
 class FileSource(Strict):

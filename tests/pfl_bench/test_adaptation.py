@@ -13,7 +13,7 @@ from torch import nn
 from pfl_bench.adaptation import FineTuning
 from pfl_bench.building import build_forward, build_model, build_task
 from pfl_bench.checkpoint import load_latest
-from pfl_bench.config import AdaptationOptions
+from pfl_bench.config_evaluation import AdaptationOptions
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
 from pfl_bench.runner import run

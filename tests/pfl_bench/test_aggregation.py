@@ -211,6 +211,18 @@ def test_clients_count_alike(name: str) -> None:
         build_aggregation(config, config.config.federated)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [({"name": "qfedavg", "q": 1.0}, "weight"), ({"name": "scaffold"}, "control_variate")],
+)
+def test_what_clients_send_beside_updates_is_refused(algorithm: dict[str, Any], more: str) -> None:
+    for name in ROBUST:
+        config = aggregated(name, federated__algorithm=algorithm)
+        assert config.config.federated is not None
+        with pytest.raises(ConfigError, match=f"{name} looks at updates alone.* a {more} too"):
+            build_aggregation(config, config.config.federated)
+
+
 @pytest.mark.parametrize("name", ROBUST)
 def test_no_mechanism_covers_them(name: str) -> None:
     with pytest.raises(ConfigError, match=f"aggregation: {name} is no sum"):

@@ -343,6 +343,11 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "give boost a number",
     ),
     (
+        {**MIRROR, "boost": "replace"},
+        {"federated__central_schedule": {"warmup": 3}},
+        "at a constant rate",
+    ),
+    (
         {**MIRROR, "labels": "permutation"},
         {"evaluation__final_splits": ["attack"]},
         "no split 'attack'",

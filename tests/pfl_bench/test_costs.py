@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from pfl_bench.building import build_forward, build_model, build_task
 from pfl_bench.checkpoint import load_latest
-from pfl_bench.config import BudgetTarget
+from pfl_bench.config_evaluation import BudgetTarget
 from pfl_bench.costs import CostMeter, StepFlops, measure_step
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward

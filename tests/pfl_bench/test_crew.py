@@ -375,3 +375,24 @@ def test_ranks_of_a_restarted_run_agree_beside_what_the_dead_have_left() -> None
     assert len(names) == 3
     with pytest.raises(CrewError, match=r"have not come so far: \[1, 2\]"):
         _agree(store, 0, 3, seconds=0.2)
+
+
+def test_what_is_brought_arrives_with_its_numbers() -> None:
+    from pfl_bench.crew.torchrun import _packed
+
+    given = {"sum": torch.linspace(0, 1, LENGTH, dtype=torch.float64), "names": ["a", "b"]}
+    arrived = pickle.loads(_packed(given))
+    assert torch.equal(arrived["sum"], given["sum"])
+    assert arrived["sum"].dtype == torch.float64
+    assert arrived["names"] == given["names"]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_is_brought_from_a_gpu_arrives_where_there_is_none() -> None:
+    from pfl_bench.crew.torchrun import _packed
+
+    given = torch.arange(LENGTH, device="cuda")
+    arrived = pickle.loads(_packed([given]))[0]
+    assert arrived.device == CPU
+    assert torch.equal(arrived, given.cpu())

@@ -85,13 +85,13 @@ def test_hands_are_a_power_of_two_of_four_clients_or_more_each(cohort_size: int)
 @pytest.mark.parametrize(
     ("local", "expected"),
     [
-        # Steps of 10 and of 3 examples: 13 + 2 * 5 + 10.
-        (LocalTraining(1, 10, 0.1), 33.0),
-        # Twice as many passes: 26 + 4 * 5 + 10; through their borders 26 + 3 * 5 + 10.
-        (LocalTraining(2, 10, 0.1), 56.0),
-        (LocalTraining(2, 10, 0.1, batches_across_epochs=True), 51.0),
-        # No more than 2 steps of 10: 20 + 2 * 5 + 10.
-        (LocalTraining(5, 10, 0.1, max_steps=2), 40.0),
+        # Steps of 10 and of 3 examples: 13 + 2 * 5 + 20.
+        (LocalTraining(1, 10, 0.1), 43.0),
+        # Twice as many passes: 26 + 4 * 5 + 20; through their borders 26 + 3 * 5 + 20.
+        (LocalTraining(2, 10, 0.1), 66.0),
+        (LocalTraining(2, 10, 0.1, batches_across_epochs=True), 61.0),
+        # No more than 2 steps of 10: 20 + 2 * 5 + 20.
+        (LocalTraining(5, 10, 0.1, max_steps=2), 50.0),
         # One step of a part: 4 of 13, and 1.
         (LocalTraining(1, 10, 0.1, batch_fraction=0.3), 5.0),
     ],
@@ -251,3 +251,15 @@ def test_another_type_of_sum_is_held_in_memory_of_its_own() -> None:
     tree.clear()
     wide = torch.arange(P, dtype=torch.float64) / 3
     assert torch.equal(tree.hold(wide), wide)
+
+
+@pytest.mark.parametrize("processes", [2, 4, 8])
+def test_neighbouring_hands_have_as_many_clients_as_others(processes: int) -> None:
+    sizes = np.array([100] * 8 + [1] * 400)
+    costs = sizes.astype(np.float64)
+    hands = deal(np.arange(len(sizes)), costs, 16)
+    counts = [
+        sum(len(hands[hand]) for hand in hands_of(rank, processes, 16)) for rank in range(processes)
+    ]
+    assert max(counts) - min(counts) <= 2 * len(sizes) / 16
+    assert [sum(costs[hand].sum() for hand in hands[:8])] == pytest.approx([600.0], rel=0.02)

@@ -193,6 +193,28 @@ def test_a_job_that_slurm_lost_is_named_with_its_state_and_submitted_again(
     assert "job 103 submitted" in capsys.readouterr().err
 
 
+def test_a_job_that_ended_before_is_not_met_again_while_squeue_is_silent(
+    rows: Callable[..., Path], slurm: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["table", "rows", "--launcher", "slurm", "--slurm", "time=5"]
+    rows(row={"federated__cohort_size": 10_000})
+    assert main(command) == 2
+    assert "cohort_size" in capsys.readouterr().err
+    rows(row={"federated__num_rounds": 2})
+    squeue = slurm / "bin" / "squeue"
+    words = squeue.read_text(encoding="utf-8")
+    squeue.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+
+    def answer() -> None:
+        squeue.write_text(words, encoding="utf-8")
+
+    call_once(monkeypatch, lambda: True, answer)
+    assert main(command) == 0
+    err = capsys.readouterr().err
+    assert "squeue does not answer" in err
+    assert "job 103 submitted" in err
+
+
 def test_what_sbatch_refuses_is_exit_2_in_its_words(
     rows: Callable[..., Path], slurm: Path, capsys: Capture
 ) -> None:
@@ -214,6 +236,7 @@ def test_what_sbatch_refuses_is_exit_2_in_its_words(
         (["time=5", "partion=gpu"], "did you mean 'partition'"),
         (["time=5", "partition"], "write KEY=VALUE"),
         (["time=5", "nodes=2"], "A run is one process"),
+        (["time=5", "nodes=2"], "additional_parameters={name: value}"),
         (["time=5", "mem=[1"], "not valid YAML"),
         (["time=5", "setup=module load cuda"], "setup: a list"),
         (["time=5", "additional_parameters=3"], "additional_parameters: a mapping"),

@@ -23,7 +23,9 @@ from pfl_bench.forward import Forward
 from pfl_bench.run_log import read_metrics
 from pfl_bench.runner import run
 from pfl_bench.types import ConfigError, LocalResult, LocalTraining
+from privacy.aggregate import Aggregate
 from privacy.errors import PlanError
+from privacy.mechanisms.none import NoPrivacy
 from tests.equivalence.test_processes import InTurn
 from tests.helpers import PRIVACY, make_config
 
@@ -139,11 +141,25 @@ def test_a_larger_loss_weighs_more_and_the_weight_takes_four_bytes() -> None:
     assert small.num_bytes == 16.0
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf, 1e200])
-def test_what_is_too_large_is_not_finite(loss: float) -> None:
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 1e200, 1e20])
+def test_what_is_too_large_for_the_sum_is_not_finite(loss: float) -> None:
     sent = send(2.0, loss, torch.ones(3))
     assert math.isfinite(sent.weight)
     assert not bool(sent.update.isfinite().any())
+    # Just below, the sum of a round holds it.
+    below = send(2.0, 1e14, torch.ones(3))
+    aggregate, mechanism = Aggregate.zeros(3), NoPrivacy()
+    for outgoing in (sent, below, below):
+        mechanism.accumulate(aggregate, outgoing.update, outgoing.weight)
+    assert (aggregate.num_nonfinite, aggregate.num_contributions) == (1, 2)
+    mean = mechanism.release(aggregate, np.random.default_rng()).mean_update
+    torch.testing.assert_close(mean, below.update)
+
+
+def test_what_a_replaced_model_reckons_with_does_not_hold(tmp_path: Path) -> None:
+    attack = {"kind": "label_flip", "corrupted_fraction": 0.1, "labels": "mirror"}
+    with pytest.raises(ConfigError, match="qfedavg weighs clients by what they send"):
+        run(qfedavg(1.0, attack={**attack, "boost": "replace"}), tmp_path / "run")
 
 
 def test_a_loss_of_zero_is_no_division_by_zero() -> None:

@@ -229,6 +229,17 @@ def test_the_clock_waits_and_rounds_can_be_of_nobody(tmp_path: Path) -> None:
     assert summary["systems"]["lost"] > 0
 
 
+def test_rounds_of_nobody_are_said_once(tmp_path: Path) -> None:
+    """Slots of a second are too short for everybody."""
+    source = devices_of(tmp_path, 1, "c0,300,301\n")
+    changes = {"federated__num_rounds": 3, "federated__local_epochs": 20}
+    run(make_config("federated", systems={"source": source}, **changes), tmp_path / "run")
+    assert [line["train/cohort_size"] for line in lines_of(tmp_path / "run")] == [0.0] * 3
+    said = (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
+    assert said.count("round 1: no update came in time") == 1
+    assert said.count("no update came in time") == 1
+
+
 def test_a_run_says_what_its_devices_are(tmp_path: Path) -> None:
     config = make_config(
         "federated",
@@ -299,6 +310,12 @@ PRIVATE: dict[str, Any] = {
     "federated__max_participations": 2,
     "federated__separation": 2,
 }
+
+
+def test_a_deadline_that_nobody_meets_is_refused(tmp_path: Path) -> None:
+    config = make_config("federated", systems={**GENERATED, "deadline_s": 0.001})
+    with pytest.raises(ConfigError, match="even the quickest of the 60 users needs"):
+        run(config, tmp_path / "run")
 
 
 def test_a_private_run_has_to_say_that_it_selects(tmp_path: Path) -> None:

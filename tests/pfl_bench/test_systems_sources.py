@@ -355,6 +355,7 @@ def test_the_section_is_strict() -> None:
         {"source": {"name": "generated"}, "overcommitment": 0.9},
         {"source": {"name": "generated"}, "deadline_s": 0.0},
         {"source": {"name": "generated"}, "sped": 1},
+        {"source": {"name": "csv", "capacity": "c.csv", "period_s": 2**31}},
     ):
         with pytest.raises(ValidationError):
             adapter.validate_python(tree)

@@ -13,7 +13,7 @@ from privacy.aggregate import Aggregate
 from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale, Release, noised_mean
 from privacy.mechanisms import adaptive_gaussian, gaussian
-from privacy.observation import HISTOGRAM_EDGES, Observer, ParticipationHistory
+from privacy.observation import HISTOGRAM_EDGES, PROBE_ALL, Observer, ParticipationHistory
 
 P, COHORT = 20_000, 8.0
 
@@ -141,6 +141,45 @@ def test_what_moves_the_sum_between_clients_is_seen() -> None:
     assert observed["unseen"] == pytest.approx(2.0, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.cuda,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+        pytest.param(
+            "mps",
+            marks=pytest.mark.skipif(
+                not torch.backends.mps.is_available(), reason="needs Apple's MPS"
+            ),
+        ),
+    ],
+)
+@pytest.mark.parametrize("doubled", [False, True])
+def test_a_part_that_is_added_twice_is_seen(device: str, doubled: bool) -> None:
+    observer, whole, parts = Observer(COHORT, probes_all=True), Aggregate.zeros(P, device), []
+    mechanism = gaussian.build(gaussian.Options(clip_norm=1.0), NoiseScale(1.0, COHORT, COHORT))
+    for seed in range(3):
+        part = Aggregate.zeros(P, device)
+        observer.begin(-1)
+        update = torch.from_numpy(np.random.default_rng(seed).normal(size=P)).float().to(device)
+        observer.before(part, update)
+        mechanism.accumulate(part, update, 1.0)
+        observer.after(part, 1.0)
+        parts.append(observer.seen(part))
+        whole.merge(part)
+    if doubled:
+        whole.total.add_(part.total)
+    observer.merge(parts, whole)
+    observed = observer.observe(released(whole, 2.0, 2.0), whole)
+    assert observed["unseen"] == (pytest.approx(1.0, rel=1e-5) if doubled else 0.0)
+
+
 def test_an_l1_clip_is_watched_in_l1() -> None:
     aggregate, observer = Aggregate.zeros(P), Observer(COHORT, norm="l1")
     observer.begin(0)
@@ -179,3 +218,24 @@ def test_what_is_not_finite_is_recorded_as_null() -> None:
     assert observed["sum_norm"] is None
     assert observed["noise"]["sum_squares"] is None
     assert sum(observed["noise"]["histogram"]) == P - 1
+
+
+def test_parts_of_a_large_model_that_do_not_come_to_the_sum_are_refused() -> None:
+    size = 3 * PROBE_ALL
+    observer = Observer(COHORT)
+    parts, total = [], torch.zeros(size)
+    for part in range(4):
+        aggregate = Aggregate.zeros(size)
+        observer.begin(-1)
+        observer.before(aggregate, torch.ones(size))
+        aggregate.total.copy_(torch.randn(size, generator=torch.Generator().manual_seed(part)))
+        observer.after(aggregate, 1.0)
+        parts.append(observer.seen(aggregate))
+        total += aggregate.total
+    observer.merge(parts, Aggregate(total))
+    # A part that nobody was in has no sum to compare.
+    observer.begin(-1)
+    observer.merge([*parts, observer.seen(Aggregate.zeros(size))], Aggregate(total))
+    for wrong in (parts[1:], [*parts, parts[2]]):
+        with pytest.raises(PrivacyError, match="lost or counted twice"):
+            observer.merge(wrong, Aggregate(total))

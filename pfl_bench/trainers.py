@@ -1,0 +1,109 @@
+"""What the runner drives: a trainer, and which one a configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from pfl_bench import precision
+from pfl_bench.config_file import ResolvedConfig
+from pfl_bench.crew.types import Crew
+from pfl_bench.flat_model import FlatModel
+from pfl_bench.types import Task
+
+
+class Trainer(Protocol):
+    """What ``federated.py``, ``central.py`` and other trainers give the runner.
+
+    One whose clients have models of their own also has ``personal``, a ``PersonalModels`` that
+    gives them to evaluation; then there is no central model to select.
+    """
+
+    @property
+    def unit(self) -> str:
+        """What one step is called: "round" or "epoch"."""
+
+    @property
+    def total(self) -> int:
+        """Steps of the whole run."""
+
+    def advance(self, index: int) -> dict[str, float]:
+        """Do step ``index``, 1-based, and give its scalars.
+
+        Among them what it cost (``pfl_bench.costs``): "systems/steps" and "systems/examples",
+        the steps of training and the examples that went through them, or "systems/flops" where
+        those do not tell the FLOPs; and "systems/bytes_down", "systems/bytes_up" if it sends.
+        """
+
+    def close(self) -> None:
+        """Close files."""
+
+    def load_central(self) -> None:
+        """Put the parameters to evaluate into the model."""
+
+    def epsilons(self, done: int) -> dict[str, float]:
+        """Both epsilons after ``done`` steps, as scalars; empty without privacy."""
+
+    def statement(self, done: int | None) -> dict[str, Any] | None:
+        """The privacy statement after ``done`` steps (None: as planned), or None without one."""
+
+    def begin(self, done: int) -> None:
+        """Open the ledger of a private run; check that it is of this run and has ``done`` steps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes from step to step."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave."""
+
+
+@runtime_checkable
+class KeepsLedger(Protocol):
+    """A trainer whose private runs are recorded in a ledger."""
+
+    def ledger_digest(self, done: int) -> str | None:
+        """SHA-256 of the ledger's line of step ``done``; None without privacy."""
+
+
+@runtime_checkable
+class HasCanaries(Protocol):
+    """A trainer that can add canary clients to a run, to audit it."""
+
+    def canary_result(self, done: int) -> dict[str, Any] | None:
+        """What the canaries show after ``done`` steps; None for a run without them."""
+
+
+def build_trainer(
+    resolved: ResolvedConfig,
+    task: Task,
+    model: FlatModel,
+    folder: Path,
+    notice: Callable[[str], None],
+    crew: Crew,
+) -> Trainer:
+    """Build the trainer that the configuration's sections ask for."""
+    slow = precision.slow_notice(resolved.config.precision, model.device)
+    if slow is not None:
+        notice(slow)
+    if resolved.config.central is not None:
+        from pfl_bench.central import CentralTrainer
+
+        return CentralTrainer(resolved, task, model, folder, notice)
+    if resolved.config.local is not None:
+        from pfl_bench.local_models import LocalTrainer
+
+        return LocalTrainer(resolved, task, model, folder, notice)
+    if resolved.config.multitask is not None:
+        from pfl_bench.mocha import MultitaskTrainer
+
+        return MultitaskTrainer(resolved, task, model, folder, notice)
+    from pfl_bench.federated import FederatedTrainer
+
+    federated = resolved.tree["federated"]
+    if federated["aggregation"]["name"] != "mean":
+        notice(
+            f"aggregation: {federated['aggregation']['name']} looks at each client's update, which "
+            "nothing hides from the centre: this run has no privacy guarantee of any kind"
+        )
+    return FederatedTrainer(resolved, task, model, folder, notice, crew)
