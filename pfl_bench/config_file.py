@@ -1,8 +1,7 @@
-"""Reading a configuration: YAML, ``key=value`` overrides, plug-in options, errors with a place."""
+"""Reading a configuration: overrides, plug-in options, errors with a place."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pfl_bench import plugins
 from pfl_bench.config import CONFIG_VERSION, RunConfig
 from pfl_bench.types import ConfigError, PluginError
+from pfl_bench.yaml_file import apply_override, read_yaml
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -43,45 +43,6 @@ _FEDERATED_PLUGINS = {
     "compression": plugins.COMPRESSION,
     "selection": plugins.SELECTION,
 }
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML with the core schema's numbers and booleans, and without duplicate keys."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str):
-            raise yaml.MarkedYAMLError(
-                problem=f"key {key!r} is not text", problem_mark=key_node.start_mark
-            )
-        if key in seen:
-            raise yaml.MarkedYAMLError(
-                problem=f"key '{key}' stands twice", problem_mark=key_node.start_mark
-            )
-        seen.add(key)
-    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
-
-
-# YAML 1.1 reads 1e-3 as text and "no", "on" and "off" as booleans; readers expect neither.
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float"))]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|false|False)$"), list("tTfF")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^(?:[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-    ),
-    list("-+0123456789."),
-)
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
 @dataclass(frozen=True)
@@ -200,52 +161,6 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> ResolvedConfig:
     for text in overrides:
         apply_override(tree, text)
     return resolve(tree, path, tuple(overrides))
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping.
-
-    Raises:
-        ConfigError: The file cannot be read, is not YAML, or is not a mapping.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such configuration file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as a text file: {error}") from None
-    try:
-        tree = yaml.load(text, Loader=_Loader)  # _Loader derives from SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: a configuration is a mapping of keys to values")
-    return tree
-
-
-def apply_override(tree: dict[str, Any], text: str) -> None:
-    """Set one dotted key in a configuration tree.
-
-    Raises:
-        ConfigError: The text is not ``key=value``, or a part of the key is not a section.
-    """
-    key, equals, value_text = text.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
-        raise ConfigError(f"override '{text}': write key=value, such as federated.num_rounds=10")
-    try:
-        value = yaml.load(value_text, Loader=_Loader)  # _Loader derives from SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"override '{text}': the value is not valid YAML: {error}") from None
-    node = tree
-    for depth, part in enumerate(parts[:-1]):
-        if node.get(part) is None:
-            node[part] = {}
-        node = node[part]
-        if not isinstance(node, dict):
-            where = ".".join(parts[: depth + 1])
-            raise ConfigError(f"override '{text}': '{where}' is a value or list, not a section")
-    node[parts[-1]] = value
 
 
 def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> ResolvedConfig:

@@ -8,8 +8,9 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel
 
 from pfl_bench.config import CONFIG_VERSION
-from pfl_bench.config_file import read_yaml, validate_tree
+from pfl_bench.config_file import validate_tree
 from pfl_bench.types import ConfigError
+from pfl_bench.yaml_file import read_yaml
 
 M = TypeVar("M", bound=BaseModel)
 

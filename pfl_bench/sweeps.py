@@ -14,10 +14,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from pfl_bench.config_file import ResolvedConfig, apply_override, read_yaml, resolve
+from pfl_bench.config_file import ResolvedConfig, resolve
 from pfl_bench.config_training import Strict
 from pfl_bench.row_files import read_typed
 from pfl_bench.types import ConfigError
+from pfl_bench.yaml_file import apply_override, read_yaml
 
 Scalar = bool | int | float | str | None
 # A sweep sets these itself: no run of it may test, and each has a name of its own.

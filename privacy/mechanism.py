@@ -19,6 +19,8 @@ import numpy as np
 from privacy.errors import PlanError, PrivacyError
 
 NoiseShape = Literal["gaussian", "laplace", "none"]
+# Elements of noise that are drawn at once.
+_PIECE = 1 << 16
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -263,18 +265,23 @@ def noised_mean(
         return mean_of(total, cohort_size)
     # numpy and not torch's generator: its CPU engine keeps 32 bits of a seed, so that streams
     # could collide, and its CUDA engine gives other numbers than its CPU one.
-    noise = rng.standard_normal(total.numel())
-    noise *= stddev
+    noise = np.empty(total.numel(), dtype=np.float32)
+    # In pieces: the same draws, without a vector of float64 in memory.
+    for start in range(0, len(noise), _PIECE):
+        piece = rng.standard_normal(min(_PIECE, len(noise) - start))
+        piece *= stddev
+        noise[start : start + len(piece)] = piece
     return mean_of(total, cohort_size, noise)
 
 
-def mean_of(total: Tensor, cohort_size: float, noise: NDArray[np.float64] | None = None) -> Tensor:
+def mean_of(total: Tensor, cohort_size: float, noise: NDArray[np.floating] | None = None) -> Tensor:
     """Add noise to a sum and divide by the configured cohort size.
 
     Args:
         total: Shape (P,), float32 or float64; not changed.
         cohort_size: As ``noised_mean`` has it.
-        noise: Shape (P,): the noise of each element; None for none.
+        noise: Shape (P,), float32 or float64: the noise of each element; None for none. May be
+            written over.
 
     Returns:
         Shape (P,), float32, on the device of ``total``.

@@ -225,14 +225,28 @@ class Observer:
         if not stddev > 0.0:
             self._last = None
             return None
-        # In float64: the difference of two float32 that are nearly equal.
-        noise = release.mean_update.detach().cpu().double().mul_(self._cohort_size)
-        clean = total.detach().cpu().double()
-        scale = math.sqrt(float(noise.square().mean()) if noise.numel() else 0.0)
-        noise.sub_(clean).div_(stddev)
-        sampled = noise[:: max(1, -(-noise.numel() // _SAMPLED))].clone()
-        norm = float(torch.linalg.vector_norm(clean))
-        product = float(torch.dot(noise, clean)) / norm if norm > 0.0 else 0.0
+        released, clean = release.mean_update.detach().cpu(), total.detach().cpu()
+        count = released.numel()
+        step = max(1, -(-count // _SAMPLED))
+        sums = np.zeros(5)
+        pieces = []
+        # Pieces stay in the cache, and begin where the sample has an element.
+        for start in range(0, count, _SAMPLED // step * step):
+            place = slice(start, start + _SAMPLED // step * step)
+            # In float64: the difference of two float32 that are nearly equal.
+            noise = released[place].double().mul_(self._cohort_size)
+            squares = float(torch.dot(noise, noise))
+            known = clean[place].double()
+            noise.sub_(known).div_(stddev)
+            dots = (torch.dot(noise, noise), torch.dot(noise, known), torch.dot(known, known))
+            sums += [squares, float(noise.sum()), *map(float, dots)]
+            pieces.append(noise[::step].clone())
+            if not start:
+                head = [_finite(float(value)) for value in noise[:_HEAD]]
+        scale, sum_, sum_squares, product, norm = sums.tolist()
+        scale, norm = math.sqrt(scale / count), math.sqrt(norm)
+        product = product / norm if norm > 0.0 else 0.0
+        sampled = torch.cat(pieces)
         lag = None
         if self._last is not None and self._last.shape == sampled.shape:
             lag = _finite(float(torch.dot(sampled, self._last)) / sampled.numel())
@@ -242,11 +256,11 @@ class Observer:
             noisy = (release.noisy_fraction_unclipped - 0.5) * self._cohort_size
             count_draw = _finite((noisy - aggregate.bit_sum) / release.count_noise_stddev)
         return {
-            "count": noise.numel(),
-            "sum": _finite(float(noise.sum())),
-            "sum_squares": _finite(float(noise.square().sum())),
+            "count": count,
+            "sum": _finite(sum_),
+            "sum_squares": _finite(sum_squares),
             "histogram": _histogram(sampled),
-            "head": [_finite(float(value)) for value in noise[:_HEAD]],
+            "head": head,
             "dot_sum": _finite(product),
             "lag_correlation": release.lag_correlation,
             "lag_product": lag,

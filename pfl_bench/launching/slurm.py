@@ -11,10 +11,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfl_bench.config_file import apply_override
 from pfl_bench.launching.job import JobRecord, Run, RunJob
 from pfl_bench.launching.launchers import new_folder, record_of, require_submitit
 from pfl_bench.types import ConfigError
+from pfl_bench.yaml_file import apply_override
 
 if TYPE_CHECKING:
     from submitit import Job, SlurmExecutor

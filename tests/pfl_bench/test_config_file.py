@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pfl_bench.config_file import apply_override, load_config, read_yaml, resolve
+from pfl_bench.config_file import load_config, resolve
 from pfl_bench.types import ConfigError
+from pfl_bench.yaml_file import apply_override, read_yaml
 from tests.helpers import make_tree
 
 

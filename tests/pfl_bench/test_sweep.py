@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from pfl_bench.cli import main
-from pfl_bench.config_file import apply_override
 from pfl_bench.sweeps import load_sweep, override_text
 from pfl_bench.types import ConfigError
+from pfl_bench.yaml_file import apply_override
 
 Capture = pytest.CaptureFixture[str]
 RATE, EPOCHS = "federated.central_learning_rate", "federated.local_epochs"
