@@ -21,13 +21,15 @@ from privacy.aggregate import Aggregate
 
 # At most so many processes can share a round out.
 MOST_HANDS = 64
-# A hand costs one more addition of P elements, which a few clients pay for.
-_CLIENTS_A_HAND = 4
+# A hand costs one more addition of P elements, which two clients pay for; but a few processes
+# are to have a hand each, however small the cohort.
+_CLIENTS_A_HAND = 2
+_FEW_HANDS = 8
 
 
 def number_of_hands(cohort_size: int) -> int:
-    """Hands of a round: a power of two, about one for four clients of the expected cohort."""
-    wanted = max(1, cohort_size // _CLIENTS_A_HAND)
+    """Hands of a round: a power of two, about one for two clients of the expected cohort."""
+    wanted = max(cohort_size // _CLIENTS_A_HAND, min(cohort_size, _FEW_HANDS))
     return int(min(MOST_HANDS, 1 << (wanted - 1).bit_length()))
 
 

@@ -312,7 +312,7 @@ def test_a_run_of_seconds_has_no_workers_and_one_of_minutes_one_a_core(
     monkeypatch.setattr(start, "usable_cores", lambda: 12)
     monkeypatch.setattr(start, "_available_memory", lambda: 100 << 30)
     # No more than there are hands of twelve clients.
-    assert start._automatic(make_config("federated", **long), split, step) == 4
+    assert start._automatic(make_config("federated", **long), split, step) == 8
     many = {**long, "federated__cohort_size": 60}
     assert start._automatic(make_config("federated", **many), split, step) == 12
     start.limit_cores(5)  # As one of several runs on a machine has them.
