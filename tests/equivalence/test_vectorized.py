@@ -18,6 +18,7 @@ from pfl_bench.config_file import ResolvedConfig, resolve
 from pfl_bench.engine import sequential, vectorized
 from pfl_bench.engine.sequential import SequentialEngine
 from pfl_bench.engine.vectorized import VectorizedEngine
+from pfl_bench.federated import FederatedTrainer
 from pfl_bench.files import read_json
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
@@ -534,10 +535,13 @@ def test_a_private_run_is_repeated_bit_for_bit_and_by_no_other_engine(tmp_path: 
             run(make_config("private_federated", **settings), tmp_path / "a", resume=True)
 
 
-def test_private_runs_by_two_engines_share_no_noise() -> None:
+def test_private_runs_by_two_engines_share_no_noise(tmp_path: Path) -> None:
     def seed(**federated: Any) -> int:
         settings = {f"federated__{key}": value for key, value in federated.items()}
-        return make_config("private_federated", **settings).private_seed("data", "model", "cpu")
+        resolved = make_config("private_federated", **settings)
+        task = build_task(resolved, torch.device("cpu"))
+        model = build_model(resolved, task, torch.device("cpu"))
+        return FederatedTrainer(resolved, task, model, tmp_path, lambda text: None)._cohort_seed
 
     assert seed() == seed(engine="sequential") == seed(data_workers=2)
     others = [seed(engine="vectorized"), seed(engine="vectorized", engine_lanes=2)]

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:R
 
 Capture = pytest.CaptureFixture[str]
 # Long enough to be met while it trains.
-LONG = {"federated__num_rounds": 120, "checkpoint__every": 5, "evaluation__every": 60}
+LONG = {"federated__num_rounds": 800, "checkpoint__every": 5, "evaluation__every": 60}
 
 
 @pytest.fixture(autouse=True)

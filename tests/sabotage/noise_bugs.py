@@ -270,7 +270,7 @@ NOISE_BUGS = (
         "realised_cohort",
         "sum divided by the realised cohort",
         "in `Gaussian.release`",
-        expects=("denominator", "noise_scale"),
+        expects=("noise_scale",),
         plant=after_release(over_realised_cohort),
     ),
     Bug(
