@@ -170,10 +170,9 @@ def test_a_rank_that_dies_is_named_and_the_run_resumes_or_restarts_to_the_same_b
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     alone, cut, elastic = (tmp_path / name for name in ("alone", "cut", "elastic"))
-    # Started now, it loads while this process trains.
-    first = launch(str(row), "--out", str(cut))
     assert main(["run", str(row), "--out", str(alone)]) == 0
     expected = result(alone)
+    first = launch(str(row), "--out", str(cut))
     victim = first.kill_after(15, 1, cut / "metrics.jsonl")
     assert first.wait() == 1
     said = first.said()
@@ -184,12 +183,12 @@ def test_a_rank_that_dies_is_named_and_the_run_resumes_or_restarts_to_the_same_b
     state = load_latest(cut / "checkpoints")
     assert state is not None
     assert 15 <= state["step"] < ROUNDS
-    second = launch(str(row), "--out", str(elastic), options=("--max-restarts", "1"))
     capsys.readouterr()
     # With one process, and so another number of them than it began with.
     assert main(["run", str(row), "--out", str(cut), "--resume"]) == 0
     assert "resumed after round" in capsys.readouterr().err
     assert result(cut) == expected
+    second = launch(str(row), "--out", str(elastic), options=("--max-restarts", "1"))
     second.kill_after(15, 1, elastic / "metrics.jsonl")
     assert second.wait() == 0, second.said()
     assert "resumed after round" in (elastic / "run.log").read_text()
