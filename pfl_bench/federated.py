@@ -20,6 +20,7 @@ from pfl_bench.building import (
     build_algorithm,
     build_engine,
     build_stages,
+    needs_one_process,
 )
 from pfl_bench.client_stages import HasState, download_bytes, upload_bytes
 from pfl_bench.cohort_training import CohortTraining, Intake
@@ -143,7 +144,11 @@ class FederatedTrainer:
                 self.plan, resolved, self._cohort_seed, self.central, folder / "ledger.jsonl"
             )
             intake = self._private.intake
-        self._check_state(crew)
+        if crew.size > 1 and needs_one_process(resolved, options):
+            raise ConfigError(
+                f"federated: {crew.description} cannot share what is kept of clients' updates "
+                "(aggregation, algorithm or compression with a state); set federated.workers: 1"
+            )
         if crew.size > 1:
             noise = None if self.plan is None else self.plan.noise
             digest = model.initial_digest
@@ -183,16 +188,6 @@ class FederatedTrainer:
             stream(self._cohort_seed, Purpose.SAMPLING, 0),
         )
         return SampledParticipants(sampler, down)
-
-    def _check_state(self, crew: Crew) -> None:
-        """Refuse several processes for what remembers clients."""
-        keeps_updates = getattr(self._mechanism, "keeps_updates", False)
-        keeps_updates = keeps_updates or any(stage.keeps_state for stage in self._stages)
-        if keeps_updates and crew.size > 1:
-            raise ConfigError(
-                f"federated: {crew.description} cannot share what is kept of clients' updates "
-                "(aggregation, algorithm or compression with a state); set federated.workers: 1"
-            )
 
     def advance(self, index: int) -> dict[str, float]:
         """Run one round.

@@ -222,7 +222,7 @@ def check(
             weights.load(lane, weights.views(vector))
         _check_outputs(program, model, forward, vectors, batch)
         _check_draws(program, model, batch)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
+    except (RuntimeError, ValueError, NotImplementedError) as error:  # what torch.func refuses by
         if isinstance(error, ConfigError | torch.OutOfMemoryError):
             raise
         reason = " ".join(str(error).split())[:300]
