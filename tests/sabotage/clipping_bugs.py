@@ -268,24 +268,29 @@ def scaffold(patch: Patch) -> None:
     patch.setattr(fedavg, "build", build)
 
 
-def forget_uploads(patch: Patch) -> None:
-    """The variates are summed without a bound, and move the model beside the noised update."""
-    patch.setattr(plan_checks, "_check_uploads", no_check)
-    variates: list[Tensor] = []
+def move_by_bare_mean(patch: Patch) -> None:
+    """The mean of what clients sent moves the model, beside the noised update."""
+    sent: list[Tensor] = []
     take_in = cohort_training.Intake.take_in
     step = federated.FederatedTrainer._take_central_step
 
     def collect(self: Any, aggregate: Any, update: Tensor, *rest: Any) -> ClipOutcome:
-        variates.append(update.clone())
+        sent.append(update.clone())
         return take_in(self, aggregate, update, *rest)
 
     def corrected(self: Any, mean_update: Tensor, index: int) -> float:
-        correction = torch.stack(variates).mean(dim=0)
-        variates.clear()
+        correction = torch.stack(sent).mean(dim=0)
+        sent.clear()
         return step(self, mean_update + 0.1 * correction, index)
 
     patch.setattr(cohort_training.Intake, "take_in", collect)
     patch.setattr(federated.FederatedTrainer, "_take_central_step", corrected)
+
+
+def forget_uploads(patch: Patch) -> None:
+    """The variates, which are as the updates, are summed without a bound."""
+    patch.setattr(plan_checks, "_check_uploads", no_check)
+    move_by_bare_mean(patch)
 
 
 CLIPPING_BUGS = (

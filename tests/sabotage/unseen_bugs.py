@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import Tensor
-
-from pfl_bench import cohort_training, federated
 from pfl_bench.config_file import ResolvedConfig
-from privacy.clipping import ClipOutcome
+from tests.sabotage.clipping_bugs import move_by_bare_mean
 from tests.sabotage.planting import Bug, Patch
 
 
 def noise_named_by_seed(patch: Patch) -> None:
     patch.setattr(ResolvedConfig, "private_seed", lambda self, *_: self.config.seed)
-
-
-def second_release(patch: Patch) -> None:
-    """The updates' bare mean moves the model, too, after the noised one was recorded."""
-    updates: list[Tensor] = []
-    take_in = cohort_training.Intake.take_in
-    step = federated.FederatedTrainer._take_central_step
-
-    def collect(self: Any, aggregate: Any, update: Tensor, *rest: Any) -> ClipOutcome:
-        updates.append(update.clone())
-        return take_in(self, aggregate, update, *rest)
-
-    def corrected(self: Any, mean_update: Tensor, index: int) -> float:
-        correction = torch.stack(updates).mean(dim=0)
-        updates.clear()
-        return step(self, mean_update + 0.1 * correction, index)
-
-    patch.setattr(cohort_training.Intake, "take_in", collect)
-    patch.setattr(federated.FederatedTrainer, "_take_central_step", corrected)
 
 
 UNSEEN = (
@@ -51,6 +26,6 @@ UNSEEN = (
         "`FederatedTrainer._take_central_step` adds it",
         unseen="the record is of what the mechanism releases; what the central step makes of other "
         "sources is not in it",
-        plant=second_release,
+        plant=move_by_bare_mean,
     ),
 )
