@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,9 @@ from pfl_bench.types import ConfigError
 
 if TYPE_CHECKING:
     from submitit import Job
+
+
+_LOG_LEVEL = "SUBMITIT_LOG_LEVEL"
 
 
 class Launcher(Protocol):
@@ -52,11 +55,16 @@ class Launcher(Protocol):
 
 
 def require_submitit(launcher: str) -> None:
-    """Check that submitit is installed, and keep its words out of the tables on stdout.
+    """Check that submitit is installed, and import it without its handlers of log records.
+
+    They would write into the tables on stdout; and to set them up, it closes the handlers of all
+    others, absl's stream among them.
 
     Raises:
         ConfigError: It is not.
     """
+    before = os.environ.get(_LOG_LEVEL)
+    os.environ[_LOG_LEVEL] = "NOCONFIG"
     try:
         import submitit  # noqa: F401
     except ImportError:
@@ -64,7 +72,11 @@ def require_submitit(launcher: str) -> None:
             f"--launcher {launcher} needs submitit, which is not installed: "
             "pip install 'pfl-bench[cluster]'"
         ) from None
-    logging.getLogger("submitit").handlers.clear()
+    finally:
+        # Jobs inherit it, and their logs are submitit's to write.
+        del os.environ[_LOG_LEVEL]
+        if before is not None:
+            os.environ[_LOG_LEVEL] = before
 
 
 def new_folder(jobs: Path) -> Path:

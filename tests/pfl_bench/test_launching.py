@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -284,6 +285,30 @@ def test_without_submitit_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "submitit", None)
     assert main(["table", str(rows(row={})), "--launcher", launcher]) == 2
     assert "pip install 'pfl-bench[cluster]'" in capsys.readouterr().err
+
+
+def test_handlers_of_log_records_that_others_hold_stay_open() -> None:
+    # In a process of its own, because submitit is imported once in a process.
+    script = """
+import logging, os, sys
+
+class Held(logging.Handler):
+    def close(self):
+        print("closed")
+
+held = Held()
+from pfl_bench.launching.launchers import require_submitit
+require_submitit("local")
+assert not logging.getLogger("submitit").handlers
+print(os.environ.get("SUBMITIT_LOG_LEVEL"))
+# What the end of a process closes is not meant.
+sys.stdout.flush()
+os._exit(0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "None\n"
 
 
 def test_a_typo_in_the_last_row_stops_the_first_job(
