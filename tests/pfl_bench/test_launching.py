@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:R
 
 Capture = pytest.CaptureFixture[str]
 # Long enough to be met while it trains.
-LONG = {"federated__num_rounds": 800, "checkpoint__every": 5, "evaluation__every": 60}
+LONG = {"federated__num_rounds": 200, "checkpoint__every": 5, "evaluation__every": 50}
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,14 @@ def _jobs_find_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalLauncher, "interval", 0.1)
     monkeypatch.setattr(SlurmLauncher, "interval", 0.1)
     monkeypatch.setattr(SlurmLauncher, "patience", 0.0)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C interrupts here, even where the shell has the tests' process ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -93,11 +101,19 @@ def call_once(
     )
 
 
+def tell_children(process: str, number: signal.Signals) -> None:
+    """Have what a job's watcher began wait or go on, where the system says which that is."""
+    children = Path("/proc", process, "task", process, "children")
+    for child in children.read_text().split() if children.exists() else ():
+        os.kill(int(child), number)
+
+
 def has_checkpoint(run_folder: str) -> bool:
     return any(Path(run_folder, "checkpoints").glob("step-*.pt"))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
 def test_local_jobs_outlive_their_command_resume_when_killed_and_give_the_same_numbers(
     rows: Callable[..., Path], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +127,7 @@ def test_local_jobs_outlive_their_command_resume_when_killed_and_give_the_same_n
     def interrupt() -> None:
         # A terminal sends it to every process of the command, the job's among them.
         os.kill(int(record(run_folder).job_id), signal.SIGINT)
+        tell_children(record(run_folder).job_id, signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGINT)
 
     call_once(monkeypatch, lambda: has_checkpoint(run_folder), interrupt)
@@ -121,6 +138,7 @@ def test_local_jobs_outlive_their_command_resume_when_killed_and_give_the_same_n
 
     def stop() -> None:
         os.kill(int(first.job_id), signal.SIGTERM)
+        tell_children(first.job_id, signal.SIGCONT)
 
     call_once(monkeypatch, lambda: True, stop)
     assert main([*command, "--only", "long"]) == 1
