@@ -29,7 +29,8 @@ class DataSet:
         source: Where its publisher has it.
         licence: Of the data, or "unknown".
         archive: Size of FedScale's archive, as its download script says; "unknown" if it does not.
-        tasks: Tasks of this package that read it.
+        tasks: Tasks of this package that read these data, in the forms that their READMEs name:
+            femnist and reddit read their publishers' or LEAF's files, not FedScale's archive.
     """
 
     name: str
@@ -86,7 +87,7 @@ DATA_SETS = (
         _CLASSIFY,
         "https://github.com/cvdfoundation/google-landmark",
         "annotations CC BY 4.0; images CC BY without ND, each to be verified",
-        "954 MB",
+        "954 MB (too little for the images)",
     ),
     DataSet(
         "Charades",
@@ -135,7 +136,7 @@ DATA_SETS = (
         137_000_000,
         _NEXT_WORD,
         "https://u.cs.biu.ac.il/~koppel/BlogCorpus.htm",
-        UNKNOWN,
+        "its own: free for non-commercial research",
         "833 MB",
     ),
     DataSet(

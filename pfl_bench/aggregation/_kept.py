@@ -5,7 +5,8 @@ None of them is private: each sees what every client sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome
-from privacy.mechanism import Release
+from privacy.mechanism import Release, check_state_keys
 from privacy.mechanisms.none import NoPrivacy
 
 # Elements that are copied at a time: 16 MB in float32.
@@ -23,19 +24,30 @@ _ELEMENTS = 1 << 22
 class OfKept(NoPrivacy):
     """Makes one update of all of a round; memory is cohort times P (float32), plus 16 MB or so.
 
-    Clients count alike. An update that is not finite is left out, and counted; a round without
-    clients moves nothing.
+    Clients count alike. An update that is not finite is left out, and counted. A round with fewer
+    updates than are needed is left out, and counted: its update is zero. How many come is up to
+    chance and devices, and a run is not to end because of it.
 
     Args:
         name: Name of the aggregation.
-        combine: Makes one vector of shape (P,), float32, of n >= 1 of that shape and type.
+        combine: Makes one vector of shape (P,), float32, of ``fewest`` or more of that shape and
+            type.
+        fewest: Updates that it needs, at least 1.
+
+    Attributes:
+        fewest: As given.
+        rounds_left_out: Rounds so far that had fewer.
     """
 
     # One process then trains all clients.
     keeps_updates = True
 
-    def __init__(self, name: str, combine: Callable[[Sequence[Tensor]], Tensor]) -> None:
+    def __init__(
+        self, name: str, combine: Callable[[Sequence[Tensor]], Tensor], fewest: int = 1
+    ) -> None:
         self.name = name
+        self.fewest = fewest
+        self.rounds_left_out = 0
         self._combine = combine
 
     def accumulate(
@@ -61,16 +73,17 @@ class OfKept(NoPrivacy):
         return outcome
 
     def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
-        """Combine the round's updates.
+        """Combine the round's updates, or leave the round out.
 
         Args:
             aggregate: The merged aggregate of all clients; not changed.
             rng: Not used.
         """
-        updates = aggregate.updates
-        if updates:
+        updates = aggregate.updates or []
+        if len(updates) >= self.fewest:
             mean_update = self._combine(updates)
         else:
+            self.rounds_left_out += 1
             mean_update = torch.zeros_like(aggregate.total, dtype=torch.float32)
         return Release(
             mean_update=mean_update,
@@ -79,6 +92,19 @@ class OfKept(NoPrivacy):
             count_noise_stddev=None,
             noisy_fraction_unclipped=None,
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rounds that were left out."""
+        return {"rounds_left_out": self.rounds_left_out}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            PrivacyError: It is of another mechanism.
+        """
+        check_state_keys(self.name, state, {"rounds_left_out"})
+        self.rounds_left_out = int(state["rounds_left_out"])
 
 
 def chunks(updates: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:

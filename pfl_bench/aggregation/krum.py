@@ -66,37 +66,32 @@ def select(updates: Sequence[Tensor], num_attackers: int, num_selected: int) -> 
     return sorted(best.tolist())
 
 
-def _check(count: int, options: Options, where: str) -> None:
-    fewest = max(
-        2 * options.num_attackers + _FEWEST_MORE, options.num_selected + options.num_attackers
-    )
-    if count < fewest:
-        raise ConfigError(
-            f"federated.aggregation: krum with num_attackers {options.num_attackers} and "
-            f"num_selected {options.num_selected} needs {fewest} clients in each round (2 "
-            f"num_attackers + 3, and num_attackers + num_selected), but {where} {count}; raise "
-            "federated.cohort_size, set sampling to fixed_size, or lower the two"
-        )
-
-
 def build(options: Options, noise: NoiseScale) -> Mechanism:
-    """Build Krum; nothing is noised.
+    """Build Krum; nothing is noised. A round with too few finite updates is left out.
 
     Args:
         options: f and m.
         noise: Its cohort size is the expected number of clients.
 
     Raises:
-        ConfigError: The cohort is too small; also in a round that has too few finite updates.
+        ConfigError: The cohort is too small.
     """
-    _check(int(noise.cohort_size), options, "federated.cohort_size is")
+    fewest = max(
+        2 * options.num_attackers + _FEWEST_MORE, options.num_selected + options.num_attackers
+    )
+    if noise.cohort_size < fewest:
+        raise ConfigError(
+            f"federated.aggregation: krum with num_attackers {options.num_attackers} and "
+            f"num_selected {options.num_selected} needs {fewest} clients in each round (2 "
+            "num_attackers + 3, and num_attackers + num_selected), but federated.cohort_size is "
+            f"{noise.cohort_size:g}; raise it, or lower the two"
+        )
 
     def combine(updates: Sequence[Tensor]) -> Tensor:
-        _check(len(updates), options, "the finite updates of this round are")
         chosen = select(updates, options.num_attackers, options.num_selected)
         result = torch.zeros_like(updates[0])
         for place in chosen:
             result += updates[place]
         return result / len(chosen)
 
-    return OfKept("krum", combine)
+    return OfKept("krum", combine, fewest)

@@ -15,6 +15,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from pfl_bench.aggregation._kept import OfKept, trimmed
+from pfl_bench.types import ConfigError
 from privacy.mechanism import Mechanism, NoiseScale
 
 # So that 0.29 of 100 clients are 29, although the product is a little less.
@@ -35,9 +36,26 @@ class Options(BaseModel):
 
 
 def build(options: Options, noise: NoiseScale) -> Mechanism:
-    """Build the trimmed mean; nothing is noised."""
+    """Build the trimmed mean; nothing is noised.
+
+    Args:
+        options: The share.
+        noise: Its cohort size is the expected number of clients.
+
+    Raises:
+        ConfigError: The share is above 0, but of an expected cohort it cuts nobody.
+    """
     fraction = options.trimmed_fraction
-    return OfKept(
-        "trimmed_mean",
-        lambda updates: trimmed(updates, math.floor(fraction * len(updates) + _ROUNDING)),
-    )
+
+    def cut(count: int) -> int:
+        # Something is left of every cohort, however near to a half the share is.
+        return min(math.floor(fraction * count + _ROUNDING), (count - 1) // 2)
+
+    if fraction > 0 and not cut(int(noise.cohort_size)):
+        raise ConfigError(
+            f"federated.aggregation: trimmed_mean with trimmed_fraction {fraction:g} cuts none of "
+            f"the {noise.cohort_size:g} clients of federated.cohort_size at either end, and would "
+            "be the mean, which one attacker moves at will; raise one of the two, or set "
+            "trimmed_fraction to 0 to compare with"
+        )
+    return OfKept("trimmed_mean", lambda updates: trimmed(updates, cut(len(updates))))

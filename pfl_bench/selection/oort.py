@@ -28,9 +28,9 @@ do not finish are taken to have the mean utility of those who did, as in the pub
 of clients after some rounds, which the paper describes and its code leaves off by default, is
 ``federated.max_participations``.
 
-Source: Lai et al. 2021 (Oort), section 4 and algorithm 1, for ``exploration`` and its decay and
-minimum, ``penalty``, ``clip_quantile``, ``cut_off`` and ``pacer_rounds``; the code published with
-FedScale (Lai et al. 2022) for everything else.
+Source: Lai et al. 2021 (Oort), section 4 and algorithm 1, constants in section 7.1; the code
+published with FedScale (Lai et al. 2022), thirdparty/oort/oort.py, constants in
+fedscale/cloud/config_parser.py. ``Options`` says which of the two each constant follows.
 """
 
 from __future__ import annotations
@@ -53,23 +53,25 @@ _SMALLEST_RANGE = 1e-4
 
 
 class Options(Strict):
-    """Constants of Oort, as published.
+    """Constants of Oort: the paper's, and of those that it does not have, the published code's.
 
     Attributes:
-        exploration: Share of new clients in the first round.
-        exploration_decay: What it is multiplied by after each round.
-        exploration_min: Its least value.
-        exploration_window: New clients are drawn among the best so many times as many.
-        penalty: Exponent of the penalty for slow clients.
-        staleness: Factor of the bonus for clients that were not seen for long.
-        clip_quantile: Utilities above this quantile of all count as this one.
-        cut_off: Clients with this part of the utility needed are admitted.
+        exploration: Share of new clients in the first round (paper; the code has the same).
+        exploration_decay: What it is multiplied by after each round (paper; code: the same).
+        exploration_min: Its least value (paper; code: 0.3).
+        exploration_window: New clients are drawn among the best so many times as many (code).
+        penalty: Exponent of the penalty for slow clients (paper; code: the same).
+        staleness: Factor of the bonus for clients that were not seen for long (paper; code: the
+            same).
+        clip_quantile: Utilities above this quantile of all count as this one (paper; code: 0.9).
+        cut_off: Clients with this part of the utility needed are admitted (paper; code: 0.05, and
+            at least ten times as many as are needed).
         duration_percentile: Clients slower than this percentile of all are penalised at first;
-            100 for none.
-        pacer_rounds: Rounds between two moves of that percentile.
-        pacer_step: By how much it moves.
-        pacer_flat: Relative change of utility up to which it moves up.
-        pacer_sharp: Relative change of utility from which it moves down.
+            100 for none (code; the paper's T is in seconds).
+        pacer_rounds: Rounds between two moves of that percentile (paper; code: the same).
+        pacer_step: By how much it moves (code; the paper's step is in seconds).
+        pacer_flat: Relative change of utility up to which it moves up (code).
+        pacer_sharp: Relative change of utility from which it moves down (code).
     """
 
     exploration: Share = 0.9

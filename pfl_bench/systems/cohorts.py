@@ -130,8 +130,7 @@ class SimulatedParticipants:
         if self._selector.only_available:
             allowed = allowed[there]
         number = self._clock.num_selected(self._wanted)
-        users = np.sort(self._selector.select(allowed, number, index, rng))
-        self._check(users, allowed, number)
+        users = self._checked(self._selector.select(allowed, number, index, rng), allowed, number)
         self._timeline = self._clock.play(
             users, self._work[users], self._bytes_down, self._bytes_up, self._wanted, start
         )
@@ -183,9 +182,14 @@ class SimulatedParticipants:
         times = play_round(self._fleet, everybody, *costs, wanted=0, start=0.0)
         return times.download_s + times.compute_s + times.upload_s
 
-    def _check(self, users: Ids, candidates: Ids, number: int) -> None:
-        """Hold a selection to what it may do."""
-        what = ""
+    def _checked(self, selected: object, candidates: Ids, number: int) -> Ids:
+        """Hold a selection, which may be anybody's code, to what it may do; ascending users."""
+        given = np.asarray(selected)
+        what, users = "", candidates[:0]
+        if given.ndim != 1 or (given.dtype.kind != "i" and given.size):
+            what = f"an array of shape {given.shape} and type {given.dtype}, not user numbers"
+        else:
+            users = np.sort(given.astype(np.int64))
         if len(users) > number:
             what = f"{len(users)} users where {number} were wanted"
         elif (users[1:] == users[:-1]).any():
@@ -197,6 +201,7 @@ class SimulatedParticipants:
                 f"federated.selection: '{self._name}' has selected {what}; select() gives at most "
                 "'number' of the candidates, none twice"
             )
+        return users
 
     def _feedback(self, index: int, timeline: RoundTimeline, tally: Tally) -> Feedback:
         losses = np.full(len(timeline.users), np.nan)

@@ -83,9 +83,9 @@ def _name_bad_number(path: Path, entries: dict[Any, Any], key: str) -> NoReturn:
 
 def _read_availability(path: Path) -> tuple[Availability, int]:
     entries = _read_entries(path, (*_SLOTS, "finish_time"))
-    clients = list(entries)
-    period = entries[clients[0]]["finish_time"] if clients else PERIOD_S
-    counts = np.empty(len(clients), np.int64)
+    first = next(iter(entries))
+    period = entries[first]["finish_time"]
+    counts = np.empty(len(entries), np.int64)
     for index, (client, entry) in enumerate(entries.items()):
         where = f"{path}: client {client!r}"
         if type(entry["finish_time"]) is not int or not 0 < entry["finish_time"] < 2**31:
@@ -96,7 +96,7 @@ def _read_availability(path: Path) -> tuple[Availability, int]:
         if entry["finish_time"] != period:
             raise DataError(
                 f"{where}: 'finish_time' is {entry['finish_time']}, but {period} of client "
-                f"{clients[0]!r}; all clients of a file share one period"
+                f"{first!r}; all clients of a file share one period"
             )
         begins, ends = entry["active"], entry["inactive"]
         if type(begins) is not list or type(ends) is not list or len(begins) != len(ends):
@@ -105,39 +105,42 @@ def _read_availability(path: Path) -> tuple[Availability, int]:
                 "begins and ends"
             )
         counts[index] = len(begins)
-    owner = np.repeat(np.arange(len(clients)), counts)
+    short_begin, short_end = (_flatten(path, entries, key, int(counts.sum())) for key in _SLOTS)
+    # As columns they take a tenth of the memory, and what follows takes some as well.
+    del entries, first
+    # A charger that was put in and pulled out within a second.
+    some = short_begin != short_end
+    owner = np.repeat(np.arange(len(counts)), counts)[some]
+    begin, end = short_begin[some].astype(np.int64), short_end[some].astype(np.int64)
 
     def place(slot: int) -> str:
-        return f"{path}: client {clients[owner[slot]]!r}"
+        # Names that were kept would keep the memory around them from being given back.
+        return f"{path}: client {list(load_builtin_pickle(path))[owner[slot]]!r}"
 
-    begin = _flatten(path, entries, "active", len(owner))
-    end = _flatten(path, entries, "inactive", len(owner))
-    # As columns they take a tenth of the memory.
-    del entries
-    # A charger that was put in and pulled out within a second.
-    some = begin != end
-    owner, begin, end = owner[some], begin[some], end[some]
-    slots = make_availability(owner, begin, end, max(1, len(clients)), period, place)
+    slots = make_availability(owner, begin, end, len(counts), period, place)
     return slots, int(np.count_nonzero(~some))
 
 
-def _flatten(path: Path, entries: dict[Any, Any], key: str, count: int) -> NDArray[np.int64]:
+def _flatten(path: Path, entries: dict[Any, Any], key: str, count: int) -> NDArray[np.int32]:
     """All lists under a key, one behind the other, whole seconds."""
     values = chain.from_iterable(entry[key] for entry in entries.values())
     try:
         numbers = np.fromiter(values, np.float64, count)
     except (TypeError, ValueError, OverflowError):
         numbers = np.full(1, np.nan)
-    # Comparisons with NaN and infinity fail.
-    if not (np.abs(numbers) < 2**31).all() or not (numbers == np.floor(numbers)).all():
-        for client, entry in entries.items():
-            for value in entry[key]:
-                if type(value) not in (int, float) or value != value // 1 or abs(value) >= 2**31:
-                    raise DataError(
-                        f"{path}: client {client!r}: {key!r} holds {value!r:.80}; slots begin and "
-                        "end at whole seconds"
-                    )
-    return numbers.astype(np.int64)
+    # Comparisons with NaN fail.
+    if np.min(numbers, initial=0) > -(2**31) and np.max(numbers, initial=0) < 2**31:
+        seconds = numbers.astype(np.int32)
+        if (seconds == numbers).all():
+            return seconds
+    for client, entry in entries.items():
+        for value in entry[key]:
+            if type(value) not in (int, float) or value != value // 1 or abs(value) >= 2**31:
+                raise DataError(
+                    f"{path}: client {client!r}: {key!r} holds {value!r:.80}; slots begin and "
+                    "end at whole seconds"
+                )
+    raise AssertionError("some value is no whole second")
 
 
 def _read_entries(path: Path, keys: tuple[str, ...]) -> dict[Any, dict[str, Any]]:

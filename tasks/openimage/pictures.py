@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from tasks.fedscale.samples import SampleError
 
@@ -55,4 +55,7 @@ def decode_picture(content: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def _words(error: BaseException) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        # Pillow's own words are of an object in memory and its address.
+        return f"it is no picture in {' or '.join(FORMATS)}"
     return " ".join(str(error).split())[:120] or type(error).__name__

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pfl_bench import plugins
-from pfl_bench.aggregation import _kept
+from pfl_bench.aggregation import LeavesRoundsOut, _kept
 from pfl_bench.aggregation.krum import squared_distances
 from pfl_bench.building import build_aggregation
 from pfl_bench.costs import StepFlops
 from pfl_bench.crew.start import start_crew
 from pfl_bench.crew.types import Alone
+from pfl_bench.run_log import read_metrics
 from pfl_bench.runner import run
 from pfl_bench.types import ConfigError
 from privacy.aggregate import Aggregate
@@ -194,8 +195,40 @@ def test_krum_refuses_cohorts_that_are_too_small(options: dict[str, int], needed
     with pytest.raises(ConfigError, match=f"needs {needed} clients.*cohort_size is 11"):
         built("krum", **options)
     mechanism = built("krum", cohort=needed, **options)
-    with pytest.raises(ConfigError, match=rf"needs {needed} clients.*this round are {needed - 1}"):
-        combined(mechanism, drawn(needed - 1))
+    assert combined(mechanism, drawn(needed)).any()
+    assert not combined(mechanism, drawn(needed - 1)).any()
+    other = built("krum", cohort=needed, **options)
+    other.load_state_dict(mechanism.state_dict())
+    assert isinstance(other, LeavesRoundsOut)
+    assert other.rounds_left_out == 1
+
+
+def test_rounds_with_too_few_updates_end_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Poisson cohorts of 12 on average are often too small for 2 f + 3 = 11."""
+    changes = {"federated__num_rounds": 12, "federated__sampling": "poisson"}
+    run(aggregated("krum", **changes), tmp_path)
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    few = [line["train/cohort_size"] < 11 for line in lines]
+    assert 1 < sum(few) < len(few)
+    assert [line["train/rounds_left_out"] for line in lines] == np.cumsum(few).tolist()
+    assert [line["train/update_norm"] == 0 for line in lines] == few
+    said = capsys.readouterr().err
+    assert said.count("is left out, the first of perhaps more") == 1
+    assert "krum needs 11 or more finite updates" in said
+
+
+def test_a_trimmed_mean_that_trims_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"trimmed_fraction 0.05 cuts none of the 11 clients"):
+        built("trimmed_mean", trimmed_fraction=0.05)
+
+
+def test_a_share_next_to_a_half_leaves_something_of_any_cohort() -> None:
+    mechanism = built("trimmed_mean", trimmed_fraction=0.4999999999)
+    for count in (1, 2, 3, 4):
+        expected = np.median(updates := drawn(count), axis=0)
+        np.testing.assert_allclose(combined(mechanism, updates), expected, rtol=1e-5, atol=1e-7)
 
 
 def aggregated(name: str, **changes: Any) -> Any:

@@ -17,6 +17,7 @@ import pfl_bench.selection
 from pfl_bench import plugins
 from pfl_bench.client_stages import HasState
 from pfl_bench.rng import Purpose, stream
+from pfl_bench.run_log import read_metrics
 from pfl_bench.runner import run
 from pfl_bench.sampling import FixedSizeSampler
 from pfl_bench.selection import available, oort, uniform
@@ -297,15 +298,32 @@ class Wrong:
     def select(
         self, candidates: np.ndarray, number: int, index: int, rng: np.random.Generator
     ) -> np.ndarray:
-        wrong = {
+        wrong: dict[str, Any] = {
             "a user twice": candidates[:1].repeat(2),
             "users who are not among": np.setdiff1d(np.arange(60), candidates)[:1],
             "where 2 were wanted": candidates[:3],
+            "type float64, not user numbers": candidates[:2] / 2,
+            "type bool, not user numbers": candidates > 3,
+            r"shape \(\) and type object, not user numbers": None,
+            r"shape \(\) and type int64, not user numbers": np.int64(3),
+            r"shape \(1, 2\) and type int64, not user numbers": candidates[None, :2],
         }
         return wrong[self.how]
 
 
-@pytest.mark.parametrize("how", ["a user twice", "users who are not among", "where 2 were wanted"])
+WRONG = [
+    "a user twice",
+    "users who are not among",
+    "where 2 were wanted",
+    "type float64, not user numbers",
+    "type bool, not user numbers",
+    r"shape \(\) and type object, not user numbers",
+    r"shape \(\) and type int64, not user numbers",
+    r"shape \(1, 2\) and type int64, not user numbers",
+]
+
+
+@pytest.mark.parametrize("how", WRONG)
 def test_a_wrong_selection_is_named(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +333,22 @@ def test_a_wrong_selection_is_named(
     )
     with pytest.raises(PluginError, match=f"'available' has selected.*{how}"):
         run(config, tmp_path / "run")
+
+
+def test_a_selection_may_give_a_list_or_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lists(Wrong):
+        def select(self, candidates: np.ndarray, number: int, index: int, rng: Any) -> Any:
+            return candidates[:1].tolist() if index % 2 else []
+
+    monkeypatch.setattr(available, "build", lambda options, users: Lists(""))
+    config = make_config(
+        "federated", federated__cohort_size=1, systems={"source": {"name": "generated"}}
+    )
+    run(config, tmp_path)
+    selected = [line["systems/selected"] for line in read_metrics(tmp_path / "metrics.jsonl")]
+    assert selected == [1, 0, 1, 0, 1, 0]
 
 
 def test_the_selection_of_the_documentation_works(

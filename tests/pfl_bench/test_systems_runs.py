@@ -344,9 +344,37 @@ def test_a_private_run_keeps_to_what_it_claims(tmp_path: Path) -> None:
     assert state is not None
     participants = state["trainer"]["clients"][-1]
     assert participants["limits"]["counts"].max() == 2
-    gaps = [
-        line["observed"]["smallest_gap"]
-        for line in map(json.loads, (tmp_path / "run/ledger.jsonl").read_text().splitlines())
-        if "observed" in line
-    ]
-    assert min((gap for gap in gaps if gap is not None), default=2) >= 2
+    lines = ledger_of(tmp_path / "run")
+    assert max(line["largest_count"] for line in lines) == 2
+    assert min(line["smallest_gap"] for line in lines if line["smallest_gap"] is not None) == 2
+
+
+def ledger_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+
+
+def test_canaries_come_as_the_limits_allow_and_change_nobody_s_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the run with a canary and the one without it are zero-out neighbours, as is claimed."""
+    # The audit is part of the configuration that names the seed, by which users are selected.
+    monkeypatch.setattr(ResolvedConfig, "private_seed", lambda *arguments: 7)
+    timelines = {}
+    for count in (0, 1, 40):
+        audit = {"kind": "one_shot", "count": count + 1} if count else None
+        config = make_config(
+            "private_federated",
+            **PRIVATE,
+            federated__sampling="selected",
+            privacy__audit=audit,
+        )
+        folder = tmp_path / str(count)
+        summary = run(config, folder)
+        timelines[count] = (folder / "timelines.jsonl").read_text()
+    assert timelines[0] == timelines[1] == timelines[40]
+    came = [line["num_canaries"] for line in ledger_of(folder)]
+    # 41 canaries in two groups that take turns, at most twice each, in six rounds.
+    assert came[:2] == came[2:4]
+    assert sum(came) == 2 * 41
+    assert came[4:] == [0, 0]
+    assert 0 <= summary["canaries"]["lower_bound"] <= summary["privacy"]["actual"]["epsilon"]

@@ -25,6 +25,8 @@ from pfl_bench.systems.trace_file import read_trace_file, write_trace_file
 from pfl_bench.types import DataError
 from tests.helpers import REPOSITORY
 
+STATUS = Path("/proc/self/status")
+
 
 def philox(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(seed))
@@ -203,6 +205,36 @@ def test_published_files_are_read(tmp_path: Path) -> None:
     assert not devices.is_generated
     alone = read_fedscale(capacity, None)
     assert alone.availability.slot_end(np.array([0]), 1e6).tolist() == [np.inf]
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="asks Linux for the memory of a process")
+def test_reading_needs_little_more_memory_than_the_pickle_s_own_values(tmp_path: Path) -> None:
+    """For the published file they are some 200 MB, and all of it is to stay within 300."""
+    begins = 10_000 * np.arange(18) + philox(0).integers(0, 9_000, (20_000, 18))
+    traces = {
+        client: {
+            "active": begin.tolist(),
+            "inactive": (begin + 500).tolist(),
+            "finish_time": PERIOD_S,
+        }
+        for client, begin in enumerate(begins)
+    }
+    path = pickled(tmp_path / "client_behave_trace", traces)
+    code = (
+        "import re, sys\n"
+        "from pathlib import Path\n"
+        "import pfl_bench.systems.fedscale as reader\n"
+        "def most(): return int(re.search('VmHWM:\\s*(\\d+)', STATUS.read_text())[1])\n"
+        f"STATUS = Path({str(STATUS)!r})\n"
+        "before, path = most(), Path(sys.argv[1])\n"
+        "reader.load_builtin_pickle(path)\n"
+        "values = most()\n"
+        "reader._read_availability(path)\n"
+        "print((most() - before) / (values - before))\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    assert float(done.stdout) < 1.4
 
 
 @pytest.mark.parametrize(

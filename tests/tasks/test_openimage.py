@@ -149,6 +149,9 @@ def test_a_damaged_picture_is_named(raw: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"train.csv, line 4: the sample .*{name} cannot be read"):
         prepare.prepare(source, tmp_path / "s.h5", prepare.Options(), silent)
     assert not (tmp_path / "s.h5").exists()
+    (source / "train" / name).write_bytes(b"text")
+    with pytest.raises(DataError, match=r"cannot be read \(it is no picture in JPEG or PNG\)"):
+        prepare.prepare(source, tmp_path / "s.h5", prepare.Options(), silent)
     facts = prepare.prepare(
         source, tmp_path / "s.h5", prepare.Options(bad_samples="leave_out"), silent
     )
