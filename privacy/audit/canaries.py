@@ -2,7 +2,7 @@
 
 Guarantee: none is claimed; this measures one from below. A canary's update has norm next to
 clip_norm, the most that a user can change, and is independent of the data. Unit: a canary, as a
-user; adjacency add-or-remove-one.
+user; adjacency add-or-remove-one, under selected zero-out: included or not.
 
 - one_shot, one_run: each canary (that is included) takes part by the run's own sampling law, drawn
   from the auditor's own streams: with probability q a round, under cyclic_poisson in the rounds of

@@ -1,7 +1,8 @@
 """What is kept of a run for each kind of canary, and what its bound is made of.
 
 Guarantee: none is claimed; each result says in words what its lower bound rests on
-(``rests_on``). Unit: a canary, as a user; adjacency add-or-remove-one.
+(``rests_on``). Unit: a canary, as a user; adjacency add-or-remove-one, under
+selected zero-out.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ family of trade-off functions ordered by one parameter, such as mu-GDP, or so ma
 sampled Gaussian of some noise multiplier. What is refuted is each member as a *claim*, and what is
 reported is the epsilon of the strongest leak that is still refuted; for a mechanism outside the
 family it is the epsilon of the member that leaks least and is not refuted. Unit: a canary, as a
-user; adjacency add-or-remove-one.
+user; adjacency add-or-remove-one, under selected zero-out.
 
 The recursion: let p_i be the probability of exactly i correct guesses out of c. Under f-DP, for
 every tail, R = sum_{j >= i} (j / m) p_j and H = sum_{j >= i - 1} ((c - j) / m) p_j satisfy

@@ -5,7 +5,7 @@ Guarantee: a bound at the confidence asked for, if what it rests on holds.
 What it rests on: m canaries, each included by a fair coin of its own, independent of all else in
 the run; guesses that depend on the coins through what the run released alone; a number of guesses
 fixed before (or corrected for). Nothing is assumed of the mechanism, nor of the scores. Unit: a
-canary, as a user; adjacency add-or-remove-one.
+canary, as a user; adjacency add-or-remove-one, under selected zero-out.
 
 How loose: r guesses that are all right show no more than about epsilon = log(r / 3) at 95 %; and a
 Gaussian release of the same epsilon is told apart less well than the randomised response that this

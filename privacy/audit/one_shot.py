@@ -9,7 +9,8 @@ changing its spread, that scores of canaries depend on each other through their 
 and the common length alone, and that all else in the release is independent of the directions
 (which were drawn for this run). It bounds the mean shift in standard deviations, mu, at the
 confidence, and reports the epsilon of mu-GDP. Unit: a canary, as a user; adjacency
-add-or-remove-one. Without effect it is above 0 in no more than 1 - confidence of runs.
+add-or-remove-one, under selected zero-out. Without effect it is above 0 in no more than
+1 - confidence of runs.
 
 Null law: the cosine of a uniformly random direction with a vector that is independent of it has
 mean 0, variance 1/P, and is close to normal for P of 100 and more. The largest of many rounds'

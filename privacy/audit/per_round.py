@@ -11,7 +11,7 @@ whether or not the canary took part. *The run*: a lower bound given the structur
 each round is drawn anew and Gaussian, so that a step at mu is a step with noise multiplier 1 / mu;
 users are drawn as the sampler claims; and the rounds compose as the accountant says. What the
 sampler or the composition may break is not tested here. Unit: a canary, as a user; adjacency
-add-or-remove-one.
+add-or-remove-one, under selected zero-out.
 
 Clients' own updates move x too, unless the auditor knows them and takes them off, as the adversary
 of the definition may. That makes the two cases harder to tell apart, on average over rounds, and so

@@ -3,7 +3,8 @@
 Guarantee: if a mechanism is f-DP, then for every set S of outputs and both orders of two
 neighbouring inputs, P(S) <= 1 - f(Q(S)). A curve through finitely many pairs (epsilon, delta) that
 a mechanism satisfies is a weaker claim than the mechanism's own, so refuting the curve refutes it.
-Adjacency add-or-remove-one.
+Adjacency add-or-remove-one or zero-out: under both, an event is moved by the whole of its
+sensitivity, and once. (Under replace-one, which moves it twice as far, nothing is said.)
 
 Source: Dong, Roth, Su 2022, "Gaussian differential privacy", definition 2.1, proposition 2.12.
 """
@@ -28,6 +29,7 @@ _PLD_SLACK = 0.002
 _CURVE_POINTS = 400
 # A claim beyond it allows any guess to be right, and its curve would fill the memory.
 _LARGEST_CURVE = 300.0
+_ADJACENCIES = ("add-or-remove-one", "zero-out")
 
 
 class TradeOff(Protocol):
@@ -97,17 +99,17 @@ def trade_off_of(composition: Composition) -> TradeOff | None:
     """The trade-off function that composed rounds have, by their accounting.
 
     Args:
-        composition: Equal events under add-or-remove-one.
+        composition: Equal events.
 
     Returns:
-        Exact for plain Gaussians, else a curve by PLD; None where PLD does not know the event, or
-        nothing is claimed (an epsilon of hundreds).
+        Exact for plain Gaussians, else a curve by PLD; None where PLD does not know the event,
+        under replace-one, or where nothing is claimed (an epsilon of hundreds).
     """
     from dp_accounting import dp_event, pld
     from dp_accounting.privacy_accountant import UnsupportedEventError
 
     event, count = composition.event, composition.count
-    if composition.adjacency != "add-or-remove-one":
+    if composition.adjacency not in _ADJACENCIES:
         return None
     if isinstance(event, dp_event.GaussianDpEvent):
         if event.noise_multiplier == 0.0:
@@ -136,18 +138,18 @@ def sure_epsilon(composition: Composition, delta: float) -> float | None:
     """Epsilon of composed rounds, not above the smallest that is true of them.
 
     Args:
-        composition: Equal events under add-or-remove-one.
+        composition: Equal events.
         delta: In (0, 1).
 
     Returns:
         Exact for plain Gaussians, else PLD's less its slack, 0 where that is beyond what it can
-        compute; None where PLD does not know the event (RDP would overstate epsilon, which a lower
-        bound must not).
+        compute; None under replace-one, or where PLD does not know the event (RDP would overstate
+        epsilon, which a lower bound must not).
     """
     from dp_accounting import dp_event
 
     event, count = composition.event, composition.count
-    if composition.adjacency != "add-or-remove-one":
+    if composition.adjacency not in _ADJACENCIES:
         return None
     if count == 0:
         return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import dp_accounting
@@ -156,6 +157,15 @@ def test_a_curve_of_a_gaussian_is_its_trade_off() -> None:
         least = exact.least_false(true)
         # Never a stronger claim than the truth, and hardly a weaker one.
         assert 0.97 * least - 1e-9 <= curve.least_false(true) <= least * (1.0 + 1e-9)
+
+
+def test_a_user_who_is_zeroed_out_moves_each_of_the_rounds_that_the_cap_allows_once() -> None:
+    limits = Participation("selected", 100, 10, separation=3, max_participations=4)
+    capped = sampled_gaussian(limits, 1.25, 50)
+    assert capped.adjacency == "zero-out"
+    assert trade_off_of(capped) == GaussianTradeOff(math.sqrt(4) / 1.25)
+    plain = sampled_gaussian(Participation("full", 10, 10), 1.25, 4)
+    assert sure_epsilon(capped, DELTA) == sure_epsilon(plain, DELTA)
 
 
 def test_what_pld_does_not_know_has_no_bound() -> None:
