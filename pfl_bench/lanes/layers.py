@@ -21,11 +21,9 @@ from torch.nn import functional
 from pfl_bench.lanes.convolution import convolve
 from pfl_bench.lanes.frame import Frame
 from pfl_bench.lanes.gradients import Products, Rows
-from pfl_bench.precision import FEW_ROWS, is_mixed, without_autocast
+from pfl_bench.precision import is_mixed, without_autocast
+from pfl_bench.products import SMALLEST, weights_come_first
 from pfl_bench.types import ComputesInLanes
-
-# Below, on a CPU, MKL multiplies by the transposed weights at half of its speed.
-LARGE_WEIGHT = 1 << 18
 
 LayerForward = Callable[[Tensor], Tensor]
 Build = Callable[[Any, Frame], LayerForward]
@@ -95,9 +93,8 @@ class _Linear(torch.autograd.Function):
         inputs = inputs.to(weight.dtype)
         ctx.save_for_backward(inputs, weight)
         ctx.keep = keep
-        few = inputs.shape[1] <= FEW_ROWS and weight[0].numel() >= LARGE_WEIGHT
-        if few and inputs.device.type == "cpu":
-            # Of two products of the same numbers, the one that reads the weights row by row.
+        is_large = weight[0].numel() >= SMALLEST and inputs.device.type == "cpu"
+        if is_large and weights_come_first(inputs.shape[1], weight.shape[1]):
             columns = inputs.transpose(1, 2)
             if bias is None:
                 outputs = torch.bmm(weight, columns)
