@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +14,10 @@ from pfl_bench import plugins, precision
 from pfl_bench.client_stages import ClientStage, HasStage
 from pfl_bench.config import RunConfig
 from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.config_training import FederatedOptions
+from pfl_bench.config_training import FederatedOptions, ScheduleOptions
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
+from pfl_bench.optimizers import rate_factor
 from pfl_bench.rng import Purpose, seed_torch
 from pfl_bench.types import (
     Algorithm,
@@ -120,7 +123,12 @@ def build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algo
         gradient_clip_norm=options.local_gradient_clip_norm,
         gradient_clip_global_norm=options.local_gradient_clip_global_norm,
         batches_across_epochs=options.local_batches == "across_epochs",
+        momentum=options.local_momentum,
+        weight_decay=options.local_weight_decay,
     )
+    if options.local_schedule != ScheduleOptions():
+        factor = partial(rate_factor, options.local_schedule, total=options.num_rounds)
+        local = replace(local, schedule=factor)
     name = resolved.tree["federated"]["algorithm"]["name"]
     module = plugins.load(plugins.ALGORITHM, name)
     if hasattr(module, "check"):
@@ -193,20 +201,41 @@ def needs_one_process(resolved: ResolvedConfig, options: FederatedOptions) -> bo
     return any(stage.keeps_state for stage in stages)
 
 
-def _pick_engine(
+def pick_engine(
     resolved: ResolvedConfig, model: FlatModel, algorithm: Algorithm
 ) -> tuple[str, str]:
-    """What "auto" comes to, and why."""
+    """What ``engine: auto`` comes to, and why.
+
+    Cohorts and noise of a private run belong to one arithmetic (``ResolvedConfig.private_seed``):
+    whichever is picked, no other has drawn the same.
+    """
     if _asks_engine(algorithm):
         return "sequential", "others do not give the algorithm what it asks of them"
-    if resolved.config.privacy is not None:
-        # Its cohorts and noise belong to one arithmetic: see ResolvedConfig.private_seed.
-        return "sequential", "of private runs, others are taken when they are named"
     from pfl_bench.lanes.number import is_measured_faster
 
     if is_measured_faster(model, resolved.config.precision):
         return "vectorized", "measured to be faster for such a model on one thread"
     return "sequential", "no other was measured to be faster for such a model there"
+
+
+def trains_alone(resolved: ResolvedConfig, model: FlatModel) -> bool:
+    """Whether the engine of a federated run trains each client alone, none in lanes beside others.
+
+    Who trains beside whom decides the last bits of updates, and depends on how many processes train
+    a round. Of an engine that is not ours nothing is known.
+    """
+    options = resolved.config.federated
+    if options is None:
+        return True
+    name = options.engine
+    if name == "auto":
+        name, _ = pick_engine(resolved, model, build_algorithm(resolved, options))
+    if name == "vectorized":
+        from pfl_bench.lanes.number import automatic_lanes
+
+        lanes = options.engine_lanes or automatic_lanes(model.num_parameters, model.device)
+        return lanes == 1
+    return name == "sequential"
 
 
 def _asks_engine(algorithm: Algorithm) -> bool:
@@ -225,7 +254,7 @@ def build_engine(
     """Build the engine that the configuration names; "auto" picks one and says which."""
     name = options.engine
     if name == "auto":
-        name, reason = _pick_engine(resolved, model, algorithm)
+        name, reason = pick_engine(resolved, model, algorithm)
         notice(f"engine: auto picked '{name}' for {model.device.type}: {reason}")
     module = plugins.load(plugins.ENGINE, name)
     if _asks_engine(algorithm) and not getattr(module, "SERVES_ALGORITHMS", False):

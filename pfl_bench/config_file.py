@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from pfl_bench import plugins
 from pfl_bench.config import CONFIG_VERSION, RunConfig
+from pfl_bench.config_training import ScheduleOptions
 from pfl_bench.types import ConfigError, PluginError
 from pfl_bench.yaml_file import apply_override, read_yaml
 
@@ -33,6 +34,9 @@ _YOUNGER: tuple[tuple[str, str, Any], ...] = (
     ("federated", "compression", None),
     ("federated", "selection", None),
     ("federated", "max_participations", None),
+    ("federated", "local_schedule", ScheduleOptions().model_dump()),
+    ("federated", "local_momentum", 0.0),
+    ("federated", "local_weight_decay", 0.0),
     ("", "systems", None),
     ("", "attack", None),
     ("privacy", "audit", None),

@@ -100,6 +100,10 @@ class FederatedOptions(Strict):
             smaller; "across_epochs" fills batches over the ends of epochs, as TensorFlow's
             ``repeat(epochs).batch(size)`` does: small clients take fewer, fuller steps.
         local_learning_rate: Rate of local SGD.
+        local_schedule: How the local rate moves over rounds; all steps of a round have one rate.
+        local_momentum: Momentum of local SGD; each client begins without any in each round.
+        local_weight_decay: L2 penalty of local SGD, added to gradients after clipping, as
+            torch.optim.SGD does (order of a step: ``pfl_bench.types.LocalTraining``).
         local_gradient_clip_norm: Bound of the L2 norm of each weight tensor's gradient in a local
             step (Keras calls it clipnorm); null for none. No part of privacy.
         local_gradient_clip_global_norm: Bound of the L2 norm of the whole gradient in a local step,
@@ -135,6 +139,9 @@ class FederatedOptions(Strict):
     local_batch_size: PositiveInt
     local_batches: Literal["per_epoch", "across_epochs"] = "per_epoch"
     local_learning_rate: PositiveFloat
+    local_schedule: ScheduleOptions = ScheduleOptions()
+    local_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    local_weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     local_gradient_clip_norm: PositiveFloat | None = None
     local_gradient_clip_global_norm: PositiveFloat | None = None
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})

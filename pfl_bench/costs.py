@@ -97,7 +97,9 @@ def _count(forward: Forward, model: FlatModel, split: FederatedSplit, size: int)
     batch = (one.inputs[again].to(device), one.targets[again].to(device))
     counter = FlopCounterMode(display=False)
     with counter:
-        loss = forward.loss(*batch, None if draws is None else draws.to(device))
+        # All outputs, those too that training may leave out: what the model is said to cost.
+        outputs = forward.outputs(batch[0], None if draws is None else draws.to(device))
+        loss = forward.mean_loss(outputs, batch[1])
         torch.autograd.grad(loss, model.parameters, materialize_grads=True)
     return int(counter.get_total_flops())
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from pfl_bench.aggregation import LeavesRoundsOut
 from pfl_bench.building import (
     build_aggregation,
     build_algorithm,
@@ -242,8 +243,14 @@ class FederatedTrainer:
             "systems/examples": float(tally.processed),
             **self._participants.finish(index, users, tally),
         }
+        local = self._algorithm.local_training
+        if local.schedule is not None:
+            scalars["train/local_learning_rate"] = local.rate(index)
         if contributions:
             scalars["train/loss"] = tally.loss / contributions
+        if isinstance(self._mechanism, LeavesRoundsOut):
+            scalars["train/rounds_left_out"] = float(self._mechanism.rounds_left_out)
+            self._name_round_left_out(self._mechanism, index, contributions)
         if self._private is not None:
             scalars |= self._private.scalars(release, num_clipped / max(1, contributions))
         scalars["time/round_seconds"] = time.perf_counter() - started
@@ -266,6 +273,18 @@ class FederatedTrainer:
             f"round {index}: the update of client {names}{more} was not finite and contributed "
             "nothing; a lower federated.local_learning_rate usually mends this"
         )
+
+    def _name_round_left_out(
+        self, aggregation: LeavesRoundsOut, index: int, contributions: int
+    ) -> None:
+        if contributions < aggregation.fewest and aggregation.rounds_left_out == 1:
+            name = self._mechanism.name
+            self._notice(
+                f"round {index} is left out, the first of perhaps more (train/rounds_left_out in "
+                f"metrics.jsonl counts them): {name} needs {aggregation.fewest} or more finite "
+                f"updates, and {contributions} came; a larger federated.cohort_size, sampling "
+                "fixed_size or, with devices, more over-commitment mends this"
+            )
 
     def close(self) -> None:
         """Close the ledger."""

@@ -18,6 +18,7 @@ from pfl_bench.building import (
     build_task,
     resolve_device,
     set_threads,
+    trains_alone,
 )
 from pfl_bench.checkpoint import load_latest, save_checkpoint
 from pfl_bench.config import RunConfig
@@ -107,7 +108,8 @@ class _Run:
         step = measure_step(self._forward, self._model, self._task.split("train"))
         self._costs = CostMeter(step, self._config.evaluation.budgets)
         if crew is None:
-            crew = start_crew(resolved, self._task.split("train"), step, self._device)
+            alone = trains_alone(resolved, self._model)
+            crew = start_crew(resolved, self._task.split("train"), step, self._device, alone)
             stack.callback(crew.close)
         self._crew = crew
         self._trainer = build_trainer(

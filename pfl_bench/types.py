@@ -6,7 +6,7 @@ task, an engine and a trainer can be written and read without one another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
-    from torch import Tensor
+    from torch import Tensor, nn
 
 SplitBy = Literal["user", "example"]
 
@@ -241,6 +241,23 @@ class GivesExampleLosses(Protocol):
 
 
 @runtime_checkable
+class SkipsOutputs(Protocol):
+    """What a task also has whose loss leaves out outputs that take long, such as of padding."""
+
+    def training_loss(self, module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        """``loss`` of what the module makes of the inputs, without the outputs that it ignores.
+
+        Args:
+            module: The task's model.
+            inputs: Shape (n, ...).
+            targets: Shape (n, ...).
+
+        Returns:
+            The same differentiable scalar, to rounding.
+        """
+
+
+@runtime_checkable
 class ComputesInLanes(Protocol):
     """A layer that can compute for several clients at once, each with weights of its own.
 
@@ -342,11 +359,18 @@ class LocalResult:
 class LocalTraining:
     """How a client trains: what engines execute.
 
+    A local step takes the gradient of the loss (0 for a parameter that takes no part in it),
+    clipped; then adds ``proximal_weight * (local - central)``, what an algorithm that
+    ``CorrectsSteps`` has for the client, and ``weight_decay * local``. Of that sum g it makes
+    ``v = momentum * v + g``, where v is zero before a client's first step of a round, and moves the
+    local parameters by ``-rate * v``: torch.optim.SGD without dampening, not Nesterov's, begun anew
+    for each client in each round.
+
     Attributes:
         epochs: Passes over the client's examples.
         max_steps: Stop after so many steps even if epochs are left; None for no limit.
         batch_size: Examples a step; the last batch of an epoch may be smaller (but see below).
-        learning_rate: Rate of local SGD.
+        learning_rate: Rate of local SGD; of a run with a ``schedule``, the full one.
         proximal_weight: FedProx's mu: adds mu * (local - central) to each gradient; 0 for FedAvg.
         gradient_clip_norm: Bound of the L2 norm of each weight tensor's gradient; None for none.
         gradient_clip_global_norm: Bound of the L2 norm of the whole gradient, all weight tensors
@@ -358,6 +382,10 @@ class LocalTraining:
             do not matter then. None for steps as those say.
         measures_start: Whether a client first computes the loss of the central parameters on all
             of its examples, as they were read for training: without dropout or random transforms.
+        momentum: From 0 to below 1; 0 for none.
+        weight_decay: Coupled L2 penalty, 0 or larger; 0 for none.
+        schedule: From a round, 1-based, to the fraction of ``learning_rate`` that its clients use;
+            None for all of it in each round.
     """
 
     epochs: int
@@ -370,6 +398,14 @@ class LocalTraining:
     batch_fraction: float | None = None
     gradient_clip_global_norm: float | None = None
     measures_start: bool = False
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: Callable[[int], float] | None = None
+
+    def rate(self, round_index: int) -> float:
+        """Rate of the local steps of a round, 1-based."""
+        factor = 1.0 if self.schedule is None else self.schedule(round_index)
+        return self.learning_rate * factor
 
 
 class Algorithm(Protocol):

@@ -1,5 +1,7 @@
 """FedProx: FedAvg whose clients are held near the central model by a quadratic term.
 
+The term is part of the objective that clients descend, so ``local_momentum`` covers it.
+
 Source: Li et al., 2020, "Federated Optimization in Heterogeneous Networks", algorithm 2.
 """
 

@@ -37,11 +37,18 @@ class Options(BaseModel):
 
 
 def check(federated: FederatedOptions) -> None:
-    """Refuse settings of several local steps: there is one.
+    """Refuse settings that are of several local steps: there is one.
 
     Raises:
-        ConfigError: ``local_epochs`` or ``local_steps`` asks for more.
+        ConfigError: ``local_epochs`` or ``local_steps`` asks for more, or there is local momentum.
     """
+    if federated.local_momentum:
+        raise ConfigError(
+            f"federated.local_momentum: {federated.local_momentum:g} with minibatch_sgd, whose "
+            "clients take one step a round and begin without momentum each time: it would change "
+            "nothing. Leave it out; central_optimizer: {name: sgd, momentum: ...} has one that "
+            "lasts over rounds"
+        )
     if federated.local_epochs != 1 or federated.local_steps not in (None, 1):
         raise ConfigError(
             "federated: minibatch_sgd takes one step a client and round, but local_epochs is "

@@ -1,14 +1,15 @@
 """SCAFFOLD: local steps that are corrected for how a client's gradient differs from the mean one.
 
 The centre keeps a control variate c, each client one of its own, c_i, both zero at first. With the
-client's gradient g, its K steps of rate r from the central x are w <- w - r (g - c_i + c), and end
-in y. Then (option II of the paper)
+client's gradient g (of its loss and ``local_weight_decay``), its K steps of the round's rate r from
+the central x are w <- w - r (g - c_i + c), and end in y. Then (option II of the paper)
 
     c_i' = c_i - c + (x - y) / (K r),    c' = c + (1 / N) sum over the cohort of (c_i' - c_i)
 
 with N users in all, and x moves by the central optimizer along the mean of y - x, as in FedAvg. The
 client's own gradients are clipped, if clipping is set, before they are corrected. A client that
-takes no step, or whose update is not finite, keeps its c_i and moves c by nothing.
+takes no step, or whose rate is 0, or whose update is not finite, keeps its c_i and moves c by
+nothing. There is no local momentum: with it (x - y) / (K r) is no mean of gradients.
 
 N counts users who never take part, too: where only a few are ever available, c stays near zero, and
 so do the corrected steps of those who return. It then learns more slowly than FedAvg.
@@ -87,16 +88,17 @@ class Scaffold:
             self._correction.sub_(own.to(self._correction.device))
         return self._correction
 
-    def learn(self, result: LocalResult) -> None:
+    def learn(self, result: LocalResult, round_index: int) -> None:
         """Replace a client's control variate by what its training has shown.
 
         Args:
             result: What its training gave.
+            round_index: The round, 1-based.
         """
-        if not result.num_steps:
+        per_step = result.num_steps * self.local_training.rate(round_index)
+        if not per_step:
             return
         device = self._control.device
-        per_step = result.num_steps * self.local_training.learning_rate
         before = self._own.get(result.user)
         moved = (result.update / -per_step).sub_(self._control)
         if not math.isfinite(l2_norm(moved)):
@@ -140,7 +142,7 @@ class _SendsControlVariate:
 
     def send(self, outgoing: Outgoing, result: LocalResult, round_index: int) -> Outgoing:
         """See ``ClientStage``."""
-        self._algorithm.learn(result)
+        self._algorithm.learn(result, round_index)
         outgoing.num_bytes += self._algorithm.num_parameters * BYTES_PER_PARAMETER
         return outgoing
 
@@ -149,8 +151,15 @@ def check(federated: FederatedOptions) -> None:
     """Refuse what would not be SCAFFOLD.
 
     Raises:
-        ConfigError: Clients weigh by their examples, but c is the plain mean of the c_i.
+        ConfigError: Clients weigh by their examples, but c is the plain mean of the c_i; or they
+            have momentum, but what they learn of their gradients is that of plain SGD.
     """
+    if federated.local_momentum:
+        raise ConfigError(
+            f"federated.local_momentum: {federated.local_momentum:g} with scaffold, whose control "
+            "variates are mean gradients of plain local SGD, (central - local) / (steps * rate); "
+            "leave it out, or set the algorithm to fedavg"
+        )
     if federated.weighting != "uniform":
         raise ConfigError(
             f"federated.weighting: '{federated.weighting}' with scaffold, whose control variate is "

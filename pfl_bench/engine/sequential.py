@@ -15,6 +15,7 @@ from torch import Tensor
 from pfl_bench.flat_model import FlatModel, clip_each, clip_global, descend
 from pfl_bench.forward import Forward
 from pfl_bench.local_batches import local_batches, num_used
+from pfl_bench.local_step import pull, push
 from pfl_bench.products import Product, ProductGradients
 from pfl_bench.profiling import phase
 from pfl_bench.reading import read_ahead
@@ -79,6 +80,7 @@ class SequentialEngine:
         self._seed = seed
         self._correction = correction
         self._update = torch.empty_like(model.vector)
+        self._velocity = torch.empty_like(model.vector) if local.momentum else None
         self._products = ProductGradients(
             model.module, model.parameters, forward.precision == "bfloat16"
         )
@@ -114,16 +116,19 @@ class SequentialEngine:
     ) -> LocalResult:
         model, local, forward = self._model, self._local, self._forward
         work = model.vector
+        rate = local.rate(round_index)
         rng = stream(self._seed, Purpose.LOCAL_TRAINING, round_index, user)
         seed_torch(self._seed, Purpose.LOCAL_TRAINING, work.device, round_index, user)
         work.copy_(central)
         start_loss = self._loss_of(examples) if local.measures_start else None
         correction = None if self._correction is None else self._correction(user)
+        if self._velocity is not None:
+            self._velocity.zero_()
         total_loss = torch.zeros((), device=work.device)
         steps = processed = 0
         for batch in local_batches(examples, local, forward, rng, work.device):
             loss = forward.loss(*batch)
-            self._step(loss, central, correction)
+            self._step(loss, central, correction, rate)
             total_loss += loss.detach()
             # Freed now, its memory serves the next step; kept, it would be paged in anew.
             del loss
@@ -151,22 +156,36 @@ class SequentialEngine:
         self._model.module.train()
         return total / len(examples)
 
-    def _step(self, loss: Tensor, central: Tensor, correction: Tensor | None) -> None:
-        """Take a local step along the gradient of a loss."""
-        model, local = self._model, self._local
+    def _step(self, loss: Tensor, central: Tensor, correction: Tensor | None, rate: float) -> None:
+        """Take a local step along the gradient of a loss; see ``LocalTraining``."""
+        model, local, velocity = self._model, self._local, self._velocity
         found = torch.autograd.grad(loss, model.parameters, allow_unused=True)
         pairs = zip(model.slices, self._products.take(found), strict=True)
         used = [(weight, gradient) for weight, gradient in pairs if gradient is not None]
+        weights = [weight for weight, _ in used]
         gradients: Sequence[Tensor | Product] = [gradient for _, gradient in used]
         if local.gradient_clip_norm is not None:
             gradients = clip_each(gradients, local.gradient_clip_norm)
         elif local.gradient_clip_global_norm is not None:
             gradients = clip_global(gradients, local.gradient_clip_global_norm)
-        if local.proximal_weight:
-            model.vector.lerp_(central, local.learning_rate * local.proximal_weight)
+        if velocity is None:
+            pull(model.vector, central, local, rate)
+            if correction is not None:
+                model.vector.add_(correction, alpha=-rate)
+            descend(weights, gradients, rate)
+            return
+        velocity.mul_(local.momentum)
+        # The update is written when the client has ended; until then its memory is free.
+        push(velocity, model.vector, central, local, self._update)
         if correction is not None:
-            model.vector.add_(correction, alpha=-local.learning_rate)
-        descend([weight for weight, _ in used], gradients, local.learning_rate)
+            velocity.add_(correction)
+        descend([_like(weight, velocity) for weight in weights], gradients, -1.0)
+        model.vector.add_(velocity, alpha=-rate)
+
+
+def _like(weight: Tensor, vector: Tensor) -> Tensor:
+    """The part of another flat vector that lies as a weight does in its own."""
+    return vector.as_strided(weight.shape, weight.stride(), weight.storage_offset())
 
 
 def build(

@@ -115,6 +115,7 @@ class VectorizedEngine:
         self.trains_alone = self._lanes == 1
         self._update = torch.empty_like(model.vector)
         self._weights: LaneWeights | None = None
+        self._velocity: LaneWeights | None = None
         self._is_checked = False
         reason = unsupported(model)
         if reason is not None:
@@ -149,7 +150,7 @@ class VectorizedEngine:
                 return
             # Behind the handler, which keeps what was in memory. Clients that were in a lane begin
             # anew: their draws are the same, and nothing of them was given out.
-            self._weights = None
+            self._weights = self._velocity = None
             if self._model.device.type == "cuda":
                 torch.cuda.empty_cache()
             self._notice(
@@ -168,11 +169,14 @@ class VectorizedEngine:
         )
         if self._weights is None:
             self._weights = LaneWeights(self._model, self._lanes)
+            if self._local.momentum:
+                self._velocity = LaneWeights(self._model, self._lanes)
             self._program = build_program(self._model, self._forward, self._weights)
             device = self._model.device
             self._generators = [torch.Generator(device) for _ in range(self._lanes)]
             self._losses = torch.zeros(self._lanes, device=device)
         weights, start = self._weights, self._weights.views(central)
+        rate = self._local.rate(round_index)
         update = weights.views(self._update)
         clients: list[_Client] = []
         while True:
@@ -184,7 +188,7 @@ class VectorizedEngine:
                 clients.append(client)
             if not clients:
                 return
-            self._step(clients, start)
+            self._step(clients, start, rate)
             for lane in range(len(clients) - 1, -1, -1):
                 if clients[lane].batch is not None:
                     continue
@@ -215,6 +219,8 @@ class VectorizedEngine:
     def _place(self, client: _Client, lane: int, round_index: int, start: Sequence[Tensor]) -> None:
         assert self._weights is not None
         self._weights.load(lane, start)
+        if self._velocity is not None:
+            self._velocity.clear(lane)
         self._losses[lane] = 0.0
         if self._program.draws_masks:
             seed = torch_seed(self._seed, Purpose.LOCAL_TRAINING, round_index, client.user)
@@ -231,11 +237,13 @@ class VectorizedEngine:
     def _move(self, source: int, target: int) -> None:
         assert self._weights is not None
         self._weights.move(source, target)
+        if self._velocity is not None:
+            self._velocity.move(source, target)
         self._losses[target] = self._losses[source]
         drawn = self._generators
         drawn[source], drawn[target] = drawn[target], drawn[source]
 
-    def _step(self, clients: Sequence[_Client], start: Sequence[Tensor]) -> None:
+    def _step(self, clients: Sequence[_Client], start: Sequence[Tensor], rate: float) -> None:
         """Take a step in each lane, and look up its next batch."""
         assert self._weights is not None
         batch = self._assemble(clients)
@@ -246,8 +254,10 @@ class VectorizedEngine:
             self._is_checked = True
         generators = self._generators if self._program.draws_masks else None
         losses, gradients = self._program.step(batch, generators)
+        weights = self._weights.active(len(clients))
+        velocity = None if self._velocity is None else self._velocity.active(len(clients))
         with torch.no_grad():
-            descend(self._weights.active(len(clients)), gradients, start, self._local)
+            descend(weights, gradients, start, self._local, rate, velocity)
         # Freed now, their memory serves the next step.
         del gradients
         self._losses[: len(clients)] += losses

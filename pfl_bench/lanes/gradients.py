@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pfl_bench.flat_model import clip_factors
+from pfl_bench.local_step import pull, push
 from pfl_bench.types import LocalTraining
 
 
@@ -130,17 +131,21 @@ def descend(
     gradients: Sequence[Gradients | None],
     central: Sequence[Tensor],
     local: LocalTraining,
+    rate: float,
+    velocity: Sequence[Tensor] | None = None,
 ) -> None:
-    """Take each lane's local step in place.
+    """Take each lane's local step in place; its order is that of ``LocalTraining``.
 
     Args:
         weights: Of each parameter, shape (L, *its shape), without gradients.
         gradients: Of each parameter; None where it took no part in the loss.
         central: Of each parameter, its shape: what the proximal term draws to.
-        local: Rate, clipping and proximal weight.
+        local: Clipping, proximal weight, weight decay and momentum.
+        rate: Of the round.
+        velocity: What momentum keeps of each parameter, the shapes of ``weights``, moved in place;
+            None without momentum.
     """
-    pairs = [pair for pair in zip(weights, gradients, strict=True) if pair[1] is not None]
-    found = [gradient for _, gradient in pairs if gradient is not None]
+    found = [gradient for gradient in gradients if gradient is not None]
     if local.gradient_clip_norm is not None:
         for gradient in found:
             _scale(gradient, clip_factors(_norms([gradient]), local.gradient_clip_norm))
@@ -148,11 +153,17 @@ def descend(
         factors = clip_factors(_norms(found), local.gradient_clip_global_norm)
         for gradient in found:
             _scale(gradient, factors)
-    if local.proximal_weight:
-        for weight, start in zip(weights, central, strict=True):
-            weight.lerp_(start.expand_as(weight), local.learning_rate * local.proximal_weight)
-    for (weight, _), gradient in zip(pairs, found, strict=True):
-        gradient.add_to(weight, -local.learning_rate)
+    for place, (weight, start, step) in enumerate(zip(weights, central, gradients, strict=True)):
+        if velocity is None:
+            pull(weight, start, local, rate)
+            if step is not None:
+                step.add_to(weight, -rate)
+            continue
+        moving = velocity[place].mul_(local.momentum)
+        push(moving, weight, start, local)
+        if step is not None:
+            step.add_to(moving, 1.0)
+        weight.add_(moving, alpha=-rate)
 
 
 def _norms(gradients: Sequence[Gradients]) -> Tensor:

@@ -21,7 +21,7 @@ class _Place:
 
 
 class LaneWeights:
-    """A copy of a model's trainable parameters for each lane.
+    """A copy of a model's trainable parameters for each lane, or of what has their shapes.
 
     The lanes in use are the first ones: ``move`` fills a gap.
 
@@ -64,6 +64,10 @@ class LaneWeights:
     def load(self, lane: int, central: Sequence[Tensor]) -> None:
         """Reset a lane to central parameters, given as ``views``."""
         torch._foreach_copy_([storage[lane] for storage in self._storage], list(central))
+
+    def clear(self, lane: int) -> None:
+        """Reset a lane to zero."""
+        torch._foreach_zero_([storage[lane] for storage in self._storage])
 
     def move(self, source: int, target: int) -> None:
         """Copy a lane's weights to another lane."""

@@ -76,6 +76,19 @@ class NextTokens(nn.Module):
         logits: Tensor = self.output(self.lstm(self.embedding(tokens)))
         return logits
 
+    def logits_where(self, tokens: Tensor, wanted: Tensor) -> Tensor:
+        """Logits of some steps alone.
+
+        Args:
+            tokens: Shape (n, T), int64.
+            wanted: Shape (n, T), bool.
+
+        Returns:
+            Shape (k, V), of the k steps that are wanted, sequence by sequence.
+        """
+        logits: Tensor = self.output(self.lstm(self.embedding(tokens))[wanted])
+        return logits
+
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
     """Build a model that gives logits of shape (n, T, num_classes).

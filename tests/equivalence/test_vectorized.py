@@ -377,11 +377,11 @@ def test_out_of_memory_halves_the_lanes_and_goes_on(monkeypatch: pytest.MonkeyPa
     theirs = trained(both.sequential, users, central)
     step, failed = VectorizedEngine._step, list[int]()
 
-    def full(self: VectorizedEngine, clients: Any, start: Any) -> None:
+    def full(self: VectorizedEngine, clients: Any, start: Any, rate: float) -> None:
         if len(clients) > 2 and len(failed) < 4 and clients[0].steps > 1:
             failed.append(len(clients))
             raise torch.OutOfMemoryError("as on a GPU")
-        step(self, clients, start)
+        step(self, clients, start, rate)
 
     monkeypatch.setattr(VectorizedEngine, "_step", full)
     ours = trained(both.vectorized, users, central)
@@ -422,7 +422,7 @@ def test_batches_of_minibatch_sgd_are_not_padded_out_of_proportion() -> None:
 def test_auto_takes_lanes_only_where_they_were_measured_to_win(
     stores: Callable[[str], Path],
 ) -> None:
-    def picked(private: bool, model: str, **federated: Any) -> tuple[str, list[str]]:
+    def picked(private: bool, model: str, **federated: Any) -> tuple[str, list[str], bool]:
         resolved = configure(
             {"name": "femnist", "data": str(stores("femnist"))}, {"name": model}, **federated
         )
@@ -438,32 +438,26 @@ def test_auto_takes_lanes_only_where_they_were_measured_to_win(
         flat = build_model(resolved, task, CPU)
         said: list[str] = []
         assert resolved.config.federated is not None
-        from pfl_bench.building import build_algorithm
+        from pfl_bench.building import build_algorithm, trains_alone
 
         algorithm = build_algorithm(resolved, resolved.config.federated)
         engine = build_engine(
             resolved, resolved.config.federated, task, flat, algorithm, said.append
         )
-        return engine.description, said
+        return engine.description, said, trains_alone(resolved, flat)
 
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        assert picked(False, "softmax")[0] == "vectorized, 24 lanes"
-        description, said = picked(False, "cnn")
-        assert description == "vectorized, 1 lanes"
-        assert any("auto picked 'vectorized' for cpu" in text for text in said)
-        assert picked(True, "softmax", engine_lanes=4) == (
-            "sequential",
-            [
-                "engine: auto picked 'sequential' for cpu: of private runs, others are taken when "
-                "they are named",
-                "engine: engine_lanes=4 is not used by 'sequential'",
-            ],
-        )
-        assert picked(True, "softmax", engine="vectorized", engine_lanes=4)[0].endswith("4 lanes")
+        for private in (False, True):
+            description, said, alone = picked(private, "softmax")
+            assert (description, alone) == ("vectorized, 24 lanes", False)
+            assert any("auto picked 'vectorized' for cpu" in text for text in said)
+            assert picked(private, "cnn")[::2] == ("vectorized, 1 lanes", True)
+            assert picked(private, "softmax", engine_lanes=4)[::2] == ("vectorized, 4 lanes", False)
+            assert picked(private, "softmax", engine="sequential")[::2] == ("sequential", True)
         torch.set_num_threads(2)
-        assert picked(False, "softmax")[0] == "sequential"
+        assert picked(True, "softmax")[::2] == ("sequential", True)
     finally:
         torch.set_num_threads(threads)
     with pytest.raises(ConfigError, match="engine_lanes"):

@@ -321,9 +321,11 @@ def test_a_run_of_seconds_has_no_workers_and_one_of_minutes_one_a_core(
     assert start._automatic(make_config("federated", **many), split, step) == 3
     monkeypatch.setattr(start, "_available_memory", lambda: 0)
     assert start._automatic(make_config("federated", **many), split, step) == 1
+    monkeypatch.setattr(start, "_available_memory", lambda: None)
     # Lanes of a private run: its noise belongs to a number of processes.
     lanes = make_config("private_federated", federated__engine="vectorized", **long)
-    assert start._automatic(lanes, split, step) == 1
+    assert start._automatic(lanes, split, step, trains_alone=False) == 1
+    assert start._automatic(lanes, split, step, trains_alone=True) == 5
 
 
 def test_workers_on_a_gpu_are_refused_and_others_have_none() -> None:

@@ -65,7 +65,10 @@ def loss_of(task: Any, model: FlatModel, user: int) -> tuple[float, int]:
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 @pytest.mark.parametrize("q", [0.2, 1.0, 3.0])
 def test_a_round_is_that_of_the_paper_s_algorithm(q: float, weighting: str, tmp_path: Path) -> None:
-    config = qfedavg(q, federated__weighting=weighting, federated__local_epochs=2, **ALL_USERS)
+    changes: dict[str, Any] = {"federated__weighting": weighting, "federated__local_epochs": 2}
+    # Half of the rate of 0.3 in the first of six rounds.
+    changes["federated__local_schedule"] = {"warmup": 2}
+    config = qfedavg(q, **changes, **ALL_USERS)
     task = build_task(config, CPU)
     model = build_model(config, task, CPU)
     start = model.vector.clone()
@@ -74,11 +77,11 @@ def test_a_round_is_that_of_the_paper_s_algorithm(q: float, weighting: str, tmp_
     split = task.split("train")
     # FedAvg's clients, and the loss of the start on all that each of them has.
     forward = Forward(model.module, task, CPU)
-    engine = SequentialEngine(Options(), model, split, forward, LocalTraining(2, 4, 0.3), 3)
+    engine = SequentialEngine(Options(), model, split, forward, LocalTraining(2, 4, 0.15), 3)
     moves = [result.update.clone() for result in engine.train(np.arange(60), 1, start)]
     model.vector.copy_(start)
     above, below = torch.zeros(650, dtype=torch.float64), 0.0
-    lipschitz = 1 / 0.3
+    lipschitz = 1 / 0.15
     for user, move in enumerate(moves):
         loss, examples = loss_of(task, model, user)
         delta = -lipschitz * move.double()
@@ -126,7 +129,7 @@ def test_the_loss_at_the_start_is_that_of_all_examples_without_dropout() -> None
 
 def send(q: float, loss: float, update: Tensor, weight: float = 1.0) -> Outgoing:
     result = LocalResult(0, update, 1, 1, torch.zeros(()), 1, loss)
-    return WeighsByLoss(q, 10.0).send(Outgoing(update, weight, 12.0), result, 1)
+    return WeighsByLoss(q, LocalTraining(1, 1, 0.1)).send(Outgoing(update, weight, 12.0), result, 1)
 
 
 def test_a_larger_loss_weighs_more_and_the_weight_takes_four_bytes() -> None:

@@ -97,7 +97,7 @@ def quadratic_run(
     ]
 
 
-def by_hand(rounds: int, cohort: int) -> list[float]:
+def by_hand(rounds: int, cohort: int, decay: float = 0.0, halved_every: int = 1000) -> list[float]:
     """Algorithm 1 with option II, in double precision; central rate 1."""
     x, c, own = 0.0, 0.0, np.zeros(len(CURVATURES))
     path = []
@@ -105,11 +105,13 @@ def by_hand(rounds: int, cohort: int) -> list[float]:
         rng = stream(3, Purpose.SAMPLING, index)
         users = rng.choice(len(CURVATURES), size=cohort, replace=False)
         moves, changes = [], []
+        rate = RATE * 0.5 ** ((index - 1) // halved_every)
         for user in users:
             y = x
             for _ in range(STEPS):
-                y -= RATE * (CURVATURES[user] * (y - MINIMA[user]) - own[user] + c)
-            new = own[user] - c + (x - y) / (STEPS * RATE)
+                gradient = CURVATURES[user] * (y - MINIMA[user]) + decay * y
+                y -= rate * (gradient - own[user] + c)
+            new = own[user] - c + (x - y) / (STEPS * rate)
             moves.append(y - x)
             changes.append(new - own[user])
             own[user] = new
@@ -123,6 +125,13 @@ def by_hand(rounds: int, cohort: int) -> list[float]:
 def test_rounds_are_those_of_the_paper_s_algorithm(cohort: int, tmp_path: Path) -> None:
     _, path = quadratic_run("scaffold", 12, cohort, tmp_path)
     np.testing.assert_allclose(path, by_hand(12, cohort), rtol=1e-4, atol=1e-4)
+
+
+def test_control_variates_are_of_the_round_s_rate_and_of_weight_decay(tmp_path: Path) -> None:
+    schedule = {"decay": "step", "step_every": 3, "step_factor": 0.5}
+    changes = {"federated__local_schedule": schedule, "federated__local_weight_decay": 4.0}
+    _, path = quadratic_run("scaffold", 12, 2, tmp_path, **changes)
+    np.testing.assert_allclose(path, by_hand(12, 2, 4.0, 3), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("cohort", "rounds"), [(5, 40), (2, 120)])
@@ -197,7 +206,7 @@ def test_a_client_whose_update_is_not_finite_leaves_no_trace() -> None:
         lambda text: None,  # type: ignore[arg-type]
     )
     (result,) = engine.train(np.array([7]), 1, torch.full((P,), torch.nan))
-    algorithm.learn(result)  # type: ignore[attr-defined]
+    algorithm.learn(result, 1)  # type: ignore[attr-defined]
     algorithm.central_gradient(torch.zeros(P), torch.zeros(P))
     state = algorithm.state_dict()  # type: ignore[attr-defined]
     assert not state["control"].any()

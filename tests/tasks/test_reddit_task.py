@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 
+from pfl_bench.flat_model import FlatModel, clip_global, descend
+from pfl_bench.forward import Forward
+from pfl_bench.products import ProductGradients
 from pfl_bench.store import Store, StoreWriter
-from pfl_bench.types import DataError
+from pfl_bench.types import DataError, DataFacts
+from tasks.reddit.models import Options as ModelOptions
+from tasks.reddit.models import build as build_model
 from tasks.reddit.sequences import store_fields
 from tasks.reddit.statistics import Options as StatisticsOptions
 from tasks.reddit.statistics import format_statistics, statistics
-from tasks.reddit.task import Options, RedditTask, build
+from tasks.reddit.task import NOT_COUNTED, Options, RedditTask, build
 
 LENGTH = 4
 
@@ -111,6 +117,44 @@ def test_the_loss_is_the_mean_over_sequences_of_the_sum_over_counted_tokens(path
     assert nothing.item() == 0
     assert outputs.grad is not None
     assert not outputs.grad.any()
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_outputs_that_do_not_count_are_not_computed_and_the_loss_is_the_same(
+    path: Path, reduction: Literal["sum", "mean"]
+) -> None:
+    task = build(Options(data=str(path), reduction=reduction))
+    facts = DataFacts("by hand", "test", "sha256:0", 2_000, (LENGTH,), "example")
+    model = build_model(ModelOptions(name="stacked_lstm"), facts)
+    flat = FlatModel(model, torch.device("cpu"))
+    forward = Forward(model, task, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    tokens, targets = torch.randint(0, 2_000, (2, 6, LENGTH), generator=generator)
+    computed: list[int] = []
+    model.get_submodule("output").register_forward_pre_hook(
+        lambda layer, given: computed.append(given[0].shape[:-1].numel())
+    )
+    targets[2:4, 1:] = NOT_COUNTED
+    for part, counted in ((slice(0, 6), 18), (slice(1, 3), 5)):
+        whole = task.loss(model(tokens[part]), targets[part])
+        computed.clear()
+        loss = forward.loss(tokens[part], targets[part], None)
+        assert computed == [counted]
+        assert loss.item() == pytest.approx(whole.item(), rel=1e-6)
+        for ours, theirs in zip(
+            torch.autograd.grad(loss, flat.parameters),
+            torch.autograd.grad(whole, flat.parameters),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours.to_dense(), theirs.to_dense(), rtol=1e-5, atol=1e-7)
+    with ProductGradients(model, flat.parameters) as products:
+        before = flat.vector.clone()
+        nothing = forward.loss(tokens, torch.full_like(targets, NOT_COUNTED), None)
+        found = torch.autograd.grad(nothing, flat.parameters, allow_unused=True)
+        gradients = [gradient for gradient in products.take(found) if gradient is not None]
+        descend(flat.slices, clip_global(gradients, 1.0), 1.0)
+    assert nothing.item() == 0
+    assert torch.equal(flat.vector, before)
 
 
 def test_statistics_count_comments_of_all_splits(path: Path) -> None:
