@@ -201,41 +201,24 @@ def needs_one_process(resolved: ResolvedConfig, options: FederatedOptions) -> bo
     return any(stage.keeps_state for stage in stages)
 
 
-def pick_engine(
-    resolved: ResolvedConfig, model: FlatModel, algorithm: Algorithm
+def _pick_engine(
+    resolved: ResolvedConfig, options: FederatedOptions, model: FlatModel, algorithm: Algorithm
 ) -> tuple[str, str]:
-    """What ``engine: auto`` comes to, and why.
-
-    Cohorts and noise of a private run belong to one arithmetic (``ResolvedConfig.private_seed``):
-    whichever is picked, no other has drawn the same.
-    """
+    """What "auto" comes to, and why."""
     if _asks_engine(algorithm):
         return "sequential", "others do not give the algorithm what it asks of them"
-    from pfl_bench.lanes.number import is_measured_faster
+    from pfl_bench.lanes.number import automatic_lanes, is_measured_faster
 
     if is_measured_faster(model, resolved.config.precision):
+        lanes = options.engine_lanes or automatic_lanes(model.num_parameters, model.device)
+        if resolved.config.privacy is not None and lanes > 1:
+            # Its noise would belong to a number of processes: see ResolvedConfig.private_seed.
+            return (
+                "sequential",
+                "of private runs, more lanes than one are taken when they are named",
+            )
         return "vectorized", "measured to be faster for such a model on one thread"
     return "sequential", "no other was measured to be faster for such a model there"
-
-
-def trains_alone(resolved: ResolvedConfig, model: FlatModel) -> bool:
-    """Whether the engine of a federated run trains each client alone, none in lanes beside others.
-
-    Who trains beside whom decides the last bits of updates, and depends on how many processes train
-    a round. Of an engine that is not ours nothing is known.
-    """
-    options = resolved.config.federated
-    if options is None:
-        return True
-    name = options.engine
-    if name == "auto":
-        name, _ = pick_engine(resolved, model, build_algorithm(resolved, options))
-    if name == "vectorized":
-        from pfl_bench.lanes.number import automatic_lanes
-
-        lanes = options.engine_lanes or automatic_lanes(model.num_parameters, model.device)
-        return lanes == 1
-    return name == "sequential"
 
 
 def _asks_engine(algorithm: Algorithm) -> bool:
@@ -254,7 +237,7 @@ def build_engine(
     """Build the engine that the configuration names; "auto" picks one and says which."""
     name = options.engine
     if name == "auto":
-        name, reason = pick_engine(resolved, model, algorithm)
+        name, reason = _pick_engine(resolved, options, model, algorithm)
         notice(f"engine: auto picked '{name}' for {model.device.type}: {reason}")
     module = plugins.load(plugins.ENGINE, name)
     if _asks_engine(algorithm) and not getattr(module, "SERVES_ALGORITHMS", False):

@@ -33,6 +33,7 @@ from pfl_bench.hands import number_of_hands
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.participants import Participants, SampledParticipants
 from pfl_bench.private_rounds import PrivateRounds, make_federated_plan
+from pfl_bench.products import SMALLEST
 from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.sampling import build_sampler
@@ -101,11 +102,16 @@ class FederatedTrainer:
         self._cohort_seed = resolved.config.seed
         if resolved.config.setting == "private_federated":
             traces = "" if devices is None else digest_of(devices)
+            arithmetic = f"{self.engine}, {hands} hands"
+            if model.num_parameters >= SMALLEST:
+                # To be raised when the code changes the last bits of a client's update: a run by
+                # the code before would otherwise have had the same noise beside another sum.
+                arithmetic += ", revision 2"
             self._cohort_seed = resolved.private_seed(
                 self._checksum,
                 model.initial_digest,
                 model.device.type,
-                f"{self.engine}, {hands} hands",
+                arithmetic,
                 traces,
             )
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
@@ -164,7 +170,14 @@ class FederatedTrainer:
         )
         for rank in range(1, crew.size):
             # What is wrong with another process's data or model is said before the first round.
-            crew.take(rank)
+            theirs, _ = crew.take(rank)
+            if theirs != engine.description:
+                raise ConfigError(
+                    f"federated.engine: process {rank} trains by '{theirs}', this one by "
+                    f"'{engine.description}', as machines differ: their updates would differ in "
+                    "the last bits, which the run's noise belongs to; name the engine (and "
+                    "federated.engine_lanes), or take machines of one kind"
+                )
         self._gradient = torch.zeros_like(self.central)
         self.central.grad = self._gradient
         self._optimizer = build_optimizer(

@@ -26,10 +26,9 @@ SMALLEST = 1 << 18
 def weights_come_first(rows: int, outputs: int) -> bool:
     """Whether a CPU multiplies large weights by the inputs faster than the inputs by the weights.
 
-    MKL, on one thread: the one order takes as long for sixteen rows as for one, the other grows by
-    steps. For ten rows the first was faster by 1.4 with 3136 x 2048 weights, by 1.3 with
-    256 x 10000, by 1.2 with 9216 x 128 (there by 1.6 for twenty, elsewhere not), although what it
-    gives is transposed then; for five rows it was slower by a third.
+    So it was measured with MKL on one thread, although what is computed is then transposed: the one
+    order takes as long for sixteen rows as for one, the other grows by steps of a few rows
+    (``scripts/bench.py products``).
 
     Args:
         rows: Rows of inputs.

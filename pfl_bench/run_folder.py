@@ -33,9 +33,17 @@ PACKAGES = (
     "pydantic",
     "wandb",
 )
-# What may differ between a run and its resumption. Device, threads and processes may be *named*
-# otherwise; check_environment compares what they come to.
-NOT_COMPARED = ("logging", "expected", "num_threads", "device", "federated.workers")
+# What may differ between a run and its resumption. Device, threads, processes and engine may be
+# *named* otherwise; check_environment compares what they come to.
+NOT_COMPARED = (
+    "logging",
+    "expected",
+    "num_threads",
+    "device",
+    "federated.workers",
+    "federated.engine",
+    "federated.engine_lanes",
+)
 
 
 class RunFolder:

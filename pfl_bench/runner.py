@@ -18,7 +18,6 @@ from pfl_bench.building import (
     build_task,
     resolve_device,
     set_threads,
-    trains_alone,
 )
 from pfl_bench.checkpoint import load_latest, save_checkpoint
 from pfl_bench.config import RunConfig
@@ -108,8 +107,7 @@ class _Run:
         step = measure_step(self._forward, self._model, self._task.split("train"))
         self._costs = CostMeter(step, self._config.evaluation.budgets)
         if crew is None:
-            alone = trains_alone(resolved, self._model)
-            crew = start_crew(resolved, self._task.split("train"), step, self._device, alone)
+            crew = start_crew(resolved, self._task.split("train"), step, self._device)
             stack.callback(crew.close)
         self._crew = crew
         self._trainer = build_trainer(

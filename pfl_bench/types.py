@@ -247,6 +247,9 @@ class SkipsOutputs(Protocol):
     def training_loss(self, module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         """``loss`` of what the module makes of the inputs, without the outputs that it ignores.
 
+        In bfloat16 all of it runs under ``torch.autocast``: the loss is to be one that PyTorch
+        computes in float32 there.
+
         Args:
             module: The task's model.
             inputs: Shape (n, ...).

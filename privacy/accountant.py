@@ -155,7 +155,8 @@ def compute_epsilon(
         rounds: Number of rounds, at least 0.
         delta: In (0, 1).
         accountant: "rdp", "pld" or "prv".
-        adjacency: "add-or-remove-one", or "replace-one" for sampling without replacement.
+        adjacency: "add-or-remove-one", "zero-out" for events without sampling, or "replace-one"
+            for sampling without replacement.
 
     Returns:
         Epsilon, at least 0; 0 for no rounds; infinity without noise or above ``LARGEST_EPSILON``.

@@ -25,8 +25,9 @@ class OfKept(NoPrivacy):
     """Makes one update of all of a round; memory is cohort times P (float32), plus 16 MB or so.
 
     Clients count alike. An update that is not finite is left out, and counted. A round with fewer
-    updates than are needed is left out, and counted: its update is zero. How many come is up to
-    chance and devices, and a run is not to end because of it.
+    updates than are needed is left out, and counted: its update is zero, on which the central
+    optimizer steps as on any other. How many come is up to chance and devices, and a run is not to
+    end because of it.
 
     Args:
         name: Name of the aggregation.
@@ -104,7 +105,7 @@ class OfKept(NoPrivacy):
             PrivacyError: It is of another mechanism.
         """
         check_state_keys(self.name, state, {"rounds_left_out"})
-        self.rounds_left_out = int(state["rounds_left_out"])
+        self.rounds_left_out = int(state.get("rounds_left_out", 0))
 
 
 def chunks(updates: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:

@@ -9,6 +9,7 @@ definition 2.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Annotated
 
@@ -36,7 +37,7 @@ class Options(BaseModel):
 
 
 def build(options: Options, noise: NoiseScale) -> Mechanism:
-    """Build the trimmed mean; nothing is noised.
+    """Build the trimmed mean; nothing is noised. A round so small that nobody is cut is left out.
 
     Args:
         options: The share.
@@ -58,4 +59,5 @@ def build(options: Options, noise: NoiseScale) -> Mechanism:
             "be the mean, which one attacker moves at will; raise one of the two, or set "
             "trimmed_fraction to 0 to compare with"
         )
-    return OfKept("trimmed_mean", lambda updates: trimmed(updates, cut(len(updates))))
+    fewest = next(count for count in itertools.count(1) if cut(count)) if fraction > 0 else 1
+    return OfKept("trimmed_mean", lambda updates: trimmed(updates, cut(len(updates))), fewest)

@@ -26,7 +26,14 @@ from pfl_bench.types import (
 )
 
 # What a task may also have, and this one then has too.
-_OPTIONAL = ("transform", "use_device", "column_names", "column_values", "example_losses")
+_OPTIONAL = (
+    "transform",
+    "use_device",
+    "column_names",
+    "column_values",
+    "example_losses",
+    "training_loss",
+)
 # Test examples that are read at once, however few of them are attacked.
 _BLOCK = 256
 _LABELS = "targets"

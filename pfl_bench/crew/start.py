@@ -33,11 +33,7 @@ def limit_cores(cores: int) -> None:
 
 
 def start_crew(
-    resolved: ResolvedConfig,
-    split: FederatedSplit,
-    step: StepFlops,
-    device: torch.device,
-    trains_alone: bool = True,
+    resolved: ResolvedConfig, split: FederatedSplit, step: StepFlops, device: torch.device
 ) -> Crew:
     """Start worker processes, if the configuration asks for any.
 
@@ -46,7 +42,6 @@ def start_crew(
         split: The training split.
         step: FLOPs of a training step.
         device: Where the model lives.
-        trains_alone: Whether the engine trains each client alone.
 
     Returns:
         The crew as its lead sees it; the workers are loading what they need.
@@ -59,9 +54,7 @@ def start_crew(
         return Alone()
     wanted = federated.workers
     if wanted == "auto":
-        wanted = 1
-        if device.type == "cpu":
-            wanted = _automatic(resolved, split, step, trains_alone)
+        wanted = _automatic(resolved, split, step) if device.type == "cpu" else 1
     elif wanted > 1 and device.type != "cpu":
         raise ConfigError(
             f"federated.workers: {wanted} processes would share one {device.type} device; leave it "
@@ -75,13 +68,11 @@ def start_crew(
     return LeadOfProcesses(wanted, follow)
 
 
-def _automatic(
-    resolved: ResolvedConfig, split: FederatedSplit, step: StepFlops, trains_alone: bool = True
-) -> int:
+def _automatic(resolved: ResolvedConfig, split: FederatedSplit, step: StepFlops) -> int:
     """As many as there are cores, memory and clients for; one for a run of seconds."""
     options = resolved.config.federated
     assert options is not None
-    if resolved.config.privacy is not None and not trains_alone:
+    if resolved.config.privacy is not None and options.engine not in ("auto", "sequential"):
         # The noise of such a run belongs to a number of processes; it is not the machine's choice.
         return 1
     if needs_one_process(resolved, options):

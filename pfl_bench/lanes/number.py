@@ -13,7 +13,8 @@ from pfl_bench.precision import cpu_has_bfloat16
 # lose the caches, and have one lane, where what is gained is the layers' own passes.
 CPU_LANES, CPU_BYTES = 24, 1 << 23
 # On a GPU they fill the processor. A lane's weights, gradients and activations together, in
-# multiples of its weights.
+# multiples of its weights. (Local momentum adds one, which is not reckoned with: lanes are halved
+# where memory does not suffice.)
 CUDA_LANES, CUDA_SHARE, CUDA_COPIES = 256, 0.25, 4
 
 # Measured on one thread of a CPU, federated rounds of FEMNIST (docs/performance.md): softmax

@@ -184,9 +184,12 @@ class SimulatedParticipants:
 
     def _checked(self, selected: object, candidates: Ids, number: int) -> Ids:
         """Hold a selection, which may be anybody's code, to what it may do; ascending users."""
-        given = np.asarray(selected)
         what, users = "", candidates[:0]
-        if given.ndim != 1 or (given.dtype.kind != "i" and given.size):
+        try:
+            given = np.asarray(selected)
+        except ValueError:  # lists of several lengths in a list
+            given = np.asarray(None)
+        if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
             what = f"an array of shape {given.shape} and type {given.dtype}, not user numbers"
         else:
             users = np.sort(given.astype(np.int64))

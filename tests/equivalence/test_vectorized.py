@@ -22,7 +22,9 @@ from pfl_bench.federated import FederatedTrainer
 from pfl_bench.files import read_json
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
+from pfl_bench.lanes import layers
 from pfl_bench.lanes.number import automatic_lanes, is_measured_faster
+from pfl_bench.products import weights_come_first
 from pfl_bench.runner import run
 from pfl_bench.store.in_memory import InMemorySplit
 from pfl_bench.types import ConfigError, Engine, LocalResult, LocalTraining, RunFolderError
@@ -419,10 +421,31 @@ def test_batches_of_minibatch_sgd_are_not_padded_out_of_proportion() -> None:
     assert sum(seen) < 60
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_ten_rows_and_large_weights_are_multiplied_alike(
+    bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders: list[bool] = []
+
+    def counted(rows: int, outputs: int) -> bool:
+        orders.append(weights_come_first(rows, outputs))
+        return orders[-1]
+
+    monkeypatch.setattr(layers, "weights_come_first", counted)
+    torch.manual_seed(0)
+    # 2^18 weights.
+    module = nn.Sequential(nn.Linear(6, 1024), nn.ReLU(), nn.Linear(1024, 256, bias), nn.ReLU())
+    module.append(nn.Linear(256, 4))
+    local = replace(LOCAL, batch_size=10)
+    both, users = on_ragged(module, local, lanes=2, sizes=(10, 10, 3, 3))
+    both.check(users)
+    assert set(orders) == {False, True}
+
+
 def test_auto_takes_lanes_only_where_they_were_measured_to_win(
     stores: Callable[[str], Path],
 ) -> None:
-    def picked(private: bool, model: str, **federated: Any) -> tuple[str, list[str], bool]:
+    def picked(private: bool, model: str, **federated: Any) -> tuple[str, list[str]]:
         resolved = configure(
             {"name": "femnist", "data": str(stores("femnist"))}, {"name": model}, **federated
         )
@@ -438,26 +461,34 @@ def test_auto_takes_lanes_only_where_they_were_measured_to_win(
         flat = build_model(resolved, task, CPU)
         said: list[str] = []
         assert resolved.config.federated is not None
-        from pfl_bench.building import build_algorithm, trains_alone
+        from pfl_bench.building import build_algorithm
 
         algorithm = build_algorithm(resolved, resolved.config.federated)
         engine = build_engine(
             resolved, resolved.config.federated, task, flat, algorithm, said.append
         )
-        return engine.description, said, trains_alone(resolved, flat)
+        return engine.description, said
 
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
+        assert picked(False, "softmax")[0] == "vectorized, 24 lanes"
         for private in (False, True):
-            description, said, alone = picked(private, "softmax")
-            assert (description, alone) == ("vectorized, 24 lanes", False)
+            description, said = picked(private, "cnn")
+            assert description == "vectorized, 1 lanes"
             assert any("auto picked 'vectorized' for cpu" in text for text in said)
-            assert picked(private, "cnn")[::2] == ("vectorized, 1 lanes", True)
-            assert picked(private, "softmax", engine_lanes=4)[::2] == ("vectorized, 4 lanes", False)
-            assert picked(private, "softmax", engine="sequential")[::2] == ("sequential", True)
+        assert picked(True, "softmax", engine_lanes=4) == (
+            "sequential",
+            [
+                "engine: auto picked 'sequential' for cpu: of private runs, more lanes than one "
+                "are taken when they are named",
+                "engine: engine_lanes=4 is not used by 'sequential'",
+            ],
+        )
+        assert picked(True, "softmax", engine_lanes=1)[0] == "vectorized, 1 lanes"
+        assert picked(True, "softmax", engine="vectorized", engine_lanes=4)[0].endswith("4 lanes")
         torch.set_num_threads(2)
-        assert picked(True, "softmax")[::2] == ("sequential", True)
+        assert picked(False, "softmax")[0] == "sequential"
     finally:
         torch.set_num_threads(threads)
     with pytest.raises(ConfigError, match="engine_lanes"):

@@ -28,6 +28,7 @@ from pfl_bench.crew.orders import Begin, Evaluate, Train
 from pfl_bench.crew.processes import LeadOfProcesses
 from pfl_bench.crew.start import start_crew
 from pfl_bench.crew.types import Alone, Crew, Failure
+from pfl_bench.federated import FederatedTrainer
 from pfl_bench.types import ConfigError, CrewError, FederatedSplit
 from privacy.errors import PlanError
 from privacy.mechanism import NoiseScale
@@ -293,6 +294,26 @@ def test_a_follower_tells_of_a_model_whose_buffers_move(monkeypatch: pytest.Monk
     assert "training changed its buffer 'batches'" in str(error)
 
 
+class OfTwoKinds(Ordered):
+    """A lead of two whose follower trains in another way, as on another kind of machine."""
+
+    rank = 0
+
+    def share(self, order: Any, vector: Tensor | None = None) -> None:
+        pass
+
+    def take(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
+        return "vectorized, 1 lanes", iter(())
+
+
+def test_processes_that_would_train_otherwise_are_refused(tmp_path: Path) -> None:
+    resolved = make_config("private_federated")
+    task = build_task(resolved, CPU)
+    model = build_model(resolved, task, CPU)
+    with pytest.raises(ConfigError, match="process 1 trains by 'vectorized, 1 lanes', this one by"):
+        FederatedTrainer(resolved, task, model, tmp_path, lambda text: None, OfTwoKinds())
+
+
 def measured(resolved: ResolvedConfig) -> tuple[FederatedSplit, StepFlops]:
     task = build_task(resolved, CPU)
     model = build_model(resolved, task, CPU)
@@ -322,10 +343,11 @@ def test_a_run_of_seconds_has_no_workers_and_one_of_minutes_one_a_core(
     monkeypatch.setattr(start, "_available_memory", lambda: 0)
     assert start._automatic(make_config("federated", **many), split, step) == 1
     monkeypatch.setattr(start, "_available_memory", lambda: None)
+    private = make_config("private_federated", **many)
+    assert start._automatic(private, split, step) == 5
     # Lanes of a private run: its noise belongs to a number of processes.
-    lanes = make_config("private_federated", federated__engine="vectorized", **long)
-    assert start._automatic(lanes, split, step, trains_alone=False) == 1
-    assert start._automatic(lanes, split, step, trains_alone=True) == 5
+    lanes = make_config("private_federated", federated__engine="vectorized", **many)
+    assert start._automatic(lanes, split, step) == 1
 
 
 def test_workers_on_a_gpu_are_refused_and_others_have_none() -> None:

@@ -305,6 +305,7 @@ class Wrong:
             "type float64, not user numbers": candidates[:2] / 2,
             "type bool, not user numbers": candidates > 3,
             r"shape \(\) and type object, not user numbers": None,
+            r"array of shape \(\) and type object": [candidates[:1].tolist(), [1, 2]],
             r"shape \(\) and type int64, not user numbers": np.int64(3),
             r"shape \(1, 2\) and type int64, not user numbers": candidates[None, :2],
         }

@@ -119,15 +119,20 @@ def test_the_loss_is_the_mean_over_sequences_of_the_sum_over_counted_tokens(path
     assert not outputs.grad.any()
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_outputs_that_do_not_count_are_not_computed_and_the_loss_is_the_same(
-    path: Path, reduction: Literal["sum", "mean"]
+    path: Path, reduction: Literal["sum", "mean"], precision: str
 ) -> None:
     task = build(Options(data=str(path), reduction=reduction))
     facts = DataFacts("by hand", "test", "sha256:0", 2_000, (LENGTH,), "example")
     model = build_model(ModelOptions(name="stacked_lstm"), facts)
     flat = FlatModel(model, torch.device("cpu"))
-    forward = Forward(model, task, torch.device("cpu"))
+    forward = Forward(model, task, torch.device("cpu"), precision)
+    # What is left out decides how the products of bfloat16 are rounded.
+    closeness = (
+        {"rtol": 1e-5, "atol": 1e-7} if precision == "float32" else {"rtol": 0, "atol": 5e-3}
+    )
     generator = torch.Generator().manual_seed(0)
     tokens, targets = torch.randint(0, 2_000, (2, 6, LENGTH), generator=generator)
     computed: list[int] = []
@@ -136,17 +141,20 @@ def test_outputs_that_do_not_count_are_not_computed_and_the_loss_is_the_same(
     )
     targets[2:4, 1:] = NOT_COUNTED
     for part, counted in ((slice(0, 6), 18), (slice(1, 3), 5)):
-        whole = task.loss(model(tokens[part]), targets[part])
+        whole = forward.mean_loss(forward.outputs(tokens[part]), targets[part])
         computed.clear()
         loss = forward.loss(tokens[part], targets[part], None)
         assert computed == [counted]
-        assert loss.item() == pytest.approx(whole.item(), rel=1e-6)
+        assert loss.dtype == torch.float32
+        assert loss.item() == pytest.approx(
+            whole.item(), rel=1e-6 if precision == "float32" else 1e-3
+        )
         for ours, theirs in zip(
             torch.autograd.grad(loss, flat.parameters),
             torch.autograd.grad(whole, flat.parameters),
             strict=True,
         ):
-            torch.testing.assert_close(ours.to_dense(), theirs.to_dense(), rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(ours.to_dense(), theirs.to_dense(), **closeness)
     with ProductGradients(model, flat.parameters) as products:
         before = flat.vector.clone()
         nothing = forward.loss(tokens, torch.full_like(targets, NOT_COUNTED), None)
