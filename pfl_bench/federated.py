@@ -26,7 +26,7 @@ from pfl_bench.building import (
 from pfl_bench.client_stages import HasState, download_bytes, upload_bytes
 from pfl_bench.cohort_training import CohortTraining, Intake
 from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.crew.orders import Begin, SharedTraining
+from pfl_bench.crew.orders import Begin, SharedTraining, await_followers
 from pfl_bench.crew.types import Alone, Crew
 from pfl_bench.flat_model import FlatModel, batchnorm_layers
 from pfl_bench.hands import number_of_hands
@@ -36,6 +36,7 @@ from pfl_bench.private_rounds import PrivateRounds, make_federated_plan
 from pfl_bench.products import SMALLEST
 from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream
+from pfl_bench.round_notices import RoundNotices
 from pfl_bench.sampling import build_sampler
 from pfl_bench.systems.cohorts import SimulatedParticipants, digest_of
 from pfl_bench.systems.devices import Devices
@@ -115,10 +116,9 @@ class FederatedTrainer:
                 traces,
             )
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
-        self._notice = notice
+        self._notices = RoundNotices(notice, self._split.client_ids)
         self._model = model
         self._stages = build_stages(resolved, self._algorithm, model)
-        self._is_empty_named = False
         self._participants = self._build_participants(resolved, devices, folder)
         layers = batchnorm_layers(model.module)
         self.plan = make_federated_plan(
@@ -168,16 +168,7 @@ class FederatedTrainer:
             hands,
             options.cohort_size,
         )
-        for rank in range(1, crew.size):
-            # What is wrong with another process's data or model is said before the first round.
-            theirs, _ = crew.take(rank)
-            if theirs != engine.description:
-                raise ConfigError(
-                    f"federated.engine: process {rank} trains by '{theirs}', this one by "
-                    f"'{engine.description}', as machines differ: their updates would differ in "
-                    "the last bits, which the run's noise belongs to; name the engine (and "
-                    "federated.engine_lanes), or take machines of one kind"
-                )
+        await_followers(crew, engine.description)
         self._gradient = torch.zeros_like(self.central)
         self.central.grad = self._gradient
         self._optimizer = build_optimizer(
@@ -222,16 +213,11 @@ class FederatedTrainer:
         with phase("sampling"):
             rng = stream(self._cohort_seed, Purpose.SAMPLING, index)
             users = self._participants.draw(index, rng)
-        if self._participants.rests_on and not len(users) and not self._is_empty_named:
-            self._is_empty_named = True
-            self._notice(
-                f"round {index}: no update came in time, and this may go on: nobody was available, "
-                "allowed (federated.max_participations, separation) or quick enough"
-            )
+        if self._participants.rests_on and not len(users):
+            self._notices.nobody(index)
         probed = -1 if self._private is None else self._private.choose_probe(index, len(users))
         aggregate, tally = self._training.train(users, index, self.central, probed)
-        if tally.lost:
-            self._name_lost_clients(tally.lost, index)
+        self._notices.lost(index, tally.lost)
         contributions, num_clipped = aggregate.num_contributions, aggregate.num_clipped
         if self._private is not None:
             self._private.add_canaries(aggregate, index)
@@ -263,7 +249,7 @@ class FederatedTrainer:
             scalars["train/loss"] = tally.loss / contributions
         if isinstance(self._mechanism, LeavesRoundsOut):
             scalars["train/rounds_left_out"] = float(self._mechanism.rounds_left_out)
-            self._name_round_left_out(self._mechanism, index, contributions)
+            self._notices.left_out(index, self._mechanism.name, self._mechanism, contributions)
         if self._private is not None:
             scalars |= self._private.scalars(release, num_clipped / max(1, contributions))
         scalars["time/round_seconds"] = time.perf_counter() - started
@@ -277,27 +263,6 @@ class FederatedTrainer:
         self._algorithm.central_gradient(mean_update.to(self.central.device), out=self._gradient)
         self._optimizer.step()
         return rate
-
-    def _name_lost_clients(self, users: list[int], index: int) -> None:
-        ids = self._split.client_ids()
-        names = ", ".join(f"'{ids[user]}'" for user in users[:10])
-        more = f" and {len(users) - 10} more" if len(users) > 10 else ""
-        self._notice(
-            f"round {index}: the update of client {names}{more} was not finite and contributed "
-            "nothing; a lower federated.local_learning_rate usually mends this"
-        )
-
-    def _name_round_left_out(
-        self, aggregation: LeavesRoundsOut, index: int, contributions: int
-    ) -> None:
-        if contributions < aggregation.fewest and aggregation.rounds_left_out == 1:
-            name = self._mechanism.name
-            self._notice(
-                f"round {index} is left out, the first of perhaps more (train/rounds_left_out in "
-                f"metrics.jsonl counts them): {name} needs {aggregation.fewest} or more finite "
-                f"updates, and {contributions} came; a larger federated.cohort_size, sampling "
-                "fixed_size or, with devices, more over-commitment mends this"
-            )
 
     def close(self) -> None:
         """Close the ledger."""

@@ -14,7 +14,7 @@ from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.crew.types import Crew
 from pfl_bench.hands import Node, SumTree, deal, expected_costs, hands_of
 from pfl_bench.profiling import phase
-from pfl_bench.types import FederatedSplit, LocalTraining
+from pfl_bench.types import ConfigError, FederatedSplit, LocalTraining
 from privacy.aggregate import Aggregate
 from privacy.mechanism import NoiseScale
 
@@ -86,6 +86,27 @@ class Trained:
 
     results: list[HandResult]
     nodes: list[Node]
+
+
+def await_followers(crew: Crew, engine: str) -> None:
+    """Wait until all have built what ``Begin`` orders; so what is wrong is said before round 1.
+
+    Args:
+        crew: The processes, which this one leads.
+        engine: What trains the lead's clients, as far as it decides the rounding of results.
+
+    Raises:
+        ConfigError: Another trains by another engine; or what is wrong with its data or model.
+    """
+    for rank in range(1, crew.size):
+        theirs, _ = crew.take(rank)
+        if theirs != engine:
+            raise ConfigError(
+                f"federated.engine: process {rank} trains by '{theirs}', this one by '{engine}': "
+                "their updates would differ in the last bits, as machines do, which a private "
+                "run's noise belongs to; name the engine (and federated.engine_lanes), or take "
+                "machines of one kind"
+            )
 
 
 def bring(crew: Crew, tree: SumTree, results: list[HandResult]) -> None:

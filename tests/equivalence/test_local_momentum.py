@@ -101,7 +101,7 @@ def by_torch(split: Any, user: int, index: int, local: LocalTraining, hidden: in
 
 # The larger one has gradients that are products (``pfl_bench.products``).
 @pytest.mark.parametrize("hidden", [16, 4096])
-@pytest.mark.parametrize("changes", STEPS, ids=str)
+@pytest.mark.parametrize("changes", STEPS, ids="-".join)
 def test_a_client_does_what_torch_s_sgd_does(changes: dict[str, Any], hidden: int) -> None:
     fewer = replace(LOCAL, epochs=2, max_steps=4) if hidden > 16 else LOCAL
     local = replace(fewer, **changes)
@@ -116,7 +116,7 @@ def test_a_client_does_what_torch_s_sgd_does(changes: dict[str, Any], hidden: in
         torch.testing.assert_close(result.update, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("changes", STEPS, ids=str)
+@pytest.mark.parametrize("changes", STEPS, ids="-".join)
 @pytest.mark.parametrize("lanes", [2, 20])
 def test_lanes_take_the_same_steps(changes: dict[str, Any], lanes: int) -> None:
     """Lanes are refilled, batches padded, and a client that has ended moves another."""
