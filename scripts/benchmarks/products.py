@@ -1,4 +1,4 @@
-"""Which of large weights and a few rows comes first in a product: see ``weights_come_first``."""
+"""Products of large weights and a few rows: in which order, and how near to the core's limit."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from pfl_bench.products import weights_come_first
 # Inputs and outputs of the linear layers of FEMNIST's two networks and of Reddit's LSTM.
 LAYERS = ((9216, 128), (3136, 2048), (256, 10_000))
 ROWS = (5, 7, 10, 16, 20, 32, 50)
+# Of a batch of 5 sequences of 10 tokens, less the padding.
+REDDIT_ROWS, SQUARE = 46, 1024
 
 
 def _seconds(run: Callable[[], Tensor]) -> float:
@@ -40,8 +42,30 @@ def _ratio(inputs: int, outputs: int, rows: int, repeats: int) -> float:
     return statistics.median(_seconds(rows_first) / _seconds(weights_first) for _ in range(repeats))
 
 
+def _rates(repeats: int) -> dict[str, float]:
+    """Billion operations a second, at best, of Reddit's output layer and of a square product."""
+    rows, (inputs, outputs) = REDDIT_ROWS, LAYERS[-1]
+    weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
+    batch, slopes = torch.randn(rows, inputs), torch.randn(rows, outputs)
+    square = torch.randn(SQUARE, SQUARE)
+    runs: dict[str, tuple[Callable[[], Tensor], int]] = {
+        "outputs": (lambda: functional.linear(batch, weight, bias), rows * inputs * outputs),
+        "gradient of the inputs": (lambda: torch.mm(slopes, weight), rows * inputs * outputs),
+        "step of the weights": (
+            lambda: torch.addmm(weight, slopes.t(), batch, alpha=-1e-9, out=weight),
+            rows * inputs * outputs,
+        ),
+        f"square, {SQUARE}": (lambda: torch.mm(square, square), SQUARE**3),
+    }
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(repeats):
+        for name, (run, _) in runs.items():
+            best[name] = min(best[name], _seconds(run))
+    return {name: 2e-9 * size / best[name] for name, (_, size) in runs.items()}
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=25)
     repeats = parser.parse_args().repeats
@@ -54,6 +78,11 @@ def main() -> None:
             taken = " (taken)" if weights_come_first(rows, outputs) else ""
             cells.append(f"{_ratio(inputs, outputs, rows, repeats):.2f}{taken}")
         print(f"| {rows} | {' | '.join(cells)} |")
+    print(
+        f"\n| {REDDIT_ROWS} rows, Reddit's output layer | billion operations a second |\n|---|---|"
+    )
+    for name, rate in _rates(repeats).items():
+        print(f"| {name} | {rate:.0f} |")
     machine = Machine().describe()
     print(f"\n{machine['processor']}, load {machine['load_before']}")
 

@@ -17,6 +17,9 @@ from tasks.fedscale.samples import LeftOut, ReadSample, Sample, grouped, read_ah
 from tasks.fedscale.survey import Labels, Progress, Survey, sample_file, survey
 
 
+BadSamples = Literal["refuse", "leave_out"]
+
+
 class Options(BaseModel):
     """Options of preparing data in FedScale's layout.
 
@@ -30,7 +33,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     min_examples: int = Field(default=0, ge=0)
-    bad_samples: Literal["refuse", "leave_out"] = "refuse"
+    bad_samples: BadSamples = "refuse"
 
 
 @dataclass(slots=True)
@@ -58,7 +61,13 @@ class Source:
         return len({client for found in self.surveys.values() for client in found.clients})
 
 
-def open_layout(source: Path, labels: Labels, options: Options, progress: Progress) -> Source:
+def open_layout(
+    source: Path,
+    labels: Labels,
+    options: Options,
+    progress: Progress,
+    folder_of: Callable[[Path, str], Path] = sample_folder,
+) -> Source:
     """Look at a folder in FedScale's layout, and at all of its mappings.
 
     Args:
@@ -66,6 +75,7 @@ def open_layout(source: Path, labels: Labels, options: Options, progress: Progre
         labels: Takes note of the labels.
         options: Whether missing samples are refused.
         progress: Told the rows read.
+        folder_of: From where a split's samples have their paths, given the folder and the split.
 
     Raises:
         DataError: A mapping or folder is missing, a row is wrong, or a sample has no file.
@@ -74,7 +84,7 @@ def open_layout(source: Path, labels: Labels, options: Options, progress: Progre
     surveys: dict[str, Survey] = {}
     folders: dict[str, Path] = {}
     for split, path in mappings.items():
-        folders[split] = sample_folder(source, split)
+        folders[split] = folder_of(source, split)
         found = surveys[split] = survey(path, labels, progress, folders[split])
         if found.missing and options.bad_samples == "refuse":
             line, sample = found.first_missing

@@ -27,9 +27,11 @@ class Labels:
     Args:
         known: The names of all classes, in the order of their targets; then the names decide, and
             the numbers are only held against them. Empty: the numbers of the files are the targets.
+        largest: The largest number that a label may have; None for no bound of its own.
     """
 
-    def __init__(self, known: Sequence[str] = ()) -> None:
+    def __init__(self, known: Sequence[str] = (), largest: int | None = None) -> None:
+        self._largest = largest
         self._known = {name: place for place, name in enumerate(known)}
         # With where each was first seen, for messages.
         self._by_number: dict[int, tuple[str, str]] = {}
@@ -39,9 +41,14 @@ class Labels:
         """The target of a row.
 
         Raises:
-            DataError: It has no label, a name that is not known, or one that contradicts an
-                earlier row.
+            DataError: It has no label, a number or name that is not known, or one that contradicts
+                an earlier row.
         """
+        if self._largest is not None and row.label_id > self._largest:
+            raise DataError(
+                f"{path}, line {row.line}: label_id {row.label_id} of sample {row.sample_path!r}; "
+                f"the labels of these data are 0 to {self._largest}: is this another data set?"
+            )
         if row.label_id == NO_LABEL and not (self._known and row.label_name):
             raise DataError(
                 f"{path}, line {row.line}: sample {row.sample_path!r} has no label; this task "

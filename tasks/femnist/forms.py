@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from pfl_bench.store import FieldSpec
 from pfl_bench.types import DataError, SplitBy
-from tasks.leaf.dealing import Gathering, Progress
 
 SIDE = 28
 NUM_PIXELS = SIDE * SIDE
@@ -49,13 +48,16 @@ class Form:
         variant: Machine name.
         looked_for: What the form looks like on disk, for messages.
         is_there: Whether a folder shows signs of this form; it may still be incomplete.
-        read: Reads a folder and gathers what it holds, in ``FIELDS``.
+        read: Reads a folder and gathers what it holds, in ``FIELDS``: takes the folder, a gathering,
+            a progress, and by name its own options.
+        options: Options of preparing that this form has and not all others.
     """
 
     variant: str
     looked_for: str
     is_there: Callable[[Path], bool]
-    read: Callable[[Path, Gathering, Progress], Reading]
+    read: Callable[..., Reading]
+    options: tuple[str, ...] = ()
 
 
 def to_bytes(pixels: NDArray[Any], where: str) -> tuple[NDArray[np.uint8], float]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
+from tasks.fedscale.layout import FOLDER
 from tasks.femnist.forms import NUM_CHARACTERS, SIDE, Form, Reading
 from tasks.leaf.dealing import Gathering, Progress
 from tasks.leaf.plan import UNSPLIT
@@ -187,10 +188,24 @@ def _load(path: Path, classes: dict[bytes, int]) -> tuple[NDArray[np.uint8], int
         with Image.open(BytesIO(data)) as image:
             if image.size != (RAW_SIDE, RAW_SIDE):
                 return "wrong_size"
-            small: Any = image.convert("L").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+            return to_grey(image), label
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return "unreadable"
-    return np.asarray(small, dtype=np.uint8), label
+
+
+def to_grey(image: Any) -> NDArray[np.uint8]:
+    """Grey levels of a Pillow image, made 28 x 28 by Lanczos; one of that size keeps its pixels."""
+    from PIL import Image
+
+    small: Any = image.convert("L").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+    return np.asarray(small, dtype=np.uint8)
+
+
+def is_there(source: Path) -> bool:
+    """Whether one of the folders is there, and not as part of FedScale's layout."""
+    if (source / FOLDER).is_dir():
+        return False
+    return any(find_folder(source, name) for name in ("by_write", "by_class"))
 
 
 LOOKED_FOR = "NIST SD 19: by_write/hsf_*/<writer>/<type>/*.png with by_class/<hex>/hsf_*/*.png"
@@ -198,7 +213,7 @@ FORMS = (
     Form(
         variant="nist",
         looked_for=LOOKED_FOR,
-        is_there=lambda source: any(find_folder(source, n) for n in ("by_write", "by_class")),
+        is_there=is_there,
         read=read,
     ),
 )

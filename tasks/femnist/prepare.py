@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pfl_bench.types import DataError, RemoteFile
-from tasks.femnist import leaf_json, nist, qmnist, tff
+from pfl_bench.types import ConfigError, DataError, RemoteFile
+from tasks.fedscale.streaming import BadSamples
+from tasks.femnist import fedscale, leaf_json, nist, qmnist, tff
 from tasks.femnist.forms import FIELDS, SIDE, Form
 from tasks.leaf.dealing import DealOptions, Gathering, Progress, write_dealt
 from tasks.leaf.forms import choose_form
 
-FORMS: tuple[Form, ...] = (*leaf_json.FORMS, *tff.FORMS, *nist.FORMS, *qmnist.FORMS)
+FORMS: tuple[Form, ...] = (*leaf_json.FORMS, *tff.FORMS, *nist.FORMS, *qmnist.FORMS, *fedscale.FORMS)
 
 _QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
 _MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
@@ -53,9 +54,14 @@ class Options(DealOptions):
 
     Attributes:
         variant: Which form to read; None takes the one that is there.
+        bad_samples: What becomes of a picture that is missing or damaged, for "fedscale" alone:
+            "refuse" stops with its file and line, "leave_out" counts it and names the first ten.
     """
 
-    variant: Literal["leaf-json", "tff", "tff-digits", "nist", "qmnist-digits"] | None = None
+    variant: (
+        Literal["leaf-json", "tff", "tff-digits", "nist", "qmnist-digits", "fedscale"] | None
+    ) = None
+    bad_samples: BadSamples = "refuse"
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
@@ -76,7 +82,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     Raises:
         DataError: The folder holds none of the forms or several, or a file is damaged; the
             message names file and user.
-        ConfigError: Options of the split were given for data that are split as published.
+        ConfigError: Options of the split were given for data that are split as published, or an
+            option that the form does not have.
     """
     source, out = Path(source), Path(out)
     if out.is_dir():
@@ -92,8 +99,9 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             options.variant,
         )
     ]
+    own = _own_options(form, options)
     with Gathering(out, FIELDS) as gathering:
-        reading = form.read(source, gathering, progress)
+        reading = form.read(source, gathering, progress, **own)
         dealing = gathering.deal(options, published_as=reading.split_by)
         counts = write_dealt(
             out,
@@ -110,3 +118,14 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         )
     facts = {**dealing.facts, **reading.extra}
     return {"variant": form.variant, "source": reading.source, "splits": counts, **facts}
+
+
+def _own_options(form: Form, options: Options) -> dict[str, Any]:
+    """Values of the options that the form has alone."""
+    for name in {name for other in FORMS for name in other.options}:
+        if name in options.model_fields_set and name not in form.options:
+            having = ", ".join(other.variant for other in FORMS if name in other.options)
+            raise ConfigError(
+                f"{name}: nothing to choose for {form.variant}, only for {having}; leave it out"
+            )
+    return {name: getattr(options, name) for name in form.options}
