@@ -78,9 +78,8 @@ def main() -> None:
             taken = " (taken)" if weights_come_first(rows, outputs) else ""
             cells.append(f"{_ratio(inputs, outputs, rows, repeats):.2f}{taken}")
         print(f"| {rows} | {' | '.join(cells)} |")
-    print(
-        f"\n| {REDDIT_ROWS} rows, Reddit's output layer | billion operations a second |\n|---|---|"
-    )
+    print(f"\n| {REDDIT_ROWS} rows, Reddit's output layer | billion operations a second |")
+    print("|---|---|")
     for name, rate in _rates(repeats).items():
         print(f"| {name} | {rate:.0f} |")
     machine = Machine().describe()
