@@ -30,7 +30,7 @@ class DataSet:
         licence: Of the data, or "unknown".
         archive: Size of FedScale's archive, as its download script says; "unknown" if it does not.
         tasks: Tasks of this package that read these data, in the forms that their READMEs name:
-            femnist and reddit read their publishers' or LEAF's files, not FedScale's archive.
+            reddit reads its publisher's or LEAF's files, not FedScale's archive.
     """
 
     name: str

@@ -125,6 +125,9 @@ def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     traces.add_argument("source", choices=("generated", "fedscale", "csv", "file"))
     traces.add_argument("overrides", nargs="*", metavar="key=value", help="the source's options")
     traces.add_argument("--out", metavar="FILE.npz", help="file to write (default: only describe)")
+    traces.add_argument(
+        "--leave-out-bad", action="store_true", help="leave bad clients of FedScale's files out"
+    )
     traces.add_argument("--json", action="store_true", help="one JSON object on stdout")
     listing = actions.add_parser("list", help="FedScale's 20 data sets: size, source, licence")
     listing.add_argument("--json", action="store_true", help="one JSON object on stdout")

@@ -162,6 +162,7 @@ def _plot(statistics: dict[str, Any], module: ModuleType | None, folder: Path) -
 
 
 def _traces(arguments: argparse.Namespace) -> int:
+    from pfl_bench.systems.fedscale import LeftOut
     from pfl_bench.systems.options import SOURCES
     from pfl_bench.systems.sources import open_devices
     from pfl_bench.systems.trace_file import check_target, write_trace_file
@@ -171,13 +172,22 @@ def _traces(arguments: argparse.Namespace) -> int:
     source = validate_options(SOURCES[arguments.source], given, where)
     if getattr(source, "num_devices", 1) is None:
         raise ConfigError(f"{where}: give num_devices=N, how many to make up")
+    if arguments.leave_out_bad and arguments.source != "fedscale":
+        raise ConfigError(
+            f"{where}: --leave-out-bad is for the source fedscale alone; leave it out, and mend "
+            "what is wrong"
+        )
     out = None if arguments.out is None else Path(arguments.out)
     if out is not None:
         check_target(out)
-    devices = open_devices(source, num_users=1)
+    left_out = LeftOut() if arguments.leave_out_bad else None
+    devices = open_devices(source, 1, left_out)
     if out is not None:
         write_trace_file(out, devices)
     facts = devices.facts()
+    if left_out is not None:
+        facts["left_out"] = {str(path): number for path, number in left_out.counts.items()}
+        facts["first_left_out"] = left_out.first
     if arguments.json:
         print(json.dumps(facts))
     else:

@@ -101,7 +101,8 @@ def _rows(path: Path, header: tuple[str, str, str]) -> Iterator[tuple[int, list[
 
 def _number(text: str, path: Path, line: int, name: str) -> float:
     try:
-        return float(text)
+        # float() would take "1_0".
+        return float(text.replace("_", "x"))
     except ValueError:
         raise DataError(f"{path}:{line}: {name} is {text!r:.80}, not a number") from None
 

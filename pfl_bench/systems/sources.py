@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pfl_bench.systems.devices import Devices
 from pfl_bench.systems.options import CsvSource, FedScaleSource, GeneratedSource, Source
 
+if TYPE_CHECKING:
+    from pfl_bench.systems.fedscale import LeftOut
 
-def open_devices(source: Source, num_users: int) -> Devices:
+
+def open_devices(source: Source, num_users: int, left_out: LeftOut | None = None) -> Devices:
     """Read devices, or make them up.
 
     Args:
         source: Where they are from.
         num_users: Users of the data: so many are made up, unless ``source`` says how many.
+        left_out: Takes note of bad clients of FedScale's files, which are left out; None to refuse
+            them, as the other sources do in any case.
 
     Raises:
         DataError: A file is missing, damaged, or says what cannot be.
@@ -30,7 +36,7 @@ def open_devices(source: Source, num_users: int) -> Devices:
         from pfl_bench.systems.fedscale import read_fedscale
 
         availability = None if source.availability is None else Path(source.availability)
-        return read_fedscale(Path(source.capacity), availability)
+        return read_fedscale(Path(source.capacity), availability, left_out)
     if isinstance(source, CsvSource):
         from pfl_bench.systems.csv_traces import read_csv
 

@@ -16,7 +16,6 @@ from tasks.fedscale.layout import find_mappings, read_mapping, sample_folder
 from tasks.fedscale.samples import LeftOut, ReadSample, Sample, grouped, read_ahead
 from tasks.fedscale.survey import Labels, Progress, Survey, sample_file, survey
 
-
 BadSamples = Literal["refuse", "leave_out"]
 
 

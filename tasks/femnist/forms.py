@@ -48,8 +48,8 @@ class Form:
         variant: Machine name.
         looked_for: What the form looks like on disk, for messages.
         is_there: Whether a folder shows signs of this form; it may still be incomplete.
-        read: Reads a folder and gathers what it holds, in ``FIELDS``: takes the folder, a gathering,
-            a progress, and by name its own options.
+        read: Reads a folder and gathers what it holds, in ``FIELDS``: takes the folder, a
+            gathering and a progress, and its own options by name.
         options: Options of preparing that this form has and not all others.
     """
 

@@ -12,7 +12,13 @@ from tasks.femnist.forms import FIELDS, SIDE, Form
 from tasks.leaf.dealing import DealOptions, Gathering, Progress, write_dealt
 from tasks.leaf.forms import choose_form
 
-FORMS: tuple[Form, ...] = (*leaf_json.FORMS, *tff.FORMS, *nist.FORMS, *qmnist.FORMS, *fedscale.FORMS)
+FORMS: tuple[Form, ...] = (
+    *leaf_json.FORMS,
+    *tff.FORMS,
+    *nist.FORMS,
+    *qmnist.FORMS,
+    *fedscale.FORMS,
+)
 
 _QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
 _MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")

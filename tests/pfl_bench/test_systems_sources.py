@@ -17,9 +17,9 @@ from pydantic import TypeAdapter, ValidationError
 from pfl_bench.cli import main
 from pfl_bench.systems.csv_traces import read_csv
 from pfl_bench.systems.devices import Devices
-from pfl_bench.systems.fedscale import read_fedscale
+from pfl_bench.systems.fedscale import LeftOut, read_fedscale
 from pfl_bench.systems.generator import generate_devices
-from pfl_bench.systems.options import PERIOD_S, GeneratedSource, SystemsOptions
+from pfl_bench.systems.options import PERIOD_S, FileSource, GeneratedSource, SystemsOptions
 from pfl_bench.systems.sources import open_devices
 from pfl_bench.systems.trace_file import read_trace_file, write_trace_file
 from pfl_bench.types import DataError
@@ -248,6 +248,7 @@ def test_reading_needs_little_more_memory_than_the_pickle_s_own_values(tmp_path:
         ({"computation": "12", "communication": 1.0}, "client 9: its 'computation' is '12'"),
         ({"computation": True, "communication": 1.0}, "client 9: its 'computation' is True"),
         ({"computation": 10**400, "communication": 1.0}, "client 9: its 'computation' is 10000"),
+        ({"computation": -(10**400), "communication": 1.0}, "client 9: its 'computation' is -1000"),
         ({"computation": 1e200, "communication": 1.0}, "client 9: its latency is 1e.200"),
     ],
 )
@@ -268,6 +269,12 @@ def test_clients_without_capacity_are_named(entry: Any, message: str, tmp_path: 
         ({"active": (1,), "inactive": (3,)}, "two lists of the same length"),
         ({"active": [1.5], "inactive": [3]}, "'active' holds 1.5"),
         ({"active": [1], "inactive": ["x"]}, "'inactive' holds 'x'"),
+        ({"active": [1], "inactive": ["9"]}, "'inactive' holds '9'"),
+        ({"active": [1.0], "inactive": ["9"]}, "'inactive' holds '9'"),
+        ({"active": [True], "inactive": [9]}, "'active' holds True"),
+        ({"active": [False], "inactive": [9.0]}, "'active' holds False"),
+        ({"active": [1], "inactive": [2**31]}, "'inactive' holds 2147483648"),
+        ({"active": [1.0], "inactive": [float("inf")]}, "'inactive' holds inf"),
         ({"active": [1], "inactive": [None]}, "'inactive' holds None"),
         ({"active": [1], "inactive": [10**400]}, "'inactive' holds 1000"),
         ({"active": [1], "inactive": [float("nan")]}, "'inactive' holds nan"),
@@ -283,6 +290,73 @@ def test_slots_that_cannot_be_are_named(
     entries = {**BEHAVIOUR, "bad": {**BEHAVIOUR["c"], **change}}
     with pytest.raises(DataError, match=f"behaviour: client 'bad': .*{message}"):
         read_fedscale(capacity, pickled(tmp_path / "behaviour", entries))
+
+
+def test_seconds_may_be_floats_of_whole_value(tmp_path: Path) -> None:
+    capacity = pickled(tmp_path / "capacity", CAPACITY)
+    entry = {**BEHAVIOUR["a"], "active": [12_788.0, 100_044], "inactive": [65_881, 133_574.0]}
+    floats = read_fedscale(capacity, pickled(tmp_path / "floats", {**BEHAVIOUR, "a": entry}))
+    assert same(floats, read_fedscale(capacity, pickled(tmp_path / "whole", BEHAVIOUR)))
+
+
+BAD_BEHAVIOUR = {
+    "b0": {**BEHAVIOUR["c"], "finish_time": 604_800},
+    **BEHAVIOUR,
+    "b1": {**BEHAVIOUR["c"], "active": [True, 20, 40]},
+    "b2": {**BEHAVIOUR["c"], "active": [90], "inactive": [50]},
+    "b3": None,
+    "d": {**BEHAVIOUR["a"], "model": "y"},
+    "b4": {**BEHAVIOUR["c"], "active": [10, 40], "inactive": [50, 60]},
+}
+
+
+def test_bad_clients_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = {7: CAPACITY[7], 8: {"computation": "1"}, 3: CAPACITY[3], 9: {"computation": 0.0}}
+    capacity = pickled(tmp_path / "capacity", bad)
+    behaviour = pickled(tmp_path / "behaviour", BAD_BEHAVIOUR)
+    given = ["data", "traces", "fedscale", f"capacity={capacity}", f"availability={behaviour}"]
+    out = tmp_path / "devices.npz"
+    assert main([*given, "--out", str(out)]) == 2
+    assert "--leave-out-bad" in capsys.readouterr().err
+    assert not out.exists()
+    assert main([*given, "--leave-out-bad", "--json", "--out", str(out)]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["left_out"] == {str(capacity): 2, str(behaviour): 5}
+    assert facts["first_left_out"] == [
+        f"{capacity}: client 8 has no 'communication'; expected {{id: {{'computation', "
+        "'communication'}}",
+        f"{behaviour}: client 'b0': 'finish_time' is 604800, but 518400 of most; all clients of a "
+        "file share one period",
+    ]
+    devices = open_devices(FileSource(name="file", path=str(out)), 1)
+    assert devices.source == (
+        "capacity (without 2 bad clients) and behaviour (without 5 bad clients) "
+        "(without 1 slots of no length)"
+    )
+    good = {name: BAD_BEHAVIOUR[name] for name in ("a", "b", "c", "d")}
+    others = read_fedscale(pickled(tmp_path / "good", CAPACITY), pickled(tmp_path / "slots", good))
+    assert same(devices, others)
+
+
+def test_nobody_is_left_out_of_good_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capacity = pickled(tmp_path / "capacity", CAPACITY)
+    behaviour = pickled(tmp_path / "behaviour", BEHAVIOUR)
+    left_out = LeftOut()
+    assert same(read_fedscale(capacity, behaviour, left_out), read_fedscale(capacity, behaviour))
+    assert (left_out.counts, left_out.first) == ({}, [])
+    assert main(["data", "traces", "generated", "num_devices=3", "--leave-out-bad"]) == 2
+    assert "source fedscale alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "entries", [{1: None, 2: {}}, {1: {**BEHAVIOUR["a"], "finish_time": 0}, "x": [1]}]
+)
+def test_files_of_bad_clients_alone_are_refused(entries: Any, tmp_path: Path) -> None:
+    capacity = pickled(tmp_path / "capacity", CAPACITY)
+    with pytest.raises(DataError, match=r"all 2 clients are bad; .*client 1"):
+        read_fedscale(capacity, pickled(tmp_path / "behaviour", entries), LeftOut())
 
 
 @pytest.mark.parametrize("value", [[], {}, [CAPACITY], "text", {1: [1.0, 2.0]}])
@@ -330,6 +404,8 @@ def test_csv_is_read(write_csv: Callable[[str, str], tuple[Path, Path]]) -> None
         ("x,1,2", r"slots.csv:6: client 'x' has no capacity"),
         ("w,5", r"slots.csv:6: 2 columns"),
         ("w,5,abc", r"slots.csv:6: end_s is 'abc', not a number"),
+        ("w,5,1_0", r"slots.csv:6: end_s is '1_0', not a number"),
+        ("w,5,True", r"slots.csv:6: end_s is 'True', not a number"),
         ("w,5,nan", r"slots.csv:6: end_s is 'nan'; it must be whole seconds"),
         ("w,5.5,6", r"slots.csv:6: start_s is '5.5'; it must be whole seconds"),
         ("w,5,1e300", r"slots.csv:6: end_s is '1e300'; it must be whole seconds"),

@@ -1,0 +1,138 @@
+"""Read FEMNIST as FedScale publishes it: mappings beside NIST's pictures, split by writer.
+
+What is known, and from where (FedScale's repository; its archive could not be had): sample paths
+begin at the folder of ``client_data_mapping``, and pictures are opened as RGB without turning greys
+round (``dataloaders/femnist.py``). Files have NIST's own names, ``label_name`` is the character's
+ASCII code in hexadecimal, and ``label_id`` a number in another order than LEAF's: 44 (D) has 6, 58
+(X) has 38 (rows shown in an earlier ``tutorial.md``). So the name decides here. A comment in a copy
+of that loader gives a whole path, ``data/raw_data/by_write/hsf_0/f0388_26/u0388_26/...png``.
+Pictures are 28 x 28 "with option to make them all 128 by 128" (``dataset/femnist/README.md``): both
+are read, the larger ones made smaller as the variant "nist" does.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfl_bench.types import DataError
+from tasks.fedscale.layout import FOLDER
+from tasks.fedscale.published import Counts, table5
+from tasks.fedscale.samples import LeftOut, SampleError, grouped, read_ahead
+from tasks.fedscale.streaming import BadSamples, Options, open_layout
+from tasks.fedscale.survey import Labels
+from tasks.femnist.forms import NUM_CHARACTERS, SIDE, Form, Reading
+from tasks.femnist.nist import RAW_SIDE, to_grey
+from tasks.leaf.dealing import Gathering, Progress
+
+# Source: Lai et al. 2022 (FedScale), table 5.
+PUBLISHED = Counts(clients=3_400, samples=640_000, rounding=10_000)
+# In the order of LEAF's classes.
+CODES = tuple(
+    f"{ord(first) + place:02x}"
+    for first, count in (("0", 10), ("A", 26), ("a", 26))
+    for place in range(count)
+)
+_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
+_MIDDLE_GREY = 127.5
+
+
+def read(
+    source: Path,
+    gathering: Gathering,
+    progress: Progress,
+    *,
+    bad_samples: BadSamples,
+) -> Reading:
+    """Read all pictures that the mappings list.
+
+    Args:
+        source: Folder with ``client_data_mapping/``, where the samples' paths begin.
+        gathering: Takes the examples.
+        progress: Told the rows, then the pictures done.
+        bad_samples: Whether a picture that is missing, unreadable or of another size is refused,
+            or left out and counted.
+
+    Returns:
+        What was found, left out, and how the counts compare with the published ones.
+
+    Raises:
+        DataError: A mapping is missing or wrong, a label is none of the 62, a picture is bad and
+            such are refused, or the ground is black.
+    """
+    labels = Labels(CODES, largest=NUM_CHARACTERS - 1)
+    options = Options(bad_samples=bad_samples)
+    found = open_layout(source, labels, options, progress, folder_of=lambda source, _: source)
+    out_of_it = LeftOut()
+    refuse = bad_samples == "refuse"
+    done, brightness = 0, 0.0
+    for first, values in grouped(read_ahead(found.samples(), read_picture, refuse, out_of_it)):
+        images = np.stack([image for _, image in values])
+        targets = np.array([target for target, _ in values], dtype=np.uint8)
+        gathering.append(first.split, first.client_id, inputs=images, targets=targets)
+        done += len(values)
+        brightness += float(images.mean()) * len(values)
+        progress("reading FedScale's FEMNIST (images)", done, found.num_samples)
+    if not gathering.clients("train"):
+        raise DataError(
+            f"{source}: no picture of train could be read; the first that was left out: "
+            f"{out_of_it.first[0]}"
+        )
+    if brightness / done < _MIDDLE_GREY:
+        raise DataError(
+            f"{source}: the pictures are dark (mean grey {brightness / done:.0f} of 255), but "
+            "FEMNIST is black ink on a white ground, as NIST's files are: turn the pictures' greys "
+            "round, or take them as published"
+        )
+    return Reading(
+        source="FEMNIST, pictures and writers as FedScale publishes them",
+        num_classes=NUM_CHARACTERS,
+        split_by=None,
+        extra={**table5(found, PUBLISHED), "bad_samples": out_of_it.facts()["bad_samples"]},
+    )
+
+
+def read_picture(content: bytes) -> NDArray[np.uint8]:
+    """Decode a PNG to grey levels of shape (28, 28), 255 = white.
+
+    Raises:
+        SampleError: It is no PNG, is cut, has another size or another kind of pixels.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(BytesIO(content), formats=("PNG",)) as image:
+            if image.size not in ((SIDE, SIDE), (RAW_SIDE, RAW_SIDE)):
+                raise SampleError(
+                    f"it is {image.width} x {image.height} pixels; FEMNIST's are {SIDE} x {SIDE}, "
+                    f"or {RAW_SIDE} x {RAW_SIDE}"
+                )
+            if image.mode not in _MODES:
+                # Sixteen bits would be cut off, not scaled.
+                raise SampleError(f"its pixels are of kind {image.mode}; must be 8 bits or fewer")
+            return to_grey(image)
+    except SampleError:
+        raise
+    except UnidentifiedImageError:
+        raise SampleError("it is no PNG") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise SampleError(" ".join(str(error).split())[:120] or type(error).__name__) from error
+
+
+def is_there(source: Path) -> bool:
+    """Whether the folder of mappings is there."""
+    return (source / FOLDER).is_dir()
+
+
+FORMS = (
+    Form(
+        variant="fedscale",
+        looked_for=f"FedScale: {FOLDER}/train.csv (and val.csv, test.csv) beside the pictures",
+        is_there=is_there,
+        read=read,
+        options=("bad_samples",),
+    ),
+)
