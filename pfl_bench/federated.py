@@ -249,7 +249,7 @@ class FederatedTrainer:
             scalars["train/loss"] = tally.loss / contributions
         if isinstance(self._mechanism, LeavesRoundsOut):
             scalars["train/rounds_left_out"] = float(self._mechanism.rounds_left_out)
-            self._notices.left_out(index, self._mechanism.name, self._mechanism, contributions)
+            self._notices.left_out(index, self._mechanism, contributions)
         if self._private is not None:
             scalars |= self._private.scalars(release, num_clipped / max(1, contributions))
         scalars["time/round_seconds"] = time.perf_counter() - started

@@ -46,13 +46,13 @@ class RoundNotices:
             "nothing; a lower federated.local_learning_rate usually mends this"
         )
 
-    def left_out(self, index: int, name: str, aggregation: LeavesRoundsOut, came: int) -> None:
+    def left_out(self, index: int, aggregation: LeavesRoundsOut, came: int) -> None:
         """Fewer updates came than an aggregation needs; says nothing if enough did."""
         if came >= aggregation.fewest or aggregation.rounds_left_out != 1:
             return
         self._notice(
             f"round {index} is left out, the first of perhaps more (train/rounds_left_out in "
-            f"metrics.jsonl counts them): {name} needs {aggregation.fewest} or more finite "
-            f"updates, and {came} came; a larger federated.cohort_size, sampling fixed_size or, "
-            "with devices, more over-commitment mends this"
+            f"metrics.jsonl counts them): {aggregation.name} needs {aggregation.fewest} or more "
+            f"finite updates, and {came} came; a larger federated.cohort_size, sampling fixed_size "
+            "or, with devices, more over-commitment mends this"
         )

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from pfl_bench.checkpoint import load_latest
 from pfl_bench.config_file import ResolvedConfig, resolve
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -70,3 +73,11 @@ def change_tree(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
 def make_config(setting: str, **changes: Any) -> ResolvedConfig:
     """A resolved small configuration."""
     return resolve(make_tree(setting, **changes), Path("test.yaml"), ())
+
+
+def central_of(folder: Path) -> Tensor:
+    """The central parameters, shape (P,), of a run's newest checkpoint."""
+    state = load_latest(folder / "checkpoints")
+    assert state is not None
+    vector: Tensor = state["trainer"]["central"]
+    return vector

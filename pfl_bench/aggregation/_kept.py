@@ -105,7 +105,7 @@ class OfKept(NoPrivacy):
             PrivacyError: It is of another mechanism.
         """
         check_state_keys(self.name, state, {"rounds_left_out"})
-        self.rounds_left_out = int(state.get("rounds_left_out", 0))
+        self.rounds_left_out = int(state["rounds_left_out"])
 
 
 def chunks(updates: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:

@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=25)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
+    machine = Machine()
     layers = [f"{inputs} x {outputs}" for inputs, outputs in LAYERS]
     print(f"| rows | {' | '.join(layers)} |\n|---|{'---|' * len(layers)}")
     for rows in ROWS:
@@ -82,8 +83,8 @@ def main() -> None:
     print("|---|---|")
     for name, rate in _rates(repeats).items():
         print(f"| {name} | {rate:.0f} |")
-    machine = Machine().describe()
-    print(f"\n{machine['processor']}, load {machine['load_before']}")
+    described = machine.describe()
+    print(f"\n{described['processor']}, load {described['load_before']} before")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ are read, the larger ones made smaller as the variant "nist" does.
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
 from tasks.fedscale.layout import FOLDER
+from tasks.fedscale.pictures import opened
 from tasks.fedscale.published import Counts, table5
 from tasks.fedscale.samples import LeftOut, SampleError, grouped, read_ahead
 from tasks.fedscale.streaming import BadSamples, Options, open_layout
@@ -101,25 +101,16 @@ def read_picture(content: bytes) -> NDArray[np.uint8]:
     Raises:
         SampleError: It is no PNG, is cut, has another size or another kind of pixels.
     """
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(BytesIO(content), formats=("PNG",)) as image:
-            if image.size not in ((SIDE, SIDE), (RAW_SIDE, RAW_SIDE)):
-                raise SampleError(
-                    f"it is {image.width} x {image.height} pixels; FEMNIST's are {SIDE} x {SIDE}, "
-                    f"or {RAW_SIDE} x {RAW_SIDE}"
-                )
-            if image.mode not in _MODES:
-                # Sixteen bits would be cut off, not scaled.
-                raise SampleError(f"its pixels are of kind {image.mode}; must be 8 bits or fewer")
-            return to_grey(image)
-    except SampleError:
-        raise
-    except UnidentifiedImageError:
-        raise SampleError("it is no PNG") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise SampleError(" ".join(str(error).split())[:120] or type(error).__name__) from error
+    with opened(content, ("PNG",), "PNG") as image:
+        if image.size not in ((SIDE, SIDE), (RAW_SIDE, RAW_SIDE)):
+            raise SampleError(
+                f"it is {image.width} x {image.height} pixels; FEMNIST's are {SIDE} x {SIDE}, "
+                f"or {RAW_SIDE} x {RAW_SIDE}"
+            )
+        if image.mode not in _MODES:
+            # Sixteen bits would be cut off, not scaled.
+            raise SampleError(f"its pixels are of kind {image.mode}; must be 8 bits or fewer")
+        return to_grey(image)
 
 
 def is_there(source: Path) -> bool:

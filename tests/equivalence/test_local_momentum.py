@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pfl_bench.building import build_algorithm, build_forward, build_model, build_task
-from pfl_bench.checkpoint import load_latest
 from pfl_bench.config_file import ResolvedConfig, resolve
 from pfl_bench.engine import sequential
 from pfl_bench.engine.sequential import SequentialEngine
@@ -35,7 +34,7 @@ from tests.equivalence.test_vectorized import (
     perceptron,
     trained,
 )
-from tests.helpers import make_config
+from tests.helpers import central_of, make_config
 
 CPU = torch.device("cpu")
 LOCAL = LocalTraining(epochs=3, batch_size=3, learning_rate=0.05)
@@ -217,25 +216,18 @@ SGD: dict[str, Any] = {
 }
 
 
-def central(folder: Path) -> Tensor:
-    state = load_latest(folder / "checkpoints")
-    assert state is not None
-    vector: Tensor = state["trainer"]["central"]
-    return vector
-
-
 @pytest.mark.parametrize("setting", ["federated", "private_federated"])
 def test_processes_and_a_resumed_run_give_the_same_bits(setting: str, tmp_path: Path) -> None:
     config = make_config(setting, **SGD, federated__num_rounds=4)
     run(config, tmp_path / "alone")
     run(config, tmp_path / "three", crew=InTurn(3))
-    whole = central(tmp_path / "alone")
-    assert torch.equal(central(tmp_path / "three"), whole)
+    whole = central_of(tmp_path / "alone")
+    assert torch.equal(central_of(tmp_path / "three"), whole)
     # Killed after round 2.
     (tmp_path / "alone" / "summary.json").unlink()
     (tmp_path / "alone" / "checkpoints" / "step-00000004.pt").unlink()
     run(config, tmp_path / "alone", resume=True)
-    assert torch.equal(central(tmp_path / "alone"), whole)
+    assert torch.equal(central_of(tmp_path / "alone"), whole)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "reptile"])
@@ -245,7 +237,7 @@ def test_a_run_is_that_of_the_sequential_engine(algorithm: str, tmp_path: Path) 
     for engine in ("sequential", "vectorized"):
         changes = {**SGD, "federated__engine": engine, "federated__algorithm": named}
         run(make_config("federated", **changes), tmp_path / engine)
-        found.append(central(tmp_path / engine))
+        found.append(central_of(tmp_path / engine))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
@@ -271,7 +263,7 @@ def test_clients_of_a_round_at_rate_0_send_nothing(tmp_path: Path) -> None:
         norms = [r["train/update_norm"] for r in read_metrics(tmp_path / name / "metrics.jsonl")]
         assert min(norms[:5]) > 0
         assert norms[5] == 0
-        assert central(tmp_path / name).isfinite().all()
+        assert central_of(tmp_path / name).isfinite().all()
 
 
 @pytest.mark.parametrize(

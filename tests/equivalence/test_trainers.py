@@ -10,21 +10,17 @@ import pytest
 import torch
 
 from pfl_bench.building import build_model, build_task
-from pfl_bench.checkpoint import load_latest
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.federated import FederatedTrainer
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.runner import run
 from pfl_bench.types import DataFacts, Examples
-from tests.helpers import make_config
+from tests.helpers import central_of, make_config
 
 
 def weights(config: ResolvedConfig, folder: Path) -> torch.Tensor:
     run(config, folder)
-    state = load_latest(folder / "checkpoints")
-    assert state is not None
-    vector: torch.Tensor = state["trainer"]["central"]
-    return vector
+    return central_of(folder)
 
 
 def private(mechanism: dict[str, Any], **changes: Any) -> ResolvedConfig:

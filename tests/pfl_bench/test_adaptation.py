@@ -12,12 +12,11 @@ from torch import nn
 
 from pfl_bench.adaptation import FineTuning
 from pfl_bench.building import build_forward, build_model, build_task
-from pfl_bench.checkpoint import load_latest
 from pfl_bench.config_evaluation import AdaptationOptions
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
 from pfl_bench.runner import run
-from tests.helpers import PRIVACY, make_config
+from tests.helpers import PRIVACY, central_of, make_config
 
 CPU = torch.device("cpu")
 OPTIONS = AdaptationOptions(num_steps=7, batch_size=2, learning_rate=0.5)
@@ -146,9 +145,7 @@ def test_adapting_while_training_does_not_change_training_and_helps(tmp_path: Pa
     accuracy, weights = [], []
     for name, config in (("plain", plain), ("adapted", adapted)):
         accuracy.append(run(config, tmp_path / name)["metrics"]["test/accuracy"])
-        state = load_latest(tmp_path / name / "checkpoints")
-        assert state is not None
-        weights.append(state["trainer"]["central"])
+        weights.append(central_of(tmp_path / name))
     assert torch.equal(weights[0], weights[1])
     # Users of few classes: what a user's own examples teach is worth much.
     assert accuracy[1] > accuracy[0] + 0.05

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pfl_bench.checkpoint import load_latest
 from pfl_bench.client_stages import ClientStage, Outgoing, Resizes, upload_bytes
 from pfl_bench.compression import count_sketch, quantization, top_k
 from pfl_bench.config_file import ResolvedConfig
@@ -24,7 +23,7 @@ from privacy.clipping import add_clipped_
 from privacy.errors import PlanError
 from privacy.ledger import read_ledger
 from tests.equivalence.test_processes import InTurn
-from tests.helpers import PRIVACY, make_config
+from tests.helpers import PRIVACY, central_of, make_config
 
 TOP_K = {"name": "top_k", "fraction": 0.1}
 QUANTIZATION = {"name": "quantization", "levels": 7}
@@ -292,13 +291,6 @@ def compressed(compression: dict[str, Any], **changes: Any) -> ResolvedConfig:
     return make_config("federated", federated__compression=compression, **changes)
 
 
-def central(folder: Path) -> Tensor:
-    state = load_latest(folder / "checkpoints")
-    assert state is not None
-    vector: Tensor = state["trainer"]["central"]
-    return vector
-
-
 @pytest.mark.parametrize("compression", STATELESS, ids=lambda c: str(c["name"]))
 def test_runs_learn_say_their_bytes_and_are_the_same_for_any_processes(
     compression: dict[str, Any], tmp_path: Path
@@ -312,7 +304,7 @@ def test_runs_learn_say_their_bytes_and_are_the_same_for_any_processes(
         assert row["systems/bytes_up"] == row["train/cohort_size"] * size
         assert row["systems/bytes_down"] == row["train/cohort_size"] * 4 * P
     run(config, tmp_path / "three", crew=InTurn(3))
-    assert torch.equal(central(tmp_path / "one"), central(tmp_path / "three"))
+    assert torch.equal(central_of(tmp_path / "one"), central_of(tmp_path / "three"))
 
 
 def test_what_clients_keep_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
@@ -325,10 +317,10 @@ def test_what_clients_keep_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
         if path.name != "step-00000002.pt":
             path.unlink()
     run(config, cut, resume=True)
-    assert torch.equal(central(cut), central(straight))
+    assert torch.equal(central_of(cut), central_of(straight))
     without = compressed(TOP_K)
     run(without, tmp_path / "without")
-    assert not torch.equal(central(straight), central(tmp_path / "without"))
+    assert not torch.equal(central_of(straight), central_of(tmp_path / "without"))
 
 
 def test_several_processes_are_refused_what_clients_keep(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from pfl_bench.algorithms.qfedavg import WeighsByLoss
 from pfl_bench.building import build_model, build_task
-from pfl_bench.checkpoint import load_latest
 from pfl_bench.client_stages import Outgoing
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.engine.sequential import Options, SequentialEngine
@@ -27,7 +26,7 @@ from privacy.aggregate import Aggregate
 from privacy.errors import PlanError
 from privacy.mechanisms.none import NoPrivacy
 from tests.equivalence.test_processes import InTurn
-from tests.helpers import PRIVACY, make_config
+from tests.helpers import PRIVACY, central_of, make_config
 
 CPU = torch.device("cpu")
 ALL_USERS: dict[str, Any] = {"federated__sampling": "full", "federated__cohort_size": 60}
@@ -39,10 +38,7 @@ def qfedavg(q: float, **changes: Any) -> ResolvedConfig:
 
 def central(config: ResolvedConfig, folder: Path, **settings: Any) -> Tensor:
     run(config, folder, **settings)
-    state = load_latest(folder / "checkpoints")
-    assert state is not None
-    vector: Tensor = state["trainer"]["central"]
-    return vector
+    return central_of(folder)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])

@@ -11,23 +11,15 @@ import pytest
 import torch
 import yaml
 
-from pfl_bench.checkpoint import load_latest
 from pfl_bench.config_file import load_config
 from pfl_bench.run_log import read_metrics
 from pfl_bench.runner import run
 from pfl_bench.types import ConfigError, RunFolderError
 from pfl_bench.verdict import compare, lower_is_better
 from privacy.ledger import read_ledger
-from tests.helpers import TREES, make_config
+from tests.helpers import TREES, central_of, make_config
 
 SETTINGS = sorted(TREES)
-
-
-def weights(folder: Path) -> torch.Tensor:
-    state = load_latest(folder / "checkpoints")
-    assert state is not None
-    vector: torch.Tensor = state["trainer"]["central"]
-    return vector
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -61,8 +53,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(
 ) -> None:
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         run(make_config(setting, seed=seed), tmp_path / name)
-    assert torch.equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
-    assert not torch.equal(weights(tmp_path / "a"), weights(tmp_path / "c"))
+    assert torch.equal(central_of(tmp_path / "a"), central_of(tmp_path / "b"))
+    assert not torch.equal(central_of(tmp_path / "a"), central_of(tmp_path / "c"))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -91,7 +83,7 @@ def test_a_run_cut_after_a_checkpoint_resumes_to_the_same_bits(
     with pytest.raises(RunFolderError, match="--resume"):
         run(config, cut)
     resumed = run(config, cut, resume=True)
-    assert torch.equal(weights(cut), weights(straight))
+    assert torch.equal(central_of(cut), central_of(straight))
     assert resumed["metrics"] == whole["metrics"]
     assert resumed["selected"] == whole["selected"]
     rounds = [row["round"] for row in read_metrics(cut / "metrics.jsonl")]
@@ -206,7 +198,7 @@ def test_clients_that_diverge_contribute_nothing_and_are_named(
     assert "client 'train-00" in (tmp_path / "run.log").read_text()
     assert "not finite" in (tmp_path / "run.log").read_text()
     assert math.isfinite(summary["metrics"]["test/loss"])
-    assert torch.isfinite(weights(tmp_path)).all()
+    assert torch.isfinite(central_of(tmp_path)).all()
 
 
 def test_evaluating_train_leaves_the_loss_of_the_local_steps_its_own_name(tmp_path: Path) -> None:
@@ -318,7 +310,7 @@ def test_a_model_selected_by_clients_losses_has_the_lowest(metric: str, tmp_path
 def test_threads_that_read_ahead_change_nothing(row: str, tmp_path: Path) -> None:
     run(make_config(row), tmp_path / "a")
     run(make_config(row, federated__data_workers=3), tmp_path / "b")
-    assert torch.equal(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert torch.equal(central_of(tmp_path / "a"), central_of(tmp_path / "b"))
 
 
 def test_bundled_demo_rows_load() -> None:

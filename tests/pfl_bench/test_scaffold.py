@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from pfl_bench.building import build_algorithm, build_engine, build_model, build_task
-from pfl_bench.checkpoint import load_latest
 from pfl_bench.client_stages import download_bytes, upload_bytes
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.costs import StepFlops
@@ -27,7 +26,7 @@ from pfl_bench.runner import run
 from pfl_bench.types import ConfigError, DataFacts, Examples, LocalTraining
 from privacy.errors import PlanError
 from tests.equivalence.test_processes import InTurn
-from tests.helpers import PRIVACY, make_config
+from tests.helpers import PRIVACY, central_of, make_config
 
 CPU = torch.device("cpu")
 P = 650
@@ -145,13 +144,6 @@ def test_it_reaches_the_optimum_where_fedavg_s_clients_drift(
     assert abs(float(np.mean(fedavg[-20:])) - OPTIMUM) > 0.2
 
 
-def central(folder: Path) -> Tensor:
-    state = load_latest(folder / "checkpoints")
-    assert state is not None
-    vector: Tensor = state["trainer"]["central"]
-    return vector
-
-
 def test_without_control_variates_it_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
     """All are zero in the first round; in the second, not."""
     same = []
@@ -160,7 +152,7 @@ def test_without_control_variates_it_is_fedavg_bit_for_bit(tmp_path: Path) -> No
         ours, fedavg = tmp_path / f"ours{rounds}", tmp_path / f"fedavg{rounds}"
         run(scaffold(**changes), ours)
         run(make_config("federated", **changes), fedavg)
-        same.append(torch.equal(central(ours), central(fedavg)))
+        same.append(torch.equal(central_of(ours), central_of(fedavg)))
     assert same == [True, False]
 
 
@@ -227,7 +219,7 @@ def test_a_run_learns_sends_twice_as_much_and_resumes_to_the_same_bits(tmp_path:
         if path.name != "step-00000002.pt":
             path.unlink()
     run(config, cut, resume=True)
-    assert torch.equal(central(cut), central(straight))
+    assert torch.equal(central_of(cut), central_of(straight))
 
 
 def test_its_update_can_be_compressed_but_not_its_control_variate(tmp_path: Path) -> None:

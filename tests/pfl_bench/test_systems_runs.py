@@ -23,7 +23,7 @@ from pfl_bench.systems.cohorts import SimulatedParticipants
 from pfl_bench.systems.timeline import Outcome
 from pfl_bench.types import ConfigError, DataError, RunFolderError
 from privacy.errors import PlanError
-from tests.helpers import make_config
+from tests.helpers import central_of, make_config
 
 GENERATED = {"source": {"name": "generated", "seed": 1, "num_devices": 200}}
 
@@ -41,13 +41,6 @@ def devices_of(folder: Path, count: int = 60, slots: str | None = None) -> dict[
     return source
 
 
-def weights(folder: Path) -> torch.Tensor:
-    state = load_latest(folder / "checkpoints")
-    assert state is not None
-    vector: torch.Tensor = state["trainer"]["central"]
-    return vector
-
-
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [
         {k: v for k, v in line.items() if not k.startswith("time/")}
@@ -61,7 +54,7 @@ def test_with_the_clock_off_nothing_changes(tmp_path: Path) -> None:
     with_clock = make_config("federated", systems=systems, federated__selection=selection)
     run(with_clock, tmp_path / "clock")
     run(make_config("federated", federated__sampling="fixed_size"), tmp_path / "plain")
-    assert torch.equal(weights(tmp_path / "clock"), weights(tmp_path / "plain"))
+    assert torch.equal(central_of(tmp_path / "clock"), central_of(tmp_path / "plain"))
     pairs = zip(lines_of(tmp_path / "plain"), lines_of(tmp_path / "clock"), strict=True)
     for plain, clock in pairs:
         assert plain.items() <= clock.items()
@@ -122,7 +115,7 @@ def test_a_resumed_run_goes_on_alike(
     # Round 5 was done after the last checkpoint, and is done again.
     assert len((tmp_path / "cut/timelines.jsonl").read_text().splitlines()) == 5
     run(config, tmp_path / "cut", resume=True)
-    assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+    assert torch.equal(central_of(tmp_path / "whole"), central_of(tmp_path / "cut"))
     assert lines_of(tmp_path / "whole") == lines_of(tmp_path / "cut")
     for name in ("timelines.jsonl", "devices.npz"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes()
@@ -149,7 +142,7 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
             federated__workers=workers,
         )
         run(config, tmp_path / str(workers))
-    assert torch.equal(weights(tmp_path / "1"), weights(tmp_path / "2"))
+    assert torch.equal(central_of(tmp_path / "1"), central_of(tmp_path / "2"))
     assert lines_of(tmp_path / "1") == lines_of(tmp_path / "2")
 
 
