@@ -33,7 +33,6 @@ from pfl_bench.hands import number_of_hands
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.participants import Participants, SampledParticipants
 from pfl_bench.private_rounds import PrivateRounds, make_federated_plan
-from pfl_bench.products import SMALLEST
 from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.round_notices import RoundNotices
@@ -43,6 +42,10 @@ from pfl_bench.systems.devices import Devices
 from pfl_bench.systems.sources import open_devices
 from pfl_bench.types import ConfigError, Task
 from privacy.mechanism import Mechanism
+
+# To be raised when the code changes the last bits of clients' updates or of their sum: a private
+# run by the code before would otherwise have had the same noise beside another sum.
+_REVISION = 3
 
 
 class FederatedTrainer:
@@ -103,11 +106,7 @@ class FederatedTrainer:
         self._cohort_seed = resolved.config.seed
         if resolved.config.setting == "private_federated":
             traces = "" if devices is None else digest_of(devices)
-            arithmetic = f"{self.engine}, {hands} hands"
-            if model.num_parameters >= SMALLEST:
-                # To be raised when the code changes the last bits of a client's update: a run by
-                # the code before would otherwise have had the same noise beside another sum.
-                arithmetic += ", revision 2"
+            arithmetic = f"{self.engine}, {hands} hands, revision {_REVISION}"
             self._cohort_seed = resolved.private_seed(
                 self._checksum,
                 model.initial_digest,

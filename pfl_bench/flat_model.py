@@ -168,8 +168,9 @@ def _norms(gradients: Sequence[Tensor | Product]) -> Tensor:
         if isinstance(gradient, Tensor)
     ]
     of_tensors = iter(torch._foreach_norm(tensors) if tensors else ())
+    squares: dict[int, Tensor] = {}
     return torch.stack(
-        [g.norm() if isinstance(g, Product) else next(of_tensors) for g in gradients]
+        [g.norm(squares) if isinstance(g, Product) else next(of_tensors) for g in gradients]
     )
 
 

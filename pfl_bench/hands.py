@@ -8,7 +8,6 @@ and with sixty-four.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,35 +70,39 @@ def expected_costs(sizes: NDArray[np.int64], local: LocalTraining) -> NDArray[np
 def deal(
     users: NDArray[np.int64], costs: NDArray[np.float64], hands: int
 ) -> list[NDArray[np.int64]]:
-    """Deal clients, the most expensive first, each to the hand that has the least so far.
+    """Deal clients so that neighbouring hands, which a process gets, come to equal costs.
+
+    Between the halves of the hands first, then within each half, and so on: the most expensive
+    client first, each to the side that has less so far for a hand. However skewed the costs are, 2,
+    4, 8 or more processes that share the hands out evenly have then as little to wait for each
+    other as if the clients had been dealt between them alone. A hand may get nobody.
 
     Args:
         users: Shape (n,).
-        costs: Shape (n,), of each.
+        costs: Shape (n,), of each, positive.
         hands: How many there are.
 
     Returns:
-        The users of each hand, in the order of ``users``. Hands of few large clients and hands of
-        many small ones alternate, so that neighbours, which a process gets, are of all kinds: what
-        ``costs`` are wrong about hits all processes alike.
+        The users of each hand, in the order of ``users``.
 
     Source: Graham 1969, longest processing time first: at most 4/3 of the best possible time.
     """
-    loads = [(0.0, hand) for hand in range(hands)]
     dealt = np.zeros(len(users), dtype=np.int64)
-    for place in np.argsort(-costs, kind="stable").tolist():
-        load, hand = heapq.heappop(loads)
-        dealt[place] = hand
-        heapq.heappush(loads, (load + float(costs[place]), hand))
-    return [users[dealt == hand] for hand in _alternating(hands)]
-
-
-def _alternating(hands: int) -> list[int]:
-    """The numbers below a power of two with their bits reversed; below another, as they are."""
-    order = [0]
-    while len(order) < hands:
-        order = [2 * number for number in order] + [2 * number + 1 for number in order]
-    return order if len(order) == hands else list(range(hands))
+    waiting = [(np.argsort(-costs, kind="stable").tolist(), 0, hands)]
+    while waiting:
+        places, start, stop = waiting.pop()
+        middle = (start + stop) // 2
+        if middle == start:
+            dealt[places] = start
+            continue
+        sides: tuple[list[int], list[int]] = ([], [])
+        loads = [0.0, 0.0]
+        for place in places:
+            side = int(loads[0] > loads[1])
+            sides[side].append(place)
+            loads[side] += float(costs[place]) / ((middle - start), (stop - middle))[side]
+        waiting += [(sides[0], start, middle), (sides[1], middle, stop)]
+    return [users[dealt == hand] for hand in range(hands)]
 
 
 @dataclass(slots=True)

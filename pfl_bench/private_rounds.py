@@ -18,7 +18,7 @@ from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.config_training import FederatedOptions
 from pfl_bench.participants import Participants
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import Algorithm, ConfigError, FederatedSplit
+from pfl_bench.types import Algorithm, ConfigError, FederatedSplit, RunFolderError
 from privacy.aggregate import Aggregate
 from privacy.ledger import Ledger
 from privacy.mechanism import Mechanism, NoiseScale, Release
@@ -290,10 +290,23 @@ class PrivateRounds:
             "history": self._history.state_dict(),
             "canaries": canaries,
             "ledger": self._digest,
+            "seed": self._seed,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave."""
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            RunFolderError: The run began with other streams: groups, noise and canaries would be
+                drawn anew in the midst of it, and what the plan says of them would not hold.
+        """
+        if state.get("seed") != self._seed:
+            raise RunFolderError(
+                f"{self._path.parent}: this run's cohorts and noise were drawn from another seed "
+                "than this version of pfl-bench has for it, because it computes the last bits of "
+                "updates or their sum in another way; resume with the version that it began with, "
+                "or start in a new folder with --out"
+            )
         self._observer.load_state_dict(state["observer"])
         self._history.load_state_dict(state["history"])
         self._digest = state["ledger"]

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from pfl_bench.precision import is_mixed, without_autocast
+from pfl_bench.types import GivesProducts, KeepProduct
 
 # Below so many weights a gradient stays in the cache, and there is little to gain.
 SMALLEST = 1 << 18
@@ -53,13 +54,22 @@ class Product:
         """The matrix itself, shape (rows, columns)."""
         return self.left.t() @ self.right
 
-    def norm(self) -> Tensor:
-        """L2 norm of the matrix's elements, a scalar tensor."""
+    def norm(self, squares: dict[int, Tensor] | None = None) -> Tensor:
+        """L2 norm of the matrix's elements, a scalar tensor.
+
+        Args:
+            squares: The products of rows of left factors, by their ``id``; those that are missing
+                are put in. Of products that are alive together, so that those of one left factor
+                share it. None to compute it for this one.
+        """
         count, rows = self.left.shape
         columns = self.right.shape[1]
         if count * (rows + columns) <= rows * columns:
             # |L'R|^2 = trace(R'L L'R) = sum of (L L') * (R R'), elementwise
-            terms = (self.left @ self.left.t()).mul_(self.right @ self.right.t())
+            squares = {} if squares is None else squares
+            if id(self.left) not in squares:
+                squares[id(self.left)] = self.left @ self.left.t()
+            terms = (self.right @ self.right.t()).mul_(squares[id(self.left)])
             squared = terms.sum()
             # Where rows nearly cancel, or a square overflows, its digits are wrong.
             if squared > 1e-4 * terms.abs_().sum() and squared.isfinite():
@@ -83,8 +93,12 @@ class ProductGradients:
 
     ``torch.autograd.grad`` with ``allow_unused=True`` then gives None for their weights, unless
     these are used outside the layer too. Layers on the CPU alone, of PyTorch's own class and under
-    none of ``torch.func``'s transforms; all others are left as they are, and so is a product that
+    none of ``torch.func``'s transforms, and layers that give products themselves
+    (``types.GivesProducts``); all others are left as they are, and so is a product that
     ``torch.autocast`` had better cast (``precision.is_mixed``).
+
+    A large linear layer has ``keep_product`` meanwhile, for functions that compute it in a way of
+    their own.
 
     Args:
         module: The model.
@@ -96,22 +110,32 @@ class ProductGradients:
     def __init__(
         self, module: nn.Module, parameters: list[nn.Parameter], is_mixed: bool = False
     ) -> None:
-        places = {id(parameter): place for place, parameter in enumerate(parameters)}
-        self._layers: list[tuple[nn.Linear, int]] = [
-            (layer, places[id(layer.weight)])
-            for layer in module.modules()
-            if type(layer) is nn.Linear
-            and id(layer.weight) in places
-            and (is_mixed or layer.weight.numel() >= SMALLEST)
-            and layer.weight.device.type == "cpu"
-            and "forward" not in vars(layer)
-        ]
+        self._parameters = parameters
+        self._linear: list[tuple[nn.Linear, KeepProduct]] = []
+        self._givers: list[tuple[GivesProducts, KeepProduct]] = []
         self._kept: dict[int, list[Product]] = {}
+        places = {id(parameter): place for place, parameter in enumerate(parameters)}
+        for layer in module.modules():
+            named = dict(layer.named_parameters(recurse=False))
+            ours = {name: places[id(p)] for name, p in named.items() if id(p) in places}
+            if not ours or any(p.device.type != "cpu" for p in named.values()):
+                continue
+            keep = partial(self._keep, ours)
+            if type(layer) is nn.Linear:
+                is_large = is_mixed or layer.weight.numel() >= SMALLEST
+                if is_large and "weight" in ours and "forward" not in vars(layer):
+                    self._linear.append((layer, keep))
+            elif isinstance(layer, GivesProducts) and _size(named) >= SMALLEST:
+                self._givers.append((layer, keep))
 
     def __enter__(self) -> ProductGradients:
-        """Put the layers' own forward passes aside."""
-        for layer, place in self._layers:
-            layer.forward = partial(self._forward, layer, place)  # type: ignore[method-assign]
+        """Put the linear layers' own forward passes aside, and ask all layers for products."""
+        # A graph of before, differentiated since, has left products of weights that have moved.
+        self._kept.clear()
+        for layer, keep in self._linear:
+            layer.forward = partial(_forward, layer, keep)  # type: ignore[method-assign]
+        for asked, keep in (*self._linear, *self._givers):
+            cast("GivesProducts", asked).keep_product = keep
         return self
 
     def __exit__(
@@ -121,23 +145,20 @@ class ProductGradients:
         trace: TracebackType | None,
     ) -> None:
         """Put the layers' own forward passes back."""
-        for layer, _ in self._layers:
-            del layer.forward
+        for layer, _ in self._linear:
+            del layer.forward, layer.keep_product
+        for giver, _ in self._givers:
+            giver.keep_product = None
         self._kept.clear()
 
-    def _forward(self, layer: nn.Linear, place: int, inputs: Tensor) -> Tensor:
-        # A parameter as input would have moved before its product is added to the weights.
-        storage = layer.weight.untyped_storage().data_ptr()
-        is_parameter = inputs.untyped_storage().data_ptr() == storage
-        # By rows: of inputs that are not contiguous, PyTorch adds the bias in a pass of its own.
-        rows = inputs.reshape(-1, inputs.shape[-1])
-        if is_parameter or is_mixed(rows, len(rows)) or not torch.is_grad_enabled():
-            return functional.linear(inputs, layer.weight, layer.bias)
-        kept = self._kept.setdefault(place, [])
-        with without_autocast(rows):
-            outputs = cast("Tensor", _Linear.apply(rows, layer.weight, layer.bias, kept))
-        # The view is taken here, not inside, so that a ReLU may write to it in place.
-        return outputs.view(*inputs.shape[:-1], layer.out_features)
+    def _keep(self, places: dict[str, int], name: str, left: Tensor, right: Tensor) -> None:
+        place = places[name]
+        right = right.detach()
+        storage = self._parameters[place].untyped_storage().data_ptr()
+        if right.untyped_storage().data_ptr() == storage:
+            # A parameter as input would have moved before its product is added to the weights.
+            right = right.clone()
+        self._kept.setdefault(place, []).append(Product(left, right))
 
     def take(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | Product | None]:
         """Put the products in their places.
@@ -164,16 +185,31 @@ class ProductGradients:
         return taken
 
 
+def _size(named: dict[str, nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in named.values())
+
+
+def _forward(layer: nn.Linear, keep: KeepProduct, inputs: Tensor) -> Tensor:
+    # By rows: of inputs that are not contiguous, PyTorch adds the bias in a pass of its own.
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    if is_mixed(rows, len(rows)) or not torch.is_grad_enabled():
+        return functional.linear(inputs, layer.weight, layer.bias)
+    with without_autocast(rows):
+        outputs = cast("Tensor", _Linear.apply(rows, layer.weight, layer.bias, keep))
+    # The view is taken here, not inside, so that a ReLU may write to it in place.
+    return outputs.view(*inputs.shape[:-1], layer.out_features)
+
+
 class _Linear(torch.autograd.Function):
     """A linear layer of rows; its backward pass keeps what makes up the gradient of its weights."""
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, kept: list[Product]
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, keep: KeepProduct
     ) -> Tensor:
         inputs = inputs.to(weight.dtype)
         ctx.save_for_backward(inputs, weight)
-        ctx.kept = kept
+        ctx.keep = keep
         if not weights_come_first(len(inputs), len(weight)):
             return functional.linear(inputs, weight, bias)
         outputs = torch.mm(weight, inputs.t()).t().contiguous()
@@ -183,7 +219,7 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
-        ctx.kept.append(Product(gradient, inputs.detach()))
+        ctx.keep("weight", gradient, inputs)
         to_inputs = to_bias = None
         if ctx.needs_input_grad[0]:
             to_inputs = torch.mm(gradient, weight)

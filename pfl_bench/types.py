@@ -260,6 +260,32 @@ class SkipsOutputs(Protocol):
         """
 
 
+class KeepProduct(Protocol):
+    """Takes the gradient of a weight matrix as the two matrices that it is the product of."""
+
+    def __call__(self, name: str, left: Tensor, right: Tensor) -> None:
+        """Keep ``left.T @ right``.
+
+        Args:
+            name: The layer's parameter that it is the gradient of, of shape (rows, columns).
+            left: Shape (n, rows).
+            right: Shape (n, columns).
+        """
+
+
+@runtime_checkable
+class GivesProducts(Protocol):
+    """A layer that can give gradients of its weights as products, to whoever asks for them.
+
+    Attributes:
+        keep_product: Where the gradients of weights that require one go in a backward pass that
+            was begun with it, in place of autograd's; None, which it is but for that time, for
+            autograd.
+    """
+
+    keep_product: KeepProduct | None
+
+
 @runtime_checkable
 class ComputesInLanes(Protocol):
     """A layer that can compute for several clients at once, each with weights of its own.

@@ -46,13 +46,20 @@ def _rates(repeats: int) -> dict[str, float]:
     """Billion operations a second, at best, of Reddit's output layer and of a square product."""
     rows, (inputs, outputs) = REDDIT_ROWS, LAYERS[-1]
     weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
-    batch, slopes = torch.randn(rows, inputs), torch.randn(rows, outputs)
+    batch, slopes = torch.randn(rows, inputs), torch.randn(outputs, rows)
     square = torch.randn(SQUARE, SQUARE)
     runs: dict[str, tuple[Callable[[], Tensor], int]] = {
-        "outputs": (lambda: functional.linear(batch, weight, bias), rows * inputs * outputs),
-        "gradient of the inputs": (lambda: torch.mm(slopes, weight), rows * inputs * outputs),
+        "outputs, inputs times weights": (
+            lambda: functional.linear(batch, weight, bias),
+            rows * inputs * outputs,
+        ),
+        "outputs, weights times inputs": (
+            lambda: torch.mm(weight, batch.t()).add_(bias.unsqueeze(1)),
+            rows * inputs * outputs,
+        ),
+        "gradient of the inputs": (lambda: torch.mm(slopes.t(), weight), rows * inputs * outputs),
         "step of the weights": (
-            lambda: torch.addmm(weight, slopes.t(), batch, alpha=-1e-9, out=weight),
+            lambda: torch.addmm(weight, slopes, batch, alpha=-1e-9, out=weight),
             rows * inputs * outputs,
         ),
         f"square, {SQUARE}": (lambda: torch.mm(square, square), SQUARE**3),

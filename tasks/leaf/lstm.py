@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from pfl_bench.types import KeepProduct
 from tasks.leaf.lstm_lanes import lstm_lanes
 
 # Where a layer's own passes are faster on one thread of a CPU than oneDNN's: with few steps, over
@@ -40,9 +41,12 @@ class LstmLayer(nn.Module):
         weight_ih: Shape (4 H, I): input, forget, cell and output gate, as in ``torch.nn.LSTM``.
         weight_hh: Shape (4 H, H).
         bias: Shape (4 H,).
+        keep_product: See ``pfl_bench.types.GivesProducts``; not used by the library's passes.
 
     Source: Hochreiter and Schmidhuber 1997, with forget gates (Gers et al. 2000).
     """
+
+    keep_product: KeepProduct | None = None
 
     def __init__(
         self,
@@ -81,7 +85,8 @@ class LstmLayer(nn.Module):
             # In float32 under autocast too, which casts the weights at each step: two layers of 256
             # units took 5.9 ms a step on 5 sequences of 10, and 9.1 in bfloat16.
             with torch.autocast("cpu", enabled=False):
-                return cast("Tensor", _Recurrence.apply(inputs.to(self.bias.dtype), *weights))
+                inputs = inputs.to(self.bias.dtype)
+                return cast("Tensor", _Recurrence.apply(inputs, *weights, self.keep_product))
         return _by_library(inputs, *weights)
 
     def forward_lanes(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
@@ -150,7 +155,12 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor
+        ctx: Any,
+        inputs: Tensor,
+        weight_ih: Tensor,
+        weight_hh: Tensor,
+        bias: Tensor,
+        keep: KeepProduct | None,
     ) -> Tensor:
         count, steps, _ = inputs.shape
         size = weight_hh.shape[1]
@@ -166,7 +176,8 @@ class _Recurrence(torch.autograd.Function):
         in_gate, forget, new, out = (part.unbind() for part in torch.split(gates, size, dim=2))
         hidden_at, cell_at, tanh_at = hidden.unbind(), cell.unbind(), cell_tanh.unbind()
         for step, gate in enumerate(gates.unbind()):
-            torch.addmm(gate, hidden_at[step], recurrent, out=gate)
+            if step:
+                torch.addmm(gate, hidden_at[step], recurrent, out=gate)
             in_forget[step].sigmoid_()
             new[step].tanh_()
             out[step].sigmoid_()
@@ -175,6 +186,7 @@ class _Recurrence(torch.autograd.Function):
             torch.tanh(cell_at[step + 1], out=tanh_at[step])
             torch.mul(out[step], tanh_at[step], out=hidden_at[step + 1])
         ctx.save_for_backward(rows, weight_ih, weight_hh, gates, hidden, cell, cell_tanh)
+        ctx.keep = keep
         return hidden[1:].transpose(0, 1)
 
     @staticmethod
@@ -204,9 +216,21 @@ class _Recurrence(torch.autograd.Function):
         to_inputs = None
         if ctx.needs_input_grad[0]:
             to_inputs = torch.mm(flat, weight_ih).view(steps, count, -1).transpose(0, 1)
-        # The first step's hidden state is zero and adds nothing.
-        before = hidden[1:-1].view((steps - 1) * count, size)
-        return to_inputs, torch.mm(flat.t(), rows), torch.mm(flat[count:].t(), before), flat.sum(0)
+        before = hidden[:-1].view(steps * count, size)
+        to_ih = to_hh = None
+        if ctx.keep is None:
+            to_ih = torch.mm(flat.t(), rows)
+            # The first step's hidden state is zero and adds nothing.
+            to_hh = torch.mm(flat[count:].t(), before[count:])
+        else:
+            # With the zeros, so that both products have one left factor.
+            factors = {"weight_ih": rows, "weight_hh": before}
+            for (name, right), is_needed in zip(
+                factors.items(), ctx.needs_input_grad[1:3], strict=True
+            ):
+                if is_needed:
+                    ctx.keep(name, flat, right)
+        return to_inputs, to_ih, to_hh, flat.sum(0), None
 
 
 def _slopes(gates: Tensor, cell: Tensor, cell_tanh: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from pfl_bench.types import ConfigError, DataFacts
+from tasks.leaf.linear_cross_entropy import linear_cross_entropy
 from tasks.leaf.lstm import StackedLstm
 
 # What LEAF's code draws the weights from, in both directions.
@@ -76,18 +77,16 @@ class NextTokens(nn.Module):
         logits: Tensor = self.output(self.lstm(self.embedding(tokens)))
         return logits
 
-    def logits_where(self, tokens: Tensor, wanted: Tensor) -> Tensor:
-        """Logits of some steps alone.
+    def cross_entropy_where(self, tokens: Tensor, wanted: Tensor, targets: Tensor) -> Tensor:
+        """Sum of the losses of some steps, without computing the logits of others.
 
         Args:
             tokens: Shape (n, T), int64.
             wanted: Shape (n, T), bool.
-
-        Returns:
-            Shape (k, V), of the k steps that are wanted, sequence by sequence.
+            targets: Shape (k,), int64: of the k steps that are wanted, sequence by sequence.
         """
-        logits: Tensor = self.output(self.lstm(self.embedding(tokens))[wanted])
-        return logits
+        rows = self.lstm(self.embedding(tokens))[wanted]
+        return linear_cross_entropy(self.output, rows, targets)
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:

@@ -104,8 +104,7 @@ class RedditTask(StoredTask):
         if not isinstance(module, NextTokens):
             return self.loss(module(inputs), targets)
         counted = targets != NOT_COUNTED
-        logits = module.logits_where(inputs, counted)
-        total = functional.cross_entropy(logits, targets[counted], reduction="sum")
+        total = module.cross_entropy_where(inputs, counted, targets[counted])
         return self._per_sequence(total, targets)
 
     def _per_sequence(self, total: Tensor, targets: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -12,11 +12,19 @@ from torch.nn import functional
 from pfl_bench import products
 from pfl_bench.flat_model import FlatModel, clip_each, clip_global, descend
 from pfl_bench.products import Product, ProductGradients
+from tasks.leaf import lstm
+from tasks.leaf.lstm import LstmLayer, StackedLstm
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(products, "SMALLEST", 1)
+    monkeypatch.setattr(lstm, "LARGE_HIDDEN_SIZE", 1)
+    threads = torch.get_num_threads()
+    # On more, no LSTM has passes of its own.
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 class Tied(nn.Module):
@@ -52,6 +60,35 @@ class OfParameter(nn.Module):
         return outputs
 
 
+class LstmOfParameter(nn.Module):
+    """Its inputs lie in memory as a layer wants them, so that it takes them as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt = nn.Parameter(torch.randn(4, 3, 8))
+        self.lstm = LstmLayer(8, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.lstm(self.prompt.transpose(0, 1)) * inputs
+        return outputs
+
+
+class LstmTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = LstmLayer(8, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.lstm(self.lstm(inputs).tanh())
+        return outputs @ self.lstm.weight_hh.t()
+
+
+def half_frozen() -> nn.Module:
+    layer = LstmLayer(8, 5)
+    layer.weight_ih.requires_grad_(False)
+    return layer
+
+
 def in_place() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 7), nn.ReLU(inplace=True), nn.Linear(7, 5, bias=False))
 
@@ -66,6 +103,16 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "tied": (lambda: Tied(False), lambda: torch.randint(0, 9, (6,))),
     "tied_sparse": (lambda: Tied(True), lambda: torch.randint(0, 9, (6,))),
     "of_a_parameter": (OfParameter, lambda: torch.randn(6, 8)),
+    "lstm": (lambda: StackedLstm(8, 5, 2), lambda: torch.randn(3, 4, 8)),
+    "lstm_of_one_sequence": (lambda: StackedLstm(8, 5, 2), lambda: torch.randn(1, 4, 8)),
+    "lstm_of_one_step": (lambda: StackedLstm(8, 5, 2), lambda: torch.randn(3, 1, 8)),
+    "lstm_of_a_gradient": (
+        lambda: nn.Sequential(nn.Linear(8, 7), StackedLstm(7, 5, 1)),
+        lambda: torch.randn(1, 4, 8),
+    ),
+    "lstm_half_frozen": (half_frozen, lambda: torch.randn(3, 4, 8)),
+    "lstm_of_a_parameter": (LstmOfParameter, lambda: torch.randn(3, 4, 5)),
+    "lstm_twice_and_outside": (LstmTwice, lambda: torch.randn(3, 4, 8)),
 }
 
 
@@ -90,7 +137,38 @@ def test_a_step_is_that_of_autograd(case: str, bound: float | None) -> None:
     clipped = found if bound is None else list(clip_each(found, bound))
     descend(model.slices, clipped, 0.5)
     torch.testing.assert_close(model.slices, wanted, rtol=1e-5, atol=1e-7)
-    assert all("forward" not in vars(layer) for layer in model.module.modules())
+    for layer in model.module.modules():
+        assert "forward" not in vars(layer)
+        assert getattr(layer, "keep_product", None) is None
+
+
+def test_an_lstm_gives_its_weights_as_products_if_it_is_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = FlatModel(StackedLstm(8, 5, 2), torch.device("cpu"))
+
+    def found() -> list[str]:
+        with ProductGradients(model.module, model.parameters) as kept:
+            loss = model.module(torch.randn(3, 4, 8)).square().mean()
+            taken = kept.take(torch.autograd.grad(loss, model.parameters, allow_unused=True))
+        return [type(gradient).__name__ for gradient in taken]
+
+    assert found() == ["Product", "Product", "Tensor"] * 2
+    # The first layer has 20 * (8 + 5 + 1) parameters, the second 20 * (5 + 5 + 1).
+    monkeypatch.setattr(products, "SMALLEST", 280)
+    assert found() == ["Product", "Product", "Tensor", "Tensor", "Tensor", "Tensor"]
+
+
+def test_products_of_one_left_factor_share_its_squares() -> None:
+    torch.manual_seed(0)
+    left, other = torch.randn(3, 40), torch.randn(3, 40)
+    together = [Product(left, torch.randn(3, 30)), Product(left, torch.randn(3, 20))]
+    together.append(Product(other, torch.randn(3, 30)))
+    squares: dict[int, Tensor] = {}
+    for product in together:
+        norm = float(product.norm(squares))
+        assert norm == pytest.approx(float(product.dense().norm()), rel=1e-5)
+    assert set(squares) == {id(left), id(other)}
 
 
 def test_an_error_in_a_step_puts_the_layers_back() -> None:
@@ -100,7 +178,7 @@ def test_an_error_in_a_step_puts_the_layers_back() -> None:
         ProductGradients(model.module, model.parameters),
     ):
         model.module(torch.randn(3, 5))
-    assert "forward" not in vars(model.module)
+    assert not {"forward", "keep_product"} & set(vars(model.module))
 
 
 @pytest.mark.parametrize("left_over", [1.0, 1e-1, 1e-2, 1e-3, 1e-4])

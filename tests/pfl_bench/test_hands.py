@@ -45,25 +45,45 @@ def test_every_client_is_dealt_once_and_the_deal_is_a_pure_function(
     assert [hand.tolist() for hand in again] == [hand.tolist() for hand in dealt]
 
 
-@given(costs_of_clients.filter(bool), st.integers(1, 16))
-def test_the_longest_first_are_balanced_as_graham_proved(costs: list[float], hands: int) -> None:
+@given(costs_of_clients, st.integers(1, 6))
+def test_halves_of_each_level_are_balanced(costs: list[float], levels: int) -> None:
     array = np.array(costs)
-    dealt = deal(np.arange(len(costs), dtype=np.int64), array, hands)
-    makespan = max(array[hand].sum() for hand in dealt)
-    # No schedule is shorter than the mean load, the largest client, or two that must share a hand.
-    shared = np.sort(array)[::-1][hands - 1 : hands + 1].sum() if len(array) > hands else 0.0
-    shortest = max(array.sum() / hands, array.max(), shared)
-    assert makespan <= shortest * (1.0 + (1.0 - 1.0 / hands)) * (1 + 1e-12)
-    # The hand that is fullest was the emptiest when it got its last, cheapest client.
-    fullest = max(dealt, key=lambda hand: array[hand].sum())
-    emptiest = min(array[hand].sum() for hand in dealt)
-    assert makespan - array[fullest].min() <= emptiest * (1 + 1e-12)
+    dealt = deal(np.arange(len(costs), dtype=np.int64), array, 1 << levels)
+    while len(dealt) > 1:
+        for left, right in zip(dealt[::2], dealt[1::2], strict=True):
+            fuller, other = sorted((left, right), key=lambda hand: -array[hand].sum())
+            if len(fuller):
+                # It had no more than the other when it got its last, cheapest client.
+                before = array[fuller].sum() - array[fuller].min()
+                assert before <= array[other].sum() * (1 + 1e-12)
+        dealt = [np.concatenate(pair) for pair in zip(dealt[::2], dealt[1::2], strict=True)]
+
+
+@pytest.mark.parametrize("hands", [3, 5, 6, 12, 48])
+def test_numbers_of_hands_that_are_no_power_of_two_are_balanced_too(hands: int) -> None:
+    costs = np.random.default_rng(hands).lognormal(0, 1, 40 * hands)
+    loads = [costs[hand].sum() for hand in deal(np.arange(len(costs)), costs, hands)]
+    assert max(loads) <= 1.05 * costs.sum() / hands
 
 
 def test_a_deal_worked_by_hand() -> None:
-    # 7, 6 and 5 to a hand each; then 5 to the one of 5, 4 to that of 6, 3 to that of 7: 10 each.
-    dealt = deal(np.arange(6, dtype=np.int64), np.array([3.0, 7.0, 5.0, 4.0, 6.0, 5.0]), 3)
-    assert [hand.tolist() for hand in dealt] == [[0, 1], [3, 4], [2, 5]]
+    costs = np.array([3.0, 7.0, 5.0, 4.0, 6.0, 9.0])
+    dealt = deal(np.arange(6, dtype=np.int64), costs, 4)
+    # Between halves: 9 | 7, 6 right (13), 5 left (14), 4 right (17), 3 left (17). Left: 9 | 5 3.
+    # Right: 7 | 6 4.
+    assert [hand.tolist() for hand in dealt] == [[5], [0, 2], [1], [3, 4]]
+    # Between one hand and two: 9 | 7 (3.5 a hand), 6 (6.5), 5 (9), then 4 left (13), and the 3 to
+    # the right, whose hands get 7 and 6, then 5 beside 6, 3 beside 7.
+    dealt = deal(np.arange(6, dtype=np.int64), costs, 3)
+    assert [hand.tolist() for hand in dealt] == [[3, 5], [0, 1], [2, 4]]
+
+
+def test_a_client_that_is_half_of_a_round_has_a_process_to_itself() -> None:
+    costs = np.array([1.0, 2.0, 16.0, 3.0, 4.0, 5.0, 1.0])
+    hands = deal(np.arange(7, dtype=np.int64), costs, 8)
+    for rank in range(2):
+        share = hands_of(rank, 2, 8)
+        assert sum(costs[hands[hand]].sum() for hand in share) == 16.0
 
 
 @given(st.integers(1, 200), st.integers(1, MOST_HANDS))

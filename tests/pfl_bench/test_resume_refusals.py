@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pfl_bench import building, runner
+from pfl_bench import building, federated, runner
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.engine.sequential import SequentialEngine
 from pfl_bench.runner import run
@@ -54,6 +54,20 @@ def test_other_data_threads_or_device_are_refused(
     cut(config, tmp_path, keep=None)
     change_environment(tmp_path, section, key, value)
     with pytest.raises(RunFolderError, match=f"(?i){words}"):
+        run(config, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("keep", "error"),
+    [pytest.param(None, LedgerError, id="all_to_replay"), pytest.param(6, RunFolderError, id="6")],
+)
+def test_code_that_draws_other_cohorts_and_noise_is_refused(
+    keep: int | None, error: type[Exception], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    config = make_config("private_federated")
+    cut(config, tmp_path, keep)
+    monkeypatch.setattr(federated, "_REVISION", federated._REVISION + 1)
+    with pytest.raises(error, match="another seed" if keep else "round 1"):
         run(config, tmp_path, resume=True)
 
 

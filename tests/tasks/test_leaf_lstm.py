@@ -192,10 +192,10 @@ def test_floating_point_operations_are_counted() -> None:
         outputs = layer(torch.randn(3, 10, 20))
         torch.autograd.grad(outputs.sum(), list(layer.parameters()))
     # Forward: a multiplication and an addition a weight, step and sequence. Backward: as much for
-    # the weights' gradients, and for the hidden states' but not for the inputs'; the first step's
-    # hidden state is zero, and nothing goes back to it.
+    # the weights' gradients, and for the hidden states' but not for the inputs'; the hidden state
+    # before the first step is zero: nothing comes of it, and nothing goes back to it.
     from_inputs, from_hidden = 2 * 3 * 20 * 1024, 2 * 3 * 256 * 1024
-    assert counter.get_total_flops() == 20 * from_inputs + (10 + 9 + 9) * from_hidden
+    assert counter.get_total_flops() == 20 * from_inputs + (9 + 9 + 9) * from_hidden
 
 
 def test_mixed_precision_trains() -> None:
