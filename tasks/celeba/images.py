@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from pfl_bench.types import DataError
 
@@ -101,6 +101,9 @@ def why_unreadable(data: bytes) -> str | None:
             # An eighth of the size in grey: all the bytes are read, little is computed.
             image.draft("L", (image.width // 8, image.height // 8))
             image.load()
+    except UnidentifiedImageError:
+        # Pillow's own words are of an object in memory and its address.
+        return "it is no picture"
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         return " ".join(str(error).split())[:100]
     return None

@@ -74,7 +74,7 @@ def examine(data: bytes, side: int, check: Check) -> Finding:
         side: Pixels that width and height must have.
         check: "decode" also finds files that are cut; "headers" believes the header.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     kinds = []
     try:
@@ -92,6 +92,9 @@ def examine(data: bytes, side: int, check: Check) -> Finding:
                 small = max(1, side // DRAFT_FRACTION)
                 image.draft("L", (small, small))
                 image.load()
+    except UnidentifiedImageError:
+        # Pillow's own words are of an object in memory and its address.
+        return Finding(("unreadable",), "it is no JPEG or PNG picture")
     except Exception as error:  # of many types: whatever a broken file does to a decoder
         return Finding(("unreadable",), " ".join(str(error).split())[:120] or type(error).__name__)
     return Finding(tuple(kinds)) if kinds else FINE

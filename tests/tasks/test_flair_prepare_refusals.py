@@ -208,6 +208,7 @@ def test_bad_images_are_counted_and_the_first_ten_named(tmp_path: Path, form: st
         f"1 wrong_size: {PICTURES[1].image_id} (64 x 64)",
         "3 unreadable",
         PICTURES[2].image_id,
+        f"{PICTURES[3].image_id} (it is no JPEG or PNG picture)",
         f"{PICTURES[4].image_id} (5000000 bytes",
         "bad_images=drop",
     )
