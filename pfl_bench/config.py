@@ -24,6 +24,7 @@ from pfl_bench.config_training import (
     Strict,
 )
 from pfl_bench.systems.options import SystemsOptions
+from pfl_bench.types import SplitBy
 from pfl_bench.wandb_log import WandbOptions
 from privacy.audit.canary_options import CanaryOptions
 
@@ -96,6 +97,7 @@ class Expected(Strict):
         tolerance: Largest absolute difference that counts as reproduced.
         source: Paper, table, cell; or the command that measured it.
         variants: Variants of the data that the value holds for; null for any.
+        split_by: How the data have to be split for it; null for any way.
     """
 
     metric: str
@@ -103,6 +105,7 @@ class Expected(Strict):
     tolerance: Annotated[float, Field(ge=0)]
     source: str
     variants: list[str] | None = None
+    split_by: SplitBy | None = None
 
 
 TRAINERS = ("federated", "central", "local", "multitask")

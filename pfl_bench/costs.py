@@ -3,7 +3,8 @@
 FLOPs are those of matrix products and convolutions in forward and backward passes of training, as
 ``torch.utils.flop_counter`` counts them: a multiplication and an addition are two, biases,
 activations, normalisation, embeddings looked up and optimizer steps are none, and an operation that
-torch has no formula for counts as 0 in silence. They are counted once, on the real model and an
+torch has no formula for counts as 0 in silence, unless the model itself has one (``CountsFlops``).
+They are counted once, on the real model and an
 example of the data, for a step and for an example of it; a client's are those of the steps that it
 really took and of the examples that really went through them.
 
@@ -35,7 +36,7 @@ import torch
 from pfl_bench.config_evaluation import BudgetTarget
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
-from pfl_bench.types import FederatedSplit
+from pfl_bench.types import CountsFlops, FederatedSplit
 from pfl_bench.verdict import lower_is_better
 
 BYTES_PER_PARAMETER = 4
@@ -101,7 +102,10 @@ def _count(forward: Forward, model: FlatModel, split: FederatedSplit, size: int)
         outputs = forward.outputs(batch[0], None if draws is None else draws.to(device))
         loss = forward.mean_loss(outputs, batch[1])
         torch.autograd.grad(loss, model.parameters, materialize_grads=True)
-    return int(counter.get_total_flops())
+    total = int(counter.get_total_flops())
+    if isinstance(model.module, CountsFlops):
+        total += model.module.own_flops(forward.prepare(batch[0], None))
+    return total
 
 
 @contextlib.contextmanager

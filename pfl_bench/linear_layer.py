@@ -31,9 +31,11 @@ class LinearLayer:
         is_layer = bool(shapes) and len(shapes[0]) == 2 and shapes[1:] in ([], [shapes[0][:1]])
         if not is_layer:
             raise ConfigError(
-                "multitask: Mocha is for linear models, whose parameters are one weight matrix "
-                f"(and a bias), but this model's have the shapes {shapes[:4]}; choose a linear "
-                "model of the task, such as softmax regression"
+                "multitask: Mocha here is for one linear layer of features, whose parameters are "
+                "a weight matrix of shape (classes, features) and maybe a bias of shape "
+                f"(classes,), but this model's have the shapes {shapes[:4]}; choose such a model, "
+                "such as softmax regression (a bag of words looks rows of words up, and has no "
+                "features)"
             )
         self.num_classes, self.num_features = shapes[0]
         self.width = self.num_features + len(shapes) - 1

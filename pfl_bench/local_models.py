@@ -90,6 +90,14 @@ class LocalTrainer(OwnModels):
         self._train = task.split("train")
         self._val = task.split("val") if "val" in task.split_names else None
         self._val_user = self._find_val_users()
+        without = int((self._val_user < 0).sum())
+        if without:
+            notice(
+                f"local: {without} of {len(self._val_user)} clients have no val examples; they "
+                f"choose among the rates by {options.select_by} on their training examples, which "
+                "favours the rate that fits these best (prepare the data with a val part by "
+                "example to avoid it)"
+            )
         self._model = model
         self._forward = build_forward(resolved, task, model)
         batch_size = resolved.config.evaluation.batch_size
@@ -149,7 +157,8 @@ class LocalTrainer(OwnModels):
         }
         if len(lost) < len(places):
             losses = self._loss[places.start : places.stop]
-            scalars["local/val_loss"] = float(losses.nanmean())
+            judged_on = "train" if (self._val_user < 0).all() else "val"
+            scalars[f"local/{judged_on}_loss"] = float(losses.nanmean())
         for number, rate in enumerate(options.learning_rates):
             scalars[f"local/rate_{rate:g}"] = float((self._rate == number).sum())
         scalars["time/round_seconds"] = time.perf_counter() - started

@@ -280,7 +280,7 @@ class _Run:
             metrics, self._strata = self._evaluator.evaluate(splits)
         facts = self._task.facts
         canaries = self._write_canaries(done)
-        return {
+        summary = {
             "format_version": SUMMARY_VERSION,
             "name": self._config.name,
             "setting": self._config.setting,
@@ -295,13 +295,13 @@ class _Run:
             "metrics": metrics,
             "systems": self._costs.totals,
             "budgets": self._costs.budgets(),
-            "expected": compare(self._config, facts.variant, metrics),
             "privacy": self._trainer.statement(done),
             "canaries": _canary_summary(canaries),
             "ledger_digest": self._ledger_digest(done),
             "data": to_json_value(asdict(replace(facts, class_names=()))),
             "seconds": round(seconds, 3),
         }
+        return summary | {"expected": compare(self._config, summary, metrics)}
 
 
 def _canary_summary(result: dict[str, Any] | None) -> dict[str, Any] | None:

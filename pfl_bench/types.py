@@ -287,6 +287,18 @@ class GivesProducts(Protocol):
 
 
 @runtime_checkable
+class CountsFlops(Protocol):
+    """A model with operations that ``torch.utils.flop_counter`` has no formula for."""
+
+    def own_flops(self, inputs: Tensor) -> int:
+        """FLOPs of these operations in a forward and a backward pass.
+
+        Args:
+            inputs: Shape (n, ...), as the model takes them.
+        """
+
+
+@runtime_checkable
 class ComputesInLanes(Protocol):
     """A layer that can compute for several clients at once, each with weights of its own.
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from pfl_bench.config import RunConfig
+from pfl_bench.config import Expected, RunConfig
 
 
-def compare(config: RunConfig, variant: str, metrics: dict[str, float]) -> list[dict[str, Any]]:
+def compare(
+    config: RunConfig, summary: Mapping[str, Any], metrics: Mapping[str, float]
+) -> list[dict[str, Any]]:
     """Set measured numbers beside the published ones.
+
+    Args:
+        config: Has the published ones.
+        summary: The run's: "variant" and "data" of it.
+        metrics: The measured ones.
 
     Returns:
         One entry an expected number, its verdict "reproduced" (within tolerance), "differs", or
@@ -22,9 +30,8 @@ def compare(config: RunConfig, variant: str, metrics: dict[str, float]) -> list[
         if measured is None:
             names = ", ".join(sorted(metrics))
             verdict, why = "not comparable", f"not measured; there are: {names}"
-        elif expected.variants is not None and variant not in expected.variants:
-            verdict = "not comparable"
-            why = f"data is {variant}; the published number is for {', '.join(expected.variants)}"
+        elif reason := _other_data(expected, summary):
+            verdict, why = "not comparable", reason
         elif audited:
             verdict, why = "not comparable", "canaries (privacy.audit) have moved the model"
         else:
@@ -43,6 +50,20 @@ def compare(config: RunConfig, variant: str, metrics: dict[str, float]) -> list[
             }
         )
     return rows
+
+
+def _other_data(expected: Expected, summary: Mapping[str, Any]) -> str:
+    """Why the published number is not for these data; empty if it is."""
+    variant = summary["variant"]
+    if expected.variants is not None and variant not in expected.variants:
+        return f"data is {variant}; the published number is for {', '.join(expected.variants)}"
+    split_by = summary["data"]["split_by"]
+    if expected.split_by not in (None, split_by):
+        return (
+            f"the data are split by {split_by}; the published number is for a split by "
+            f"{expected.split_by}: prepare them as the head of the row says"
+        )
+    return ""
 
 
 def lower_is_better(metric: str) -> bool:

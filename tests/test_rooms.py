@@ -82,3 +82,21 @@ def test_a_foreign_package_of_the_same_name_is_named(room: str, tmp_path: Path) 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert f"own package '{room}' is shadowed by {foreign}" in done.stderr
+
+
+# It has its hidden tokens drawn by torch, and no data that fill the memory.
+PREPARED = sorted(
+    path.parent.name
+    for path in (REPOSITORY / "tasks").glob("*/prepare.py")
+    if path.parent.name != "reddit_albert"
+)
+
+
+def test_preparing_data_does_not_load_torch() -> None:
+    assert "reddit" in PREPARED
+    lines = [f"import tasks.{name}.prepare" for name in PREPARED]
+    code = "; ".join(["import sys", *lines, "print('torch' in sys.modules)"])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"

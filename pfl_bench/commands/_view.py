@@ -76,7 +76,7 @@ def _with_the_views_cells(plan: _Plan, summary: dict[str, Any]) -> dict[str, Any
     # A finished run's numbers come from its file, where NaN is text.
     read = {name: as_float(value) for name, value in summary["metrics"].items()}
     metrics = {name: value for name, value in read.items() if value is not None}
-    return {**summary, "expected": compare(config, summary["variant"], metrics)}
+    return {**summary, "expected": compare(config, summary, metrics)}
 
 
 def _print_view(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pfl_bench.types import Examples
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class InMemorySplit:
@@ -90,6 +92,9 @@ class InMemorySplit:
                 f"example {outside[0]} of split {self.name!r}: "
                 f"there are examples 0 to {self.num_examples - 1}"
             )
+        # Here, because preparing data needs no torch, which alone takes 0.3 GB.
+        import torch
+
         chosen = torch.from_numpy(indices)
         return Examples(self._inputs[chosen], self._targets[chosen])
 

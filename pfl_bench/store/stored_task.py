@@ -227,8 +227,9 @@ def open_store(path: str | Path, task: str) -> Store:
     if not path.is_file():
         raise DataError(
             f"task {task}: there is no file {path}; make it by "
-            f"`pfl-bench data prepare {task} --source DIR --out {path}` (which public files DIR "
-            f"may hold: tasks/{task}/README.md)"
+            f"`pfl-bench data prepare {task} --source DIR --out {path}`, with the options that the "
+            "first lines of the row give, if any (which public files DIR may hold: "
+            f"tasks/{task}/README.md)"
         )
     store = Store(path)
     if store.task != task:

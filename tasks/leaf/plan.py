@@ -92,7 +92,10 @@ def make_plan(
         published_as: As ``Gathering.deal`` takes it.
     """
     if not clients:
-        raise DataError("the source holds no examples; check that it is complete")
+        raise DataError(
+            "the files of --source hold no examples (they are empty, or have a head alone); check "
+            "that they are complete"
+        )
     published = UNSPLIT not in clients
     if not published and len(clients) > 1:
         raise ValueError(f"both split and unsplit examples were gathered: {list(clients)}")

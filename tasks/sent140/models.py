@@ -102,6 +102,14 @@ class BagOfWords(nn.Module):
         bias: Tensor = self.bias(inputs.new_zeros(len(inputs)))
         return words + bias
 
+    def own_flops(self, inputs: Tensor) -> int:
+        """FLOPs of a forward and a backward pass on tweets of shape (n, L).
+
+        Each place, padding too, is multiplied by whether it counts and added, for each class; and
+        so is its gradient.
+        """
+        return 4 * inputs.numel() * self.weight.embedding_dim
+
 
 class TweetLstm(nn.Module):
     """LEAF's network: word vectors, LSTM layers, a linear layer of 128, and one to the logits.

@@ -255,3 +255,29 @@ def test_what_does_not_fit_is_refused(
     with pytest.raises(ConfigError, match=message):
         run(config(**changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("without", [1, 12])
+def test_a_choice_on_training_examples_is_said_and_called_that(
+    without: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = LocalTrainer._find_val_users
+
+    def fewer(trainer: LocalTrainer) -> Any:
+        users = found(trainer)
+        users[:without] = -1
+        return users
+
+    resolved = config()
+    task = build_task(resolved, CPU)
+    model = build_model(resolved, task, CPU)
+    notices: list[str] = []
+    LocalTrainer(resolved, task, model, Path(), notices.append)
+    assert notices == []
+    monkeypatch.setattr(LocalTrainer, "_find_val_users", fewer)
+    trained = LocalTrainer(resolved, task, model, Path(), notices.append)
+    (notice,) = notices
+    assert f"{without} of 12 clients have no val examples" in notice
+    scalars = trained.advance(1)
+    assert ("local/train_loss" in scalars) == (without == 12)
+    assert ("local/val_loss" in scalars) == (without == 1)

@@ -394,7 +394,7 @@ def test_two_layers_and_too_many_clients_are_refused(monkeypatch: pytest.MonkeyP
     resolved = config()
     task = build_task(resolved, CPU)
     two = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
-    with pytest.raises(ConfigError, match="linear models"):
+    with pytest.raises(ConfigError, match="one linear layer"):
         MultitaskTrainer(resolved, task, FlatModel(two, CPU), Path(), lambda text: None)
     monkeypatch.setattr(mocha, "MAX_CLIENTS", 4)
     with pytest.raises(ConfigError, match="at most 4 clients"):

@@ -241,10 +241,16 @@ def test_expected_numbers_get_a_verdict() -> None:
         entry(0.95),
         entry(0.905, variants=["other"]),
         entry(0.9, metric="test/f1"),
+        entry(0.905, split_by="user"),
+        entry(0.905, split_by="example"),
     ]
     config = make_config("federated", expected=entries).config
-    verdicts = [row["verdict"] for row in compare(config, "digits", {"test/accuracy": 0.9})]
-    assert verdicts == ["reproduced", "differs", "not comparable", "not comparable"]
+    summary = {"variant": "digits", "data": {"split_by": "user"}}
+    rows = compare(config, summary, {"test/accuracy": 0.9})
+    verdicts = [row["verdict"] for row in rows]
+    other = "not comparable"
+    assert verdicts == ["reproduced", "differs", other, other, "reproduced", other]
+    assert "split by user" in rows[5]["why"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from pfl_bench.config_file import resolve
+from pfl_bench.costs import StepFlops, measure_step
+from pfl_bench.flat_model import FlatModel
+from pfl_bench.forward import Forward
 from pfl_bench.runner import run
 from pfl_bench.store import FieldSpec, StoreWriter
 from pfl_bench.types import ConfigError, DataError, DataFacts
@@ -271,3 +274,11 @@ def test_federated_training_learns_the_words(store: Path, tmp_path: Path) -> Non
     summary = run(resolve(tree, Path("row.yaml"), ()), tmp_path / "run")
     # All tweets but one, which has no word, tell their mood.
     assert summary["metrics"]["test/accuracy"] >= 35 / 36
+
+
+def test_the_sums_of_looked_up_words_are_counted_as_operations(store: Path) -> None:
+    opened = task.build(task.Options(data=str(store)))
+    model = FlatModel(build(store, name="bag_log_reg"), torch.device("cpu"))
+    forward = Forward(model.module, opened, torch.device("cpu"))
+    # 9 places times 2 classes, each multiplied and added, forward and back.
+    assert measure_step(forward, model, opened.split("train")) == StepFlops(0, 9 * 2 * 2 * 2)
