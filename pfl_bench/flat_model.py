@@ -119,8 +119,12 @@ def clip_global(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, 
 
     Source: Pascanu et al. 2013, algorithm 1; TensorFlow has it as ``clip_by_global_norm``.
     """
-    norm = torch.linalg.vector_norm(_norms(gradients))
-    return _scaled(gradients, clip_factors(norm, bound).expand(len(gradients)))
+    return _scaled(gradients, global_clip_factor(gradients, bound).expand(len(gradients)))
+
+
+def global_clip_factor(gradients: Sequence[Tensor | Product], bound: float) -> Tensor:
+    """What ``clip_global`` multiplies all gradients with, a scalar."""
+    return clip_factors(torch.linalg.vector_norm(_norms(gradients)), bound)
 
 
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
@@ -137,14 +141,25 @@ def clip_factors(norms: Tensor, bound: float) -> Tensor:
     return torch.where(norms.isfinite(), bound / norms.clamp_min(bound), torch.nan)
 
 
-def descend(weights: Sequence[Tensor], gradients: Sequence[Gradient], rate: float) -> None:
+def descend(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Gradient],
+    rate: float,
+    factor: Tensor | None = None,
+) -> None:
     """Take a step of SGD in place: of a sparse gradient, only the rows that it has are touched.
 
     Args:
         weights: Shapes of any kind, without gradients.
         gradients: One a weight.
         rate: Learning rate.
+        factor: A scalar that all gradients are multiplied with; None for 1.
     """
+    if factor is not None and factor.device.type == "cpu":
+        rate *= float(factor)
+    elif factor is not None:
+        # Asking for its value would wait for the device.
+        gradients = _scaled(gradients, factor.expand(len(gradients)))
     dense = [pair for pair in zip(weights, gradients, strict=True) if _is_dense(pair[1])]
     if dense:
         ours, theirs = zip(*dense, strict=True)

@@ -182,7 +182,8 @@ class ProductGradients:
                     # In this order: what the weights are used for elsewhere may give it sparse.
                     taken[place] = product.dense() + before
         self._kept.clear()
-        return taken
+        # Once, as clipping and the step would do it each.
+        return [g.coalesce() if isinstance(g, Tensor) and g.is_sparse else g for g in taken]
 
 
 def _size(named: dict[str, nn.Parameter]) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from pfl_bench.flat_model import FlatModel, clip_each, clip_global, descend
+from pfl_bench.flat_model import FlatModel, clip_each, descend, global_clip_factor
 from pfl_bench.forward import Forward
 from pfl_bench.local_batches import local_batches, num_used
 from pfl_bench.local_step import pull, push
@@ -164,22 +164,23 @@ class SequentialEngine:
         used = [(weight, gradient) for weight, gradient in pairs if gradient is not None]
         weights = [weight for weight, _ in used]
         gradients: Sequence[Tensor | Product] = [gradient for _, gradient in used]
+        factor: Tensor | None = None
         if local.gradient_clip_norm is not None:
             gradients = clip_each(gradients, local.gradient_clip_norm)
         elif local.gradient_clip_global_norm is not None:
-            gradients = clip_global(gradients, local.gradient_clip_global_norm)
+            factor = global_clip_factor(gradients, local.gradient_clip_global_norm)
         if velocity is None:
             pull(model.vector, central, local, rate)
             if correction is not None:
                 model.vector.add_(correction, alpha=-rate)
-            descend(weights, gradients, rate)
+            descend(weights, gradients, rate, factor)
             return
         velocity.mul_(local.momentum)
         # The update is written when the client has ended; until then its memory is free.
         push(velocity, model.vector, central, local, self._update)
         if correction is not None:
             velocity.add_(correction)
-        descend([_like(weight, velocity) for weight in weights], gradients, -1.0)
+        descend([_like(weight, velocity) for weight in weights], gradients, -1.0, factor)
         model.vector.add_(velocity, alpha=-rate)
 
 

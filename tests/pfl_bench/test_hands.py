@@ -86,6 +86,21 @@ def test_a_client_that_is_half_of_a_round_has_a_process_to_itself() -> None:
         assert sum(costs[hands[hand]].sum() for hand in share) == 16.0
 
 
+@pytest.mark.parametrize(("processes", "speed"), [(2, 1.94), (4, 2.82)])
+def test_processes_are_as_fast_on_skewed_cohorts_as_the_page_says(
+    processes: int, speed: float
+) -> None:
+    """Ten users of the spread of Reddit's comments; no deal beats the largest user's own time."""
+    rng = np.random.default_rng(0)
+    speeds = []
+    for costs in rng.lognormal(0, 1.24, (200, 10)):
+        hands = deal(np.arange(10), costs, number_of_hands(10))
+        shares = [hands_of(rank, processes, len(hands)) for rank in range(processes)]
+        longest = max(sum(costs[hands[hand]].sum() for hand in share) for share in shares)
+        speeds.append(costs.sum() / longest)
+    assert np.mean(speeds) == pytest.approx(speed, rel=0.03)
+
+
 @given(st.integers(1, 200), st.integers(1, MOST_HANDS))
 def test_processes_share_all_hands_out_in_order(size: int, hands: int) -> None:
     shares = [hands_of(rank, size, hands) for rank in range(size)]
