@@ -4,9 +4,9 @@ FLOPs are those of matrix products and convolutions in forward and backward pass
 ``torch.utils.flop_counter`` counts them: a multiplication and an addition are two, biases,
 activations, normalisation, embeddings looked up and optimizer steps are none, and an operation that
 torch has no formula for counts as 0 in silence, unless the model itself has one (``CountsFlops``).
-They are counted once, on the real model and an
-example of the data, for a step and for an example of it; a client's are those of the steps that it
-really took and of the examples that really went through them.
+They are counted once, on the real model and an example of the data, for a step and for an example
+of it; a client's are those of the steps that it really took and of the examples that really went
+through them.
 
 Bytes are those of the trainable parameters in float32, once down and once up for each client of
 each round, unless a compression or an algorithm says what it needs; no protocol around them, and

@@ -87,14 +87,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         if bool((targets < 0).any()):
             raise IndexError("a target is negative: rows that do not count are to be left out")
-        logits = torch.mm(weight, rows.t()).add_(bias.unsqueeze(1))
+        logits = _logits(rows, weight, bias)
         places = torch.arange(len(rows))
         of_targets = logits[targets, places]
         powers = logits.exp_()
         sums = powers.sum(0)
         shift: Tensor | None = None
         if not bool(((sums >= _SMALLEST_SUM) & (sums <= _LARGEST_SUM)).all()):
-            logits = torch.mm(weight, rows.t()).add_(bias.unsqueeze(1))
+            logits = _logits(rows, weight, bias)
             shift = logits.amax(0)
             powers = logits.sub_(shift).exp_()
             sums = powers.sum(0)
@@ -120,3 +120,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             to_bias = slopes.sum(1)
         return to_rows, to_weight, to_bias, None, None
+
+
+def _logits(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Of each output a row: shape (V, n)."""
+    return torch.mm(weight, rows.t()).add_(bias.unsqueeze(1))
