@@ -98,6 +98,8 @@ class Expected(Strict):
         source: Paper, table, cell; or the command that measured it.
         variants: Variants of the data that the value holds for; null for any.
         split_by: How the data have to be split for it; null for any way.
+        num_users: Users of the training split that it is of, give or take a tenth of them; null
+            for any number.
     """
 
     metric: str
@@ -106,6 +108,7 @@ class Expected(Strict):
     source: str
     variants: list[str] | None = None
     split_by: SplitBy | None = None
+    num_users: Annotated[int, Field(ge=1)] | None = None
 
 
 TRAINERS = ("federated", "central", "local", "multitask")

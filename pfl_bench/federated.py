@@ -41,6 +41,7 @@ from pfl_bench.systems.cohorts import SimulatedParticipants, digest_of
 from pfl_bench.systems.devices import Devices
 from pfl_bench.systems.sources import open_devices
 from pfl_bench.types import ConfigError, Task
+from privacy.drawn_ahead import drawn_ahead
 from privacy.mechanism import Mechanism
 
 # To be raised when the code changes the last bits of clients' updates or of their sum: a private
@@ -215,12 +216,13 @@ class FederatedTrainer:
         if self._participants.rests_on and not len(users):
             self._notices.nobody(index)
         probed = -1 if self._private is None else self._private.choose_probe(index, len(users))
+        noise = stream(self._cohort_seed, Purpose.NOISE, index)
+        noise = drawn_ahead(noise, self._mechanism, len(self.central))
         aggregate, tally = self._training.train(users, index, self.central, probed)
         self._notices.lost(index, tally.lost)
         contributions, num_clipped = aggregate.num_contributions, aggregate.num_clipped
         if self._private is not None:
             self._private.add_canaries(aggregate, index)
-        noise = stream(self._cohort_seed, Purpose.NOISE, index)
         with phase("noise"):
             release = self._mechanism.release(aggregate, noise)
         if self._private is not None:

@@ -298,7 +298,10 @@ class _Run:
             "privacy": self._trainer.statement(done),
             "canaries": _canary_summary(canaries),
             "ledger_digest": self._ledger_digest(done),
-            "data": to_json_value(asdict(replace(facts, class_names=()))),
+            "data": {
+                **to_json_value(asdict(replace(facts, class_names=()))),
+                "num_users": {s: self._task.split(s).num_users for s in self._task.split_names},
+            },
             "seconds": round(seconds, 3),
         }
         return summary | {"expected": compare(self._config, summary, metrics)}

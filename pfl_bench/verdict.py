@@ -15,7 +15,8 @@ def compare(
 
     Args:
         config: Has the published ones.
-        summary: The run's: "variant" and "data" of it.
+        summary: The run's: "variant" and "data" of it; "num_users" of the data, where a published
+            number asks for it, by split.
         metrics: The measured ones.
 
     Returns:
@@ -63,6 +64,14 @@ def _other_data(expected: Expected, summary: Mapping[str, Any]) -> str:
             f"the data are split by {split_by}; the published number is for a split by "
             f"{expected.split_by}: prepare them as the head of the row says"
         )
+    if expected.num_users is not None:
+        num_users = summary["data"]["num_users"]["train"]
+        # Copies and versions of one sample differ by a few users.
+        if abs(num_users - expected.num_users) > 0.1 * expected.num_users:
+            return (
+                f"the data have {num_users:,} training users; the published number is of "
+                f"{expected.num_users:,}: prepare them as the head of the row says"
+            )
     return ""
 
 

@@ -1,8 +1,9 @@
 """Statistics of a store: sizes of users, labels and how unequally users have them.
 
-``store`` computes them (``sizes`` and ``labels`` do the arithmetic), ``text`` lays them out,
-``figures`` draws them and ``pictures`` writes what was drawn. What only one task has, such as the
-names of its labels, is that task's own: ``tasks/<name>/statistics.py``.
+``store`` computes them (``sizes``, ``labels`` and ``columns`` do the arithmetic), ``text`` lays
+them out (with ``source``, what the source held before any choice), ``figures`` draws them and
+``pictures`` writes what was drawn. What only one task has, such as the names of its labels, is
+that task's own: ``tasks/<name>/statistics.py``.
 """
 
 from pfl_bench.stats.store import store_statistics

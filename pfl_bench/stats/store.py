@@ -32,7 +32,7 @@ def store_statistics(store: Store) -> dict[str, Any]:
     Returns:
         "path", "task", "facts" (as ``DataFacts``); "size_histogram" (``size_histogram``, with
         "all" for all splits together where there are several); "all_users", the first three of
-        what follows for users over all splits together, each counted once (LEAF's table 1);
+        what follows for users over all splits together, each counted once;
         "columns" (``column_statistics``); "name_lists", how many names each list has; "splits",
         which maps each split to what follows; and "all_splits", the same of all splits together,
         None when users may be in several of them:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+from pfl_bench.stats.aligned import aligned
 from pfl_bench.stats.sizes import PERCENTILES
+from pfl_bench.stats.source import source_lines
 
 _TABLE_LABELS = 20
 _TABLE_VALUES = 5
@@ -21,9 +23,10 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
         statistics: The result of ``store_statistics``.
 
     Returns:
-        Lines without a trailing newline: facts, a row a split, the histogram of users' sizes, the
-        commonest labels, and the columns. A row "all" has all splits together where there are
-        several; of labels and skew, where these are of different users.
+        Lines without a trailing newline: facts, a row a split, what the source held if the store
+        says so, the histogram of users' sizes, the commonest labels, and the columns. A row "all"
+        has all splits together where there are several; of labels and skew, where these are of
+        different users.
     """
     facts = statistics["facts"]
     parts = dict(statistics["splits"])
@@ -40,18 +43,19 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
         f"checksum  {facts['checksum']}",
         "",
         "examples per user (sd: population)",
-        *_table(
+        *aligned(
             ["split", "users", "examples", "mean", "sd", "min"]
             + [f"p{rank}" for rank in PERCENTILES]
             + ["max", "skewness"],
             [_size_row(name, part) for name, part in sizes.items()],
         ),
+        *source_lines(facts["extra"]),
         "",
         "users by number of examples",
         *_histogram(statistics["size_histogram"]),
         "",
         "quantity skew: the largest users who hold as many examples as all others",
-        *_table(
+        *aligned(
             ["split", "largest users", "share of users"],
             [_skew_row(name, part["quantity_skew"]) for name, part in parts.items()],
         ),
@@ -61,13 +65,13 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
         lines += [
             "",
             "labels (TV: mean total-variation distance of a user's labels from the split's)",
-            *_table(
+            *aligned(
                 ["split", "labels", "classes", "distinct/user", "TV", "commonest class:count"],
                 [_label_row(name, labels) for name, labels in labelled.items()],
             ),
             "",
             "share of users who have a class",
-            *_table(
+            *aligned(
                 ["split", "lowest", "highest", "most widespread class:share"],
                 [_share_row(name, labels) for name, labels in labelled.items()],
             ),
@@ -83,7 +87,7 @@ def _histogram(histogram: Mapping[str, Any]) -> list[str]:
         if any(counts):
             bin_name = f"{low:,}" if high == low + 1 else f"{low:,} - {high - 1:,}"
             rows.append([bin_name, *(f"{count:,}" for count in counts)])
-    return _table(["examples", *users], rows)
+    return aligned(["examples", *users], rows)
 
 
 def _columns(statistics: Mapping[str, Any]) -> list[str]:
@@ -93,7 +97,7 @@ def _columns(statistics: Mapping[str, Any]) -> list[str]:
         splits = list(statistics["splits"])
         header = ["column", "names", *splits, "commonest value:examples, all splits"]
         rows = [_column_row(name, column) for name, column in columns.items()]
-        lines += ["", "columns: how many values occur in each split", *_table(header, rows)]
+        lines += ["", "columns: how many values occur in each split", *aligned(header, rows)]
     others = [name for name in lists if name not in columns]
     if others:
         lines += ["", *(f"{name}: {lists[name]:,} names" for name in others)]
@@ -168,17 +172,3 @@ def _highest(values: Mapping[str, tuple[float, str]]) -> str:
 
 def _decimal(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
-    """Columns padded to their widest cell; the first and a last wordy one flush left."""
-    cells = [header, *rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    wordy = {0} | ({len(header) - 1} if any(":" in row[-1] for row in rows) else set())
-    return [
-        "  ".join(
-            cell.ljust(width) if column in wordy else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import zipfile
 import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from PIL import Image, UnidentifiedImageError
-
 from pfl_bench.types import DataError
+from tasks.pictures import PictureError, opened
 
 FOLDER, ARCHIVE = "img_align_celeba", "img_align_celeba.zip"
 # Where the files lie in the publisher's folders and in LEAF's.
@@ -97,13 +95,10 @@ class ImageSource:
 def why_unreadable(data: bytes) -> str | None:
     """Say what is wrong with an image; None if it can be decoded to its end."""
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with opened(data) as image:
             # An eighth of the size in grey: all the bytes are read, little is computed.
             image.draft("L", (image.width // 8, image.height // 8))
             image.load()
-    except UnidentifiedImageError:
-        # Pillow's own words are of an object in memory and its address.
-        return "it is no picture"
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        return " ".join(str(error).split())[:100]
+    except PictureError as error:
+        return str(error)
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from torch.nn import functional
 from pfl_bench.store import Store, StoredTask, open_store
 from pfl_bench.types import ConfigError, DataError, Examples
 from tasks.celeba.transform import ToNumbers
+from tasks.pictures import PictureError, opened
 
 TASK_NAME = "celeba"
 KEPT_BYTES_LIMIT = 8 << 30
@@ -111,9 +111,9 @@ class CelebaTask(StoredTask):
 
     def _decode_anew(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
         try:
-            with Image.open(io.BytesIO(data.tobytes())) as image:
+            with opened(data.tobytes()) as image:
                 scaled = image.convert("RGB").resize((self._size, self._size), self._filter)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        except PictureError as error:
             raise DataError(
                 f"task celeba: an image of {self.store.path} cannot be decoded ({error}); the "
                 "store is damaged: copy it again, or prepare the data again"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
+from tasks.pictures import PictureError
 
 SAMPLES_AHEAD = 64
 MAX_WORKERS = 8
@@ -20,7 +21,7 @@ SHOWN = 10
 # One append takes so many samples of a client at most: JPEGs of some 100 kB each.
 SAMPLES_AN_APPEND = 64
 
-# Turns a file's bytes into one value; raises SampleError if they are damaged.
+# Turns a file's bytes into one value; raises SampleError or PictureError if they are damaged.
 ReadSample = Callable[[bytes], NDArray[Any]]
 
 
@@ -95,7 +96,7 @@ def read_ahead(
             return read(content if isinstance(content, bytes) else content.read_bytes())
         except OSError as error:
             return error.strerror or str(error)
-        except SampleError as error:
+        except (SampleError, PictureError) as error:
             return str(error)
 
     def settle(sample: Sample, value: NDArray[Any] | str) -> NDArray[Any] | None:

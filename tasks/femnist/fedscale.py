@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
 from tasks.fedscale.layout import FOLDER
-from tasks.fedscale.pictures import opened
 from tasks.fedscale.published import Counts, table5
-from tasks.fedscale.samples import LeftOut, SampleError, grouped, read_ahead
+from tasks.fedscale.samples import LeftOut, grouped, read_ahead
 from tasks.fedscale.streaming import BadSamples, Options, open_layout
 from tasks.fedscale.survey import Labels
 from tasks.femnist.forms import NUM_CHARACTERS, SIDE, Form, Reading
 from tasks.femnist.nist import RAW_SIDE, to_grey
 from tasks.leaf.dealing import Gathering, Progress
+from tasks.pictures import PictureError, opened
 
 # Source: Lai et al. 2022 (FedScale), table 5.
 PUBLISHED = Counts(clients=3_400, samples=640_000, rounding=10_000)
@@ -99,17 +99,17 @@ def read_picture(content: bytes) -> NDArray[np.uint8]:
     """Decode a PNG to grey levels of shape (28, 28), 255 = white.
 
     Raises:
-        SampleError: It is no PNG, is cut, has another size or another kind of pixels.
+        PictureError: It is no PNG, is cut, has another size or another kind of pixels.
     """
     with opened(content, ("PNG",), "PNG") as image:
         if image.size not in ((SIDE, SIDE), (RAW_SIDE, RAW_SIDE)):
-            raise SampleError(
+            raise PictureError(
                 f"it is {image.width} x {image.height} pixels; FEMNIST's are {SIDE} x {SIDE}, "
                 f"or {RAW_SIDE} x {RAW_SIDE}"
             )
         if image.mode not in _MODES:
             # Sixteen bits would be cut off, not scaled.
-            raise SampleError(f"its pixels are of kind {image.mode}; must be 8 bits or fewer")
+            raise PictureError(f"its pixels are of kind {image.mode}; must be 8 bits or fewer")
         return to_grey(image)
 
 

@@ -51,6 +51,7 @@ class Form:
         read: Reads a folder and gathers what it holds, in ``FIELDS``: takes the folder, a
             gathering and a progress, and its own options by name.
         options: Options of preparing that this form has and not all others.
+        is_leafs: Whether it is what LEAF's own tools make, which its table 1 counts.
     """
 
     variant: str
@@ -58,6 +59,7 @@ class Form:
     is_there: Callable[[Path], bool]
     read: Callable[..., Reading]
     options: tuple[str, ...] = ()
+    is_leafs: bool = False
 
 
 def to_bytes(pixels: NDArray[Any], where: str) -> tuple[NDArray[np.uint8], float]:

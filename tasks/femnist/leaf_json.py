@@ -116,5 +116,6 @@ FORMS = (
         looked_for=LOOKED_FOR,
         is_there=lambda source: bool(find_files(source)),
         read=read,
+        is_leafs=True,
     ),
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tasks.fedscale.layout import FOLDER
 from tasks.femnist.forms import NUM_CHARACTERS, SIDE, Form, Reading
 from tasks.leaf.dealing import Gathering, Progress
 from tasks.leaf.plan import UNSPLIT
+from tasks.pictures import PictureError, opened
 
 SEARCH_DEPTH = 3
 RAW_SIDE = 128
@@ -175,8 +175,6 @@ def _classes_by_digest(by_class: Path, progress: Progress) -> tuple[dict[bytes, 
 
 def _load(path: Path, classes: dict[bytes, int]) -> tuple[NDArray[np.uint8], int] | str:
     """Load one image; returns it with its class, or which of ``PROBLEMS`` it has."""
-    from PIL import Image
-
     try:
         data = path.read_bytes()
     except OSError:
@@ -185,11 +183,11 @@ def _load(path: Path, classes: dict[bytes, int]) -> tuple[NDArray[np.uint8], int
     if label is None or label == AMBIGUOUS:
         return "unmatched" if label is None else "ambiguous"
     try:
-        with Image.open(BytesIO(data)) as image:
+        with opened(data) as image:
             if image.size != (RAW_SIDE, RAW_SIDE):
                 return "wrong_size"
             return to_grey(image), label
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+    except PictureError:
         return "unreadable"
 
 
@@ -215,5 +213,6 @@ FORMS = (
         looked_for=LOOKED_FOR,
         is_there=is_there,
         read=read,
+        is_leafs=True,
     ),
 )

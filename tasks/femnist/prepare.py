@@ -11,6 +11,7 @@ from tasks.femnist import fedscale, leaf_json, nist, qmnist, tff
 from tasks.femnist.forms import FIELDS, SIDE, Form
 from tasks.leaf.dealing import DealOptions, Gathering, Progress, write_dealt
 from tasks.leaf.forms import choose_form
+from tasks.leaf.table1 import FEMNIST, compare
 
 FORMS: tuple[Form, ...] = (
     *leaf_json.FORMS,
@@ -83,7 +84,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         progress: Called with what is being done, how much is done, and of how much if known.
 
     Returns:
-        Facts for printing: variant, source, splits with their counts, and what was dropped.
+        Facts for printing: variant, source, splits with their counts, what was dropped, and of
+        LEAF's own forms how the counts compare with the published ones.
 
     Raises:
         DataError: The folder holds none of the forms or several, or a file is damaged; the
@@ -109,6 +111,10 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     with Gathering(out, FIELDS) as gathering:
         reading = form.read(source, gathering, progress, **own)
         dealing = gathering.deal(options, published_as=reading.split_by)
+        extra = dict(reading.extra)
+        if form.is_leafs:
+            sizes = gathering.examples_per_user().values()
+            extra |= compare(sizes, FEMNIST, "images of characters")
         counts = write_dealt(
             out,
             dealing,
@@ -118,11 +124,11 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             num_classes=reading.num_classes,
             input_shape=(SIDE, SIDE),
             fields=FIELDS,
-            extra=reading.extra,
+            extra=extra,
             names={},
             progress=progress,
         )
-    facts = {**dealing.facts, **reading.extra}
+    facts = {**dealing.facts, **extra}
     return {"variant": form.variant, "source": reading.source, "splits": counts, **facts}
 
 

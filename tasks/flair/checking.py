@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Literal, NamedTuple
+
+from tasks.pictures import PictureError, opened
 
 # Kinds that make an image unusable; all other kinds are reported only.
 BAD_KINDS = ("missing", "unreadable", "wrong_size", "contradictory", "without_user")
@@ -74,11 +75,9 @@ def examine(data: bytes, side: int, check: Check) -> Finding:
         side: Pixels that width and height must have.
         check: "decode" also finds files that are cut; "headers" believes the header.
     """
-    from PIL import Image, UnidentifiedImageError
-
     kinds = []
     try:
-        with Image.open(BytesIO(data), formats=("JPEG", "PNG")) as image:
+        with opened(data, ("JPEG", "PNG"), "JPEG or PNG picture") as image:
             if image.size != (side, side):
                 width, height = image.size
                 return Finding(("wrong_size",), f"{width} x {height}")
@@ -92,11 +91,8 @@ def examine(data: bytes, side: int, check: Check) -> Finding:
                 small = max(1, side // DRAFT_FRACTION)
                 image.draft("L", (small, small))
                 image.load()
-    except UnidentifiedImageError:
-        # Pillow's own words are of an object in memory and its address.
-        return Finding(("unreadable",), "it is no JPEG or PNG picture")
-    except Exception as error:  # of many types: whatever a broken file does to a decoder
-        return Finding(("unreadable",), " ".join(str(error).split())[:120] or type(error).__name__)
+    except PictureError as error:
+        return Finding(("unreadable",), str(error))
     return Finding(tuple(kinds)) if kinds else FINE
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Sequence
 from typing import Literal
@@ -10,11 +9,11 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
 from pfl_bench.types import ConfigError, DataError
+from tasks.pictures import PictureError, opened
 
 Bytes = NDArray[np.uint8]
 JPEG_START = b"\xff\xd8"
@@ -126,9 +125,9 @@ def _decode_on_gpu(
 def _decode_on_cpu(picture: Bytes, name: str) -> Tensor:
     """Decode to a tensor of shape (side, side, 3)."""
     try:
-        with Image.open(io.BytesIO(picture.tobytes())) as opened:
-            return torch.from_numpy(np.array(opened.convert("RGB")))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        with opened(picture.tobytes()) as image:
+            return torch.from_numpy(np.array(image.convert("RGB")))
+    except PictureError as error:
         raise DataError(
             f"{name} cannot be decoded ({error}); the store is damaged: copy it again, or prepare "
             "the data again"

@@ -11,7 +11,6 @@ Only images with one coarse label count, as in the paper.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.store import StoreSplit
 from pfl_bench.types import DataError
+from tasks.pictures import PictureError, opened
 
 Progress = Callable[[str, int, int | None], None]
 Channels = Literal["rgb", "luminance"]
@@ -148,12 +148,10 @@ def _fill(images: LabelledImages, channels: Channels, first: int, out: NDArray[n
 
 def _decode(encoded: NDArray[np.uint8], split: StoreSplit, example: int) -> NDArray[np.uint8]:
     """Decode an image: shape (3, height, width)."""
-    from PIL import Image
-
     try:
-        with Image.open(io.BytesIO(encoded.tobytes())) as image:
+        with opened(encoded.tobytes()) as image:
             return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except PictureError as error:
         (name,) = split.read("image_id", example, example + 1)
         raise DataError(
             f"split {split.name!r}, image {bytes(name).decode(errors='replace')} (example "

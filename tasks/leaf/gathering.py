@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -119,6 +120,15 @@ class Gathering:
         if split in self._names:
             return self._names[split]
         return list(self._spools[split].clients) if split in self._spools else []
+
+    def examples_per_user(self) -> Counter[str]:
+        """Examples of each user over all splits, before any is dropped; of what has been dealt."""
+        totals: Counter[str] = Counter()
+        for name, spool in self._spools.items():
+            sizes = spool.examples_per_client().tolist()
+            for user, size in zip(self._names[name], sizes, strict=True):
+                totals[user] += size
+        return totals
 
     def deal(
         self,

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from pfl_bench.types import KeepProduct
+from tasks.leaf.torch_func import under_torch_func
 
 # Fewer rows or weights are no faster than by the library's functions.
 FEWEST_ROWS, FEWEST_WEIGHTS = 16, 1 << 18
@@ -63,7 +64,7 @@ def _has_own_passes(layer: nn.Linear, rows: Tensor, targets: Tensor) -> bool:
         and targets.shape == rows.shape[:1]
         and torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
-        and not any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
+        and not under_torch_func(tensors)
         and _is_plain(layer)
     )
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from pfl_bench.types import KeepProduct
 from tasks.leaf.lstm_lanes import lstm_lanes
+from tasks.leaf.torch_func import under_torch_func
 
 # Where a layer's own passes are faster on one thread of a CPU than oneDNN's: with few steps, over
 # which oneDNN's preparations are not spread, of many units, beside whose products Python's part is
@@ -78,8 +79,7 @@ class LstmLayer(nn.Module):
             Shape (n, T, H): the output of each step.
         """
         weights = (self.weight_ih, self.weight_hh, self.bias)
-        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, (inputs, *weights))):
-            # Opacus takes gradients of single examples by torch.func, which sees through these.
+        if under_torch_func((inputs, *weights)):
             return _plain(inputs, *weights)
         if self._has_own_passes(inputs):
             # In float32 under autocast too, which casts the weights at each step: two layers of 256

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from tasks.fedscale.pictures import opened
+from tasks.pictures import opened
 
 FORMATS = ("JPEG", "PNG")
 # Decoding at an eighth of the size finds a cut file all the same, in half the time.
@@ -18,7 +18,7 @@ def check_picture(content: bytes) -> NDArray[np.uint8]:
     """Give a picture's bytes back if it can be decoded to its end.
 
     Raises:
-        SampleError: It cannot.
+        PictureError: It cannot.
     """
     with opened(content, FORMATS, _WHAT) as picture:
         small = [max(1, side // _DRAFT_FRACTION) for side in picture.size]
@@ -38,7 +38,7 @@ def decode_picture(content: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
         Shape (size, size, 3).
 
     Raises:
-        SampleError: The picture cannot be decoded.
+        PictureError: The picture cannot be decoded.
     """
     with opened(content.tobytes(), FORMATS, _WHAT) as picture:
         colour = picture.convert("RGB")

@@ -13,10 +13,10 @@ from pydantic import Field
 
 from pfl_bench.store import Store, open_store
 from pfl_bench.types import ConfigError, DataError, Examples
-from tasks.fedscale.samples import SampleError
 from tasks.fedscale.stored import LabelledTask, TaskOptions
 from tasks.openimage.pictures import decode_picture
 from tasks.openimage.transform import FlipNormalize
+from tasks.pictures import PictureError
 
 TASK_NAME = "openimage"
 KEPT_BYTES_LIMIT = 8 << 30
@@ -84,7 +84,7 @@ class OpenImageTask(LabelledTask):
     def _decode_anew(self, content: NDArray[np.uint8]) -> NDArray[np.uint8]:
         try:
             return decode_picture(content, self._size)
-        except SampleError as error:
+        except PictureError as error:
             raise DataError(
                 f"task openimage: a picture of {self.store.path} cannot be decoded ({error}); the "
                 "store is damaged: copy it again, or prepare the data again"

@@ -165,7 +165,7 @@ def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
                 )
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise DataError(
-            f"{path}: cut or damaged after line {number} ({error}); get it anew"
+            f"{path}: cut or damaged somewhere after line {number} ({error}); get it anew"
         ) from error
     if rest.strip():
         yield number + 1, rest
@@ -183,7 +183,8 @@ def _content(path: Path, file: IO[bytes]) -> Iterator[bytes]:
         stream = bz2.BZ2File(file)
     elif path.suffix == ".xz":
         stream = lzma.LZMAFile(file)  # noqa: SIM115
-    while chunk := stream.read(_CHUNK):
+    # One read at a time: what a cut file holds before its end is given before the error.
+    while chunk := stream.read1(_CHUNK):
         yield chunk
 
 

@@ -44,7 +44,13 @@ def gather(
 
     Raises:
         DataError: A dump is cut or damaged, holds no comments, or no comment is left.
+        ConfigError: No user could have so few comments and so many.
     """
+    if options.max_comments is not None and options.max_comments < options.min_examples:
+        raise ConfigError(
+            f"max_comments {options.max_comments} is below min_examples {options.min_examples}, so "
+            "that no user could be kept; raise max_comments or lower min_examples"
+        )
     cleaner = Cleaner(options)
     facts: Counter[str] = Counter()
     incomplete: list[str] = []

@@ -12,12 +12,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pfl_bench.store import Store, StoreSplit
 from pfl_bench.types import DataError
+from tasks.leaf.table1 import REDDIT, TITLE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Source: Caldas et al. 2018 (LEAF), table 1.
-PUBLISHED = {"users": 1_660_820, "comments": 56_587_343, "mean": 34.07, "sd": 62.95}
+PUBLISHED = {
+    "users": REDDIT.users,
+    "comments": REDDIT.samples,
+    "mean": REDDIT.mean,
+    "sd": REDDIT.sd,
+}
 PERCENTILES = (10, 25, 50, 75, 90)
 _FIELDS = ("tokens", "first", "counted", "subreddit")
 _BLOCK_EXAMPLES = 1 << 18
@@ -135,7 +140,7 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
     """Lay out what ``statistics`` gives as plain text, without a trailing newline."""
     here, published = statistics["comments_per_user"], statistics["published"]
     lines = [statistics["notice"].upper()] if statistics["notice"] else []
-    lines.append(f"{'comments':14}{'here':>16}{'LEAF, table 1':>16}")
+    lines.append(f"{'comments':14}{'here':>16}{TITLE:>16}")
     lines += [f"{key:14}{here[key]:>16,}{published[key]:>16,}" for key in ("users", "comments")]
     for key, name in (("mean", "mean a user"), ("sd", "sd (population)")):
         lines.append(f"{name:15}{here[key]:>15.2f}{published[key]:>16.2f}")

@@ -94,6 +94,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     # Before the tweets are read, which takes minutes.
     given = None if options.vocabulary is None else read_words(Path(options.vocabulary))
     tally = Tally()
+    if options.manual == "leave_out":
+        tally.counted += ", without those labelled by hand"
     with Gathering(out, GATHERED) as gathering:
         _gather(tweets, gathering, tally, options, progress)
         if options.manual == "test" and "test" not in gathering.splits:

@@ -16,7 +16,7 @@ from tasks.leaf.json_files import UNSPLIT, LeafUser, check_splits, read_users
 from tasks.shakespeare import gutenberg
 from tasks.shakespeare.characters import CHARACTERS, OTHER, encode
 from tasks.shakespeare.options import Options
-from tasks.shakespeare.published import TABLE_1, describe
+from tasks.shakespeare.published import describe
 from tasks.shakespeare.windows import (
     LENGTH,
     client_name,
@@ -76,8 +76,7 @@ class Reading:
         """For the store, and for printing."""
         facts: dict[str, Any] = {
             **self.notes,
-            "all_windows": describe(np.array(list(self.sizes.values()), dtype=np.int64)),
-            "published_table_1": TABLE_1,
+            **describe(self.sizes.values()),
             "plays": len(self.plays),
             "other_characters": self.other_characters,
         }

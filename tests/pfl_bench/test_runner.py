@@ -243,14 +243,18 @@ def test_expected_numbers_get_a_verdict() -> None:
         entry(0.9, metric="test/f1"),
         entry(0.905, split_by="user"),
         entry(0.905, split_by="example"),
+        entry(0.905, num_users=66),
+        entry(0.905, num_users=67),
     ]
     config = make_config("federated", expected=entries).config
-    summary = {"variant": "digits", "data": {"split_by": "user"}}
+    summary = {"variant": "digits", "data": {"split_by": "user", "num_users": {"train": 60}}}
     rows = compare(config, summary, {"test/accuracy": 0.9})
     verdicts = [row["verdict"] for row in rows]
     other = "not comparable"
-    assert verdicts == ["reproduced", "differs", other, other, "reproduced", other]
+    of_data = ["reproduced", other, "reproduced", other]
+    assert verdicts == ["reproduced", "differs", other, other, *of_data]
     assert "split by user" in rows[5]["why"]
+    assert "the data have 60 training users; the published number is of 67" in rows[7]["why"]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from tasks.celeba.drawing import SKINS, Looks, draw_face
 from tasks.celeba.generate import NAMES, generate
 from tasks.celeba.generate import Options as GenerateOptions
 from tasks.celeba.prepare import Options, column_names, prepare
-from tasks.celeba.published import IDENTITIES, IMAGES, SAMPLES, USERS, table1
+from tasks.celeba.published import IDENTITIES, IMAGES, table1
 from tasks.celeba.tables import read_identities
+from tasks.leaf.table1 import CELEBA
 
 ATTRIBUTES_FILE, IDENTITY_FILE = "list_attr_celeba.txt", "identity_CelebA.txt"
 
@@ -263,16 +264,24 @@ def test_the_publishers_own_folders_are_searched(source: Path, tmp_path: Path) -
 
 
 def test_counts_of_the_whole_data_are_compared_with_leafs() -> None:
-    few = IDENTITIES - USERS
+    few, left_out = IDENTITIES - CELEBA.users, IMAGES - CELEBA.samples
     # 834 celebrities with fewer than five images have the 2,311 that LEAF leaves out.
-    small = [3] * (IMAGES - SAMPLES - 2 * few) + [2] * (3 * few - (IMAGES - SAMPLES))
-    mean, more = divmod(SAMPLES, USERS)
-    facts = table1([*small, *[mean + 1] * more, *[mean] * (USERS - more)])
+    small = [3] * (left_out - 2 * few) + [2] * (3 * few - left_out)
+    mean, more = divmod(CELEBA.samples, CELEBA.users)
+    kept = [*[mean + 1] * more, *[mean] * (CELEBA.users - more)]
+    facts = table1([*small, *kept])
     assert [line.partition(":")[0] for line in facts["differs_from_published"]] == ["sd"]
-    assert table1([5, 7, 4]) == {
-        "table1": {"users": 2, "samples": 12, "mean": 6.0, "sd": 1.0},
-        "differs_from_published": None,
-    }
+    assert facts["table1"]["counted"] == "images of celebrities with at least 5"
+    # Celebrities with few images are in what CelebA's page counts, not in LEAF's.
+    facts = table1([*small[1:], *kept])
+    assert facts["differs_from_published"][:2] == [
+        f"images: {IMAGES - small[0]:,} here, 202,599 published",
+        "celebrities: 10,176 here, 10,177 published",
+    ]
+    part = table1([5, 7, 4])
+    assert part["differs_from_published"] is None
+    counts = {key: part["table1"][key] for key in ("users", "samples", "mean", "sd")}
+    assert counts == {"users": 2, "samples": 12, "mean": 6.0, "sd": 1.0}
 
 
 def test_generated_files_have_the_published_form(published: Path) -> None:

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -63,12 +64,24 @@ def test_a_cut_dump_is_an_error_that_names_file_and_line(tmp_path: Path, suffix:
         list(read_comments(path))
 
 
+@pytest.mark.parametrize("suffix", [".json.gz", ".bz2", ".xz", ".zst"])
+def test_what_a_cut_dump_holds_before_its_end_is_read(tmp_path: Path, suffix: str) -> None:
+    # Of random words, so that the packed file is long and the first half can be unpacked.
+    rng = random.Random(5)
+    rows = (line(id=f"c{n}", body=rng.randbytes(2000).hex()) for n in range(1000))
+    packed = PACKINGS[suffix]("\n".join(rows).encode())
+    path = tmp_path / f"RC_2017-12{suffix}"
+    path.write_bytes(packed[: len(packed) * 3 // 4])
+    with pytest.raises(DataError, match=r"cut or damaged somewhere after line [3-7]\d\d"):
+        list(read_comments(path))
+
+
 def test_a_zst_dump_that_is_cut_between_two_lines_is_an_error_too(tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
     frame = zstandard.ZstdCompressor().compress((line() + "\n").encode())
     path = tmp_path / "RC.zst"
     path.write_bytes(frame + frame[:-4])
-    with pytest.raises(DataError, match=r"RC.zst: cut or damaged after line 1"):
+    with pytest.raises(DataError, match=r"RC.zst: cut or damaged somewhere after line 1"):
         list(read_comments(path))
     path.write_bytes(frame + frame)
     assert len(list(read_comments(path))) == 2

@@ -396,6 +396,14 @@ def test_dumps_of_which_nothing_is_left(
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
 
 
+def test_more_comments_wanted_than_allowed_is_refused(tmp_path: Path) -> None:
+    write_dump(tmp_path / "raw", [dump_row("ann", n) for n in range(6)])
+    options = WORDS.model_copy(update={"max_comments": 4})
+    with pytest.raises(ConfigError, match=r"max_comments 4 is below min_examples 5"):
+        prepare(tmp_path / "raw", tmp_path / "r.h5", options, quiet)
+    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
 def test_a_folder_with_both_forms_or_neither_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no public form of Reddit"):
         prepare(tmp_path, tmp_path / "r.h5", Options(), quiet)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from pfl_bench.store import Store
 from pfl_bench.types import ConfigError, DataError
+from tasks.leaf.table1 import SENT140
 from tasks.sent140 import prepare as module
 from tasks.sent140.embeddings import read_vectors, read_words
 from tasks.sent140.prepare import Options, prepare
-from tasks.sent140.published import MEAN, SAMPLES, SD, USERS, Tally
+from tasks.sent140.published import Tally
 from tasks.sent140.words import choose_vocabulary, split_words, to_ids
 from tests.helpers import REPOSITORY
 
@@ -181,6 +182,7 @@ def test_manual_and_neutral_tweets(
     assert facts["neutral"]["samples"] == neutral
     # LEAF's table counts neutral tweets, whatever becomes of them here.
     assert facts["table1"]["samples"] == (78 if "manual" in options else 81)
+    assert ("without those" in facts["table1"]["counted"]) == ("manual" in options)
 
 
 def test_figure_3_takes_users_with_enough_tweets(tmp_path: Path) -> None:
@@ -399,15 +401,16 @@ def test_damaged_vectors_are_refused(
 
 
 def test_counts_of_the_whole_data_are_compared_with_the_published_ones() -> None:
-    tally = Tally(users=Counter({"a": 3, "b": 1}))
-    assert tally.facts()["table1"] == {"users": 2, "samples": 4, "mean": 2.0, "sd": 1.0}
-    users = Counter({f"user{number}": 2 for number in range(USERS - 1)})
-    users["heavy"] = SAMPLES - 2 * (USERS - 1)
+    part = Tally(users=Counter({"a": 3, "b": 1})).facts()["table1"]
+    counts = {key: part[key] for key in ("users", "samples", "mean", "sd")}
+    assert counts == {"users": 2, "samples": 4, "mean": 2.0, "sd": 1.0}
+    users = Counter({f"user{number}": 2 for number in range(SENT140.users - 1)})
+    users["heavy"] = SENT140.samples - 2 * (SENT140.users - 1)
     whole = Tally(users=users).facts()
     # Users, samples and their mean are right, the spread is not.
     assert [line.partition(":")[0] for line in whole["differs_from_published"]] == ["sd"]
-    assert round(whole["table1"]["mean"], 2) == MEAN
-    assert round(whole["table1"]["sd"], 2) != SD
+    assert round(whole["table1"]["mean"], 2) == SENT140.mean
+    assert round(whole["table1"]["sd"], 2) != SENT140.sd
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real rows (shared/data/sent140) are not here")

@@ -83,8 +83,9 @@ def test_the_whole_text_becomes_windows_by_role(tmp_path: Path) -> None:
     for name, text in TEXTS.items():
         play = YARD if "YARD" in name else ERRORS
         assert found["train"][name] == [(*window, play) for window in windows_of(text)]
-    assert facts["all_windows"]["users"] == 4
-    assert facts["all_windows"]["examples"] == sum(SIZES.values())
+    assert facts["table1"]["users"] == 4
+    assert facts["table1"]["samples"] == sum(SIZES.values())
+    assert facts["differs_from_published"] is None  # a part, by the number of its windows
     assert facts["roles_with_fewer_lines_than_3"] == 1
     assert facts["roles_with_at_most_80_characters"] == 1
     assert facts["plays"] == 2
@@ -242,11 +243,13 @@ def test_the_real_text_gives_table_1_but_for_one_role(tmp_path: Path) -> None:
         "edition": "January 1994",
     }
     assert "warning" not in facts
-    stats = facts["all_windows"]
+    stats = facts["table1"]
     assert stats["users"] == 1129 + 1
-    assert stats["examples"] == 4_226_158 + 48
+    assert stats["samples"] == 4_226_158 + 48
     assert stats["mean"] == pytest.approx(3740.01, abs=0.005)
     assert stats["sd"] == pytest.approx(6210.49, abs=0.005)
+    assert stats["skewness"] == pytest.approx(3.354, abs=0.0005)
+    assert stats["histogram"]["users"] == [706, 126, 72, 56, 38, 33, 31, 16, 8, 11]
     assert facts["plays"] == gutenberg.EDITION_PLAYS
     assert facts["other_characters"] == 0
     assert facts["splits"]["train"]["users"] == 118

@@ -202,9 +202,9 @@ def test_missing_and_repeated_windows_do_not_hide_what_windows_share(
 
 
 def test_statistics_are_those_of_leaf_s_tool() -> None:
-    stats = describe(np.array([10, 2000, 1999, 30_000, 20_000]))
+    stats = describe([10, 2000, 1999, 30_000, 20_000])["table1"]
     assert stats["users"] == 5
-    assert stats["examples"] == 54_009
+    assert stats["samples"] == 54_009
     assert stats["mean"] == pytest.approx(10_801.8)
     assert stats["sd"] == pytest.approx(np.std([10, 2000, 1999, 30_000, 20_000]))  # population
     assert stats["histogram"]["users"] == [2, 1, 0, 0, 0, 0, 0, 0, 0, 1]

@@ -1,0 +1,70 @@
+"""The vocabulary of the toolkit: frozen dataclasses, Protocols and errors.
+
+This package imports nothing else of ours. Everything that two rooms exchange is named here, so that
+a task, an engine and a trainer can be written and read without one another. Whoever uses a name
+imports it from here, not from the module that has it.
+"""
+
+from pfl_bench.types.data import DataFacts, Examples, FederatedSplit, RemoteFile, SplitBy
+from pfl_bench.types.errors import (
+    ConfigError,
+    CrewError,
+    DataError,
+    PluginError,
+    RunFolderError,
+    UserInputError,
+)
+from pfl_bench.types.evaluation import Metric, PersonalModels
+from pfl_bench.types.layers import ComputesInLanes, CountsFlops, GivesProducts, KeepProduct
+from pfl_bench.types.tasks import (
+    BatchTransform,
+    GivesExampleLosses,
+    HasColumns,
+    ReadsOnDevice,
+    SkipsOutputs,
+    Task,
+    TransformsBatches,
+)
+from pfl_bench.types.training import (
+    Algorithm,
+    CorrectsSteps,
+    Engine,
+    LocalResult,
+    LocalTraining,
+    Sampler,
+    SendsMore,
+)
+
+__all__ = [
+    "Algorithm",
+    "BatchTransform",
+    "ComputesInLanes",
+    "ConfigError",
+    "CorrectsSteps",
+    "CountsFlops",
+    "CrewError",
+    "DataError",
+    "DataFacts",
+    "Engine",
+    "Examples",
+    "FederatedSplit",
+    "GivesExampleLosses",
+    "GivesProducts",
+    "HasColumns",
+    "KeepProduct",
+    "LocalResult",
+    "LocalTraining",
+    "Metric",
+    "PersonalModels",
+    "PluginError",
+    "ReadsOnDevice",
+    "RemoteFile",
+    "RunFolderError",
+    "Sampler",
+    "SendsMore",
+    "SkipsOutputs",
+    "SplitBy",
+    "Task",
+    "TransformsBatches",
+    "UserInputError",
+]

@@ -1,0 +1,167 @@
+"""Training: who takes part in a round, how a client trains and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+
+class Sampler(Protocol):
+    """Draws a round's users, and knows what its randomness is worth in privacy."""
+
+    @property
+    def scheme(self) -> str:
+        """How users are drawn: "poisson", "cyclic_poisson", "fixed_size" or "full"."""
+
+    def draw(self, rng: np.random.Generator, round_index: int = 1) -> NDArray[np.int64]:
+        """Draw the users of a round (from 1), sorted, none twice; may be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalResult:
+    """What one client's local training gives.
+
+    Attributes:
+        user: Index of the user in the training split.
+        update: Shape (P,), local minus central parameters, float32; valid until the next client.
+        num_examples: Examples that the client trained on, once each.
+        num_steps: Local optimizer steps.
+        loss: Mean training loss over the local steps, a scalar tensor.
+        num_processed: Examples that went through the local steps, again in each epoch.
+        start_loss: Mean loss of the central parameters on the client's examples, before it trains;
+            None unless ``LocalTraining.measures_start``.
+    """
+
+    user: int
+    update: Tensor
+    num_examples: int
+    num_steps: int
+    loss: Tensor
+    num_processed: int
+    start_loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTraining:
+    """How a client trains: what engines execute.
+
+    A local step takes the gradient of the loss (0 for a parameter that takes no part in it),
+    clipped; then adds ``proximal_weight * (local - central)``, what an algorithm that
+    ``CorrectsSteps`` has for the client, and ``weight_decay * local``. Of that sum g it makes
+    ``v = momentum * v + g``, where v is zero before a client's first step of a round, and moves the
+    local parameters by ``-rate * v``: torch.optim.SGD without dampening, not Nesterov's, begun anew
+    for each client in each round.
+
+    Attributes:
+        epochs: Passes over the client's examples.
+        max_steps: Stop after so many steps even if epochs are left; None for no limit.
+        batch_size: Examples a step; the last batch of an epoch may be smaller (but see below).
+        learning_rate: Rate of local SGD; of a run with a ``schedule``, the full one.
+        proximal_weight: FedProx's mu: adds mu * (local - central) to each gradient; 0 for FedAvg.
+        gradient_clip_norm: Bound of the L2 norm of each weight tensor's gradient; None for none.
+        gradient_clip_global_norm: Bound of the L2 norm of the whole gradient, all weight tensors
+            together; None for none. At most one of the two is given.
+        batches_across_epochs: Whether batches run over the ends of epochs; the last batch of all
+            may then be smaller, and no other.
+        batch_fraction: Minibatch SGD: one single step on this fraction of the client's examples,
+            drawn without replacement, at least one; ``epochs``, ``max_steps`` and ``batch_size``
+            do not matter then. None for steps as those say.
+        measures_start: Whether a client first computes the loss of the central parameters on all
+            of its examples, as they were read for training: without dropout or random transforms.
+        momentum: From 0 to below 1; 0 for none.
+        weight_decay: Coupled L2 penalty, 0 or larger; 0 for none.
+        schedule: From a round, 1-based, to the fraction of ``learning_rate`` that its clients use;
+            None for all of it in each round.
+    """
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    max_steps: int | None = None
+    proximal_weight: float = 0.0
+    gradient_clip_norm: float | None = None
+    batches_across_epochs: bool = False
+    batch_fraction: float | None = None
+    gradient_clip_global_norm: float | None = None
+    measures_start: bool = False
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: Callable[[int], float] | None = None
+
+    def rate(self, round_index: int) -> float:
+        """Rate of the local steps of a round, 1-based."""
+        factor = 1.0 if self.schedule is None else self.schedule(round_index)
+        return self.learning_rate * factor
+
+
+class Algorithm(Protocol):
+    """A federated algorithm: how a client trains and what the centre does with the mean update."""
+
+    @property
+    def uploads(self) -> tuple[str, ...]:
+        """What each client sends. Mechanisms cover ("update",) and nothing else."""
+
+    @property
+    def local_training(self) -> LocalTraining:
+        """How each client trains."""
+
+    def central_gradient(self, mean_update: Tensor, out: Tensor) -> None:
+        """Write to ``out``, shape (P,), the gradient that the central optimizer takes."""
+
+
+@runtime_checkable
+class CorrectsSteps(Protocol):
+    """What an algorithm also has that adds a vector of the client's own to its local gradients."""
+
+    def begin(self, num_users: int, central: Tensor) -> None:
+        """Take note of the run; called once, before the first round.
+
+        Args:
+            num_users: Users of the training split.
+            central: Shape (P,), on the device of training; its values do not matter.
+        """
+
+    def correction(self, user: int) -> Tensor | None:
+        """What is added to the gradient of each of a user's steps in this round.
+
+        Gradients are clipped without it.
+
+        Returns:
+            Shape (P,), valid until the next call; None for nothing.
+        """
+
+
+@runtime_checkable
+class SendsMore(Protocol):
+    """What an algorithm also has whose centre sends clients more than the central parameters."""
+
+    @property
+    def downloads(self) -> tuple[str, ...]:
+        """What each client is sent: vectors of P parameters."""
+
+
+class Engine(Protocol):
+    """Runs the local training of a round's clients."""
+
+    @property
+    def description(self) -> str:
+        """What decides the rounding of its results, such as "vectorized, 16 lanes"."""
+
+    @property
+    def trains_alone(self) -> bool:
+        """Whether a client's update is the same bits whoever else is trained."""
+
+    def train(
+        self, users: NDArray[np.int64], round_index: int, central: Tensor
+    ) -> Iterator[LocalResult]:
+        """Train each user from ``central``, shape (P,); a result says whose it is.
+
+        Results come in an order that depends on nothing but the arguments, not always that of
+        ``users``.
+        """

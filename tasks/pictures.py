@@ -1,0 +1,48 @@
+"""Pictures in the data of several tasks: opened, and what is wrong with them said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+class PictureError(ValueError):
+    """A picture cannot be decoded, or is not as it should be; the message says why."""
+
+
+@contextmanager
+def opened(
+    content: bytes, formats: tuple[str, ...] | None = None, what: str = "picture"
+) -> Iterator[Image.Image]:
+    """Open a picture; whatever Pillow refuses it by, now or while it is used, is a PictureError.
+
+    Args:
+        content: The bytes.
+        formats: Pillow's names of the formats that it may have; None for all that Pillow reads.
+        what: What it is to be, for messages.
+
+    Yields:
+        The picture. No more is to be done with it inside than to look at it and to decode it:
+        what fails there is said of the picture.
+
+    Raises:
+        PictureError: It cannot be decoded.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(BytesIO(content), formats=formats) as picture:
+            yield picture
+    except (PictureError, MemoryError):
+        raise
+    except UnidentifiedImageError as error:
+        # Pillow's own words are of an object in memory and its address.
+        raise PictureError(f"it is no {what}") from error
+    except Exception as error:
+        # Of many types: a PNG without its palette is an AssertionError, in Pillow 10 a TypeError.
+        raise PictureError(" ".join(str(error).split())[:120] or type(error).__name__) from error
