@@ -225,6 +225,7 @@ class FederatedTrainer:
             self._private.add_canaries(aggregate, index)
         with phase("noise"):
             release = self._mechanism.release(aggregate, noise)
+        del noise  # what was drawn ahead takes memory
         if self._private is not None:
             with phase("ledger"):
                 self._private.record(index, users, release, aggregate)

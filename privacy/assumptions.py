@@ -74,7 +74,7 @@ def stated_assumptions(guarantee: Guarantee) -> Iterator[str]:
     )
     yield (
         f"Composition: {count(guarantee.rounds)} {step}s, all of them together. A {step} more, or "
-        "another training on the same data, costs more."
+        "another training on the same data, mostly costs more, and never less."
     )
 
 

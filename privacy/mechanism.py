@@ -199,6 +199,17 @@ class MovesBound(Protocol):
         """Take over the bound of the coming round from the process that moves it."""
 
 
+@runtime_checkable
+class BeginsWithNormals(Protocol):
+    """What a mechanism also has whose release begins with P draws of ``rng.standard_normal``.
+
+    They are then drawn while clients train (``privacy.drawn_ahead``), and no other method of the
+    stream may be called until all P were asked for, ``standard_normal(n)`` by whole numbers n.
+    """
+
+    begins_with_normals: bool
+
+
 class Stateless:
     """What a mechanism has of which nothing changes from round to round."""
 

@@ -38,7 +38,8 @@ def opened(
     try:
         with Image.open(BytesIO(content), formats=formats) as picture:
             yield picture
-    except (PictureError, MemoryError):
+    except (PictureError, MemoryError, NameError, ImportError):
+        # The last two are of our code, whoever reads the picture.
         raise
     except UnidentifiedImageError as error:
         # Pillow's own words are of an object in memory and its address.

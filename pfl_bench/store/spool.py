@@ -195,4 +195,5 @@ class Spool:
 
 
 def _as_int64(values: array[int]) -> NDArray[np.int64]:
-    return np.array(values, dtype=np.int64)
+    """The array's own memory, which cannot grow while the result is kept."""
+    return np.frombuffer(values, np.int64) if values else np.empty(0, np.int64)

@@ -96,6 +96,7 @@ class AdaptiveGaussian:
     noise_shape: NoiseShape = "gaussian"
     correlates_rounds = False
     randomizes_clients = False
+    begins_with_normals = True
 
     def __init__(self, options: Options, noise: NoiseScale) -> None:
         self._options = options

@@ -109,6 +109,7 @@ class BandedMatrixFactorization:
     is_private = True
     noise_shape: NoiseShape = "gaussian"
     randomizes_clients = False
+    begins_with_normals = True
     count_noise_stddev: float | None = None
 
     def __init__(self, options: Options, noise: NoiseScale) -> None:

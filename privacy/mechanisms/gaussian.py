@@ -77,6 +77,7 @@ class Gaussian(Stateless):
     noise_shape: NoiseShape = "gaussian"
     correlates_rounds = False
     randomizes_clients = False
+    begins_with_normals = True
     count_noise_stddev: float | None = None
 
     def __init__(self, clip_norm: float, noise: NoiseScale) -> None:

@@ -94,6 +94,7 @@ class TreeAggregation:
     noise_shape: NoiseShape = "gaussian"
     correlates_rounds = True
     randomizes_clients = False
+    begins_with_normals = True
     count_noise_stddev: float | None = None
 
     def __init__(self, options: Options, noise: NoiseScale) -> None:

@@ -106,7 +106,9 @@ def make_plan(
     chosen, dropping = _choose_users(clients, sizes, options)
     kept: dict[str, NDArray[np.int64]] = {}
     for name, own in clients.items():
-        users = np.flatnonzero(np.fromiter((user in chosen for user in own), bool, len(own)))
+        users = np.arange(len(own))
+        if chosen is not None:
+            users = np.flatnonzero(np.fromiter((user in chosen for user in own), bool, len(own)))
         if len(users):
             kept[name] = users
     if published and "train" not in kept:
@@ -116,7 +118,8 @@ def make_plan(
         )
     pieces = {name: sizes[name][users] for name, users in kept.items()}
     if not published:
-        pieces = _divide(clients[UNSPLIT], pieces[UNSPLIT], chosen, options)
+        names = [clients[UNSPLIT][user] for user in kept[UNSPLIT].tolist()]
+        pieces = _divide(names, pieces[UNSPLIT], options)
     split: dict[str, Any] = {"by": split_by, "as": "published"}
     if not published:
         split = {"by": split_by, "as": "prepared here"}
@@ -127,7 +130,8 @@ def make_plan(
     facts: dict[str, Any] = {"split": split, **dropping}
     artificial: dict[str, tuple[int, int]] = {}
     if options.partition == "iid":
-        artificial = _artificial_users(pieces, len(chosen), split_by, options)
+        everyone = set().union(*clients.values()) if chosen is None else chosen
+        artificial = _artificial_users(pieces, len(everyone), split_by, options)
         facts["artificial_users"] = True
         facts["partition"] = {
             "as": "iid",
@@ -184,43 +188,65 @@ def _choose_users(
     clients: Mapping[str, Sequence[str]],
     sizes: Mapping[str, NDArray[np.int64]],
     options: DealOptions,
-) -> tuple[set[str], dict[str, Any]]:
-    """Drop users with few examples, then sample; returns users and the facts of it."""
-    totals: Counter[str] = Counter()
-    for name, own in clients.items():
-        for user, size in zip(own, sizes[name].tolist(), strict=True):
-            totals[user] += size
-    enough = [user for user, count in totals.items() if count >= options.min_examples]
-    dropped = len(totals) - len(enough)
+) -> tuple[set[str] | None, dict[str, Any]]:
+    """Drop users with few examples, then sample; returns users and the facts of it.
+
+    Of millions of users a set of names is dear: None for all there are.
+    """
+    if not options.min_examples and not options.samples_users:
+        return None, {"min_examples": 0, "users_dropped": 0}
+    users, totals = _totals(clients, sizes)
+    enough = np.flatnonzero(totals >= options.min_examples)
+    dropped = len(users) - len(enough)
     facts: dict[str, Any] = {"min_examples": options.min_examples, "users_dropped": dropped}
-    if not enough:
+    if not len(enough):
         raise DataError(
             f"min_examples = {options.min_examples} drops all {dropped} users; the largest has "
-            f"{max(totals.values())} examples: choose a smaller number"
+            f"{totals.max()} examples: choose a smaller number"
         )
+    if not dropped and not options.samples_users:
+        return None, facts
+    left = [users[place] for place in enough.tolist()]
     if not options.samples_users:
-        return set(enough), facts
-    ranked = rank_users(enough, options.split_seed, "sample")
-    count = options.num_users or max(1, int(options.user_fraction * len(enough) + 0.5))
+        return set(left), facts
+    ranked = rank_users(left, options.split_seed, "sample")
+    count = options.num_users or max(1, int(options.user_fraction * len(left) + 0.5))
     if options.data_fraction < 1:
-        held = np.cumsum([totals[user] for user in ranked])
+        total_of = dict(zip(left, totals[enough].tolist(), strict=True))
+        held = np.cumsum([total_of[user] for user in ranked])
         count = int(np.searchsorted(held, options.data_fraction * held[-1])) + 1
-    if count > len(enough):
+    if count > len(left):
         raise ConfigError(
-            f"num_users {count}: there are only {len(enough)} users with at least "
+            f"num_users {count}: there are only {len(left)} users with at least "
             f"{options.min_examples} examples; choose at most that many"
         )
-    facts["users_sampled"] = {"kept": count, "of": len(enough), "split_seed": options.split_seed}
+    facts["users_sampled"] = {"kept": count, "of": len(left), "split_seed": options.split_seed}
     return set(ranked[:count]), facts
+
+
+def _totals(
+    clients: Mapping[str, Sequence[str]], sizes: Mapping[str, NDArray[np.int64]]
+) -> tuple[Sequence[str], NDArray[np.int64]]:
+    """Each user once, in the order in which they came, and their examples over all splits."""
+    if len(clients) == 1:
+        (name, users), *_ = clients.items()
+        return users, sizes[name]
+    numbers: dict[str, int] = {}
+    places = [
+        np.fromiter((numbers.setdefault(user, len(numbers)) for user in own), np.int64, len(own))
+        for own in clients.values()
+    ]
+    totals = np.zeros(len(numbers), np.int64)
+    np.add.at(totals, np.concatenate(places), np.concatenate([sizes[name] for name in clients]))
+    return list(numbers), totals
 
 
 def _divide(
     clients: Sequence[str],
     counts: NDArray[np.int64],
-    chosen: set[str],
     options: DealOptions,
 ) -> dict[str, NDArray[np.int64]]:
-    """How many examples each kept user gives to each split that gets any."""
+    """How many examples each of the kept users gives to each split that gets any."""
     ends = (options.train_fraction, options.val_fraction)
     pieces = np.zeros((len(SPLITS), len(counts)), dtype=np.int64)
     if options.split_by == "example":
@@ -228,10 +254,8 @@ def _divide(
             train_end, val_end = bounds(count, *ends)
             pieces[:, user] = train_end, val_end - train_end, count - val_end
     else:
-        places = {
-            user: rank for rank, user in enumerate(rank_users(list(chosen), options.split_seed))
-        }
-        ranks = np.array([places[user] for user in clients if user in places])
+        places = {user: rank for rank, user in enumerate(rank_users(clients, options.split_seed))}
+        ranks = np.array([places[user] for user in clients])
         split = np.searchsorted(bounds(len(counts), *ends), ranks, side="right")
         pieces[split, np.arange(len(counts))] = counts
     return {name: row for name, row in zip(SPLITS, pieces, strict=True) if row.any()}

@@ -149,16 +149,21 @@ def _is_name(text: str) -> bool:
 
 def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     """Lines that are not empty, with their numbers from 1."""
-    number = 0
-    rest = b""
+    number = held = 0
+    pieces: list[bytes] = []  # of the line that has no end yet
     try:
         for chunk in _content(path, file):
-            *lines, rest = (rest + chunk).split(b"\n")
+            *lines, rest = chunk.split(b"\n")
+            if lines:
+                lines[0] = b"".join([*pieces, lines[0]])
+                pieces, held = [], 0
+            pieces.append(rest)
+            held += len(rest)
             for line in lines:
                 number += 1
                 if line.strip():
                     yield number, line
-            if len(rest) > _LONGEST_LINE:
+            if held > _LONGEST_LINE:
                 raise DataError(
                     f"{path}, line {number + 1}: longer than {_LONGEST_LINE >> 20} MiB, so no "
                     f"comment. Looked for: {LOOKED_FOR}"
@@ -167,6 +172,7 @@ def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
         raise DataError(
             f"{path}: cut or damaged somewhere after line {number} ({error}); get it anew"
         ) from error
+    rest = b"".join(pieces)
     if rest.strip():
         yield number + 1, rest
 

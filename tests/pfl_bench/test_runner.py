@@ -255,6 +255,17 @@ def test_expected_numbers_get_a_verdict() -> None:
     assert verdicts == ["reproduced", "differs", other, other, *of_data]
     assert "split by user" in rows[5]["why"]
     assert "the data have 60 training users; the published number is of 67" in rows[7]["why"]
+    del summary["data"]["num_users"]  # type: ignore[attr-defined]
+    older = compare(config, summary, {"test/accuracy": 0.9})
+    assert [row["verdict"] for row in older[6:]] == [other, other]
+
+
+def test_a_run_says_of_how_many_users_it_is(tmp_path: Path) -> None:
+    entry = {"metric": "test/accuracy", "value": 0.5, "tolerance": 1.0, "source": "table 1"}
+    expected = [{**entry, "num_users": 60}, {**entry, "num_users": 600}]
+    summary = run(make_config("federated", federated__num_rounds=1, expected=expected), tmp_path)
+    assert summary["data"]["num_users"]["train"] == 60
+    assert [row["verdict"] for row in summary["expected"]] == ["reproduced", "not comparable"]
 
 
 @pytest.mark.parametrize(

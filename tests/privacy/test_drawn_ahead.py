@@ -14,6 +14,7 @@ from pfl_bench.runner import run
 from privacy import drawn_ahead as module
 from privacy.aggregate import Aggregate
 from privacy.drawn_ahead import SMALLEST, DrawnAhead, drawn_ahead
+from privacy.errors import PrivacyError
 from privacy.mechanism import Mechanism, NoiseScale
 from tests.helpers import central_of, make_config
 
@@ -43,8 +44,13 @@ def make(name: str, multiplier: float = 1.0) -> Mechanism:
     return mechanism
 
 
-def test_each_private_mechanism_is_looked_at() -> None:
-    assert set(MECHANISMS) == set(plugins.available(plugins.MECHANISM)) - {"none"}
+def test_each_mechanism_that_says_so_is_looked_at() -> None:
+    named = set()
+    for name in plugins.available(plugins.MECHANISM):
+        module = vars(plugins.load(plugins.MECHANISM, name))
+        if any(getattr(kind, "begins_with_normals", False) for kind in module.values()):
+            named.add(name)
+    assert named == {name for name, (_, begins) in MECHANISMS.items() if begins}
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -67,9 +73,27 @@ def test_draws_beyond_those_of_the_thread_go_on_where_it_stopped() -> None:
     for size in (700, 700, None, 5, 0):
         found = ahead.standard_normal(size)
         assert np.array_equal(found, plain.standard_normal(size))
-    late, plain = DrawnAhead(stream(), 1000), stream()
-    plain.standard_normal(1000)
-    assert np.array_equal(late.laplace(size=9), plain.laplace(size=9))
+    plain.standard_normal()
+    ahead.standard_normal()
+    assert np.array_equal(ahead.laplace(size=9), plain.laplace(size=9))
+
+
+def test_another_draw_before_those_of_the_thread_is_refused() -> None:
+    ahead: Any = DrawnAhead(stream(), 1000)
+    ahead.standard_normal(999)
+    for draw in ("laplace", "normal", "bit_generator"):
+        with pytest.raises(PrivacyError, match=f"{draw}.*begins_with_normals"):
+            getattr(ahead, draw)
+    ahead.standard_normal()
+    assert ahead.random() is not None
+
+
+def test_no_more_than_the_largest_piece_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGEST", 1000)
+    ahead = drawn_ahead(stream(), make("gaussian"), SIZE)
+    assert isinstance(ahead, DrawnAhead)
+    assert len(ahead._drawn) == 1000
+    assert np.array_equal(ahead.standard_normal(SIZE), stream().standard_normal(SIZE))
 
 
 def test_no_thread_for_little_noise_or_none() -> None:
@@ -96,7 +120,7 @@ def test_a_run_is_the_same_with_and_without_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config("private_federated")
-    threads = []
+    threads: list[Any] = []
     init = DrawnAhead.__init__
 
     def count(self: DrawnAhead, *args: Any) -> None:
@@ -108,7 +132,8 @@ def test_a_run_is_the_same_with_and_without_a_thread(
     assert not threads
     monkeypatch.setattr(module, "SMALLEST", 1)
     run(config, tmp_path / "ahead")
-    assert len(threads) == 6
-    assert torch.equal(central_of(tmp_path / "ahead"), central_of(tmp_path / "plain"))
+    central = central_of(tmp_path / "ahead")
+    assert [count for _, count in threads] == [len(central)] * 6
+    assert torch.equal(central, central_of(tmp_path / "plain"))
     ledgers = [(tmp_path / name / "ledger.jsonl").read_bytes() for name in ("plain", "ahead")]
     assert ledgers[0] == ledgers[1]

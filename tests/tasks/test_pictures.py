@@ -1,4 +1,4 @@
-"""Opening pictures: each kind of damage has words of its own, and nothing else is taken for one."""
+"""Opening pictures: each kind of damage has words of its own, and a fault of ours is none."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def test_damage_is_a_picture_error_with_a_reason(content: bytes, words: str) -> 
         decoded(content)
 
 
-@pytest.mark.parametrize("error", [PictureError("too small"), MemoryError(), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [PictureError("too small"), MemoryError(), NameError("ours"), KeyboardInterrupt()]
+)
 def test_what_is_no_fault_of_the_decoder_passes(error: BaseException) -> None:
     with pytest.raises(type(error)) as caught, opened(encoded("PNG")):
         raise error

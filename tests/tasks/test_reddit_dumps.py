@@ -72,7 +72,7 @@ def test_what_a_cut_dump_holds_before_its_end_is_read(tmp_path: Path, suffix: st
     packed = PACKINGS[suffix]("\n".join(rows).encode())
     path = tmp_path / f"RC_2017-12{suffix}"
     path.write_bytes(packed[: len(packed) * 3 // 4])
-    with pytest.raises(DataError, match=r"cut or damaged somewhere after line [3-7]\d\d"):
+    with pytest.raises(DataError, match=r"cut or damaged somewhere after line [67]\d\d"):
         list(read_comments(path))
 
 
