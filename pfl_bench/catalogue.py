@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pfl_bench.aligned import aligned
+
 UNKNOWN = "unknown"
 
 
@@ -276,13 +278,5 @@ def as_table(data_sets: Sequence[DataSet] = DATA_SETS) -> str:
         )
         for found in data_sets
     ]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(heads))]
-    numbers = {heads.index("clients"), heads.index("samples")}
-    lines = (
-        "  ".join(
-            text.rjust(width) if place in numbers else text.ljust(width)
-            for place, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
+    to_left = [place for place, head in enumerate(heads) if head not in ("clients", "samples")]
+    return "\n".join(aligned(rows, to_left))

@@ -68,7 +68,10 @@ def _other_data(expected: Expected, summary: Mapping[str, Any]) -> str:
         # Runs of before it was counted are compared anew when they are seen in another table.
         num_users = summary["data"].get("num_users", {}).get("train")
         if num_users is None:
-            return f"the run does not say of how many users it is, if of {expected.num_users:,}"
+            return (
+                f"the published number is of {expected.num_users:,} training users, and the run "
+                "does not say of how many it is: run it anew"
+            )
         # Copies and versions of one sample differ by a few users.
         if abs(num_users - expected.num_users) > 0.1 * expected.num_users:
             return (

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pfl_bench.stats.aligned import aligned
+from pfl_bench.aligned import aligned
 
 _DIFFERS = "differs_from_published"
 _ROWS = (
@@ -42,7 +42,7 @@ def source_lines(extra: Mapping[str, Any]) -> list[str]:
     return [
         "",
         f"the source before any choice: {source['counted']}",
-        *aligned(["", "here", published["title"]], rows),
+        *aligned([["", "here", published["title"]], *rows], {0}),
         *(_differences(extra[_DIFFERS]) if _DIFFERS in extra else ()),
     ]
 

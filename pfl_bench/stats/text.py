@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from pfl_bench.stats.aligned import aligned
+from pfl_bench.aligned import aligned
 from pfl_bench.stats.sizes import PERCENTILES
 from pfl_bench.stats.source import source_lines
 
@@ -43,7 +43,7 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
         f"checksum  {facts['checksum']}",
         "",
         "examples per user (sd: population)",
-        *aligned(
+        *_table(
             ["split", "users", "examples", "mean", "sd", "min"]
             + [f"p{rank}" for rank in PERCENTILES]
             + ["max", "skewness"],
@@ -55,7 +55,7 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
         *_histogram(statistics["size_histogram"]),
         "",
         "quantity skew: the largest users who hold as many examples as all others",
-        *aligned(
+        *_table(
             ["split", "largest users", "share of users"],
             [_skew_row(name, part["quantity_skew"]) for name, part in parts.items()],
         ),
@@ -65,13 +65,13 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
         lines += [
             "",
             "labels (TV: mean total-variation distance of a user's labels from the split's)",
-            *aligned(
+            *_table(
                 ["split", "labels", "classes", "distinct/user", "TV", "commonest class:count"],
                 [_label_row(name, labels) for name, labels in labelled.items()],
             ),
             "",
             "share of users who have a class",
-            *aligned(
+            *_table(
                 ["split", "lowest", "highest", "most widespread class:share"],
                 [_share_row(name, labels) for name, labels in labelled.items()],
             ),
@@ -87,7 +87,7 @@ def _histogram(histogram: Mapping[str, Any]) -> list[str]:
         if any(counts):
             bin_name = f"{low:,}" if high == low + 1 else f"{low:,} - {high - 1:,}"
             rows.append([bin_name, *(f"{count:,}" for count in counts)])
-    return aligned(["examples", *users], rows)
+    return _table(["examples", *users], rows)
 
 
 def _columns(statistics: Mapping[str, Any]) -> list[str]:
@@ -97,7 +97,7 @@ def _columns(statistics: Mapping[str, Any]) -> list[str]:
         splits = list(statistics["splits"])
         header = ["column", "names", *splits, "commonest value:examples, all splits"]
         rows = [_column_row(name, column) for name, column in columns.items()]
-        lines += ["", "columns: how many values occur in each split", *aligned(header, rows)]
+        lines += ["", "columns: how many values occur in each split", *_table(header, rows)]
     others = [name for name in lists if name not in columns]
     if others:
         lines += ["", *(f"{name}: {lists[name]:,} names" for name in others)]
@@ -172,3 +172,9 @@ def _highest(values: Mapping[str, tuple[float, str]]) -> str:
 
 def _decimal(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    """Aligned columns; the first and a last wordy one flush left."""
+    wordy = {0} | ({len(header) - 1} if any(":" in row[-1] for row in rows) else set())
+    return aligned([header, *rows], wordy)

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +21,7 @@ from pfl_bench.store.spool import Spool
 from pfl_bench.types import DataError, SplitBy
 from tasks.leaf.options import DealOptions
 from tasks.leaf.parts import Block, Dealing
-from tasks.leaf.plan import make_plan
+from tasks.leaf.plan import make_plan, totals_by_user
 
 BATCH_BYTES = 8 << 20
 
@@ -121,14 +120,14 @@ class Gathering:
             return self._names[split]
         return list(self._spools[split].clients) if split in self._spools else []
 
-    def examples_per_user(self) -> Counter[str]:
+    def examples_per_user(self) -> dict[str, int]:
         """Examples of each user over all splits, before any is dropped; of what has been dealt."""
-        totals: Counter[str] = Counter()
-        for name, spool in self._spools.items():
-            sizes = spool.examples_per_client().tolist()
-            for user, size in zip(self._names[name], sizes, strict=True):
-                totals[user] += size
-        return totals
+        users, totals = totals_by_user(self._names, self._sizes())
+        return dict(zip(users, totals.tolist(), strict=True))
+
+    def _sizes(self) -> dict[str, NDArray[np.int64]]:
+        """Examples of each user of each split."""
+        return {name: spool.examples_per_client() for name, spool in self._spools.items()}
 
     def deal(
         self,
@@ -166,8 +165,8 @@ class Gathering:
                 raise self._cannot_write(error) from error
             self._frozen = True
             self._names = {name: spool.forget_clients() for name, spool in self._spools.items()}
-        sizes = {name: spool.examples_per_client() for name, spool in self._spools.items()}
-        return Dealing(self, make_plan(self._names, sizes, options, order_by, published_as))
+        plan = make_plan(self._names, self._sizes(), options, order_by, published_as)
+        return Dealing(self, plan)
 
     def read(self, split: str, users: NDArray[np.int64]) -> Iterator[Block]:
         """Read users in blocks of some MB, or of one user.

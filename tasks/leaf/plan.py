@@ -195,7 +195,7 @@ def _choose_users(
     """
     if not options.min_examples and not options.samples_users:
         return None, {"min_examples": 0, "users_dropped": 0}
-    users, totals = _totals(clients, sizes)
+    users, totals = totals_by_user(clients, sizes)
     enough = np.flatnonzero(totals >= options.min_examples)
     dropped = len(users) - len(enough)
     facts: dict[str, Any] = {"min_examples": options.min_examples, "users_dropped": dropped}
@@ -224,10 +224,18 @@ def _choose_users(
     return set(ranked[:count]), facts
 
 
-def _totals(
+def totals_by_user(
     clients: Mapping[str, Sequence[str]], sizes: Mapping[str, NDArray[np.int64]]
 ) -> tuple[Sequence[str], NDArray[np.int64]]:
-    """Each user once, in the order in which they came, and their examples over all splits."""
+    """Count examples over all splits.
+
+    Args:
+        clients: The users of each split.
+        sizes: How many examples each of them has there; shape (U,).
+
+    Returns:
+        Each user once, in the order in which they came, and how many examples it has.
+    """
     if len(clients) == 1:
         (name, users), *_ = clients.items()
         return users, sizes[name]
