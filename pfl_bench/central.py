@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from pfl_bench.config_training import CentralOptions
 from pfl_bench.dp_sgd import PrivateSteps
 from pfl_bench.flat_model import FlatModel, clip_each, clip_global
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
+from pfl_bench.precision import new_loss_sum
 from pfl_bench.reading import Piece, read_ahead
 from pfl_bench.rng import Purpose, seed_torch, stream, torch_seed
 from pfl_bench.types import ConfigError, FederatedSplit, Task
@@ -140,7 +140,7 @@ class CentralTrainer:
         rng = stream(self._batch_seed, Purpose.CENTRAL_BATCHES, index)
         seed_torch(self._seed, Purpose.CENTRAL_MODEL, self._model.device, index)
         self._model.module.train()
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._model.device)
+        loss_sum = new_loss_sum(self._model.device)
         seen = lost = 0
         rate = 0.0
         batches = self._shuffled(rng) if self.plan is None else self._poisson(rng)

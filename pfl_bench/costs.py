@@ -114,18 +114,18 @@ def _countable() -> Iterator[None]:
 
     One thread, because an LSTM's plain steps are thousands of small operations.
     """
-    threads = torch.get_num_threads()
+    threads, cudnn = torch.get_num_threads(), torch.backends.cudnn.enabled
     with warnings.catch_warnings():
         # Putting oneDNN's settings back warns of hardware that is not there.
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
+        # ``cudnn.flags()`` would also change what cuDNN makes of float32.
+        torch.backends.cudnn.enabled = False
         try:
-            with (
-                torch.backends.mkldnn.flags(enabled=False),
-                torch.backends.cudnn.flags(enabled=False),
-            ):
+            with torch.backends.mkldnn.flags(enabled=False):
                 yield
         finally:
+            torch.backends.cudnn.enabled = cudnn
             torch.set_num_threads(threads)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from pfl_bench.config_training import CentralOptions
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
+from pfl_bench.precision import new_loss_sum
 from pfl_bench.reading import Piece
 from pfl_bench.types import ConfigError, Task
 from privacy.example_level import ExampleLevelPlan
@@ -79,7 +80,7 @@ class PrivateSteps:
             Sum of the examples' losses, and how many examples' gradients were not finite.
         """
         device = self._model.device
-        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        loss_sum = new_loss_sum(device)
         lost = 0
         self._optimizer.zero_grad(set_to_none=True)
         if piece.size:

@@ -156,7 +156,7 @@ class _Pass:
         taken = []
         for metric, family in zip(measured.metrics, measured.families, strict=True):
             values = {
-                name: column.double().cpu().numpy()
+                name: column.cpu().double().numpy()
                 for name, column in metric.update(outputs, targets).items()
             }
             weights = values.pop("weight", np.ones(len(clients)))

@@ -9,6 +9,7 @@ import torch
 from pfl_bench.building import build_metrics
 from pfl_bench.evaluation import measured_names
 from pfl_bench.forward import Forward
+from pfl_bench.precision import new_loss_sum
 from pfl_bench.types import ConfigError, Examples, Task
 
 
@@ -55,12 +56,12 @@ class Judge:
         """
         self._forward.module.eval()
         metrics = build_metrics(self._task) if self._by_accuracy else []
-        total = torch.zeros((), dtype=torch.float64, device=self._forward.device)
+        total = new_loss_sum(self._forward.device)
         all_inputs = torch.split(examples.inputs, self._batch_size)
         all_targets = torch.split(examples.targets, self._batch_size)
         for inputs, targets in zip(all_inputs, all_targets, strict=True):
             outputs = self._forward.outputs(inputs)
-            total += self._task.loss(outputs, targets).double() * len(inputs)
+            total += self._task.loss(outputs, targets).to(total.dtype) * len(inputs)
             for metric in metrics:
                 metric.update(outputs, targets)
         loss = float(total) / len(examples)

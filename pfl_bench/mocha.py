@@ -193,7 +193,7 @@ class MultitaskTrainer(OwnModels):
         offsets = self._train.offsets
         examples = self._train.read_range(int(offsets[user]), int(offsets[user + 1]))
         inputs = self._forward.prepare(examples.inputs.to(self._model.device), None)
-        features = inputs.flatten(1).double().cpu().numpy()
+        features = inputs.flatten(1).cpu().double().numpy()
         if self._linear.width > features.shape[1]:
             features = np.concatenate([features, np.ones((len(features), 1))], axis=1)
         signs = np.full((len(features), self._linear.num_classes), -1.0)

@@ -80,14 +80,20 @@ def _check_tf32(device: torch.device) -> None:
 
 def _allow_tf32(allowed: bool) -> None:
     cuda, cudnn = cast("Any", torch.backends.cuda), cast("Any", torch.backends.cudnn)
+    # The old switches come first. Where PyTorch has new ones too (2.9 and newer), it raises when an
+    # old one is read, by ``cudnn.flags()`` for example, and says other than the new.
+    cuda.matmul.allow_tf32 = allowed
+    cudnn.allow_tf32 = allowed
     if hasattr(torch.backends, "fp32_precision"):
-        # PyTorch 2.9 and newer, where the old switches warn, and mixing both is an error.
         word = "tf32" if allowed else "ieee"
         for part in (cuda.matmul, cudnn.conv, cudnn.rnn):
             part.fp32_precision = word
-    else:
-        cuda.matmul.allow_tf32 = allowed
-        cudnn.allow_tf32 = allowed
+
+
+def new_loss_sum(device: torch.device) -> Tensor:
+    """A scalar 0 to add losses up in: float64, but float32 on Apple's Metal, which has no other."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    return torch.zeros((), dtype=dtype, device=device)
 
 
 def slow_notice(precision: str, device: torch.device) -> str | None:

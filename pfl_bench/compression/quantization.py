@@ -68,7 +68,9 @@ def quantize(vector: Tensor, levels: int, bucket_size: int, rng: np.random.Gener
     buckets[:length] = vector
     buckets = buckets.view(count, bucket_size)
     # In float64, so that neither squares of large elements overflow nor those of small ones vanish.
-    norms = torch.linalg.vector_norm(buckets, dim=1, keepdim=True, dtype=torch.float64).float()
+    wide = buckets.cpu() if buckets.device.type == "mps" else buckets  # Metal has no float64
+    norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True, dtype=torch.float64).float()
+    norms = norms.to(buckets.device)
     draws = torch.from_numpy(rng.random(buckets.numel(), dtype=np.float32)).view(buckets.shape)
     divisors = torch.where(norms == 0, 1.0, norms)
     places = (buckets.abs() / divisors).mul_(levels).add_(draws.to(vector.device)).floor_()

@@ -41,7 +41,7 @@ class Classification:
         correct = (outputs.argmax(dim=1) == targets) & finite
         loss = functional.cross_entropy(outputs, targets, reduction="none")
         self._correct += int(correct.sum())
-        self._loss += float(loss.double().sum())
+        self._loss += float(loss.cpu().double().sum())  # Metal has no float64
         self._count += len(targets)
         return {"accuracy": correct.float(), "loss": loss}
 

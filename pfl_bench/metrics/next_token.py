@@ -124,7 +124,7 @@ class NextToken:
                 allowed &= predicted != token
             any_right.append(hit.cpu())
             right.append((hit & allowed).cpu())
-            losses.append(functional.cross_entropy(piece, tokens, reduction="none").double().cpu())
+            losses.append(functional.cross_entropy(piece, tokens, reduction="none").cpu().double())
         if not losses:
             none = torch.zeros(0, dtype=torch.bool)
             return none, none, torch.zeros(0, dtype=torch.float64)
