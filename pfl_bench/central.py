@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pfl_bench import private_seed
 from pfl_bench.building import build_forward
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.config_training import CentralOptions
@@ -26,6 +27,7 @@ from pfl_bench.dp_sgd import PrivateSteps
 from pfl_bench.flat_model import FlatModel, clip_each, clip_global
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.precision import new_loss_sum
+from pfl_bench.private_seed import PrivateSeed
 from pfl_bench.reading import Piece, read_ahead
 from pfl_bench.rng import Purpose, seed_torch, stream, torch_seed
 from pfl_bench.types import ConfigError, FederatedSplit, Task
@@ -88,14 +90,16 @@ class CentralTrainer:
         self._digest: str | None = None
         self._ledger_path = folder / "ledger.jsonl"
         self._batch_seed = self._seed
+        self.private_seed: PrivateSeed | None = None
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
         if self.plan is not None:
             self._private = PrivateSteps(
                 self.plan, model, self._optimizer, task, self._forward, options
             )
-            self._batch_seed = resolved.private_seed(
-                task.facts.checksum, model.initial_digest, model.device.type
+            self.private_seed = private_seed.derive(
+                resolved, task.facts.checksum, model.initial_digest, model.device
             )
+            self._batch_seed = self.private_seed.value
             self._private.generator.manual_seed(torch_seed(self._batch_seed, Purpose.NOISE))
             self._constants = self.plan.ledger_constants(task.facts.checksum)
 
@@ -120,6 +124,7 @@ class CentralTrainer:
             accountant=privacy.accountant,
             num_parameters=self._model.num_parameters,
             selected_by=resolved.config.evaluation.select_best,
+            nonce=privacy.nonce,
         )
 
     def advance(self, index: int) -> dict[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, model_validator
 
 from pfl_bench.attacks.options import SPLIT as ATTACK_SPLIT
 from pfl_bench.attacks.options import AttackOptions
@@ -45,6 +45,9 @@ class PrivacyOptions(Strict):
         epsilon: Target of the simulated deployment; with ``noise_multiplier``, a budget.
         noise_multiplier: Effective z that the accountant sees; null to calibrate it to epsilon.
         delta: null for N^-1.1.
+        nonce: Pins the noise and the cohorts, where they have to stay while code, versions or
+            machine change: all runs of one nonce and seed share them, and no two of those have a
+            joint guarantee. null: they are this run's own.
         accountant: "rdp" (moments accountant), "pld" or "prv".
         audit: Canary clients that measure a lower bound of epsilon; null for none.
     """
@@ -57,6 +60,7 @@ class PrivacyOptions(Strict):
     noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     accountant: Literal["rdp", "pld", "prv"] = "rdp"
+    nonce: NonNegativeInt | Annotated[str, Field(min_length=1, max_length=100)] | None = None
     audit: CanaryOptions | None = None
 
     @model_validator(mode="after")

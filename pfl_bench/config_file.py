@@ -13,7 +13,6 @@ from pydantic import BaseModel, ValidationError
 
 from pfl_bench import plugins
 from pfl_bench.config import CONFIG_VERSION, RunConfig
-from pfl_bench.config_training import ScheduleOptions
 from pfl_bench.types import ConfigError, PluginError
 from pfl_bench.yaml_file import apply_override, read_yaml
 
@@ -26,21 +25,6 @@ _NOT_TRAINING = {
     "central": ("data_workers",),
 }
 
-
-# Options that are younger than runs whose numbers are published, as those had them; "" is the top.
-_YOUNGER: tuple[tuple[str, str, Any], ...] = (
-    ("federated", "separation", 1),
-    ("federated", "aggregation", {"name": "mean"}),
-    ("federated", "compression", None),
-    ("federated", "selection", None),
-    ("federated", "max_participations", None),
-    ("federated", "local_schedule", ScheduleOptions().model_dump()),
-    ("federated", "local_momentum", 0.0),
-    ("federated", "local_weight_decay", 0.0),
-    ("", "systems", None),
-    ("", "attack", None),
-    ("privacy", "audit", None),
-)
 # The plug-ins of the federated section beside its algorithm.
 _FEDERATED_PLUGINS = {
     "aggregation": plugins.AGGREGATION,
@@ -85,62 +69,6 @@ class ResolvedConfig:
             parts = kept[section] or {}
             kept[section] = {key: value for key, value in parts.items() if key not in left_out}
         return kept
-
-    def private_seed(
-        self,
-        checksum: str,
-        initial_digest: str,
-        device: str,
-        arithmetic: str = "",
-        traces: str = "",
-    ) -> int:
-        """Seed of a private run's cohorts and noise: its configuration's, data's and model's own.
-
-        Args:
-            checksum: Digest of the data's content.
-            initial_digest: Digest of the model that the run begins with.
-            device: Kind of device, whose arithmetic and decoders differ from another's.
-            arithmetic: How updates are computed and added, as far as it decides their last bits;
-                empty where there are no clients.
-            traces: Digest of the simulated devices; empty without them.
-        """
-        # Here, because reading a configuration does not need torch.
-        import torch
-
-        from pfl_bench.rng import private_seed
-        from privacy.aggregate import MANY_CLIENTS
-
-        tree = self.training_tree
-        for section, key, default in _YOUNGER:
-            part = tree[section] if section else tree
-            if part and part.get(key, default) == default:
-                rest = {k: v for k, v in part.items() if k != key}
-                tree = {**tree, section: rest} if section else rest
-        # Where files lie decides nothing: their content is in the two digests.
-        for section, path in (("task", "data"), ("model", "weights")):
-            options = tree[section].items()
-            tree[section] = {key: value for key, value in options if key != path}
-        federated = self.config.federated
-        parts: dict[str, Any] = {
-            "configuration": tree,
-            "data": checksum,
-            "initial_model": initial_digest,
-            "device": device,
-        }
-        if torch.get_num_threads() != 1:
-            # Threads share sums out otherwise, which changes their last bits.
-            parts["threads"] = torch.get_num_threads()
-        if arithmetic:
-            # Another sum under the same noise would leave their difference bare.
-            parts["arithmetic"] = arithmetic
-        if traces:
-            # What the files hold, wherever they lie.
-            parts["devices"] = traces
-            tree["systems"] = {k: v for k, v in tree["systems"].items() if k != "source"}
-        if federated is not None and federated.cohort_size > MANY_CLIENTS:
-            # Once it was summed in float32: another sum again.
-            parts["sum"] = "float64"
-        return private_seed(self.config.seed, parts)
 
     def to_yaml(self) -> str:
         """The resolved configuration as YAML, overridden keys listed in its head."""

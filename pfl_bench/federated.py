@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from pfl_bench import machine, private_seed
 from pfl_bench.aggregation import LeavesRoundsOut
 from pfl_bench.building import (
     build_aggregation,
@@ -26,13 +27,14 @@ from pfl_bench.building import (
 from pfl_bench.client_stages import HasState, download_bytes, upload_bytes
 from pfl_bench.cohort_training import CohortTraining, Intake
 from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.crew.orders import Begin, SharedTraining, await_followers
+from pfl_bench.crew.orders import Begin, Built, SharedTraining, await_followers
 from pfl_bench.crew.types import Alone, Crew
 from pfl_bench.flat_model import FlatModel, batchnorm_layers
 from pfl_bench.hands import number_of_hands
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.participants import Participants, SampledParticipants
 from pfl_bench.private_rounds import PrivateRounds, make_federated_plan
+from pfl_bench.private_seed import PrivateSeed
 from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.round_notices import RoundNotices
@@ -43,10 +45,6 @@ from pfl_bench.systems.sources import open_devices
 from pfl_bench.types import ConfigError, Task
 from privacy.drawn_ahead import drawn_ahead
 from privacy.mechanism import Mechanism
-
-# To be raised when the code changes the last bits of clients' updates or of their sum: a private
-# run by the code before would otherwise have had the same noise beside another sum.
-_REVISION = 3
 
 
 class FederatedTrainer:
@@ -65,6 +63,7 @@ class FederatedTrainer:
         central: Shape (P,): the central parameters.
         plan: What the run claims; None for a run that is not private.
         engine: What trains the clients, as far as it decides the rounding of results.
+        private_seed: What cohorts and noise are drawn from; None for a run that is not private.
 
     Raises:
         ConfigError: The settings do not fit the data or one another.
@@ -105,16 +104,17 @@ class FederatedTrainer:
             devices = open_devices(systems.source, self._split.num_users)
             notice(f"systems: devices are {devices.source}")
         self._cohort_seed = resolved.config.seed
+        self.private_seed: PrivateSeed | None = None
         if resolved.config.setting == "private_federated":
-            traces = "" if devices is None else digest_of(devices)
-            arithmetic = f"{self.engine}, {hands} hands, revision {_REVISION}"
-            self._cohort_seed = resolved.private_seed(
+            self.private_seed = private_seed.derive(
+                resolved,
                 self._checksum,
                 model.initial_digest,
-                model.device.type,
-                arithmetic,
-                traces,
+                model.device,
+                engine=f"{self.engine}, {hands} shards",
+                traces="" if devices is None else digest_of(devices),
             )
+            self._cohort_seed = self.private_seed.value
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
         self._notices = RoundNotices(notice, self._split.client_ids)
         self._model = model
@@ -168,7 +168,8 @@ class FederatedTrainer:
             hands,
             options.cohort_size,
         )
-        await_followers(crew, engine.description)
+        identity = None if self.plan is None else machine.identity(model.device)
+        await_followers(crew, Built(engine.description, identity))
         self._gradient = torch.zeros_like(self.central)
         self.central.grad = self._gradient
         self._optimizer = build_optimizer(

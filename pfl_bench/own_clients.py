@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.config import RunConfig
+from pfl_bench.private_seed import PrivateSeed
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import ConfigError, FederatedSplit, PersonalModels, Task
 
@@ -94,7 +95,12 @@ class OwnModels:
     Args:
         clients: The clients.
         load_own: Puts the model of the client at a place among ``clients`` into the working memory.
+
+    Attributes:
+        private_seed: None: nothing is released.
     """
+
+    private_seed: PrivateSeed | None = None
 
     def __init__(self, clients: OwnClients, load_own: Callable[[int], None]) -> None:
         self._clients = clients

@@ -93,6 +93,7 @@ def make_federated_plan(
             num_parameters=num_parameters,
             data_checksum=data_checksum,
             selected_by=resolved.config.evaluation.select_best,
+            nonce=privacy.nonce,
             artificial_users=artificial_users,
             num_canaries=audit.count if audit else 0,
             fresh_noise_for=(
@@ -303,9 +304,9 @@ class PrivateRounds:
         if state.get("seed") != self._seed:
             raise RunFolderError(
                 f"{self._path.parent}: this run's cohorts and noise were drawn from another seed "
-                "than this version of pfl-bench has for it, because it computes the last bits of "
-                "updates or their sum in another way; resume with the version that it began with, "
-                "or start in a new folder with --out"
+                "than it has today, because code, versions, processor or settings are others than "
+                "when it began; resume under those that environment.json names, or start in a new "
+                "folder with --out"
             )
         self._observer.load_state_dict(state["observer"])
         self._history.load_state_dict(state["history"])

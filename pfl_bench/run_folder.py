@@ -16,6 +16,7 @@ import torch
 import yaml
 from filelock import FileLock, Timeout
 
+from pfl_bench import machine
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.files import read_json, write_atomically, write_json
 from pfl_bench.types import DataFacts, RunFolderError
@@ -175,6 +176,19 @@ class RunFolder:
                     f"{today}: its results would not be those of one run. "
                     f"{mend.format(before).capitalize()}, or start in a new folder with --out"
                 )
+        self._check_private_seed(recorded.get("private_seed"), now.get("private_seed"))
+
+    def _check_private_seed(
+        self, before: dict[str, Any] | None, now: dict[str, Any] | None
+    ) -> None:
+        if before is None or now is None or before["value"] == now["value"]:
+            return
+        changed = machine.differences(before["parts"], now["parts"])
+        raise RunFolderError(
+            f"{self.path}: this private run began with other code, versions, processor or settings "
+            f"({'; '.join(changed)}). It would go on with other cohorts and other noise; resume "
+            "under what it began with, or start in a new folder with --out"
+        )
 
     def write_environment(self, now: dict[str, Any]) -> None:
         """Record versions, hardware, commit and data of this start of the run."""
@@ -209,7 +223,8 @@ def environment(
     """
     hardware: dict[str, Any] = {
         "machine": platform.machine(),
-        "processor": processor_name(),
+        "processor": machine.processor_name(),
+        "cpu_capability": machine.cpu_capability(),
         "logical_cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "device": str(device),
@@ -241,17 +256,6 @@ def package_versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             versions[name] = None
     return versions
-
-
-def processor_name() -> str:
-    """Name of the processor, as far as the platform tells."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor()
 
 
 def _git_state() -> dict[str, Any] | None:

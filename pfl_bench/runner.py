@@ -134,6 +134,8 @@ class _Run:
             engine,
             self._crew.description,
         )
+        if self._trainer.private_seed is not None:
+            now["private_seed"] = self._trainer.private_seed.to_json_dict()
         self._folder.check_environment(now)
         done = self._restore()
         trainer.begin(done)

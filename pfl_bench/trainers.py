@@ -10,6 +10,7 @@ from pfl_bench import precision
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.crew.types import Crew
 from pfl_bench.flat_model import FlatModel
+from pfl_bench.private_seed import PrivateSeed
 from pfl_bench.types import Task
 
 
@@ -27,6 +28,10 @@ class Trainer(Protocol):
     @property
     def total(self) -> int:
         """Steps of the whole run."""
+
+    @property
+    def private_seed(self) -> PrivateSeed | None:
+        """What cohorts, batches and noise are drawn from; None for a run that is not private."""
 
     def advance(self, index: int) -> dict[str, float]:
         """Do step ``index``, 1-based, and give its scalars.

@@ -21,7 +21,13 @@ from privacy.calibration import (
     max_rounds,
 )
 from privacy.errors import PlanError, PrivacyError
-from privacy.statement import Accounted, PrivacyStatement, Status, selection_note
+from privacy.statement import (
+    Accounted,
+    PrivacyStatement,
+    Status,
+    nonce_note,
+    selection_note,
+)
 
 
 def _check_clip_norm(clip_norm: float) -> None:
@@ -45,6 +51,7 @@ def example_level_statement(
     budget_epsilon: float | None = None,
     status: Status = "final",
     selected_by: str | None = None,
+    nonce: str | int | None = None,
 ) -> PrivacyStatement:
     """State what DP-SGD guarantees after so many steps.
 
@@ -60,6 +67,7 @@ def example_level_statement(
         budget_epsilon: Bound that epsilon was held to; None for none.
         status: "final", or "planned" if ``steps`` is the most that will be run.
         selected_by: Metric by which one of the models is chosen; None for the last one.
+        nonce: What pins the noise, which all runs of it share; None for a run's own noise.
 
     Returns:
         The statement, whose simulated and actual epsilons are equal.
@@ -86,6 +94,8 @@ def example_level_statement(
     ]
     if noise_multiplier == 0.0:
         notes.append("The noise multiplier is 0: there is no guarantee.")
+    if nonce is not None:
+        notes.append(nonce_note(nonce))
     if selected_by is not None:
         notes.append(selection_note(selected_by))
     if delta >= 1.0 / num_examples:
@@ -127,6 +137,7 @@ class ExampleLevelPlan:
         epsilon: Budget; None for none.
         max_steps: Steps, of those planned, that the budget allows; None without a budget.
         selected_by: Metric by which one of the models is chosen; None for the last one.
+        nonce: What pins the noise, which all runs of it share; None for a run's own noise.
     """
 
     num_examples: int
@@ -139,6 +150,7 @@ class ExampleLevelPlan:
     epsilon: float | None
     max_steps: int | None
     selected_by: str | None = None
+    nonce: str | int | None = None
 
     def ledger_constants(self, data_checksum: str) -> dict[str, Any]:
         """What is the same in every line of the run's ledger, JSON-serialisable.
@@ -182,6 +194,7 @@ class ExampleLevelPlan:
             budget_epsilon=self.epsilon,
             status=status,
             selected_by=self.selected_by,
+            nonce=self.nonce,
         )
 
 
@@ -197,6 +210,7 @@ def make_example_level_plan(
     accountant: str,
     num_parameters: int,
     selected_by: str | None = None,
+    nonce: str | int | None = None,
 ) -> ExampleLevelPlan:
     """Settle noise and budget of DP-SGD, or say why they cannot be.
 
@@ -212,6 +226,7 @@ def make_example_level_plan(
         accountant: "rdp", "pld" or "prv".
         num_parameters: Number of trainable parameters.
         selected_by: Metric by which one of the models is chosen; None for the last one.
+        nonce: What pins the noise, which all runs of it share; None for a run's own noise.
 
     Raises:
         PlanError: Neither epsilon nor noise is set, or not even one step fits the budget.
@@ -258,6 +273,7 @@ def make_example_level_plan(
         epsilon=epsilon,
         max_steps=max_steps,
         selected_by=selected_by,
+        nonce=nonce,
     )
     # Whatever cannot be stated after the last step should be known before the first.
     plan.statement(steps)

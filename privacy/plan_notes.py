@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from privacy.statement import selection_note
+from privacy.statement import nonce_note, selection_note
 
 if TYPE_CHECKING:
     from privacy.plan import PrivacyPlan
@@ -76,6 +76,8 @@ def plan_notes(plan: PrivacyPlan) -> tuple[str, ...]:
             "The users of these data are artificial: a guarantee for one of them protects no "
             "person."
         )
+    if request.nonce is not None:
+        notes.append(nonce_note(request.nonce))
     if request.selected_by is not None:
         notes.append(selection_note(request.selected_by))
     for label, setting in (("simulated", plan.simulated), ("actual", plan.actual)):

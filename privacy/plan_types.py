@@ -46,6 +46,7 @@ class PlanRequest:
         num_parameters: Number of trainable parameters, P.
         data_checksum: Digest of the data's content; the ledger holds a run to it.
         selected_by: Metric by which one of the rounds' models is chosen; None for the last one.
+        nonce: What pins the noise, which all runs of it share; None for a run's own noise.
         artificial_users: Whether examples were dealt to users who never had them.
         separation: Groups of "cyclic_poisson", distance that the selector of "selected" enforces
             between two rounds of one user; 1 under the other schemes.
@@ -79,6 +80,7 @@ class PlanRequest:
     num_parameters: int
     data_checksum: str = ""
     selected_by: str | None = None
+    nonce: str | int | None = None
     artificial_users: bool = False
     separation: int = 1
     mechanism_options: Mapping[str, Any] | None = None

@@ -220,6 +220,15 @@ def selection_note(metric: str) -> str:
     )
 
 
+def nonce_note(nonce: str | int) -> str:
+    """What a reader should know of a run whose noise is pinned."""
+    return (
+        f"The noise and the cohorts are pinned by the nonce {nonce!r}: all runs of this nonce and "
+        "of one seed draw the same. Two such runs have no joint guarantee, because their noise "
+        "cancels in the difference of their releases: publish one of them at most."
+    )
+
+
 def json_epsilon(epsilon: float) -> float | str:
     """An epsilon as JSON takes it: JSON has no infinity, so that is the string "inf"."""
     return epsilon if math.isfinite(epsilon) else "inf"

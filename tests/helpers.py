@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pfl_bench.checkpoint import load_latest
 from pfl_bench.config_file import ResolvedConfig, resolve
+from pfl_bench.private_seed import derive
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -73,6 +75,18 @@ def change_tree(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
 def make_config(setting: str, **changes: Any) -> ResolvedConfig:
     """A resolved small configuration."""
     return resolve(make_tree(setting, **changes), Path("test.yaml"), ())
+
+
+def seed_of(
+    config: ResolvedConfig,
+    data: str = "data",
+    model: str = "model",
+    device: str = "cpu",
+    engine: str = "",
+    traces: str = "",
+) -> int:
+    """The private seed of a configuration, for data, a model and devices of such digests."""
+    return derive(config, data, model, torch.device(device), engine, traces).value
 
 
 def central_of(folder: Path) -> Tensor:

@@ -7,6 +7,7 @@ import traceback
 
 import torch
 
+from pfl_bench import machine
 from pfl_bench.building import (
     build_aggregation,
     build_algorithm,
@@ -20,7 +21,7 @@ from pfl_bench.building import (
     set_threads,
 )
 from pfl_bench.cohort_training import CohortTraining, Intake
-from pfl_bench.crew.orders import Begin, Evaluate, Train, bring
+from pfl_bench.crew.orders import Begin, Built, Evaluate, Train, bring
 from pfl_bench.crew.types import Crew
 from pfl_bench.evaluator import Evaluator
 from pfl_bench.private_rounds import make_observer
@@ -101,7 +102,8 @@ class _Follower:
         forward = build_forward(resolved, task, self.model)
         self._evaluator = Evaluator(resolved.config, task, self.model, forward, None)
         self._is_built = True
-        crew.bring(engine.description)
+        identity = None if begin.noise is None else machine.identity(device)
+        crew.bring(Built(engine.description, identity))
 
     def _say(self, text: str) -> None:
         """Give notice of what happens while training; of what was built, the lead does."""

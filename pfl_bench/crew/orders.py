@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from pfl_bench.cohort_training import CohortTraining, HandResult, Tally
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.crew.types import Crew
 from pfl_bench.hands import Node, SumTree, deal, expected_costs, hands_of
+from pfl_bench.machine import differences
 from pfl_bench.profiling import phase
 from pfl_bench.types import ConfigError, FederatedSplit, LocalTraining
 from privacy.aggregate import Aggregate
@@ -88,18 +90,35 @@ class Trained:
     nodes: list[Node]
 
 
-def await_followers(crew: Crew, engine: str) -> None:
+@dataclass(frozen=True)
+class Built:
+    """What a rank brings back when it has built what ``Begin`` orders.
+
+    Attributes:
+        engine: What trains its clients, as far as it decides the rounding of results.
+        identity: Its code, versions and processor (``pfl_bench.machine``), of private runs.
+    """
+
+    engine: str
+    identity: Mapping[str, Any] | None
+
+
+def await_followers(crew: Crew, own: Built) -> None:
     """Wait until all have built what ``Begin`` orders; so what is wrong is said before round 1.
 
     Args:
         crew: The processes, which this one leads.
-        engine: What trains the lead's clients, as far as it decides the rounding of results.
+        own: What the lead has built.
 
     Raises:
-        ConfigError: Another trains by another engine; or what is wrong with its data or model.
+        ConfigError: Another trains by another engine, or, in a private run, computes by other
+            code, versions or instructions, which the seed of the noise does not cover; or what is
+            wrong with its data or model.
     """
     for rank in range(1, crew.size):
-        theirs, _ = crew.take(rank)
+        built: Built
+        built, _ = crew.take(rank)
+        theirs, engine = built.engine, own.engine
         if theirs != engine:
             raise ConfigError(
                 f"federated.engine: process {rank} trains by '{theirs}', this one by '{engine}': "
@@ -107,6 +126,15 @@ def await_followers(crew: Crew, engine: str) -> None:
                 "run's noise belongs to; name the engine (and federated.engine_lanes), or take "
                 "machines of one kind"
             )
+        if own.identity is not None and built.identity is not None:
+            changed = differences(own.identity, built.identity)
+            if changed:
+                raise ConfigError(
+                    f"federated: process {rank} computes otherwise than this one "
+                    f"({'; '.join(changed)}): the sums of a private run would have other last bits "
+                    "than its seed says, beside the same noise; give all processes one version of "
+                    "the code and its libraries, on machines of one kind"
+                )
 
 
 def bring(crew: Crew, tree: SumTree, results: list[HandResult]) -> None:

@@ -22,7 +22,8 @@ from pfl_bench.config_file import resolve
 from pfl_bench.costs import measure_step
 from pfl_bench.crew.start import start_crew
 from pfl_bench.federated import FederatedTrainer
-from pfl_bench.run_folder import package_versions, processor_name
+from pfl_bench.machine import processor_name
+from pfl_bench.run_folder import package_versions
 
 # What arithmetic the processor has units for.
 _UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")

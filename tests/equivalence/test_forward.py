@@ -24,7 +24,7 @@ from pfl_bench.reading import read_ahead
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.runner import run
 from pfl_bench.types import ConfigError, LocalTraining, Task
-from tests.helpers import make_config, make_tree
+from tests.helpers import make_config, make_tree, seed_of
 
 CPU = torch.device("cpu")
 LOCAL = LocalTraining(epochs=2, batch_size=3, learning_rate=0.1)
@@ -342,23 +342,22 @@ def test_whatever_changes_a_release_changes_the_private_seed() -> None:
     config = make_config("central_dp")
     other = make_config("central_dp", central__physical_batch_size=7)
     seeds = {
-        config.private_seed("data", "model", "cpu"),
-        other.private_seed("data", "model", "cpu"),
-        config.private_seed("other", "model", "cpu"),
-        config.private_seed("data", "other", "cpu"),
-        config.private_seed("data", "model", "cuda"),
-        make_config("central_dp", precision="float32", channels_last=True).private_seed(
-            "data", "model", "cpu"
-        ),
+        seed_of(config),
+        seed_of(other),
+        seed_of(config, data="other"),
+        seed_of(config, model="other"),
+        seed_of(config, device="mps"),
+        seed_of(config, engine="vectorized"),
+        seed_of(make_config("central_dp", precision="float32", channels_last=True)),
     }
-    assert len(seeds) == 6
+    assert len(seeds) == 7
     moved = copy.deepcopy(config.tree)
     moved["task"]["data"] = "elsewhere/data.h5"
     moved["model"]["weights"] = "elsewhere/weights.pth"
-    assert replace(config, tree=moved).private_seed("data", "model", "cpu") in seeds
+    assert seed_of(replace(config, tree=moved)) in seeds
     assert "elsewhere/data.h5" in str(moved)
     ahead = make_config("central_dp", central__data_workers=3)
-    assert ahead.private_seed("data", "model", "cpu") in seeds
+    assert seed_of(ahead) in seeds
 
 
 def test_artificial_users_are_named_in_the_statement(tmp_path: Path) -> None:

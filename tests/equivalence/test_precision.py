@@ -30,7 +30,7 @@ from pfl_bench.types import ConfigError, LocalResult, LocalTraining
 from privacy.ledger import read_ledger
 from tasks.leaf.lstm import LARGE_HIDDEN_SIZE, LstmLayer
 from tests.contracts import small_stores
-from tests.helpers import make_config
+from tests.helpers import make_config, seed_of
 
 CPU = torch.device("cpu")
 LOCAL = LocalTraining(epochs=2, batch_size=3, learning_rate=0.05)
@@ -232,16 +232,10 @@ def test_few_rows_keep_their_products_in_float32_under_autocast() -> None:
     torch.testing.assert_close(found[0].dense(), inputs.float().sum(0).expand(16, -1))
 
 
-def _same_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Private runs of two precisions share no noise; here they do, to be compared.
-    monkeypatch.setattr(ResolvedConfig, "private_seed", lambda *_, **__: 11)
-
-
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_a_private_run_in_bfloat16_is_close_and_its_bound_is_exact(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, tmp_path: Path
 ) -> None:
-    _same_streams(monkeypatch)
     central = {}
     for arithmetic in ("float32", "bfloat16"):
         config = make_config(
@@ -251,6 +245,8 @@ def test_a_private_run_in_bfloat16_is_close_and_its_bound_is_exact(
             federated__engine=engine,
             federated__local_batch_size=64,
             privacy__mechanism={"name": "gaussian", "clip_norm": 0.05},
+            # Private runs of two precisions share no noise; here they do, to be compared.
+            privacy__nonce=11,
         )
         run(config, tmp_path / arithmetic)
         lines = read_ledger(tmp_path / arithmetic / "ledger.jsonl")
@@ -271,7 +267,7 @@ def test_auto_is_float32_and_changes_no_run() -> None:
         return make_config("private_federated", **changes)
 
     def seed(**changes: Any) -> int:
-        return of(**changes).private_seed("data", "model", "cpu")
+        return seed_of(of(**changes))
 
     assert of(precision="auto").config.precision == "float32"
     assert of(precision="auto").tree == of().tree == of(precision="float32").tree
@@ -355,7 +351,6 @@ def test_the_processor_s_units_are_those_that_it_names() -> None:
 def test_a_run_of_many_clients_is_summed_in_float64_and_passes_its_audit(
     direction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    narrow = make_config("private_federated").private_seed("data", "model", "cpu")
     monkeypatch.setattr("privacy.aggregate.MANY_CLIENTS", 10)
     seen: list[torch.dtype] = []
     from privacy.mechanisms.gaussian import Gaussian
@@ -375,8 +370,6 @@ def test_a_run_of_many_clients_is_summed_in_float64_and_passes_its_audit(
     run(config, tmp_path / "run")
     assert set(seen) == {torch.float64}
     assert not [c for c in audit_run(tmp_path / "run", 1).checks if c.outcome == "failed"]
-    # Not the noise of the run that once summed in float32.
-    assert make_config("private_federated").private_seed("data", "model", "cpu") != narrow
 
 
 def test_autocast_is_not_entered_where_float32_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from pfl_bench.types import (
     TransformsBatches,
 )
 from tests.contracts.small_stores import write_openimage
-from tests.helpers import make_config, make_tree
+from tests.helpers import make_config, make_tree, seed_of
 
 CPU = torch.device("cpu")
 CLASSES = 10
@@ -319,7 +319,7 @@ def test_processes_and_engines_agree(tmp_path: Path) -> None:
 
 def test_only_an_attack_changes_the_seed_of_a_private_run() -> None:
     def seed(**changes: Any) -> int:
-        return make_config("private_federated", **changes).private_seed("data", "model", "cpu")
+        return seed_of(make_config("private_federated", **changes))
 
     assert seed(attack=None) == seed()
     assert seed(attack=MIRROR) != seed()

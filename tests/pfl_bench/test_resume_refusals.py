@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pfl_bench import building, federated, runner
+from pfl_bench import building, machine, runner
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.engine.sequential import SequentialEngine
 from pfl_bench.runner import run
@@ -66,7 +66,11 @@ def test_code_that_draws_other_cohorts_and_noise_is_refused(
 ) -> None:
     config = make_config("private_federated")
     cut(config, tmp_path, keep)
-    monkeypatch.setattr(federated, "_REVISION", federated._REVISION + 1)
+    monkeypatch.setattr(machine, "code_digest", lambda: "sha256:other")
+    with pytest.raises(RunFolderError, match=r"code sha256:\w+ -> sha256:other"):
+        run(config, tmp_path, resume=True)
+    # Without the record, the ledger or the checkpoint tells.
+    (tmp_path / "environment.json").unlink()
     with pytest.raises(error, match="another seed" if keep else "round 1"):
         run(config, tmp_path, resume=True)
 

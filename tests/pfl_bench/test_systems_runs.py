@@ -14,7 +14,6 @@ import torch
 from pfl_bench import federated
 from pfl_bench.building import build_task
 from pfl_bench.checkpoint import load_latest
-from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.report.page import write_report
 from pfl_bench.run_log import read_metrics
 from pfl_bench.runner import run
@@ -23,7 +22,7 @@ from pfl_bench.systems.cohorts import SimulatedParticipants
 from pfl_bench.systems.timeline import Outcome
 from pfl_bench.types import ConfigError, DataError, RunFolderError
 from privacy.errors import PlanError
-from tests.helpers import central_of, make_config
+from tests.helpers import central_of, make_config, seed_of
 
 GENERATED = {"source": {"name": "generated", "seed": 1, "num_devices": 200}}
 
@@ -61,30 +60,15 @@ def test_with_the_clock_off_nothing_changes(tmp_path: Path) -> None:
         assert clock["systems/counted"] == clock["systems/selected"] == 12
 
 
-def test_a_run_without_devices_is_that_of_before(tmp_path: Path) -> None:
-    """The section at its default moves no private run's seed."""
-    config = make_config("private_federated")
-    tree = {k: v for k, v in config.tree.items() if k != "systems"}
-    before = {k: v for k, v in tree["federated"].items() if k != "max_participations"}
-    older = ResolvedConfig(
-        **{
-            **{name: getattr(config, name) for name in config.__dataclass_fields__},
-            "tree": {**tree, "federated": before},
-        }
-    )
-    assert older.private_seed("d", "m", "cpu") == config.private_seed("d", "m", "cpu")
-    assert config.private_seed("d", "m", "cpu") == config.private_seed("d", "m", "cpu", "", "")
-
-
 def test_devices_name_a_private_run_s_seed_by_content(tmp_path: Path) -> None:
     seeds = set()
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
         systems = {"source": devices_of(tmp_path / place)}
         config = make_config("private_federated", systems=systems, federated__sampling="selected")
-        seeds.add(config.private_seed("d", "m", "cpu", "", "sha256:1"))
+        seeds.add(seed_of(config, traces="sha256:1"))
     assert len(seeds) == 1
-    assert config.private_seed("d", "m", "cpu", "", "sha256:2") not in seeds
+    assert seed_of(config, traces="sha256:2") not in seeds
 
 
 @pytest.mark.parametrize("selection", ["available", "oort"])
@@ -346,12 +330,8 @@ def ledger_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
 
 
-def test_canaries_come_as_the_limits_allow_and_change_nobody_s_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_canaries_come_as_the_limits_allow_and_change_nobody_s_part(tmp_path: Path) -> None:
     """So the run with a canary and the one without it are zero-out neighbours, as is claimed."""
-    # The audit is part of the configuration that names the seed, by which users are selected.
-    monkeypatch.setattr(ResolvedConfig, "private_seed", lambda *arguments: 7)
     timelines = {}
     for count in (0, 1, 40):
         audit = {"kind": "one_shot", "count": count + 1} if count else None
@@ -360,6 +340,8 @@ def test_canaries_come_as_the_limits_allow_and_change_nobody_s_part(
             **PRIVATE,
             federated__sampling="selected",
             privacy__audit=audit,
+            # The audit is part of the configuration; the selection follows the seed.
+            privacy__nonce="the same users",
         )
         folder = tmp_path / str(count)
         summary = run(config, folder)

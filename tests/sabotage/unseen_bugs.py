@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from pfl_bench.config_file import ResolvedConfig
+from typing import Any
+
+from pfl_bench import private_seed
+from pfl_bench.private_seed import PrivateSeed
 from tests.sabotage.clipping_bugs import move_by_bare_mean
 from tests.sabotage.planting import Bug, Patch
 
 
 def noise_named_by_seed(patch: Patch) -> None:
-    patch.setattr(ResolvedConfig, "private_seed", lambda self, *_: self.config.seed)
+    def derive(resolved: Any, *_: Any, **__: Any) -> PrivateSeed:
+        return PrivateSeed(resolved.config.seed, None, {})
+
+    patch.setattr(private_seed, "derive", derive)
 
 
 UNSEEN = (
     Bug(
         "noise_of_another_run",
         "two runs on the same data share their noise",
-        "`ResolvedConfig.private_seed` is the seed alone",
+        "`private_seed.derive` is the seed alone",
         unseen="each run by itself is sound; both ledgers together show it, in the first elements "
         "of each round's noise",
         plant=noise_named_by_seed,

@@ -1,0 +1,182 @@
+"""The seed of a private run's noise: what moves it, what pins it, and what says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pfl_bench import machine
+from pfl_bench.crew.orders import Built, await_followers
+from pfl_bench.runner import run
+from pfl_bench.types import ConfigError
+from privacy.ledger import read_ledger
+from tests.helpers import REPOSITORY, make_config, seed_of
+
+NOISE = {"privacy__epsilon": None, "privacy__noise_multiplier": 1.0, "federated__num_rounds": 2}
+PRINT = "from pfl_bench.machine import code_digest; print(code_digest())"
+
+
+def python(
+    folder: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with the packages of a folder."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder), **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the three packages, to be edited."""
+    folder = tmp_path_factory.mktemp("copy")
+    for name in machine.PACKAGES:
+        shutil.copytree(
+            REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    return folder
+
+
+def test_the_code_s_digest_is_of_its_content_alone(copy: Path) -> None:
+    assert python(copy, "-c", PRINT).stdout.strip() == machine.code_digest()
+
+
+@pytest.mark.parametrize(
+    "name", ["tasks/digits/task.py", "privacy/clipping.py", "pfl_bench/engine/sequential.py"]
+)
+def test_an_edit_of_code_moves_its_digest(name: str, copy: Path) -> None:
+    path = copy / name
+    before = path.read_text(encoding="utf-8")
+    try:
+        path.write_text(before + "\n", encoding="utf-8")
+        assert python(copy, "-c", PRINT).stdout.strip() != machine.code_digest()
+    finally:
+        path.write_text(before, encoding="utf-8")
+
+
+def test_a_new_plug_in_moves_the_digest(copy: Path) -> None:
+    path = copy / "pfl_bench" / "algorithms" / "mine.py"
+    path.write_text('"""Mine."""\n', encoding="utf-8")
+    try:
+        assert python(copy, "-c", PRINT).stdout.strip() != machine.code_digest()
+    finally:
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    "name", ["code_digest", "library_versions", "processor_name", "cpu_capability"]
+)
+def test_code_versions_and_instructions_move_the_seed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config("private_federated")
+    pinned = make_config("private_federated", privacy__nonce="mine")
+    before, kept = seed_of(config), seed_of(pinned)
+    other = {"torch": "1.0"} if name == "library_versions" else "other"
+    monkeypatch.setattr(machine, name, lambda: other)
+    assert seed_of(config) != before
+    assert seed_of(pinned) == kept
+
+
+def test_a_switch_moves_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config("private_federated")
+    before = seed_of(config)
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert seed_of(config) != before
+
+
+def test_a_nonce_pins_the_seed_whatever_else_changes() -> None:
+    one = make_config("private_federated", privacy__nonce=7)
+    assert seed_of(one) == seed_of(one, "other", "other", "mps", "vectorized")
+    rounds = make_config("private_federated", privacy__nonce=7, federated__num_rounds=9)
+    assert seed_of(rounds) == seed_of(one)
+    others = [
+        make_config("private_federated", privacy__nonce=8),
+        make_config("private_federated", privacy__nonce="7"),
+        make_config("private_federated", privacy__nonce=7, seed=4),
+        make_config("private_federated"),
+    ]
+    assert len({seed_of(config) for config in (one, *others)}) == 5
+
+
+@pytest.mark.parametrize("nonce", ["", "x" * 101, -1, 1.5, True])
+def test_a_bad_nonce_is_refused(nonce: Any) -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.nonce"):
+        make_config("private_federated", privacy__nonce=nonce)
+
+
+@pytest.mark.parametrize("setting", ["private_federated", "central_dp"])
+def test_statement_and_record_say_that_noise_is_pinned(setting: str, tmp_path: Path) -> None:
+    changes = NOISE if setting == "private_federated" else {}
+    run(make_config(setting, **changes, privacy__nonce="mine"), tmp_path / "pinned")
+    run(make_config(setting, **changes), tmp_path / "own")
+    for name, nonce in (("pinned", "mine"), ("own", None)):
+        notes = json.loads((tmp_path / name / "privacy.json").read_text())["notes"]
+        assert any("nonce 'mine'" in note for note in notes) == (nonce is not None)
+        recorded = json.loads((tmp_path / name / "environment.json").read_text())["private_seed"]
+        assert recorded["nonce"] == nonce
+        assert len(recorded["value"]) == 64
+        assert recorded["parts"]["code"] == machine.code_digest()
+
+
+# Runs a configuration several times in one process, so that torch is imported once.
+RUNS = """
+import sys
+from pathlib import Path
+from pfl_bench.runner import run
+from tests.helpers import make_config
+from tests.pfl_bench.test_private_seed import NOISE
+
+for name in ("own", "again", "pinned"):
+    nonce = {"privacy__nonce": 1} if name == "pinned" else {}
+    run(make_config("private_federated", **NOISE, **nonce), Path(sys.argv[1]) / name)
+"""
+
+
+def test_another_instruction_set_draws_other_noise(tmp_path: Path) -> None:
+    """Otherwise the difference of the two runs' releases would be bare of noise."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, switches in (("native", {}), ("other", {"ATEN_CPU_CAPABILITY": "default"})):
+        python(REPOSITORY, "-c", RUNS, str(tmp_path / name), environment=switches)
+        found[name] = {
+            folder.name: read_ledger(folder / "ledger.jsonl")[0]["noise"]["head"]
+            for folder in (tmp_path / name).iterdir()
+        }
+    native, other = found["native"], found["other"]
+    assert native["own"] == native["again"]
+    assert native["own"] != pytest.approx(other["own"], rel=1e-3)
+    assert native["pinned"] == pytest.approx(other["pinned"], rel=1e-3)
+
+
+class _Crew:
+    size = 2
+
+    def __init__(self, built: Built) -> None:
+        self._built = built
+
+    def take(self, rank: int) -> tuple[Built, tuple[()]]:
+        return self._built, ()
+
+
+@pytest.mark.parametrize("is_private", [False, True])
+def test_a_process_that_computes_otherwise_is_refused_in_private_runs(is_private: bool) -> None:
+    own = Built("sequential", {"versions": {"torch": "2.9.0"}} if is_private else None)
+    other = Built("sequential", {"versions": {"torch": "2.8.0"}} if is_private else None)
+    await_followers(_Crew(own), own)  # type: ignore[arg-type]
+    if not is_private:
+        await_followers(_Crew(other), own)  # type: ignore[arg-type]
+        return
+    with pytest.raises(ConfigError, match=r"process 1 .*versions\.torch 2\.9\.0 -> 2\.8\.0"):
+        await_followers(_Crew(other), own)  # type: ignore[arg-type]
