@@ -23,7 +23,7 @@ from pfl_bench.federated import FederatedTrainer
 from pfl_bench.hands import SumTree
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.sampling import CyclicPoissonSampler, PoissonSampler
-from privacy import accountant, plan
+from privacy import accountant, plan, plan_types
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome, clip_factor, l2_norm
 from privacy.ledger import Ledger
@@ -689,7 +689,9 @@ def rho_as_epsilon(patch: Patch) -> None:
         return epsilon
 
     patch.setattr(accountant, "_rdp_epsilon", rdp_epsilon)
-    accountant._epsilon.cache_clear()
+    # Nothing that is computed here is to be remembered, nor anything else taken for it.
+    patch.setattr(accountant, "_epsilon", accountant._epsilon.__wrapped__)
+    patch.setattr(plan_types, "compose_epsilon", accountant.compose_epsilon)
 
 
 def since_resume(patch: Patch) -> None:
