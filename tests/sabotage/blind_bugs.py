@@ -38,6 +38,7 @@ from tests.sabotage.blind_planting import (
     Blind,
     Users,
     Vector,
+    blind,
     clipping,
     cohorts,
     counting_from_resume,
@@ -54,12 +55,10 @@ from tests.sabotage.planting import (
     LOCAL,
     ROUNDS,
     SMALLER_COHORT,
-    Bug,
     Patch,
 )
 
 HALF = ROUNDS // 2
-OPEN = "not judged yet"
 
 
 # Who takes part.
@@ -783,21 +782,6 @@ def going_on_from_the_model(patch: Patch) -> None:
 
     patch.setattr(FederatedTrainer, "__init__", init)
     patch.setattr(FederatedTrainer, "_take_central_step", step)
-
-
-def blind(
-    name: str,
-    description: str,
-    planted: str,
-    breaks: str,
-    real_epsilon: str,
-    at_least: float = 1e-9,
-    **more: Any,
-) -> Blind:
-    """A bug whose outcome is open."""
-    return Blind(
-        Bug(name, description, planted, unseen=OPEN, **more), breaks, real_epsilon, at_least
-    )
 
 
 TINY: dict[str, Any] = {

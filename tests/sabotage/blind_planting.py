@@ -21,6 +21,7 @@ from privacy.mechanism import mean_of
 from privacy.mechanisms import gaussian
 from tests.sabotage.planting import Bug, Patch, Plant
 
+OPEN = "not judged yet"
 Users = NDArray[np.int64]
 Vector = NDArray[np.float64]
 # Standard deviation of the noise in each element of the sum, and what draws it.
@@ -154,3 +155,18 @@ def clipping(wrong: Callable[[Tensor, Tensor, float, dict[str, Any]], ClipOutcom
 def honest_outcome(update: Tensor, clip_norm: float) -> ClipOutcome:
     """What a developer would go on reporting, who believes in the clip."""
     return add_clipped_(torch.zeros_like(update, dtype=torch.float32), update, clip_norm)
+
+
+def blind(
+    name: str,
+    description: str,
+    planted: str,
+    breaks: str,
+    real_epsilon: str,
+    at_least: float = 1e-9,
+    **more: Any,
+) -> Blind:
+    """A bug whose outcome is open."""
+    return Blind(
+        Bug(name, description, planted, unseen=OPEN, **more), breaks, real_epsilon, at_least
+    )
