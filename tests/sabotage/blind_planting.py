@@ -21,7 +21,7 @@ from privacy.mechanism import mean_of
 from privacy.mechanisms import gaussian
 from tests.sabotage.planting import Bug, Patch, Plant
 
-OPEN = "not judged yet"
+OPEN = "passes the audit, at one seed at least, when it was planted"
 Users = NDArray[np.int64]
 Vector = NDArray[np.float64]
 # Standard deviation of the noise in each element of the sum, and what draws it.
@@ -164,9 +164,11 @@ def blind(
     breaks: str,
     real_epsilon: str,
     at_least: float = 1e-9,
+    *,
+    expects: tuple[str, ...] = (),
     **more: Any,
 ) -> Blind:
-    """A bug whose outcome is open."""
-    return Blind(
-        Bug(name, description, planted, unseen=OPEN, **more), breaks, real_epsilon, at_least
-    )
+    """A bug that checks catch whatever the seed; or, without ``expects``, one that may pass."""
+    unseen = "" if expects else OPEN
+    bug = Bug(name, description, planted, expects, unseen=unseen, **more)
+    return Blind(bug, breaks, real_epsilon, at_least)

@@ -250,6 +250,7 @@ SECOND: tuple[Blind, ...] = (
         plant=groups_dealt_anew,
         changes=CYCLIC,
         interrupt_after=ROUNDS // 2,
+        expects=("separation",),
     ),
     blind(
         "client_begins_where_last_ended",
@@ -268,6 +269,7 @@ SECOND: tuple[Blind, ...] = (
         "8.1",
         0.05,
         plant=two_clients_of_one,
+        expects=("users_distinct",),
     ),
     blind(
         "laplace_clipped_in_l2",
@@ -278,6 +280,7 @@ SECOND: tuple[Blind, ...] = (
         0.1,
         plant=l2_for_laplace,
         changes=LAPLACE,
+        expects=("clip_probe",),
     ),
     blind(
         "noise_of_sixteen_bits",
@@ -296,6 +299,10 @@ SECOND: tuple[Blind, ...] = (
         "about 4.6",
         0.1,
         plant=noising(a_little_of_the_first),
+        expects=(
+            "noise_fresh",
+            "noise_scale",
+        ),
     ),
     blind(
         "noise_uneven",
@@ -305,6 +312,7 @@ SECOND: tuple[Blind, ...] = (
         "about 70",
         0.1,
         plant=noising(too_little_now_and_then),
+        expects=("noise_shape",),
     ),
     blind(
         "noise_orthogonal",
@@ -314,6 +322,7 @@ SECOND: tuple[Blind, ...] = (
         "infinite: the sum solves an equation with the release",
         1e-3,
         plant=noising(against_the_sum),
+        expects=("noise_independent",),
     ),
     blind(
         "pieces_alike",
@@ -323,6 +332,10 @@ SECOND: tuple[Blind, ...] = (
         "infinite",
         100.0,
         plant=pieces_alike,
+        expects=(
+            "noise_scale",
+            "noise_shape",
+        ),
     ),
     blind(
         "client_noise_of_neighbours",
@@ -333,6 +346,10 @@ SECOND: tuple[Blind, ...] = (
         1.0,
         plant=noise_of_neighbours,
         changes=LOCAL,
+        expects=(
+            "noise_scale",
+            "noise_shape",
+        ),
     ),
     blind(
         "bands_reversed",

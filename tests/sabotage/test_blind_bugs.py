@@ -10,7 +10,6 @@ import pytest
 
 from tests.sabotage.blind_bugs import BLIND_BUGS
 from tests.sabotage.blind_planting import MARK, WITNESSED, Blind, witnessed
-from tests.sabotage.blind_second import SECOND
 from tests.sabotage.planting import Patch
 from tests.sabotage.running import remembering, run_planted
 
@@ -21,7 +20,7 @@ def _remembering() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("blind", [*BLIND_BUGS, *SECOND], ids=lambda blind: blind.bug.name)
+@pytest.mark.parametrize("blind", BLIND_BUGS, ids=lambda blind: blind.bug.name)
 def test_a_blind_bug_is_planted_and_caught(
     blind: Blind, tmp_path: Path, monkeypatch: Patch
 ) -> None:
