@@ -1,0 +1,223 @@
+"""Bugs planted blind: who takes part.
+
+A claim of 4.07 is that of the small run: 20 rounds, 50 of 300 users, multiplier 1, delta 0.0019.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pfl_bench.crew import orders
+from pfl_bench.rng import Purpose
+from pfl_bench.sampling import CyclicPoissonSampler, PoissonSampler
+from tasks.digits import task
+from tests.sabotage.blind_planting import (
+    Blind,
+    Users,
+    blind,
+    cohorts,
+    counting_from_resume,
+    witness,
+)
+from tests.sabotage.planting import (
+    CYCLIC,
+    ROUNDS,
+    Patch,
+)
+
+HALF = ROUNDS // 2
+
+
+def workers_share_coins(
+    self: PoissonSampler, rng: np.random.Generator, index: int, state: dict[str, Any]
+) -> Users:
+    """Two workers with one seed toss the same coins, each for its half of the users."""
+    coins = rng.random(self.num_users // 2) < self.cohort_size / self.num_users
+    return np.flatnonzero(np.tile(coins, 2))
+
+
+def prefetched_twice(
+    self: PoissonSampler, rng: np.random.Generator, index: int, state: dict[str, Any]
+) -> Users:
+    if index % 2:
+        state["cohort"] = np.flatnonzero(
+            rng.random(self.num_users) < self.cohort_size / self.num_users
+        )
+    cohort: Users = state["cohort"]
+    return cohort
+
+
+def cooled_down(
+    self: PoissonSampler, rng: np.random.Generator, index: int, state: dict[str, Any]
+) -> Users:
+    """Whoever was in the last round rests; the others come the more often."""
+    free = np.setdiff1d(np.arange(self.num_users), state.get("last", []))
+    state["last"] = free[rng.random(len(free)) < self.cohort_size / len(free)]
+    cohort: Users = state["last"]
+    return cohort
+
+
+def fair(
+    self: PoissonSampler, rng: np.random.Generator, index: int, state: dict[str, Any]
+) -> Users:
+    """As many as independent draws give, the longer a user has waited the sooner."""
+    waited = state.setdefault("waited", np.ones(self.num_users))
+    size = rng.binomial(self.num_users, self.cohort_size / self.num_users)
+    users = rng.choice(self.num_users, size=size, replace=False, p=waited / waited.sum())
+    waited += 1
+    waited[users] = 1
+    return users
+
+
+def small_users_left_out(
+    self: PoissonSampler, rng: np.random.Generator, index: int, state: dict[str, Any]
+) -> Users:
+    """The tenth with the fewest examples is left out, and the rate is of those who are left."""
+    sizes = np.diff(task.build(task.Options(num_users=self.num_users)).split("train").offsets)
+    left = np.argsort(sizes, kind="stable")[self.num_users // 10 :]
+    return left[rng.random(len(left)) < self.cohort_size / len(left)]
+
+
+def cut_to_memory(
+    self: PoissonSampler, rng: np.random.Generator, index: int, state: dict[str, Any]
+) -> Users:
+    """A tenth more than expected is the most that is trained; the users with high numbers miss."""
+    users = np.flatnonzero(rng.random(self.num_users) < self.cohort_size / self.num_users)
+    return users[: round(1.1 * self.cohort_size)]
+
+
+def never_the_last(
+    self: PoissonSampler, rng: np.random.Generator, index: int, state: dict[str, Any]
+) -> Users:
+    return np.flatnonzero(rng.random(self.num_users - 1) < self.cohort_size / self.num_users)
+
+
+def cohorts_restart(patch: Patch) -> None:
+    counting_from_resume(patch, (int(Purpose.SAMPLING),))
+
+
+def rate_of_the_group(patch: Patch) -> None:
+    def draw(self: CyclicPoissonSampler, rng: np.random.Generator, index: int = 1) -> Users:
+        group = np.flatnonzero(self.groups == (index - 1) % self.separation)
+        rate = self.cohort_size / len(group)
+        witness(rate * self.num_users / self.cohort_size / self.separation - 1.0)
+        return group[rng.random(len(group)) < rate]
+
+    patch.setattr(CyclicPoissonSampler, "draw", draw)
+
+
+def dealt_twice(patch: Patch) -> None:
+    """The borders of two hands overlap: one user is trained in the place of the next."""
+    real = orders.deal
+
+    def deal(users: Users, costs: Any, number: int) -> list[Users]:
+        dealt = [hand.copy() for hand in real(users, costs, number)]
+        full = [hand for hand in dealt if len(hand)]
+        if len(full) > 1:
+            full[1][0] = full[0][-1]
+            trained = np.concatenate(full)
+            witness(len(trained) - len(set(trained.tolist())))
+        return dealt
+
+    patch.setattr(orders, "deal", deal)
+
+
+SAMPLING: tuple[Blind, ...] = (
+    blind(
+        "workers_share_coins",
+        "two workers toss the same coins: users i and i + N/2 come together",
+        "`PoissonSampler.draw`",
+        "users are not drawn independently: who knows one knows the other",
+        "up to 24 (no amplification against who knows the twin)",
+        1.0,
+        plant=cohorts(workers_share_coins),
+    ),
+    blind(
+        "cohort_prefetched_twice",
+        "each cohort serves two rounds",
+        "`PoissonSampler.draw`",
+        "rounds are not drawn independently",
+        "6.0",
+        1.0,
+        plant=cohorts(prefetched_twice),
+        expects=("participation",),
+    ),
+    blind(
+        "users_rest_a_round",
+        "nobody takes part in two rounds running; the others come the more often",
+        "`PoissonSampler.draw`",
+        "who takes part depends on the round before, at a higher rate of the others",
+        "about 5",
+        1.0,
+        plant=cohorts(cooled_down),
+    ),
+    blind(
+        "fair_sampling",
+        "who has waited longer is drawn sooner",
+        "`PoissonSampler.draw`",
+        "who takes part depends on the rounds before, and on the other users",
+        "above 4.07, up to 24: no amplification is proved",
+        1.0,
+        plant=cohorts(fair),
+        expects=("participation",),
+    ),
+    blind(
+        "small_users_left_out",
+        "a tenth of the users is never drawn, and the rate is of the others",
+        "`PoissonSampler.draw`",
+        "q is 0.185 and not 0.167",
+        "4.5",
+        1.0,
+        plant=cohorts(small_users_left_out),
+    ),
+    blind(
+        "cohort_cut_to_memory",
+        "a cohort beyond 55 loses the users with the highest numbers",
+        "`PoissonSampler.draw`",
+        "one user displaces another: twice the bound in a cohort that was cut",
+        "up to 17, of the users whom the cut reaches",
+        1.0,
+        plant=cohorts(cut_to_memory),
+    ),
+    blind(
+        "last_user_never_drawn",
+        "an off-by-one: the last user is never drawn",
+        "`PoissonSampler.draw`",
+        "nothing of the guarantee; what is accounted is not what is drawn",
+        "4.07",
+        1.0,
+        plant=cohorts(never_the_last),
+    ),
+    blind(
+        "cohorts_restart_at_resume",
+        "the resumed half draws the cohorts of the first half",
+        "`stream` of SAMPLING counts from the resume",
+        "rounds are not drawn independently",
+        "6.0",
+        1.0,
+        plant=cohorts_restart,
+        interrupt_after=HALF,
+        expects=("participation",),
+    ),
+    blind(
+        "rate_of_the_group",
+        "the probability is computed of the group's own size",
+        "`CyclicPoissonSampler.draw`",
+        "the rate depends on who else there is",
+        "a little above the claim",
+        0.02,
+        plant=rate_of_the_group,
+        changes=CYCLIC,
+    ),
+    blind(
+        "user_in_two_hands",
+        "a user is trained twice, in the place of another; the record has both",
+        "`orders.deal`",
+        "one user moves the sum by twice the bound",
+        "up to 17",
+        1.0,
+        plant=dealt_twice,
+    ),
+)
