@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pfl_bench import plugins
 from pfl_bench.config import CONFIG_VERSION, RunConfig
 from pfl_bench.config_training import ScheduleOptions
+from pfl_bench.row_differences import from_head, head_lines, is_harmless, row_differences
 from pfl_bench.types import ConfigError, PluginError
 from pfl_bench.yaml_file import apply_override, read_yaml
 
@@ -64,6 +66,8 @@ class ResolvedConfig:
         tree: The whole as plain data, every default filled in.
         overrides: The ``key=value`` texts that were given.
         source: The file that it was read from.
+        not_the_row: How it differs from the row in that file, a text each difference; empty for a
+            configuration that is the row.
     """
 
     config: RunConfig
@@ -75,6 +79,7 @@ class ResolvedConfig:
     tree: dict[str, Any]
     overrides: tuple[str, ...]
     source: Path
+    not_the_row: tuple[str, ...] = ()
 
     @property
     def training_tree(self) -> dict[str, Any]:
@@ -146,6 +151,7 @@ class ResolvedConfig:
         """The resolved configuration as YAML, overridden keys listed in its head."""
         head = ["# Resolved configuration: every default is filled in."]
         head += [f"# override: {text}" for text in self.overrides]
+        head += head_lines(self.not_the_row)
         body: str = yaml.safe_dump(self.tree, sort_keys=False, allow_unicode=True)
         return "\n".join(head) + "\n" + body
 
@@ -161,10 +167,28 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> ResolvedConfig:
         ConfigError: The file or an override is wrong; the message has file, dotted path, what is
             allowed and the nearest name.
     """
-    tree = read_yaml(path)
+    row = read_yaml(path)
+    tree = copy.deepcopy(row)
     for text in overrides:
         apply_override(tree, text)
-    return resolve(tree, path, tuple(overrides))
+    resolved = resolve(tree, path, tuple(overrides))
+    # A run folder's config.yaml is the copy of a row, and says so where it is of no row.
+    differences = from_head(path.read_text(encoding="utf-8"))
+    if not all(is_harmless(text.partition("=")[0].strip()) for text in overrides):
+        differences += _differences(row, tree, resolved)
+    return replace(resolved, not_the_row=differences)
+
+
+def _differences(
+    row: dict[str, Any], tree: dict[str, Any], resolved: ResolvedConfig
+) -> tuple[str, ...]:
+    """How a configuration with overrides differs from its file alone."""
+    try:
+        alone = resolve(row, resolved.source, ())
+    except ConfigError:
+        # The file needs the overrides: nothing can be filled in, so it is compared as written.
+        return row_differences(row, tree)
+    return row_differences(alone.tree, resolved.tree)
 
 
 def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> ResolvedConfig:
