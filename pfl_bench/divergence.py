@@ -92,7 +92,7 @@ def describe_divergence(found: Mapping[str, Any] | None) -> str:
     if not found:
         return ""
     # Non-finite numbers are texts in JSON.
-    value, start = float(found["value"]), float(found["start"])
+    value, start = (float(found.get(key, "nan")) for key in ("value", "start"))
     what = f"{value:.4g}" if math.isfinite(value) else f"not finite ({value})"
     return (
         f"training diverged in {found['unit']} {found['round']}: {found['metric']} is {what}, and "

@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.files import read_json, to_json_value, write_atomically, write_json
+from pfl_bench.report.rows import check_summary
 from pfl_bench.row_differences import tree_differences
 from pfl_bench.types import DataFacts, RunFolderError
 from pfl_bench.verdict import compare_finished
@@ -138,6 +139,10 @@ class RunFolder:
 
     def _compared_anew(self, summary: dict[str, Any], resolved: ResolvedConfig) -> dict[str, Any]:
         """Compare a finished run with what the row publishes now, as today's rules have it."""
+        try:
+            check_summary(summary)
+        except RunFolderError as error:
+            raise RunFolderError(f"{self.path / 'summary.json'}: {error}") from None
         expected = to_json_value(compare_finished(resolved, summary))
         if expected != summary["expected"]:
             summary = {**summary, "expected": expected}

@@ -102,7 +102,8 @@ def _other_data(expected: Expected, summary: Mapping[str, Any]) -> str:
     variant = summary["variant"]
     if expected.variants is not None and variant not in expected.variants:
         return f"data is {variant}; the published number is for {', '.join(expected.variants)}"
-    split_by = summary["data"]["split_by"]
+    data = summary.get("data") or {}  # runs of before have less there
+    split_by = data.get("split_by")
     if expected.split_by not in (None, split_by):
         return (
             f"the data are split by {split_by}; the published number is for a split by "
@@ -110,7 +111,7 @@ def _other_data(expected: Expected, summary: Mapping[str, Any]) -> str:
         )
     if expected.num_users is not None:
         # Runs of before it was counted are compared anew when they are seen in another table.
-        num_users = summary["data"].get("num_users", {}).get("train")
+        num_users = data.get("num_users", {}).get("train")
         if num_users is None:
             return (
                 f"the published number is of {expected.num_users:,} training users, and the run "

@@ -115,7 +115,7 @@ def rows_from_summaries(summaries: Sequence[Mapping[str, Any]]) -> list[RowResul
     """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for index, summary in enumerate(summaries):
-        _check_summary(summary, index)
+        check_summary(summary, index)
         groups.setdefault(summary["name"], []).append(summary)
     rows: list[RowResult] = []
     for runs in groups.values():
@@ -147,8 +147,16 @@ def headline_metrics(metrics: Mapping[str, Any]) -> list[str]:
     return names[:1]
 
 
-def _check_summary(summary: Mapping[str, Any], index: int) -> None:
-    """Check the members that a line is made of."""
+def check_summary(summary: Mapping[str, Any], index: int = 0) -> None:
+    """Check the members that a line is made of.
+
+    Args:
+        summary: Content of a ``summary.json``.
+        index: Its place among several, for the message.
+
+    Raises:
+        RunFolderError: One is missing or is something else than pfl-bench writes.
+    """
     kinds: dict[str, Any] = {
         "name": str,
         "setting": str,
@@ -164,6 +172,12 @@ def _check_summary(summary: Mapping[str, Any], index: int) -> None:
                 f"{summary.get(key)!r}; expected a {kind.__name__.lower()} as pfl-bench writes it "
                 "into summary.json; run the row again"
             )
+    found = summary.get("diverged")
+    if found and not (isinstance(found, Mapping) and {"metric", "round", "unit"} <= set(found)):
+        raise RunFolderError(
+            f"summary {index} ({summary['name']!r}): 'diverged' is {found!r}; expected null or an "
+            "object as pfl-bench writes it; run the row again"
+        )
     for entry in summary["expected"]:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("metric"), str):
             raise RunFolderError(

@@ -185,6 +185,27 @@ def test_a_finished_run_is_compared_anew(row: Path, tmp_path: Path, capsys: Capt
     assert verdicts(out) == [("differs", "")]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {},
+        {"expected": 3},
+        {"metrics": None},
+        {"diverged": "yes"},
+    ],
+)
+def test_a_damaged_summary_is_refused(
+    row: Path, tmp_path: Path, capsys: Capture, damage: dict[str, Any]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["run", str(row), "--out", str(out)]) == 0
+    path = out / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **damage} if damage else {}))
+    capsys.readouterr()
+    assert main(["run", str(row), "--out", str(out)]) == 2
+    assert str(path) in capsys.readouterr().err
+
+
 def test_a_copied_row_is_its_own_but_a_run_s_record_of_no_row_is_not(
     row: Path, tmp_path: Path
 ) -> None:
