@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, explain
+from pfl_bench.config_errors import blame
 from pfl_bench.config_file import ResolvedConfig, load_config, resolve
 from pfl_bench.types import ConfigError
 
@@ -73,8 +74,9 @@ def check_names(configurations: Iterable[ResolvedConfig]) -> None:
         name = resolved.config.name
         first = files.setdefault(name, resolved.source)
         if first != resolved.source:
+            place = blame("name", resolved.source, resolved.overrides)
             raise ConfigError(
-                f"{resolved.source}: name: '{name}' is also the name of {first}, so that their "
+                f"{place}'{name}' is the name of {first} and of {resolved.source}, so that their "
                 "runs would be averaged as seeds of one row; give each row a name of its own"
             )
 
