@@ -95,6 +95,10 @@ class LoggingOptions(Strict):
 class Expected(Strict):
     """A published or expected number that the run is compared with.
 
+    A run is compared if it is of the row as its file stands: other seeds, devices, processes, paths
+    of files, logging and evaluation beside the published metrics are the row's; any other override
+    is not. A run whose training diverged (``pfl_bench.divergence``) is not compared either.
+
     Attributes:
         metric: Name in the summary, such as "test/accuracy".
         value: The published value.
@@ -104,6 +108,8 @@ class Expected(Strict):
         split_by: How the data have to be split for it; null for any way.
         num_users: Users of the training split that it is of, give or take a tenth of them; null
             for any number.
+        diverged: Whether the published training failed, so that its number, such as an accuracy at
+            chance, is also compared with that of a run which diverged.
     """
 
     metric: str
@@ -113,6 +119,7 @@ class Expected(Strict):
     variants: list[str] | None = None
     split_by: SplitBy | None = None
     num_users: Annotated[int, Field(ge=1)] | None = None
+    diverged: bool = False
 
 
 TRAINERS = ("federated", "central", "local", "multitask")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from pfl_bench import plugins
 from pfl_bench.config import CONFIG_VERSION, RunConfig
+from pfl_bench.config_errors import blame, explain_errors
+from pfl_bench.row_differences import from_head, head_lines, is_harmless, row_differences
 from pfl_bench.types import ConfigError, PluginError
 from pfl_bench.yaml_file import apply_override, read_yaml
 
@@ -48,6 +50,8 @@ class ResolvedConfig:
         tree: The whole as plain data, every default filled in.
         overrides: The ``key=value`` texts that were given.
         source: The file that it was read from.
+        not_the_row: How it differs from the row in that file, a text each difference; empty for a
+            configuration that is the row.
     """
 
     config: RunConfig
@@ -59,6 +63,7 @@ class ResolvedConfig:
     tree: dict[str, Any]
     overrides: tuple[str, ...]
     source: Path
+    not_the_row: tuple[str, ...] = ()
 
     @property
     def training_tree(self) -> dict[str, Any]:
@@ -74,6 +79,7 @@ class ResolvedConfig:
         """The resolved configuration as YAML, overridden keys listed in its head."""
         head = ["# Resolved configuration: every default is filled in."]
         head += [f"# override: {text}" for text in self.overrides]
+        head += head_lines(self.not_the_row)
         body: str = yaml.safe_dump(self.tree, sort_keys=False, allow_unicode=True)
         return "\n".join(head) + "\n" + body
 
@@ -89,10 +95,28 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> ResolvedConfig:
         ConfigError: The file or an override is wrong; the message has file, dotted path, what is
             allowed and the nearest name.
     """
-    tree = read_yaml(path)
+    row = read_yaml(path)
+    tree = copy.deepcopy(row)
     for text in overrides:
         apply_override(tree, text)
-    return resolve(tree, path, tuple(overrides))
+    resolved = resolve(tree, path, tuple(overrides))
+    # A run folder's config.yaml is the copy of a row, and says so where it is of no row.
+    differences = from_head(path.read_text(encoding="utf-8"))
+    if not all(is_harmless(text.partition("=")[0].strip()) for text in overrides):
+        differences += _differences(row, tree, resolved)
+    return replace(resolved, not_the_row=differences)
+
+
+def _differences(
+    row: dict[str, Any], tree: dict[str, Any], resolved: ResolvedConfig
+) -> tuple[str, ...]:
+    """How a configuration with overrides differs from its file alone."""
+    try:
+        alone = resolve(row, resolved.source, ())
+    except ConfigError:
+        # The file needs the overrides: nothing can be filled in, so it is compared as written.
+        return row_differences(row, tree)
+    return row_differences(alone.tree, resolved.tree)
 
 
 def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> ResolvedConfig:
@@ -103,15 +127,15 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
     """
     version = tree.get("version")
     if version != CONFIG_VERSION:
+        place = blame("version", path, overrides)
         raise ConfigError(
-            f"{path}: version: {version!r} is not {CONFIG_VERSION}, the version of the "
-            "configuration format that this pfl-bench reads; port the file, or use the pfl-bench "
-            "that it was written for"
+            f"{place}{version!r} is not {CONFIG_VERSION}, the version of the configuration format "
+            "that this pfl-bench reads; port the file, or use the pfl-bench that it was written for"
         )
-    config = validate_tree(RunConfig, tree, "", path)
-    task, task_options = _plugin(plugins.TASK, config.task, "task", path)
+    config = validate_tree(RunConfig, tree, "", path, overrides)
+    task, task_options = _plugin(plugins.TASK, config.task, "task", path, overrides)
     model_type = plugins.options_type(plugins.MODEL, task)
-    model_options = validate_tree(model_type, config.model, "model", path)
+    model_options = validate_tree(model_type, config.model, "model", path, overrides)
     resolved = config.model_dump(mode="json")
     resolved["task"] = {"name": task, **task_options.model_dump(mode="json")}
     resolved["model"] = model_options.model_dump(mode="json")
@@ -123,12 +147,12 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
             if key == "selection" and given is None and config.systems is not None:
                 given = {"name": "available"}
             if given is not None:
-                name, options = _plugin(kind, given, f"federated.{key}", path)
+                name, options = _plugin(kind, given, f"federated.{key}", path, overrides)
                 federated_options[key] = options
                 resolved["federated"][key] = {"name": name, **options.model_dump(mode="json")}
         where = "federated.algorithm"
         name, algorithm_options = _plugin(
-            plugins.ALGORITHM, config.federated.algorithm, where, path
+            plugins.ALGORITHM, config.federated.algorithm, where, path, overrides
         )
         filled = {"name": name, **algorithm_options.model_dump(mode="json")}
         resolved["federated"]["algorithm"] = filled
@@ -136,13 +160,16 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
             try:
                 plugins.load(plugins.ENGINE, config.federated.engine)
             except PluginError as error:
-                raise ConfigError(f"{path}: federated.engine: {error}") from None
+                place = blame("federated.engine", path, overrides)
+                raise ConfigError(f"{place}{error}") from None
     if config.privacy is not None:
         where = "privacy.mechanism"
-        name, mechanism_options = _plugin(plugins.MECHANISM, config.privacy.mechanism, where, path)
+        name, mechanism_options = _plugin(
+            plugins.MECHANISM, config.privacy.mechanism, where, path, overrides
+        )
         filled = {"name": name, **mechanism_options.model_dump(mode="json")}
         resolved["privacy"]["mechanism"] = filled
-    config = validate_tree(RunConfig, resolved, "", path)
+    config = validate_tree(RunConfig, resolved, "", path, overrides)
     return ResolvedConfig(
         config,
         task_options,
@@ -157,21 +184,32 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
 
 
 def _plugin(
-    kind: plugins.PluginKind, section: Mapping[str, Any], where: str, path: Path
+    kind: plugins.PluginKind,
+    section: Mapping[str, Any],
+    where: str,
+    path: Path,
+    overrides: Sequence[str],
 ) -> tuple[str, BaseModel]:
     name = section.get("name")
+    place = blame(f"{where}.name", path, overrides)
     if not isinstance(name, str):
         names = ", ".join(plugins.available(kind))
-        raise ConfigError(f"{path}: {where}.name: give the name of a {kind.word}: {names}")
+        raise ConfigError(f"{place}give the name of a {kind.word}: {names}")
     try:
         options_type = plugins.options_type(kind, name)
     except PluginError as error:
-        raise ConfigError(f"{path}: {where}.name: {error}") from None
+        raise ConfigError(f"{place}{error}") from None
     options = {key: value for key, value in section.items() if key != "name"}
-    return name, validate_tree(options_type, options, where, path)
+    return name, validate_tree(options_type, options, where, path, overrides)
 
 
-def validate_tree(model: type[M], data: Mapping[str, Any], where: str, path: Path) -> M:
+def validate_tree(
+    model: type[M],
+    data: Mapping[str, Any],
+    where: str,
+    path: Path,
+    overrides: Sequence[str] = (),
+) -> M:
     """Check plain data against a type.
 
     Args:
@@ -179,6 +217,7 @@ def validate_tree(model: type[M], data: Mapping[str, Any], where: str, path: Pat
         data: What was read.
         where: Dotted path of the data within the file; "" for the whole.
         path: The file, for messages.
+        overrides: The ``key=value`` texts that won over the file, for messages.
 
     Raises:
         ConfigError: Keys are unknown or missing, or values wrong; a line each.
@@ -186,55 +225,8 @@ def validate_tree(model: type[M], data: Mapping[str, Any], where: str, path: Pat
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        lines = [_explain(model, detail, where) for detail in error.errors()]
-        raise ConfigError("\n".join(f"{path}: {line}" for line in lines)) from None
-
-
-def _explain(model: type[BaseModel], detail: Any, where: str) -> str:
-    """One pydantic error as "dotted.path: what is wrong, and the nearest right name"."""
-    parts = [str(part) for part in detail["loc"]]
-    dotted = ".".join([where, *parts] if where else parts)
-    if detail["type"] == "extra_forbidden":
-        siblings = _fields_at(model, parts[:-1])
-        elsewhere = [name for name in _all_paths(RunConfig) if name.endswith("." + parts[-1])]
-        near = elsewhere or get_close_matches(parts[-1], siblings, n=1, cutoff=0.5)
-        hint = f"; did you mean '{near[0]}'?" if near else "."
-        return f"{dotted}: unknown key{hint} Allowed here: {', '.join(siblings) or 'none'}."
-    if detail["type"] == "missing":
-        return f"{dotted}: required, but missing"
-    message = detail["msg"].removeprefix("Value error, ")
-    given = detail.get("input")
-    shown = "" if isinstance(given, (dict, list)) or not dotted else f" (given: {given!r})"
-    return f"{dotted}: {message}{shown}" if dotted else message
-
-
-def _section(annotation: Any) -> type[BaseModel] | None:
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
-
-
-def _fields_at(model: type[BaseModel], parts: Sequence[str]) -> list[str]:
-    for part in parts:
-        if part.isdigit():
-            continue
-        found = model.model_fields.get(part)
-        section = _section(found.annotation) if found else None
-        if section is None:
-            return []
-        model = section
-    return list(model.model_fields)
-
-
-def _all_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
-    paths = []
-    for name, info in model.model_fields.items():
-        paths.append(prefix + name)
-        section = _section(info.annotation)
-        if section is not None:
-            paths += _all_paths(section, f"{prefix}{name}.")
-    return paths
+        text = explain_errors(error, model, RunConfig, where, path, overrides)
+        raise ConfigError(text) from None
 
 
 def validate_options(model: type[M], overrides: Sequence[str], where: str) -> M:

@@ -26,6 +26,8 @@ from pfl_bench.types import (
 
 # One integer an example of each stratum's column, for a range of a split's examples.
 _Columns = list[NDArray[np.int64]]
+# Enough for the size of a loss.
+_START_EXAMPLES = 16
 
 
 class Strata:
@@ -295,6 +297,25 @@ def _by_user(
                 [column[places] for column in columns],
             )
             chosen = chosen[count:]
+
+
+@torch.no_grad()
+def initial_loss(forward: Forward, split: FederatedSplit) -> float:
+    """The task's loss of the model as it is, on the first examples of a split.
+
+    Args:
+        forward: The model and how a batch goes through it; its mode is left as it was.
+        split: The training split.
+    """
+    module = forward.module
+    was_training = module.training
+    examples = split.read_range(0, min(_START_EXAMPLES, split.num_examples))
+    inputs, targets = examples.inputs.to(forward.device), examples.targets.to(forward.device)
+    module.eval()
+    try:
+        return float(forward.loss(inputs, targets, None))
+    finally:
+        module.train(was_training)
 
 
 def measured_names(

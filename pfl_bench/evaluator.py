@@ -46,6 +46,7 @@ class Evaluator:
         crew: Crew | None = None,
     ) -> None:
         self._options = config.evaluation
+        self._expected = config.expected
         self._crew = crew or Alone()
         self._model = model
         self._task = task
@@ -60,6 +61,7 @@ class Evaluator:
             self._adaptation = FineTuning(forward, model, self._options.adaptation, config.seed)
         self._personal = self._adaptation or personal
         self._strata()
+        self._measured: dict[str, tuple[str, ...]] = {}  # names, by split
         self._check_wanted(personal is not None)
 
     def evaluate(
@@ -127,23 +129,39 @@ class Evaluator:
                     "evaluation.select_best: each client has a model of its own, so there is none "
                     "to select; remove the key"
                 )
-            self._check_measured("select_best", options.select_best)
+            self._check_measured("evaluation.select_best", options.select_best, options.splits)
         for index, target in enumerate(options.budgets):
-            self._check_measured(f"budgets.{index}.metric", target.metric)
+            key = f"evaluation.budgets.{index}.metric"
+            self._check_measured(key, target.metric, options.splits)
+        for index, entry in enumerate(self._expected):
+            self._check_measured(f"expected.{index}.metric", entry.metric, options.final_splits)
 
-    def _check_measured(self, key: str, wanted: str) -> None:
-        split = self._task.split(wanted.partition("/")[0])
-        names = measured_names(
-            self._forward,
-            split,
-            build_metrics(self._task),
-            self._strata(),
-            self._personal is not None,
+    def _check_measured(self, key: str, wanted: str, splits: Sequence[str]) -> None:
+        """Check that a metric is among those of some splits.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        split = wanted.partition("/")[0]
+        names = self._names(split) if split in splits else ()
+        if wanted in names:
+            return
+        names = names or tuple(name for other in splits for name in self._names(other))
+        near = get_close_matches(wanted, names, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else "."
+        rest = sorted(name for name in names if name not in near)
+        raise ConfigError(
+            f"{key}: '{wanted}' is not measured{hint} There are: "
+            f"{', '.join([*near, *rest]) or 'none'}"
         )
-        if wanted not in names:
-            near = get_close_matches(wanted, names, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else "."
-            raise ConfigError(
-                f"evaluation.{key}: '{wanted}' is not measured{hint} There are: "
-                f"{', '.join(sorted(names))}"
+
+    def _names(self, split: str) -> tuple[str, ...]:
+        if split not in self._measured:
+            self._measured[split] = measured_names(
+                self._forward,
+                self._task.split(split),
+                build_metrics(self._task),
+                self._strata(),
+                self._personal is not None,
             )
+        return self._measured[split]

@@ -36,13 +36,18 @@ def rows_below(folder: Path) -> dict[str, Path]:
         folder: A folder.
 
     Returns:
-        The rows' files by their names: paths from ``folder`` without the suffix, sorted.
+        The rows' files by their names: paths from ``folder`` without the suffix, sorted. The
+        ``config.yaml`` of a run folder, which may lie below too, is a record and no row.
     """
     return {
         path.relative_to(folder).with_suffix("").as_posix(): path
         for path in sorted(folder.rglob("*.yaml"))
-        if kind_of(path) == "row"
+        if kind_of(path) == "row" and not _is_record(path)
     }
+
+
+def _is_record(path: Path) -> bool:
+    return path.name == "config.yaml" and (path.parent / "environment.json").exists()
 
 
 def read_typed(path: Path, model: type[M]) -> M:

@@ -18,8 +18,11 @@ from filelock import FileLock, Timeout
 
 from pfl_bench import machine
 from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.files import read_json, write_atomically, write_json
+from pfl_bench.files import read_json, to_json_value, write_atomically, write_json
+from pfl_bench.report.rows import check_summary
+from pfl_bench.row_differences import tree_differences
 from pfl_bench.types import DataFacts, RunFolderError
+from pfl_bench.verdict import compare_finished
 
 SUMMARY_VERSION = 1
 PACKAGES = (
@@ -133,6 +136,18 @@ class RunFolder:
                 f"{self.path}: holds an unfinished run of this configuration; add --resume to go "
                 "on with it, or give another folder with --out"
             )
+        return None if summary is None else self._compared_anew(summary, resolved)
+
+    def _compared_anew(self, summary: dict[str, Any], resolved: ResolvedConfig) -> dict[str, Any]:
+        """Compare a finished run with what the row publishes now, as today's rules have it."""
+        try:
+            check_summary(summary)
+        except RunFolderError as error:
+            raise RunFolderError(f"{self.path / 'summary.json'}: {error}") from None
+        expected = to_json_value(compare_finished(resolved, summary))
+        if expected != summary["expected"]:
+            summary = {**summary, "expected": expected}
+            write_json(self.path / "summary.json", summary)
         return summary
 
     def record(self, resolved: ResolvedConfig) -> None:
@@ -146,7 +161,10 @@ class RunFolder:
             before = yaml.safe_load(recorded.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise RunFolderError(f"{recorded}: damaged: {error}") from None
-        return _differing_paths(before, resolved.tree)
+        return [
+            f"{key} ({old!r} -> {new!r})"
+            for key, old, new in tree_differences(before, resolved.tree, NOT_COMPARED)
+        ]
 
     def check_environment(self, now: dict[str, Any]) -> None:
         """Check that an unfinished run goes on with the data and the arithmetic it began with.
@@ -193,16 +211,6 @@ class RunFolder:
     def write_environment(self, now: dict[str, Any]) -> None:
         """Record versions, hardware, commit and data of this start of the run."""
         write_json(self.path / "environment.json", now)
-
-
-def _differing_paths(before: Any, now: Any, prefix: str = "") -> list[str]:
-    if not (isinstance(before, dict) and isinstance(now, dict)):
-        return [] if before == now else [f"{prefix.rstrip('.')} ({before!r} -> {now!r})"]
-    paths = []
-    for key in sorted(set(before) | set(now)):
-        if prefix + key not in NOT_COMPARED:
-            paths += _differing_paths(before.get(key), now.get(key), f"{prefix}{key}.")
-    return paths
 
 
 def environment(

@@ -26,6 +26,8 @@ from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.costs import CostMeter, measure_step
 from pfl_bench.crew.start import start_crew
 from pfl_bench.crew.types import Crew
+from pfl_bench.divergence import DivergenceWatch, describe_divergence, usual_mend
+from pfl_bench.evaluation import initial_loss
 from pfl_bench.evaluator import Evaluator
 from pfl_bench.files import to_json_value, write_json
 from pfl_bench.profiling import Overhead, Profile, phase
@@ -106,6 +108,7 @@ class _Run:
         # Before the trainer is built, which may hook the model for gradients of single examples.
         step = measure_step(self._forward, self._model, self._task.split("train"))
         self._costs = CostMeter(step, self._config.evaluation.budgets)
+        start = initial_loss(self._forward, self._task.split("train"))
         if crew is None:
             crew = start_crew(resolved, self._task.split("train"), step, self._device)
             stack.callback(crew.close)
@@ -114,6 +117,7 @@ class _Run:
             resolved, self._task, self._model, folder.path, lambda text: self._notice(text), crew
         )
         stack.callback(self._trainer.close)
+        self._divergence = DivergenceWatch(start, self._trainer.unit)
         self._best: dict[str, Any] | None = None
         self._strata: dict[str, Any] = {}
         personal = getattr(self._trainer, "personal", None)
@@ -189,6 +193,7 @@ class _Run:
             except BudgetExceededError as error:
                 log.notice(f"stopped before {trainer.unit} {index}: {error}")
                 return index - 1, "budget_exhausted"
+            self._look(index, scalars)
             scalars |= self._costs.add(scalars)
             if "train" in config.evaluation.splits:
                 scalars = {_OF_STEPS.get(name, name): value for name, value in scalars.items()}
@@ -197,7 +202,9 @@ class _Run:
                 scalars |= trainer.epsilons(index)
                 trainer.load_central()
                 evaluate = partial(self._evaluator.evaluate, config.evaluation.splits)
-                scalars |= overhead.run("evaluation", evaluate)[0]
+                measured = overhead.run("evaluation", evaluate)[0]
+                self._look(index, measured)
+                scalars |= measured
                 self._keep_best(index, scalars)
                 self._costs.watch(index, scalars)
                 headline = _headline(scalars)
@@ -209,6 +216,14 @@ class _Run:
         for text in overhead.warnings(time.perf_counter() - started):
             log.notice(text)
         return trainer.total, "finished"
+
+    def _look(self, index: int, scalars: dict[str, float]) -> None:
+        """Say at once when training has diverged."""
+        if self._divergence.look(index, scalars):
+            self._notice(
+                f"{describe_divergence(self._divergence.found)}; what usually mends it: "
+                f"{usual_mend(self._config.setting)}"
+            )
 
     def _keep_best(self, index: int, scalars: dict[str, float]) -> None:
         wanted = self._config.evaluation.select_best
@@ -225,6 +240,7 @@ class _Run:
             "trainer": self._trainer.state_dict(),
             "best": self._best,
             "costs": self._costs.state_dict(),
+            "divergence": self._divergence.state_dict(),
         }
         save_checkpoint(self._folder.checkpoints, done, state, self._config.checkpoint.keep)
 
@@ -235,6 +251,8 @@ class _Run:
         try:
             self._trainer.load_state_dict(state["trainer"])
             self._costs.load_state_dict(state["costs"])
+            if "divergence" in state:  # checkpoints of before have none
+                self._divergence.load_state_dict(state["divergence"])
         except (KeyError, RuntimeError, ValueError, TypeError) as error:
             raise RunFolderError(
                 f"{self._folder.checkpoints}: the newest checkpoint does not fit this "
@@ -280,6 +298,7 @@ class _Run:
         with phase("evaluation"):
             splits = self._config.evaluation.final_splits
             metrics, self._strata = self._evaluator.evaluate(splits)
+        self._look(done, metrics)
         facts = self._task.facts
         canaries = self._write_canaries(done)
         summary = {
@@ -291,6 +310,7 @@ class _Run:
             "seed": self._config.seed,
             "rounds": done,
             "status": status,
+            "diverged": self._divergence.found,
             "selected": None if self._best is None else self._best["index"],
             "selection": self._selection(),
             "num_parameters": self._model.num_parameters,
@@ -306,7 +326,8 @@ class _Run:
             },
             "seconds": round(seconds, 3),
         }
-        return summary | {"expected": compare(self._config, summary, metrics)}
+        expected = compare(self._config, summary, metrics, self._resolved.not_the_row)
+        return summary | {"expected": expected}
 
 
 def _canary_summary(result: dict[str, Any] | None) -> dict[str, Any] | None:

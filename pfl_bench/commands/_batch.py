@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, explain
+from pfl_bench.config_errors import blame
 from pfl_bench.config_file import ResolvedConfig, load_config, resolve
 from pfl_bench.types import ConfigError
 
@@ -60,6 +61,24 @@ def with_seeds(row: Path, arguments: argparse.Namespace) -> list[ResolvedConfig]
     first = load_config(row, arguments.overrides)
     more = range(first.config.seed + 1, first.config.seed + arguments.seeds)
     return [first, *(load_config(row, [*arguments.overrides, f"seed={s}"]) for s in more)]
+
+
+def check_names(configurations: Iterable[ResolvedConfig]) -> None:
+    """Check that no two rows have one name, under which their runs would be averaged.
+
+    Raises:
+        ConfigError: Two files give their rows the same name, or an override does.
+    """
+    files: dict[str, Path] = {}
+    for resolved in configurations:
+        name = resolved.config.name
+        first = files.setdefault(name, resolved.source)
+        if first != resolved.source:
+            place = blame("name", resolved.source, resolved.overrides)
+            raise ConfigError(
+                f"{place}'{name}' is the name of {first} and of {resolved.source}, so that their "
+                "runs would be averaged as seeds of one row; give each row a name of its own"
+            )
 
 
 Plans = Sequence[tuple[Path, ResolvedConfig]]
@@ -157,7 +176,14 @@ def _run_as_jobs(plans: Plans, arguments: argparse.Namespace, jobs: Path) -> Bat
         Run(
             run_folder,
             # The tree, not the file, which may be edited before the job begins.
-            partial(train_in_job, run_folder, resolved.tree, resolved.source, resolved.overrides),
+            partial(
+                train_in_job,
+                run_folder,
+                resolved.tree,
+                resolved.source,
+                resolved.overrides,
+                resolved.not_the_row,
+            ),
             partial(_is_finished, run_folder, resolved),
         )
         for run_folder, resolved in plans
@@ -206,11 +232,16 @@ def _cores_of(config: RunConfig) -> int | None:
 
 
 def train_in_job(
-    run_folder: Path, tree: dict[str, Any], source: Path, overrides: tuple[str, ...]
+    run_folder: Path,
+    tree: dict[str, Any],
+    source: Path,
+    overrides: tuple[str, ...],
+    not_the_row: tuple[str, ...] = (),
 ) -> str | None:
     """What a job does: run or resume; return why the user's input is refused, else None."""
     try:
-        _train(run_folder, resolve(tree, source, overrides))
+        resolved = replace(resolve(tree, source, overrides), not_the_row=not_the_row)
+        _train(run_folder, resolved)
     except Exception as error:
         message = explain(error)
         if message is None:

@@ -47,8 +47,8 @@ def run_view(path: Path, arguments: argparse.Namespace) -> int:
         for plan, summary in zip(plans, batch.summaries, strict=True)
         if summary is not None
     ]
-    differs = bool(done) and _print_view(view, plans, done, arguments.format, out)
-    return batch.exit_code() or (EXIT_FAILED if differs else 0)
+    has_failed = bool(done) and _print_view(view, plans, done, arguments.format, out)
+    return batch.exit_code() or (EXIT_FAILED if has_failed else 0)
 
 
 def _plans(view: LoadedView, runs: Path, arguments: argparse.Namespace) -> list[_Plan]:
@@ -63,20 +63,17 @@ def _plans(view: LoadedView, runs: Path, arguments: argparse.Namespace) -> list[
         for resolved in _batch.with_seeds(file, arguments):
             check_measured(view, row, resolved.config)
             plans.append(_Plan(row, runs / row.row / f"seed-{resolved.config.seed}", resolved))
+    _batch.check_names(plan.resolved for plan in plans)
     return plans
 
 
 def _with_the_views_cells(plan: _Plan, summary: dict[str, Any]) -> dict[str, Any]:
-    from pfl_bench.report.rows import as_float
-    from pfl_bench.verdict import compare
+    from pfl_bench.verdict import compare_finished
 
     if not plan.row.expected:
         return summary
-    config = plan.resolved.config.model_copy(update={"expected": plan.row.expected})
-    # A finished run's numbers come from its file, where NaN is text.
-    read = {name: as_float(value) for name, value in summary["metrics"].items()}
-    metrics = {name: value for name, value in read.items() if value is not None}
-    return {**summary, "expected": compare(config, summary, metrics)}
+    expected = compare_finished(plan.resolved, summary, plan.row.expected)
+    return {**summary, "expected": expected}
 
 
 def _print_view(
@@ -86,7 +83,7 @@ def _print_view(
     fmt: TableFormat,
     out: Path,
 ) -> bool:
-    """Print and save the table and the page; tell whether a verdict is "differs"."""
+    """Print and save the table and the page; tell whether a row's verdict is a failure."""
     from pfl_bench.report.figures import draw_figures
     from pfl_bench.report.grid import format_grid, make_grid
     from pfl_bench.report.page import write_page
@@ -115,4 +112,4 @@ def _print_view(
         for note in figure.notes:
             print(f"{figure.title}: {note}", file=sys.stderr)
     print(f"report: {page.resolve()}", file=sys.stderr)
-    return any(row.verdict == "differs" for row in rows)
+    return any(row.is_failure for row in rows)

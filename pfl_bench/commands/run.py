@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from pfl_bench.cli import EXIT_DONE, EXIT_FAILED
 from pfl_bench.commands._locate import locate
 from pfl_bench.config_file import ResolvedConfig, load_config
 from pfl_bench.crew.launched import is_launched, is_restarted
@@ -56,9 +57,12 @@ def main(arguments: argparse.Namespace) -> int:
         if not metric.partition("/")[2].startswith(("client_", "stratum_")):
             print(f"{metric:32} {value:.6g}")
     print(f"distributions over clients: {out / 'summary.json'}\n")
-    print(format_table(rows_from_summaries([summary]), "md"), end="")
+    rows = rows_from_summaries([summary])
+    print(format_table(rows, "md"), end="")
     print(f"report: {page}", file=sys.stderr)
-    return 0
+    # torchrun takes every other exit code for a process that has crashed.
+    has_failed = crew is None and any(row.is_failure for row in rows)
+    return EXIT_FAILED if has_failed else EXIT_DONE
 
 
 def _join_crew(resolved: ResolvedConfig) -> Crew | None:

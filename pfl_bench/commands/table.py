@@ -35,11 +35,12 @@ def main(arguments: argparse.Namespace) -> int:
         for name, row in rows.items()
         for resolved in _batch.with_seeds(row, arguments)
     ]
+    _batch.check_names(resolved for _, resolved in plans)
     batch = _batch.run_all(plans, arguments, out)
     pairs = zip(plans, batch.summaries, strict=True)
     done = [(run_folder, summary) for (run_folder, _), summary in pairs if summary is not None]
-    differs = bool(done) and _print_table(done, arguments.format, out)
-    return batch.exit_code() or (EXIT_FAILED if differs else 0)
+    has_failed = bool(done) and _print_table(done, arguments.format, out)
+    return batch.exit_code() or (EXIT_FAILED if has_failed else 0)
 
 
 def _rows(folder: Path, only: str | None) -> dict[str, Path]:
@@ -55,7 +56,7 @@ def _rows(folder: Path, only: str | None) -> dict[str, Path]:
 
 
 def _print_table(done: list[tuple[Path, dict[str, Any]]], fmt: TableFormat, out: Path) -> bool:
-    """Print and save the table and the page; tell whether a verdict is "differs"."""
+    """Print and save the table and the page; tell whether a row's verdict is a failure."""
     from pfl_bench.report.page import write_report
     from pfl_bench.report.rows import rows_from_summaries
     from pfl_bench.report.table import format_table
@@ -64,4 +65,4 @@ def _print_table(done: list[tuple[Path, dict[str, Any]]], fmt: TableFormat, out:
     _batch.save_table(out, format_table(rows, fmt), fmt)
     page = write_report([run_folder for run_folder, _ in done], out / "report.html")
     print(f"report: {page.resolve()}", file=sys.stderr)
-    return any(row.verdict == "differs" for row in rows)
+    return any(row.is_failure for row in rows)

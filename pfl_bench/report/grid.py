@@ -97,6 +97,8 @@ def _closing(
 
 
 def _count(group: Mapping[str, RowResult]) -> str:
+    if any(row.verdict == "diverged" for row in group.values()):
+        return "diverged"
     judged = [row for row in group.values() if row.verdict in ("reproduced", "differs")]
     if not judged:
         return next(iter(group.values())).verdict

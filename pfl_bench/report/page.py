@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pfl_bench.divergence import describe_divergence
 from pfl_bench.files import write_atomically
 from pfl_bench.report import panels, table
 from pfl_bench.report.audit import audits
@@ -234,6 +235,9 @@ def _cells(row: RowResult, mark: int | None) -> dict[str, Any]:
         "measured": table.format_measured(row),
         "difference": table.format_value(row.difference, signed=True),
         "verdict": row.verdict,
+        "colour": {"reproduced": "reproduced"}.get(
+            row.verdict, "differs" if row.is_failure else "other"
+        ),
         "mark": None if mark is None else mark + 1,
         "simulated": table.format_epsilon(row.epsilon_simulated, row.delta_simulated),
         "actual": table.format_epsilon(row.epsilon_actual, row.delta_actual),
@@ -263,11 +267,12 @@ def _run_facts(run: RunRecord) -> dict[str, Any]:
     summary = run.summary or {}
     data = summary.get("data") or run.environment.get("data") or {}
     nonfinite = run.series("train/num_nonfinite")[1]
+    diverged = describe_divergence(summary.get("diverged"))
     return {
         "name": run.name,
         "folder": str(run.path),
         "seed": "-" if run.seed is None else run.seed,
-        "status": run.status.replace("_", " "),
+        "status": ", ".join(filter(None, (run.status.replace("_", " "), diverged))),
         "progress": _progress(run),
         "seconds": _duration(as_float(summary.get("seconds"))),
         "nonfinite": f"{sum(nonfinite):.0f}" if nonfinite else "-",

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pfl_bench.divergence import describe_divergence
 from pfl_bench.types import RunFolderError
 
+FAILED = ("differs", "diverged")
 # What speaks for a run of which nothing is published, of whatever family measures it.
 _HEADLINES = ("accuracy", "c_ap")
 
@@ -29,7 +31,7 @@ class RowResult:
         published: The published value, None where nothing is published.
         source: Where it is published: paper, table, cell.
         measured: One value a seed, in the order of the seeds.
-        verdict: "reproduced", "differs", "not comparable" or "nothing published".
+        verdict: "reproduced", "differs", "diverged", "not comparable" or "nothing published".
         epsilon_simulated: Epsilon of the simulated deployment, largest over seeds; may be inf.
         epsilon_actual: Epsilon of the run itself, largest over seeds; may be inf.
         delta_simulated: Delta of ``epsilon_simulated``.
@@ -50,6 +52,11 @@ class RowResult:
     delta_simulated: float | None
     note: str
     delta_actual: float | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the line is a reason for exit code 1."""
+        return self.verdict in FAILED
 
     @property
     def mean(self) -> float | None:
@@ -108,7 +115,7 @@ def rows_from_summaries(summaries: Sequence[Mapping[str, Any]]) -> list[RowResul
     """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for index, summary in enumerate(summaries):
-        _check_summary(summary, index)
+        check_summary(summary, index)
         groups.setdefault(summary["name"], []).append(summary)
     rows: list[RowResult] = []
     for runs in groups.values():
@@ -140,8 +147,16 @@ def headline_metrics(metrics: Mapping[str, Any]) -> list[str]:
     return names[:1]
 
 
-def _check_summary(summary: Mapping[str, Any], index: int) -> None:
-    """Check the members that a line is made of."""
+def check_summary(summary: Mapping[str, Any], index: int = 0) -> None:
+    """Check the members that a line is made of.
+
+    Args:
+        summary: Content of a ``summary.json``.
+        index: Its place among several, for the message.
+
+    Raises:
+        RunFolderError: One is missing or is something else than pfl-bench writes.
+    """
     kinds: dict[str, Any] = {
         "name": str,
         "setting": str,
@@ -157,6 +172,12 @@ def _check_summary(summary: Mapping[str, Any], index: int) -> None:
                 f"{summary.get(key)!r}; expected a {kind.__name__.lower()} as pfl-bench writes it "
                 "into summary.json; run the row again"
             )
+    found = summary.get("diverged")
+    if found and not (isinstance(found, Mapping) and {"metric", "round", "unit"} <= set(found)):
+        raise RunFolderError(
+            f"summary {index} ({summary['name']!r}): 'diverged' is {found!r}; expected null or an "
+            "object as pfl-bench writes it; run the row again"
+        )
     for entry in summary["expected"]:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("metric"), str):
             raise RunFolderError(
@@ -175,6 +196,11 @@ def _row(runs: Sequence[Mapping[str, Any]], metric: str) -> RowResult:
     variants = list(dict.fromkeys(run["variant"] for run in runs))
     epsilons = {side: _largest_epsilon(runs, side) for side in ("simulated", "actual")}
     verdict, why = _verdict(entries, measured, published)
+    diverged = _distinct(filter(None, (describe_divergence(run.get("diverged")) for run in runs)))
+    if verdict != "diverged":
+        why = [*why, *diverged]
+    if diverged and not entries:
+        verdict = "diverged"
     return RowResult(
         name=runs[0]["name"],
         setting=runs[0]["setting"],
@@ -209,10 +235,10 @@ def _verdict(
     """Judge the mean over seeds; also say why where a run says why."""
     if published is None:
         return "nothing published", []
-    incomparable = [entry for entry in entries if entry.get("verdict") == "not comparable"]
-    if incomparable:
-        reasons = [str(entry["why"]) for entry in incomparable if entry.get("why")]
-        return "not comparable", list(dict.fromkeys(reasons))
+    for verdict in ("diverged", "not comparable"):
+        of_it = [entry for entry in entries if entry.get("verdict") == verdict]
+        if of_it:
+            return verdict, _distinct(str(entry["why"]) for entry in of_it if entry.get("why"))
     if not measured:
         return "not comparable", ["nothing was measured"]
     tolerance = as_float(entries[0].get("tolerance")) or 0.0
@@ -221,6 +247,10 @@ def _verdict(
     if difference <= tolerance * (1 + 1e-9) + 1e-12:
         return "reproduced", [f"tolerance {tolerance:g}"]
     return "differs", [f"tolerance {tolerance:g}"]
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
 
 
 def _notes(

@@ -13,6 +13,7 @@ import torch
 
 from pfl_bench import plugins
 from pfl_bench.cli import main
+from pfl_bench.config import Expected
 from pfl_bench.config_file import load_config, validate_options
 from pfl_bench.files import read_json
 from pfl_bench.row_files import kind_of, rows_below
@@ -40,6 +41,13 @@ FILES = sorted(CONFIGS.rglob("*.yaml"))
 ROWS = [path for path in FILES if kind_of(path) == "row"]
 VIEWS = [path for path in FILES if kind_of(path) == "view"]
 SWEEPS = [path for path in FILES if kind_of(path) == "sweep"]
+# What views show of each row.
+VIEWED: dict[Path, list[Expected]] = {}
+for _view in VIEWS:
+    for _shown, _file in load_view(_view).rows:
+        VIEWED.setdefault(CONFIGS / _file.relative_to(CONFIGS.resolve()), []).extend(
+            _shown.expected
+        )
 DIGITS_USERS = 300
 SMALL_SIDE = 32
 SLOW = frozenset({"flair", "google_speech", "openimage", "shakespeare"})
@@ -175,8 +183,9 @@ def test_a_row_runs_one_round(row: Path, small: dict[str, Path], out: Path) -> N
     assert {name.partition("/")[0] for name in summary["metrics"]} == set(splits)
     family = "c_ap" if resolved.tree["task"]["name"] == "flair" else "accuracy"
     assert 0 <= summary["metrics"][f"{splits[0]}/{family}"] <= 1
-    # What is published must be measured, whatever the data.
+    # What is published must be measured, whatever the data; by views of the row, too.
     assert all(entry["measured"] is not None for entry in summary["expected"])
+    assert {entry.metric for entry in VIEWED.get(row, ())} <= set(summary["metrics"])
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name_of)

@@ -49,20 +49,20 @@ def test_the_written_configuration_reads_back_the_same(
 @pytest.mark.parametrize(
     ("override", "place", "hint"),
     [
-        ("federated.num_round=3", "federated.num_round: unknown key", "'num_rounds'"),
-        ("num_rounds=3", "num_rounds: unknown key", "'federated.num_rounds'"),
-        ("privacy.epsilonn=3", "privacy.epsilonn: unknown key", "'epsilon'"),
-        ("task.users=3", "task.users: unknown key", "'num_users'"),
+        ("federated.num_round=3", "unknown key", "'num_rounds'"),
+        ("num_rounds=3", "unknown key", "'federated.num_rounds'"),
+        ("privacy.epsilonn=3", "unknown key", "'epsilon'"),
+        ("task.users=3", "unknown key", "'num_users'"),
         ("federated.algorithm.name=fedprx", "federated.algorithm.name", "'fedprox'"),
         ("privacy.mechanism.name=gausian", "privacy.mechanism.name", "'gaussian'"),
         ("task.name=digit", "task.name", "'digits'"),
         ("federated.engine=sequentia", "federated.engine", "'sequential'"),
-        ("federated.cohort_size=many", "federated.cohort_size", "valid integer"),
-        ("federated.cohort_size=2.5", "federated.cohort_size", "valid integer"),
-        ("federated.cohort_size=true", "federated.cohort_size", "valid integer"),
-        ("federated.cohort_size=0", "federated.cohort_size", "greater than or equal to 1"),
+        ("federated.cohort_size=many", "must be", "a whole number >= 1"),
+        ("federated.cohort_size=2.5", "must be", "a whole number >= 1"),
+        ("federated.cohort_size=true", "must be", "a whole number >= 1"),
+        ("federated.cohort_size=0", "must be", "a whole number >= 1 (given: 0)"),
         ("federated.local_learning_rate=.nan", "federated.local_learning_rate", "finite"),
-        ("seed=-1", "seed", "greater than or equal to 0"),
+        ("seed=-1", "must be", "a whole number >= 0 and < 2^63 (given: -1)"),
         ("name=a/b", "name", "pattern"),
         ("model.name=resnet", "model.name", "'softmax'"),
         ("evaluation.select_best=test/accuracy", "evaluation", "not in splits"),
@@ -74,7 +74,11 @@ def test_a_wrong_key_or_value_is_refused_with_its_place(
     with pytest.raises(ConfigError) as caught:
         load_config(config_file("private_federated"), [override])
     message = str(caught.value)
-    assert "private_federated.yaml" in message
+    # What gave the value is blamed; a contradiction is between the file and the override.
+    is_contradiction = override.startswith("evaluation")
+    assert message.startswith("override ") != is_contradiction
+    assert ("private_federated.yaml" in message) == is_contradiction
+    assert f"override {override}: " in message
     assert place in message
     assert hint in message
 

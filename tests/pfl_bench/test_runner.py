@@ -225,6 +225,32 @@ def test_an_unmeasured_selection_metric_is_refused(tmp_path: Path) -> None:
         run(make_config("federated", evaluation__select_best="val/f1"), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ("test/acuracy", r"expected\.0\.metric: 'test/acuracy' is not measured; did you mean "
+         r"'test/accuracy'\? There are: test/accuracy, "),
+        # Of a split that is evaluated while training alone, and of one that does not exist.
+        ("val/accuracy", r"'val/accuracy' is not measured; did you mean .*There are: test/"),
+        ("dev/accuracy", r"'dev/accuracy' is not measured.* There are: .*test/loss"),
+        ("accuracy", r"'accuracy' is not measured.* There are: .*test/loss"),
+    ],
+)  # fmt: skip
+def test_an_unmeasured_expected_metric_is_refused(metric: str, words: str, tmp_path: Path) -> None:
+    """It was said to be not measured after the training."""
+    entry = {"metric": metric, "value": 0.5, "tolerance": 1.0, "source": "table 1"}
+    with pytest.raises(ConfigError, match=words):
+        run(make_config("federated", expected=[entry]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("metric", ["test/client_accuracy_p10", "test/loss_by_client"])
+def test_expected_metrics_may_be_over_clients(metric: str, tmp_path: Path) -> None:
+    entry = {"metric": metric, "value": 0.5, "tolerance": 100.0, "source": "table 1"}
+    config = make_config("federated", expected=[entry], federated__num_rounds=1)
+    assert run(config, tmp_path)["expected"][0]["verdict"] == "reproduced"
+
+
 def test_a_split_that_the_data_lack_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no split 'dev'"):
         run(make_config("federated", evaluation__splits=["dev"]), tmp_path / "run")

@@ -76,7 +76,7 @@ def test_views_and_sweeps_are_no_rows(folders: Path) -> None:
         (lambda t: t.update(version=2), "version: 2 is not 1"),
         (lambda t: t.update(view_off="x"), "did you mean 'view_of'"),
         (lambda t: t.pop("rows"), "rows: required, but missing"),
-        (lambda t: t.update(rows=[]), "rows: List should have at least 1 item"),
+        (lambda t: t.update(rows=[]), "rows: must be a list of 1 or more items"),
         (lambda t: t.update(view_of="../nowhere"), "is no folder of rows"),
         (lambda t: t.update(view_of="."), "is no folder of rows"),
         (lambda t: t["rows"][0].update(row="fll"), "did you mean 'fl'"),
@@ -85,7 +85,7 @@ def test_views_and_sweeps_are_no_rows(folders: Path) -> None:
         (lambda t: t["rows"][0].update(expcted=[]), "did you mean 'expected'"),
         (lambda t: t["rows"][0]["expected"][0].pop("source"), "rows.0.expected.0.source: required"),
         (lambda t: t["rows"][1].pop("expected"), "rows: 'pfl' shows nothing"),
-        (lambda t: t.update(figures=[{"kind": "pie"}]), "figures.0.kind: Input should be 'curves'"),
+        (lambda t: t.update(figures=[{"kind": "pie"}]), "figures.0.kind: must be one of 'curves'"),
         (
             lambda t: t.update(figures=[figure("boxes", metrics=["test/accuracy", "test/loss"])]),
             "figures.0: metrics: a figure of boxes is of one metric",

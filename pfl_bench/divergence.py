@@ -1,0 +1,100 @@
+"""Diverged training: a loss that is not finite, or that is far beyond what it was at the start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+# A model that is confident and wrong has some ten times the loss of one that knows nothing.
+FACTOR = 1e3
+# Of the training steps or an evaluation; of local models, of the clients' own judgement.
+_LOSSES = frozenset({"loss", "train_loss", "val_loss"})
+_MENDS = {
+    "federated": "a lower federated.local_learning_rate or federated.central_learning_rate",
+    "private_federated": (
+        "a lower federated.local_learning_rate or federated.central_learning_rate, or less noise "
+        "beside the updates (a larger federated.cohort_size, a lower clip_norm)"
+    ),
+    "central": "a lower central.learning_rate",
+    "central_dp": "a lower central.learning_rate, or a larger central.batch_size",
+    "local": "lower local.learning_rates",
+    "multitask": "a larger multitask.regularization",
+}
+
+
+class DivergenceWatch:
+    """Notes the first loss by which training has diverged.
+
+    It looks at what is recorded anyway. In a private run that is outside the guarantee, and so is
+    what is noted here.
+
+    Args:
+        start: Loss of the initial model.
+        unit: What a step of the trainer is called.
+
+    Attributes:
+        found: The "metric", its "value", the "round" (the "unit" says of what kind) and the loss at
+            the "start"; None while nothing diverged.
+    """
+
+    def __init__(self, start: float, unit: str = "round") -> None:
+        self._start = start
+        self._unit = unit
+        self.found: dict[str, Any] | None = None
+
+    def look(self, index: int, scalars: Mapping[str, float]) -> bool:
+        """Look at the losses of a round, or of an evaluation after it.
+
+        Args:
+            index: The round.
+            scalars: What was recorded, by name. A round in which clients lost their updates and
+                none was left has no training loss, and counts as one whose loss is not finite.
+
+        Returns:
+            Whether training has diverged by them, and had not before.
+        """
+        if self.found is not None:
+            return False
+        losses = {k: v for k, v in scalars.items() if k.rpartition("/")[2] in _LOSSES}
+        if scalars.get("train/num_nonfinite", 0.0) > 0:
+            losses.setdefault("train/loss", math.nan)
+        # A start of 0 or below, which a task's own loss may have, is no measure of size.
+        limit = FACTOR * self._start if self._start > 0 else math.inf
+        for name, value in losses.items():
+            if not math.isfinite(value) or value > limit:
+                self.found = {
+                    "metric": name,
+                    "round": index,
+                    "unit": self._unit,
+                    "value": value,
+                    "start": self._start,
+                }
+                return True
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was found, and the start that it was measured by."""
+        return {"start": self._start, "found": self.found}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` gave."""
+        self._start, self.found = state["start"], state["found"]
+
+
+def usual_mend(setting: str) -> str:
+    """What usually mends training of a setting that diverges."""
+    return _MENDS[setting]
+
+
+def describe_divergence(found: Mapping[str, Any] | None) -> str:
+    """Say what a ``DivergenceWatch`` found, as it is or as JSON has it; empty for nothing."""
+    if not found:
+        return ""
+    # Non-finite numbers are texts in JSON.
+    value, start = (float(found.get(key, "nan")) for key in ("value", "start"))
+    what = f"{value:.4g}" if math.isfinite(value) else f"not finite ({value})"
+    return (
+        f"training diverged in {found['unit']} {found['round']}: {found['metric']} is {what}, and "
+        f"was {start:.4g} at the start"
+    )

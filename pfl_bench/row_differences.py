@@ -1,0 +1,131 @@
+"""How a configuration differs from the row in its file, and from another configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+# How results are computed, watched and kept; which of the row's random draws are taken; and what is
+# evaluated beside the published metrics. None of these makes a run another experiment.
+_HARMLESS = frozenset(
+    {
+        "name",
+        "seed",
+        "privacy.nonce",
+        "device",
+        "num_threads",
+        "federated.engine",
+        "federated.engine_lanes",
+        "federated.workers",
+        "federated.data_workers",
+        "central.data_workers",
+        "central.physical_batch_size",
+        "checkpoint",
+        "logging",
+        "evaluation.batch_size",
+        "evaluation.budgets",
+        "evaluation.data_workers",
+        "evaluation.final_splits",
+        "evaluation.splits",
+        "evaluation.strata",
+    }
+)
+# Where a file lies is no setting. The content of data is judged by their variant and numbers.
+_PATHS = frozenset(
+    {
+        "task.data",
+        "model.weights",
+        "model.embeddings",
+        "systems.source.capacity",
+        "systems.source.availability",
+        "systems.source.path",
+    }
+)
+_MOST_SHOWN = 5
+_MOST_LETTERS = 60
+
+_MARK = "# not the row: "
+
+Difference = tuple[str, Any, Any]
+
+
+def tree_differences(
+    before: Any, now: Any, left_out: Container[str] = (), prefix: str = ""
+) -> list[Difference]:
+    """Compare two configuration trees.
+
+    Args:
+        before: One of them, as plain data.
+        now: The other.
+        left_out: Dotted keys that are not compared, sections with all that is in them.
+        prefix: Dotted key of both, for calls of this function by itself.
+
+    Returns:
+        Dotted key, value before and value now of each value that differs, sorted by key; a key that
+        is missing has the value None.
+    """
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return [] if before == now else [(prefix, before, now)]
+    found = []
+    for key in sorted(set(before) | set(now)):
+        dotted = f"{prefix}.{key}" if prefix else key
+        if dotted not in left_out:
+            found += tree_differences(before.get(key), now.get(key), left_out, dotted)
+    return found
+
+
+def is_harmless(key: str) -> bool:
+    """Whether a run with another value of a dotted key is still a run of its row."""
+    parts = key.split(".")
+    return any(".".join(parts[:end]) in _HARMLESS for end in range(1, len(parts) + 1))
+
+
+def row_differences(row: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say what makes a configuration another experiment than a row.
+
+    Args:
+        row: The row's tree, as its file has it.
+        tree: The configuration's tree.
+
+    Returns:
+        Texts such as "privacy.noise_multiplier 0.7 -> 0.01"; empty for a run of the row.
+    """
+    left_out = set(_HARMLESS)
+    if not (_selects(row) or _selects(tree)):
+        # Otherwise it decides which models the best one is chosen from.
+        left_out.add("evaluation.every")
+    found = [
+        (key, before, now)
+        for key, before, now in tree_differences(row, tree, left_out)
+        if not (key in _PATHS and isinstance(before, str) and isinstance(now, str))
+    ]
+    texts = [f"{key} {_shown(before)} -> {_shown(now)}" for key, before, now in found]
+    if len(texts) > _MOST_SHOWN:
+        texts[_MOST_SHOWN:] = [f"and {len(texts) - _MOST_SHOWN} more"]
+    return tuple(texts)
+
+
+def _selects(tree: Mapping[str, Any]) -> bool:
+    return bool((tree.get("evaluation") or {}).get("select_best"))
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 3]}..."
+
+
+def head_lines(differences: Sequence[str]) -> list[str]:
+    """Comments that mark a written configuration as that of no row."""
+    return [_MARK + text for text in differences]
+
+
+def from_head(text: str) -> tuple[str, ...]:
+    """What ``head_lines`` has left in the head of a file; empty for a row's own file."""
+    found = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        if line.startswith(_MARK):
+            found.append(line.removeprefix(_MARK))
+    return tuple(found)
