@@ -16,7 +16,7 @@ def compare(
     Args:
         config: Has the published ones.
         summary: The run's: "variant" and "data" of it; "num_users" of the data, where a published
-            number asks for it, by split.
+            number asks for it, by split; "departure", why its model is not the row's, if it is not.
         metrics: The measured ones.
 
     Returns:
@@ -33,6 +33,8 @@ def compare(
             verdict, why = "not comparable", f"not measured; there are: {names}"
         elif reason := _other_data(expected, summary):
             verdict, why = "not comparable", reason
+        elif departure := summary.get("departure"):
+            verdict, why = "not comparable", departure
         elif audited:
             verdict, why = "not comparable", "canaries (privacy.audit) have moved the model"
         else:
