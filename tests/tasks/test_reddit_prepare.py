@@ -488,7 +488,7 @@ def test_the_real_dump_of_december_2005(tmp_path: Path) -> None:
         pytest.skip(f"{REAL} is not here")
     pytest.importorskip("zstandard")
     pytest.importorskip("nltk")
-    options = Options(vocabulary=str(REAL / "leaf_vocab.json"))
+    options = Options(vocabulary=str(REAL / "leaf_vocab.json"), files="RC_2005-12.*")
     facts = prepare(REAL, tmp_path / "r.h5", options, quiet)
     assert facts["comments_read"] == 2 * 1075
     with Store(tmp_path / "r.h5") as store:
