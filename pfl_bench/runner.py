@@ -34,7 +34,7 @@ from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.run_folder import SUMMARY_VERSION, RunFolder, environment
 from pfl_bench.run_log import RunLog
 from pfl_bench.trainers import HasCanaries, KeepsLedger, build_trainer
-from pfl_bench.types import ConfigError, CrewError, RunFolderError, Task
+from pfl_bench.types import ConfigError, CrewError, DepartsFromRow, RunFolderError, Task
 from pfl_bench.verdict import compare, lower_is_better
 from pfl_bench.wandb_log import WandbLogger
 from privacy.errors import BudgetExceededError
@@ -104,6 +104,10 @@ class _Run:
         self._task = build_task(resolved, self._device)
         _check_splits(self._config.evaluation, self._task)
         self._model = build_model(resolved, self._task, self._device)
+        module = self._model.module
+        self._departure = module.departure if isinstance(module, DepartsFromRow) else ""
+        if self._departure:
+            self._notice(f"model: {self._departure}")
         self._forward = build_forward(resolved, self._task, self._model)
         # Before the trainer is built, which may hook the model for gradients of single examples.
         step = measure_step(self._forward, self._model, self._task.split("train"))
@@ -314,6 +318,7 @@ class _Run:
             "selected": None if self._best is None else self._best["index"],
             "selection": self._selection(),
             "num_parameters": self._model.num_parameters,
+            "departure": self._departure,
             "metrics": metrics,
             "systems": self._costs.totals,
             "budgets": self._costs.budgets(),

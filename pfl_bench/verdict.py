@@ -22,7 +22,8 @@ def compare(
     Args:
         config: Has the published ones.
         summary: The run's: "variant" and "data" of it; "num_users" of the data, where a published
-            number asks for it, by split; "diverged", if its training did.
+            number asks for it, by split; "diverged", if its training did; "departure", why its
+            model is not the row's, if it is not.
         metrics: The measured ones.
         not_the_row: How the run's configuration differs from the row that the numbers are of.
 
@@ -94,7 +95,7 @@ def _not_comparable(
         return "canaries (privacy.audit) have moved the model"
     if not_the_row:
         return f"not the row: {', '.join(not_the_row)}"
-    return _other_data(expected, summary)
+    return _other_data(expected, summary) or str(summary.get("departure") or "")
 
 
 def _other_data(expected: Expected, summary: Mapping[str, Any]) -> str:

@@ -15,7 +15,13 @@ from pfl_bench.types.errors import (
     UserInputError,
 )
 from pfl_bench.types.evaluation import Metric, PersonalModels
-from pfl_bench.types.layers import ComputesInLanes, CountsFlops, GivesProducts, KeepProduct
+from pfl_bench.types.layers import (
+    ComputesInLanes,
+    CountsFlops,
+    DepartsFromRow,
+    GivesProducts,
+    KeepProduct,
+)
 from pfl_bench.types.tasks import (
     BatchTransform,
     GivesExampleLosses,
@@ -45,6 +51,7 @@ __all__ = [
     "CrewError",
     "DataError",
     "DataFacts",
+    "DepartsFromRow",
     "Engine",
     "Examples",
     "FederatedSplit",

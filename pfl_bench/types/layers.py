@@ -48,6 +48,17 @@ class CountsFlops(Protocol):
 
 
 @runtime_checkable
+class DepartsFromRow(Protocol):
+    """A model that may be another one than published numbers are of.
+
+    Attributes:
+        departure: Why such numbers are not comparable with this model's; empty if they are.
+    """
+
+    departure: str
+
+
+@runtime_checkable
 class ComputesInLanes(Protocol):
     """A layer that can compute for several clients at once, each with weights of its own.
 

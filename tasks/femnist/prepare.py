@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pfl_bench.types import ConfigError, DataError, RemoteFile
 from tasks.fedscale.streaming import BadSamples
-from tasks.femnist import fedscale, leaf_json, nist, qmnist, tff
+from tasks.femnist import fedscale, leaf_json, nist, parquet, qmnist, tff
 from tasks.femnist.forms import FIELDS, SIDE, Form
 from tasks.leaf.dealing import DealOptions, Gathering, Progress, write_dealt
 from tasks.leaf.forms import choose_form
@@ -19,6 +19,7 @@ FORMS: tuple[Form, ...] = (
     *nist.FORMS,
     *qmnist.FORMS,
     *fedscale.FORMS,
+    *parquet.FORMS,
 )
 
 _QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
@@ -66,7 +67,8 @@ class Options(DealOptions):
     """
 
     variant: (
-        Literal["leaf-json", "tff", "tff-digits", "nist", "qmnist-digits", "fedscale"] | None
+        Literal["leaf-json", "tff", "tff-digits", "nist", "qmnist-digits", "fedscale", "parquet"]
+        | None
     ) = None
     bad_samples: BadSamples = "refuse"
 

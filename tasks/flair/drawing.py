@@ -10,19 +10,25 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image, ImageChops, ImageDraw
 
 Floats = NDArray[np.float64]
 Colour = tuple[int, int, int]
 
+# Counts changes of the pictures that the same draws give; the variant of stores names it.
+DRAWING = 2
 JPEG_QUALITY = 85
-# Pillow's polygons have hard edges: drawn larger and averaged down.
-OVERSAMPLING = 2
+# The grain of an image is cut out of a tile of this side, drawn once for each of some levels.
+GRAIN_SIDE = 1280
+GRAIN_STEPS = 2
+# No grain is stronger, and no colour nearer to black or white, so that their sum needs no clipping.
+MOST_GRAIN = 16
 GLYPH_RADIUS = (0.15, 0.23)
 PLACES_TRIED = 8
 NUM_CLUTTER = 6
@@ -105,15 +111,19 @@ class Glyph:
 
     Attributes:
         depth: Glyphs of smaller depth are drawn first.
-        parts: Ink (index into ``INKS``) and corners, shape (n, 2), of each filled part.
+        fills: Ink (index into ``INKS``) of each filled part.
+        corners: Shape (n, 2), those of all parts, one after another.
+        ends: Where each part's numbers end among those of the corners.
         inks: Shape (4, 3), the colours of ``INKS``.
-        stretch: Shape (2,), factors of width and height.
+        stretch: Factors of width and height.
     """
 
     depth: int
-    parts: tuple[tuple[int, Floats], ...]
+    fills: tuple[int, ...]
+    corners: Floats
+    ends: tuple[int, ...]
     inks: Floats
-    stretch: Floats
+    stretch: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +171,14 @@ def _read_tables() -> tuple[dict[str, Glyph], dict[str, str]]:
     coarse_of: dict[str, str] = {}
     for depth, (coarse, shape) in enumerate(_SHAPES.items()):
         words = [part.split() for part in shape.split(";")]
-        parts = tuple((INKS.index(w[0]), _corners(w[1], [float(n) for n in w[2:]])) for w in words)
+        fills = tuple(INKS.index(w[0]) for w in words)
+        parts = [_corners(w[1], [float(n) for n in w[2:]]) for w in words]
+        corners, ends = np.concatenate(parts), np.cumsum([part.size for part in parts])
         for variant in _VARIANTS[coarse].split(";"):
             fine, main, accent, width, height = variant.split()
             inks = np.array([[*bytes.fromhex(main)], [*bytes.fromhex(accent)], DARK, PALE], float)
-            glyphs[fine] = Glyph(depth, parts, inks, np.array([float(width), float(height)]))
+            stretch = (float(width), float(height))
+            glyphs[fine] = Glyph(depth, fills, corners, tuple(ends.tolist()), inks, stretch)
             coarse_of[fine] = coarse
     return glyphs, coarse_of
 
@@ -182,66 +195,97 @@ def draw_picture(
         fine_labels: Names out of ``GLYPHS``; each is drawn once.
         camera: The user's camera.
         rng: Draws places, sizes, angles, clutter and grain.
-        side: Width and height in pixels.
+        side: Width and height in pixels, at most ``GRAIN_SIDE``.
 
     Returns:
         The bytes of an RGB JPEG.
     """
-    large = side * OVERSAMPLING
-    image = Image.new("RGB", (large, large), _clip(camera.ground + rng.normal(0.0, 12.0, 3)))
+    (ground,) = _seen((camera.ground + rng.normal(0.0, 12.0, 3))[None], camera)
+    image = Image.new("RGB", (side, side), ground)
     canvas = ImageDraw.Draw(image)
-    for _ in range(NUM_CLUTTER):
-        _draw_clutter(canvas, rng, large)
-    places: list[Floats] = []
-    for fine in sorted(fine_labels, key=lambda name: (GLYPHS[name].depth, name)):
-        places.append(_free_place(places, rng))
-        _draw_glyph(canvas, GLYPHS[fine], places[-1], camera.tilt, rng, large)
-    pixels = np.asarray(image.reduce(OVERSAMPLING), dtype=np.float32)
-    grain = rng.standard_normal((side, side, 1), dtype=np.float32) * np.float32(camera.noise)
-    pixels = pixels * camera.gains.astype(np.float32) + grain
+    _draw_clutter(canvas, camera, rng, side)
+    _draw_glyphs(canvas, sorted(fine_labels, key=_depth_and_name), camera, rng, side)
+    left, top = rng.integers(0, GRAIN_SIDE - side + 1, 2).tolist()
+    grain = _grain(round(camera.noise * GRAIN_STEPS)).crop((left, top, left + side, top + side))
     out = io.BytesIO()
-    shot = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+    shot = ImageChops.add_modulo(image, grain)
     shot.save(out, format="JPEG", quality=JPEG_QUALITY)
     return out.getvalue()
 
 
-def _free_place(taken: Sequence[Floats], rng: np.random.Generator) -> Floats:
-    """Of some random places in [0, 1]^2, the one that is farthest from those that are taken."""
-    tried: Floats = rng.uniform(0.14, 0.86, (PLACES_TRIED, 2))
-    distances = [min((math.dist(place, other) for other in taken), default=0.0) for place in tried]
-    best: Floats = tried[int(np.argmax(distances))]
-    return best
+@lru_cache(maxsize=64)
+def _grain(level: int) -> Image.Image:
+    """A tile of grain, equal in red, green and blue; below 0 counts down from 256.
+
+    Args:
+        level: Its standard deviation, in ``GRAIN_STEPS``-ths of a grey level.
+    """
+    normal = np.random.default_rng(0).standard_normal((GRAIN_SIDE, GRAIN_SIDE), dtype=np.float32)
+    grey = np.rint(normal * (level / GRAIN_STEPS)).clip(-MOST_GRAIN, MOST_GRAIN)
+    tile = Image.fromarray(grey.astype(np.int8).view(np.uint8))
+    return Image.merge("RGB", (tile, tile, tile))
 
 
-def _draw_glyph(
+def _free_places(tried: list[list[list[float]]]) -> Iterator[list[float]]:
+    """Of some places in [0, 1]^2 for each, the one that is farthest from those that are taken."""
+    taken: list[list[float]] = []
+    for places in tried:
+        best = places[0]
+        if taken:
+            best = max(places, key=lambda place: min(math.dist(place, other) for other in taken))
+        taken.append(best)
+        yield best
+
+
+def _depth_and_name(fine: str) -> tuple[int, str]:
+    return GLYPHS[fine].depth, fine
+
+
+def _draw_glyphs(
     canvas: ImageDraw.ImageDraw,
-    glyph: Glyph,
-    centre: Floats,
-    tilt: float,
+    fine_labels: Sequence[str],
+    camera: Camera,
     rng: np.random.Generator,
-    large: int,
+    side: int,
 ) -> None:
-    """Draw a glyph of random size, angle and mirroring at ``centre``, a place in [0, 1]^2."""
-    stretch = rng.uniform(*GLYPH_RADIUS) * glyph.stretch * rng.uniform(0.9, 1.1, 2)
-    stretch[0] *= rng.choice([-1.0, 1.0])
-    angle = rng.normal(0.0, tilt)
-    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
-    inks = glyph.inks + rng.normal(0.0, INK_JITTER, glyph.inks.shape)
-    for ink, corners in glyph.parts:
-        _fill(canvas, ((corners * stretch) @ turn + centre) * large, inks[ink])
+    """Draw the glyphs of labels at random places, of random size, angle and mirroring."""
+    number = len(fine_labels)
+    places = rng.uniform(0.14, 0.86, (number, PLACES_TRIED, 2)).tolist()
+    radii = rng.uniform(*GLYPH_RADIUS, (number, 1)) * rng.uniform(0.9, 1.1, (number, 2)) * side
+    radii[:, 0] *= rng.integers(0, 2, number) * 2 - 1
+    angles = rng.normal(0.0, camera.tilt, number).tolist()
+    jitter = rng.normal(0.0, INK_JITTER, (number, len(INKS), 3))
+    for fine, (x, y), (width, height), angle, shift in zip(
+        fine_labels, _free_places(places), radii.tolist(), angles, jitter, strict=True
+    ):
+        glyph = GLYPHS[fine]
+        width, height = width * glyph.stretch[0], height * glyph.stretch[1]
+        cosine, sine = math.cos(angle), math.sin(angle)
+        turn = np.array([[width * cosine, width * sine], [-height * sine, height * cosine]])
+        corners = (glyph.corners @ turn + (x * side, y * side)).ravel().tolist()
+        colours = _seen(glyph.inks + shift, camera)
+        start = 0
+        for ink, end in zip(glyph.fills, glyph.ends, strict=True):
+            canvas.polygon(corners[start:end], fill=colours[ink])
+            start = end
 
 
-def _draw_clutter(canvas: ImageDraw.ImageDraw, rng: np.random.Generator, large: int) -> None:
-    """Draw a random triangle or quadrangle of a dull colour."""
-    corners = rng.uniform(0.0, 1.0, 2) + rng.uniform(-0.13, 0.13, (int(rng.integers(3, 5)), 2))
-    ink = rng.uniform(50.0, 230.0) + rng.normal(0.0, CLUTTER_COLOUR, 3)
-    _fill(canvas, corners * large, ink)
+def _draw_clutter(
+    canvas: ImageDraw.ImageDraw, camera: Camera, rng: np.random.Generator, side: int
+) -> None:
+    """Draw random triangles and quadrangles of dull colours."""
+    centres = rng.uniform(0.0, 1.0, (NUM_CLUTTER, 1, 2))
+    corners = (centres + rng.uniform(-0.13, 0.13, (NUM_CLUTTER, 4, 2))) * side
+    numbers = rng.integers(3, 5, NUM_CLUTTER).tolist()
+    greys = rng.uniform(50.0, 230.0, (NUM_CLUTTER, 1))
+    colours = _seen(greys + rng.normal(0.0, CLUTTER_COLOUR, (NUM_CLUTTER, 3)), camera)
+    for polygon, number, colour in zip(
+        corners.reshape(-1, 8).tolist(), numbers, colours, strict=True
+    ):
+        canvas.polygon(polygon[: 2 * number], fill=colour)
 
 
-def _fill(canvas: ImageDraw.ImageDraw, corners: Floats, ink: Floats) -> None:
-    canvas.polygon([(float(x), float(y)) for x, y in corners], fill=_clip(ink))
-
-
-def _clip(colour: Floats) -> Colour:
-    red, green, blue = (int(value) for value in colour.clip(0, 255))
-    return red, green, blue
+def _seen(inks: Floats, camera: Camera) -> list[Colour]:
+    """The colours that a camera makes of inks, shape (n, 3)."""
+    seen = (inks * camera.gains).clip(MOST_GRAIN, 255 - MOST_GRAIN).astype(np.int64)
+    return list(map(tuple, seen.tolist()))

@@ -10,7 +10,8 @@ import gzip
 import io
 import json
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist, median
@@ -21,10 +22,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pfl_bench.store import new_folder
-from tasks.flair.drawing import FINE_TO_COARSE, GLYPHS, Camera, draw_picture
+from tasks.flair.drawing import DRAWING, FINE_TO_COARSE, GLYPHS
+from tasks.flair.drawing_pool import PICTURES_A_BATCH, Batch, choose_processes, draw_in_order
 from tasks.flair.labels import RELATIONSHIP
 from tasks.flair.metadata import METADATA, Progress
-from tasks.flair.published import GENERATED_MARK, IMAGE_SIDE, IMAGES, SPLITS
+from tasks.flair.published import GENERATED_MARK, IMAGE_SIDE, IMAGES, SPLITS, drawing_line
 
 Booleans = NDArray[np.bool_]
 
@@ -75,6 +77,7 @@ class Options(BaseModel):
         seed: Seed of everything that is drawn.
         num_tarballs: Tarballs that hold the images.
         image_size: Width and height of the images in pixels; FLAIR's are 256.
+        num_processes: How many processes draw, which changes no byte; None for one a usable core.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -84,6 +87,7 @@ class Options(BaseModel):
     seed: int = Field(default=0, ge=0)
     num_tarballs: int = Field(default=3, ge=1, le=100)
     image_size: int = Field(default=IMAGE_SIDE, ge=32, le=1024)
+    num_processes: int | None = Field(default=None, ge=1, le=256)
 
     @model_validator(mode="after")
     def _everyone_has_one(self) -> Self:
@@ -136,7 +140,7 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
         "prepare_options", the ``key=value`` texts that preparing the folder needs.
 
     Raises:
-        DataError: ``out`` is a file, or a folder that is not empty.
+        DataError: ``out`` is a file, or a folder that is not empty; a process that draws has ended.
     """
     with new_folder(out, "pictures") as folder:
         plan = make_plan(options)
@@ -229,54 +233,62 @@ def _fill_in(
 
 
 def _write_texts(folder: Path, plan: Plan, options: Options) -> None:
-    entries = [
-        {
-            "user_id": plan.user_ids[user],
-            "image_id": plan.image_ids[image],
-            "labels": [COARSE[label] for label in np.flatnonzero(plan.coarse[image])],
-            "fine_grained_labels": [FINE[label] for label in np.flatnonzero(plan.fine[image])],
-            "partition": plan.splits[user],
-        }
-        for image, user in enumerate(plan.owners)
-    ]
     pairs = [f"{fine} -> {FINE_TO_COARSE[fine]}\n" for fine in FINE]
-    settings = ", ".join(f"{name} = {value}" for name, value in options.model_dump().items())
+    settings = options.model_dump(exclude={"num_processes"})
+    listed = ", ".join(f"{name} = {value}" for name, value in settings.items())
     mark = (
         "These files are not FLAIR. They have its format, but the pictures are drawn shapes and "
-        f"the users are made up,\nby pfl-bench data generate flair ({settings}).\n"
+        f"the users are made up,\nby pfl-bench data generate flair ({listed}).\n"
+        f"{drawing_line(DRAWING)}\n"
     )
-    texts = {
-        METADATA: json.dumps(entries, indent=1) + "\n",
-        RELATIONSHIP: "".join(pairs),
-        GENERATED_MARK: mark,
-    }
-    for name, text in texts.items():
+    for name, text in ((RELATIONSHIP, "".join(pairs)), (GENERATED_MARK, mark)):
         (folder / name).write_text(text, encoding="utf-8")
+    with (folder / METADATA).open("w", encoding="utf-8") as file:
+        for image, user in enumerate(plan.owners.tolist()):
+            entry = {
+                "user_id": plan.user_ids[user],
+                "image_id": plan.image_ids[image],
+                "labels": [COARSE[label] for label in np.flatnonzero(plan.coarse[image])],
+                "fine_grained_labels": _fine_labels(plan, image),
+                "partition": plan.splits[user],
+            }
+            # An image a line: at FLAIR's size, all entries at once take gigabytes.
+            file.write(",\n" if image else "[\n")
+            file.write(json.dumps(entry))
+        file.write("\n]\n")
+
+
+def _fine_labels(plan: Plan, image: int) -> list[str]:
+    return [FINE[label] for label in np.flatnonzero(plan.fine[image])]
+
+
+def _batches(plan: Plan, options: Options) -> Iterator[Batch]:
+    for first in range(0, options.num_images, PICTURES_A_BATCH):
+        images = range(first, min(first + PICTURES_A_BATCH, options.num_images))
+        labels = [_fine_labels(plan, image) for image in images]
+        owners = plan.owners[images.start : images.stop].tolist()
+        yield Batch(options.seed, first, labels, owners, options.image_size)
 
 
 def _write_tarballs(folder: Path, plan: Plan, options: Options, progress: Progress) -> None:
-    cameras = [
-        Camera.draw(np.random.default_rng([options.seed, 1, user]))
-        for user in range(options.num_users)
-    ]
     parts = np.array_split(np.arange(options.num_images), options.num_tarballs)
-    for number, part in enumerate(parts):
-        path = folder / f"small_images-{number:02d}.tar.gz"
-        # JPEGs do not compress further; without name and time the same content is the same file.
-        with (
-            path.open("wb") as file,
-            gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as packed,
-            tarfile.open(mode="w|", fileobj=packed, format=tarfile.USTAR_FORMAT) as tarball,
-        ):
-            for image in part:
-                rng = np.random.default_rng([options.seed, 2, image])
-                labels = [FINE[label] for label in np.flatnonzero(plan.fine[image])]
-                camera = cameras[plan.owners[image]]
-                content = draw_picture(labels, camera, rng, options.image_size)
-                member = tarfile.TarInfo(f"small_images/{plan.image_ids[image]}.jpg")
-                member.size = len(content)
-                tarball.addfile(member, io.BytesIO(content))
-                progress("drawing pictures", int(image) + 1, options.num_images)
+    processes = choose_processes(options.num_processes, options.num_images)
+    with closing(draw_in_order(_batches(plan, options), processes)) as pictures:
+        for number, part in enumerate(parts):
+            path = folder / f"small_images-{number:02d}.tar.gz"
+            # JPEGs do not compress further; without name and time the same content is the same
+            # file.
+            with (
+                path.open("wb") as file,
+                gzip.GzipFile("", "wb", compresslevel=0, fileobj=file, mtime=0) as packed,
+                tarfile.open(mode="w|", fileobj=packed, format=tarfile.USTAR_FORMAT) as tarball,
+            ):
+                for image in part.tolist():
+                    content = next(pictures)
+                    member = tarfile.TarInfo(f"small_images/{plan.image_ids[image]}.jpg")
+                    member.size = len(content)
+                    tarball.addfile(member, io.BytesIO(content))
+                    progress("drawing pictures", image + 1, options.num_images)
 
 
 def _facts(plan: Plan, options: Options) -> dict[str, Any]:

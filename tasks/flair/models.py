@@ -125,7 +125,9 @@ def _classifier(options: Options, num_classes: int) -> tuple[nn.Module, str]:
     if batchnorm_names(module):
         _check_normalization(options)
     if options.init == "imagenet":
-        load_weights(module, find_weights(options.name, options.weights), head)
+        path, departure = find_weights(options.name, options.weights)
+        load_weights(module, path, head)
+        cast("Any", module).departure = departure
     if options.normalization == "group":
         use_group_norm(module)
     else:

@@ -176,16 +176,17 @@ def _make(form: Form, job: Job, labels: Labels, out: Path, options: Options) -> 
         raise DataError(_refusal(job.source, form, problems, named, len(bad)))
     counts = _counts(job.catalogue, bad)
     differs = published.differences(counts, len(labels.coarse), len(labels.fine))
-    generated = (job.source / published.GENERATED_MARK).is_file()
+    path = job.source / published.GENERATED_MARK
+    mark = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
     extra = {
         "form": form.name,
-        "generated": generated,
+        "generated": mark is not None,
         "problems": dict(sorted(problems.items())),
         "differs_from_published": differs,
     }
-    variant = published.variant_of(form.name, generated=generated, differs=bool(differs))
+    variant = published.variant_of(form.name, mark=mark, differs=bool(differs))
     origin = form.source
-    if generated:
+    if mark is not None:
         origin = f"pictures drawn by pfl-bench, not FLAIR, in FLAIR's published form ({form.name})"
     with StoreWriter(
         out,

@@ -19,6 +19,10 @@ from pfl_bench.types import ConfigError
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT_S = 30.0
+# Of torchvision's files; of others the digits in the name are all that is published.
+SHA256 = {
+    "resnet18-f37072fd.pth": "f37072fd47e89c5e827621c5baffa7500819f7896bbacec160b1a16c560e07ec",
+}
 # Classifiers beside the trunk, which are not built.
 AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 # The published DenseNet files are older than the names of its layers.
@@ -32,7 +36,7 @@ class PublishedWeights:
     Attributes:
         url: Where it is published.
         file_name: Its name, which ends with the first digits of its SHA-256.
-        digest_prefix: Those digits, hexadecimal.
+        digest_prefix: Those digits, hexadecimal, or all of them where they are known.
     """
 
     url: str
@@ -54,10 +58,12 @@ def published_weights(name: str) -> PublishedWeights | None:
     url = str(version.url)
     file_name = url.rsplit("/", 1)[-1]
     digest = re.search(r"-([0-9a-f]{8,64})\.", file_name)
-    return PublishedWeights(url, file_name, digest.group(1)) if digest else None
+    if digest is None:
+        return None
+    return PublishedWeights(url, file_name, SHA256.get(file_name, digest.group(1)))
 
 
-def find_weights(name: str, given: str | None) -> Path:
+def find_weights(name: str, given: str | None) -> tuple[Path, str]:
     """Find the file of a classifier's ImageNet weights, or download it to torch's cache.
 
     Args:
@@ -67,7 +73,8 @@ def find_weights(name: str, given: str | None) -> Path:
             looked at, then the file is downloaded.
 
     Returns:
-        The file's path.
+        The file's path, and why numbers of the published weights are not comparable: empty unless
+        a given file has another content.
 
     Raises:
         ConfigError: There is no such file, published or given, its content is damaged, or it
@@ -80,7 +87,7 @@ def find_weights(name: str, given: str | None) -> Path:
             raise ConfigError(f"model.weights: there is no file {path}; give torchvision's file")
         if weights is not None and path.name == weights.file_name:
             _check_digest(path, weights, "give it another name if it holds other weights")
-        return path
+        return path, _departure(path, weights)
     if weights is None:
         raise ConfigError(
             f"model.init: torchvision has no IMAGENET1K_V1 weights of '{name}'; choose another "
@@ -90,10 +97,23 @@ def find_weights(name: str, given: str | None) -> Path:
     if not path.exists():
         _download(weights, path)
     _check_digest(path, weights, "delete it, and it is downloaded again")
-    return path
+    return path, ""
 
 
-def _check_digest(path: Path, weights: PublishedWeights, mend: str) -> None:
+def _departure(path: Path, weights: PublishedWeights | None) -> str:
+    """What a given file has instead of the published content; empty if it has that."""
+    found = _sha256(path)
+    if weights is None:
+        return f"model.weights: {path.name} (SHA-256 {found[:8]}...) is compared with no digest"
+    if found.startswith(weights.digest_prefix):
+        return ""
+    return (
+        f"model.weights: {path.name} (SHA-256 {found[:8]}...) is not torchvision's "
+        f"{weights.file_name} (SHA-256 {weights.digest_prefix[:8]}...)"
+    )
+
+
+def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -103,10 +123,15 @@ def _check_digest(path: Path, weights: PublishedWeights, mend: str) -> None:
         raise ConfigError(
             f"{path}: cannot be read ({error}); give it with model.weights=PATH"
         ) from (error)
-    if not digest.hexdigest().startswith(weights.digest_prefix):
+    return digest.hexdigest()
+
+
+def _check_digest(path: Path, weights: PublishedWeights, mend: str) -> None:
+    found = _sha256(path)
+    if not found.startswith(weights.digest_prefix):
         raise ConfigError(
             f"{path}: is damaged or not torchvision's file: its SHA-256 should begin with "
-            f"{weights.digest_prefix}, but begins with {digest.hexdigest()[:8]}; {mend}"
+            f"{weights.digest_prefix}, but is {found}; {mend}"
         )
 
 

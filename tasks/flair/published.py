@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 SPLITS = ("train", "val", "test")
@@ -46,10 +47,22 @@ def differences(
     ]
 
 
-def variant_of(form: str, *, generated: bool, differs: bool) -> str:
-    """Name the variant: what results on the data may be called."""
-    if generated:
-        return GENERATED
+def drawing_line(drawing: int) -> str:
+    """The line of ``GENERATED_MARK`` that says how the pictures were drawn."""
+    return f"drawing {drawing}"
+
+
+def variant_of(form: str, *, mark: str | None, differs: bool) -> str:
+    """Name the variant: what results on the data may be called.
+
+    Args:
+        form: In which form the data are.
+        mark: What ``GENERATED_MARK`` says; None if the data are not generated.
+        differs: Whether counts differ from the published ones.
+    """
+    if mark is not None:
+        drawing = re.search(rf"^{drawing_line(0)[:-1]}(\d+)$", mark, re.MULTILINE)
+        return f"{GENERATED}-{drawing[1]}" if drawing else GENERATED
     if form == "pfl-hdf5":
         return PIXELS
     return PARTIAL if differs else FULL

@@ -63,6 +63,30 @@ def bounds(count: int, train_fraction: float, val_fraction: float) -> tuple[int,
     return train_end, max(train_end, min(count, val_end))
 
 
+def systematic_bounds(
+    client_id: str, count: int, train_fraction: float, val_fraction: float, seed: int
+) -> tuple[int, int]:
+    """Where train and val end among a user's ``count`` examples, by systematic rounding.
+
+    Both ends are rounded down after one number of 0 to 1, the user's own, is added. So each split
+    gets its fraction of the count, rounded up or down, and over many users exactly its fraction of
+    all examples on average; were ends rounded to the nearest, users of 3 to 5 examples would never
+    give one to the last split. What a user gives does not depend on other users.
+
+    Returns:
+        Two numbers a <= b: the first a are train (at least one, which lifts its fraction over users
+        of few examples), those up to b val, the rest test.
+
+    Source: Madow 1949, systematic sampling, with one point a stratum.
+    """
+    digest = hashlib.sha256(f"{seed}\0rounding\0{client_id}".encode()).digest()
+    # A hair above: 0.7 + 0.1 is a little less than 0.8 in binary.
+    start = int.from_bytes(digest[:8], "little") / 2**64 + 1e-9
+    train_end = max(1, min(count, int(train_fraction * count + start)))
+    val_end = int((train_fraction + val_fraction) * count + start)
+    return train_end, max(train_end, min(count, val_end))
+
+
 def rank_users(client_ids: Sequence[str], seed: int, purpose: str = "") -> list[str]:
     """Order users by keyed digests of their names.
 
@@ -119,12 +143,13 @@ def make_plan(
     pieces = {name: sizes[name][users] for name, users in kept.items()}
     if not published:
         names = [clients[UNSPLIT][user] for user in kept[UNSPLIT].tolist()]
-        pieces = _divide(names, pieces[UNSPLIT], options)
+        pieces = _divide(names, pieces[UNSPLIT], options, order_by)
     split: dict[str, Any] = {"by": split_by, "as": "published"}
     if not published:
         split = {"by": split_by, "as": "prepared here"}
         split |= {"train_fraction": options.train_fraction, "val_fraction": options.val_fraction}
         split |= {"order_by": order_by} if order_by else {}
+        split["rounding"] = "systematic" if _is_systematic(options, order_by) else "nearest"
         if not (order_by and split_by == "example"):
             split["split_seed"] = options.split_seed
     facts: dict[str, Any] = {"split": split, **dropping}
@@ -253,13 +278,19 @@ def _divide(
     clients: Sequence[str],
     counts: NDArray[np.int64],
     options: DealOptions,
+    order_by: str | None,
 ) -> dict[str, NDArray[np.int64]]:
     """How many examples each of the kept users gives to each split that gets any."""
     ends = (options.train_fraction, options.val_fraction)
     pieces = np.zeros((len(SPLITS), len(counts)), dtype=np.int64)
     if options.split_by == "example":
+        systematic = _is_systematic(options, order_by)
         for user, count in enumerate(counts.tolist()):
-            train_end, val_end = bounds(count, *ends)
+            if systematic:
+                client_id = clients[user]
+                train_end, val_end = systematic_bounds(client_id, count, *ends, options.split_seed)
+            else:
+                train_end, val_end = bounds(count, *ends)
             pieces[:, user] = train_end, val_end - train_end, count - val_end
     else:
         places = {user: rank for rank, user in enumerate(rank_users(clients, options.split_seed))}
@@ -267,6 +298,11 @@ def _divide(
         split = np.searchsorted(bounds(len(counts), *ends), ranks, side="right")
         pieces[split, np.arange(len(counts))] = counts
     return {name: row for name, row in zip(SPLITS, pieces, strict=True) if row.any()}
+
+
+def _is_systematic(options: DealOptions, order_by: str | None) -> bool:
+    """Whether remainders are drawn: where nothing is, as in a split in time, ends are rounded."""
+    return options.split_by == "example" and order_by is None
 
 
 def _artificial_users(

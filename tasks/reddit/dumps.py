@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pfl_bench.types import DataError
+from tasks.leaf.json_files import find_files
 
 SUFFIXES = (".json", ".jsonl", ".ndjson")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
@@ -53,13 +54,17 @@ def find_dumps(source: Path, pattern: str | None) -> list[Path]:
     Args:
         source: The folder.
         pattern: Which files (``RC_2017-*.zst``); None takes those with a dump's name (``RC_*``),
-            or without any such all with a fitting suffix.
+            or without any such all with a fitting suffix. Where LEAF's JSON is, ``.json`` is not
+            one: LEAF's own files end so, and those that lie beside them.
     """
     files = sorted(path for path in source.glob(pattern or "*") if path.is_file())
     if pattern is not None:
         return files
     named = [path for path in files if path.name.startswith("RC_")]
-    return named or [path for path in files if _has_suffix(path)]
+    leafs = bool(find_files(source))
+    return named or [
+        path for path in files if _has_suffix(path) and not (leafs and path.suffix == ".json")
+    ]
 
 
 def _has_suffix(path: Path) -> bool:

@@ -84,9 +84,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             found.facts.update(generated=True, artificial_users=True)
         if found.to_check is not None:
             _check_disjoint(found.to_check, found.subreddits, source, out, progress)
-        comments, counted = _count(found.dealing, out, options, given is None, progress)
-        vocabulary = given or counted
-        return _write(out, form, options, found, vocabulary, comments, progress)
+        tally, counted = _count(found, out, options, given is None, progress)
+        return _write(out, form, options, found, given or counted, tally, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,23 +170,39 @@ def _check_disjoint(
         finder.check(dealing, subreddits, source)
 
 
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """What is to be written.
+
+    Attributes:
+        comments: Number of comments by split.
+        occurring: Whether each number of a subreddit has a comment, shape (n,): those that only
+            users who were dropped wrote in have none.
+    """
+
+    comments: Counter[str]
+    occurring: NDArray[np.bool_]
+
+
 def _count(
-    dealing: Dealing, out: Path, options: Options, makes_vocabulary: bool, progress: Progress
-) -> tuple[dict[str, int], Vocabulary]:
-    """Count comments by split, and the tokens of train if a vocabulary is to be made of them."""
-    comments: Counter[str] = Counter()
+    found: _Found, out: Path, options: Options, makes_vocabulary: bool, progress: Progress
+) -> tuple[_Tally, Vocabulary]:
+    """Count what was dealt, and the tokens of train if a vocabulary is to be made of them."""
+    dealing = found.dealing
+    tally = _Tally(Counter(), np.zeros(len(found.subreddits), np.bool_))
     with TokenCounter(out.absolute().parent) as counter:
         for done, part in enumerate(dealing, start=1):
-            comments[part.split] += len(part.arrays["text"])
+            tally.comments[part.split] += len(part.arrays["text"])
+            tally.occurring[part.arrays["subreddit"]] = True
             if makes_vocabulary and part.split == "train":
                 for text, masks in zip(part.arrays["text"], part.arrays["counted"], strict=True):
                     inputs, _ = unpack(text, len(masks) * options.sequence_length)
                     counter.update(inputs)
             progress("counting (users by split)", done, dealing.num_parts)
         if not makes_vocabulary:
-            return dict(comments), Vocabulary([], {})
+            return tally, Vocabulary([], {})
         size, rule = options.vocabulary_size, options.vocabulary_rule
-        return dict(comments), counted_vocabulary(counter, size, rule)
+        return tally, counted_vocabulary(counter, size, rule)
 
 
 def _write(
@@ -196,17 +211,17 @@ def _write(
     options: Options,
     found: _Found,
     vocabulary: Vocabulary,
-    comments: dict[str, int],
+    tally: _Tally,
     progress: Progress,
 ) -> dict[str, Any]:
     """Encode and write; returns facts for printing."""
-    order, names = _sorted(found.subreddits)
+    order, names = _sorted(found.subreddits, tally.occurring)
     encoder = Encoder(vocabulary.ids(), options.sequence_length, order, options.count_final_padding)
     checked = found.to_check is not None
     extra = {
         "pad_id": PAD_ID,
         "unk_id": UNK_ID,
-        "num_comments": comments,
+        "num_comments": dict(tally.comments),
         "num_subreddits": len(names),
         "sequence_length": options.sequence_length,
         "count_final_padding": options.count_final_padding,
@@ -234,13 +249,16 @@ def _write(
     return {**head, **split_facts, **extra, **tokens}
 
 
-def _sorted(names: NDArray[np.object_]) -> tuple[NDArray[np.uint32], list[str]]:
-    """Number names in their own order, so that it does not matter which came first.
+def _sorted(
+    names: NDArray[np.object_], occurring: NDArray[np.bool_]
+) -> tuple[NDArray[np.uint32], list[str]]:
+    """Number the names that occur in their own order, so that it does not matter which came first.
 
     Returns:
-        The new number of each, shape (n,), and the names by their new numbers.
+        The new number of each, shape (n,), 0 for those that do not occur; and the names by their
+        new numbers.
     """
-    ascending = sorted(range(len(names)), key=names.tolist().__getitem__)
-    order = np.empty(len(names), dtype=np.uint32)
-    order[ascending] = np.arange(len(names), dtype=np.uint32)
+    ascending = sorted(np.flatnonzero(occurring).tolist(), key=names.tolist().__getitem__)
+    order = np.zeros(len(names), dtype=np.uint32)
+    order[ascending] = np.arange(len(ascending), dtype=np.uint32)
     return order, [names[index] for index in ascending]

@@ -58,7 +58,7 @@ def statistics(
         - "published": the same of LEAF's table 1;
         - "splits": of each "users", "comments", "sequences", "tokens" (inputs that are no
           padding), "unknown_tokens" and "counted_tokens";
-        - "subreddits": their number, and "largest": name to comments.
+        - "subreddits": the number of those that have a comment, and "largest": name to comments.
 
     Raises:
         DataError: The store is no Reddit store, or is damaged.
@@ -95,14 +95,15 @@ def statistics(
         totals.update(dict(zip(split.client_ids(), sizes.tolist(), strict=True)))
         counts["sequences"] = split.num_examples
         splits[split.name] = {"users": split.num_users, "comments": len(places), **counts}
-    largest = np.argsort(-subreddits, kind="stable")[: options.subreddits]
+    found = int(np.count_nonzero(subreddits))
+    largest = np.argsort(-subreddits, kind="stable")[: min(found, options.subreddits)]
     return {
         "notice": _notice(store),
         "comments_per_user": _describe(np.fromiter(totals.values(), np.int64, len(totals))),
         "published": dict(PUBLISHED),
         "splits": splits,
         "subreddits": {
-            "number": int(np.count_nonzero(subreddits)),
+            "number": found,
             "largest": {names[index]: int(subreddits[index]) for index in largest},
         },
     }
@@ -154,7 +155,8 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
             f"{share:>18.2%}"
         )
     found = statistics["subreddits"]
-    lines += ["", f"{found['number']:,} subreddits; comments of the largest:"]
+    plural = "" if found["number"] == 1 else "s"
+    lines += ["", f"{found['number']:,} subreddit{plural}; comments of the largest:"]
     lines += [f"  {name:32} {count:>12,}" for name, count in found["largest"].items()]
     return "\n".join(lines)
 

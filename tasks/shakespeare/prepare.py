@@ -101,11 +101,16 @@ def _find(source: Path) -> tuple[list[Path], dict[str, list[Path]]]:
 def _deal(gathering: Gathering, reading: Reading, options: Options) -> Dealing:
     """Deal what was gathered; roles are split in the order of the text by now."""
     if not gathering.splits:
-        raise DataError(
-            f"min_examples = {options.min_examples} drops all {reading.users_dropped} roles (and "
-            f"{reading.out_of_order} whose windows are in no order); choose a smaller number, or "
-            "for windows in no order a source in the order of the text, or remove_overlap=false"
-        )
+        why, mend = [], []
+        if reading.users_dropped:
+            why.append(f"min_examples = {options.min_examples} drops {reading.users_dropped}")
+            mend.append("choose a smaller number")
+        if reading.out_of_order:
+            why.append(f"the windows of {reading.out_of_order} are in no order")
+            mend.append("give a source in the order of the text, or remove_overlap=false")
+        if not why:
+            raise DataError("the files of --source hold no role with an example; get them anew")
+        raise DataError(f"no role is left: {', and '.join(why)}; {'; '.join(mend)}")
     given = {name: getattr(options, name) for name in options.model_fields_set}
     given.pop("remove_overlap", None)
     if not reading.published and options.split_by == "user":

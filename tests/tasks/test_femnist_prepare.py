@@ -42,20 +42,21 @@ def test_splitting_by_example_keeps_all_and_divides_each_writer(
     }
     assert sizes == {
         "train": {"a": 1, "b": 2, "c": 8, "d": 20, "e": 32},
-        "val": {"c": 1, "d": 3, "e": 4},
-        "test": {"c": 1, "d": 2, "e": 4},
+        "val": {"c": 1, "d": 2, "e": 4},
+        "test": {"c": 1, "d": 3, "e": 4},
     }
     assert pooled(tmp_path / "out.h5") == {user: pairs(*data) for user, data in USERS.items()}
     assert facts["splits"] == {
         "train": {"users": 5, "examples": 63},
-        "val": {"users": 3, "examples": 8},
-        "test": {"users": 3, "examples": 7},
+        "val": {"users": 3, "examples": 7},
+        "test": {"users": 3, "examples": 8},
     }
     assert facts["split"] == {
         "by": "example",
         "as": "prepared here",
         "train_fraction": 0.8,
         "val_fraction": 0.1,
+        "rounding": "systematic",
         "split_seed": 0,
     }
 

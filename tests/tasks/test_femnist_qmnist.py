@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import gzip
-import shutil
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -174,12 +174,27 @@ def test_damage_to_packed_values_is_refused(tmp_path: Path) -> None:
         read_idx(path, 0x08, (250,))
 
 
+MNIST_TEST = (f"{T10K}.gz", "t10k-labels-idx1-ubyte.gz", f"{TEST_LABELS}.gz")
+MNIST_TRAIN = ("train-labels-idx1-ubyte.gz", "qmnist-train-labels-idx2-int.gz")
+TRAIN_IMAGES = REAL_DATA / "mnist_train" / "train-images-idx3-ubyte.gz"
+
+
+def link_real(folder: Path, names: Sequence[str]) -> Path:
+    """A folder with these of the real files and no others, whatever else lies beside them."""
+    folder.mkdir()
+    for name in names:
+        path = REAL / name
+        if not path.is_file():
+            pytest.skip(f"real data not there: {path}")
+        (folder / name).symlink_to(path.resolve())
+    return folder
+
+
 @pytest.fixture(scope="module")
 def real_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not REAL.is_dir():
-        pytest.skip(f"real data not there: {REAL}")
-    out = tmp_path_factory.mktemp("qmnist") / "qmnist.h5"
-    facts = prepared(REAL, out)
+    folder = tmp_path_factory.mktemp("qmnist")
+    out = folder / "qmnist.h5"
+    facts = prepared(link_real(folder / "raw", MNIST_TEST), out)
     assert facts["parts_used"] == [f"{T10K}.gz"]
     assert facts["splits"]["train"]["users"] == 297
     return out
@@ -216,14 +231,24 @@ def test_the_real_source_is_not_called_femnist(real_store: Path) -> None:
         assert set(store.split("train").client_ids()) == set(store.split("test").client_ids())
 
 
+def test_all_of_mnist_has_836_real_writers(tmp_path: Path) -> None:
+    if not TRAIN_IMAGES.is_file():
+        pytest.skip(f"real data not there: {TRAIN_IMAGES}")
+    raw = link_real(tmp_path / "raw", (*MNIST_TEST, *MNIST_TRAIN))
+    (raw / TRAIN_IMAGES.name).symlink_to(TRAIN_IMAGES.resolve())
+    facts = prepared(raw, tmp_path / "out.h5")
+    assert facts["parts_used"] == [TRAIN_IMAGES.name, f"{T10K}.gz"]
+    assert facts["parts_absent"] == ["qmnist-test-images-idx3-ubyte"]
+    counts = np.array([len(examples) for examples in pooled(tmp_path / "out.h5").values()])
+    assert (len(counts), counts.sum()) == (836, 70_000)
+    assert facts["splits"]["train"]["users"] == 836
+
+
 def test_real_labels_of_mnist_that_disagree_are_refused(tmp_path: Path) -> None:
-    if not REAL.is_dir():
-        pytest.skip(f"real data not there: {REAL}")
-    raw = tmp_path / "raw"
-    shutil.copytree(REAL, raw)
+    raw = link_real(tmp_path / "raw", MNIST_TEST)
     path = raw / "t10k-labels-idx1-ubyte.gz"
     content = bytearray(gzip.decompress(path.read_bytes()))
     content[8] = (content[8] + 1) % 10
-    path.chmod(0o644)
+    path.unlink()
     path.write_bytes(gzip.compress(bytes(content)))
     refused(raw, tmp_path / "o", str(path), "image 0 is a 8", "says 7")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import shlex
 import tarfile
 from collections import Counter
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
@@ -21,6 +23,12 @@ from pfl_bench.cli import main
 from pfl_bench.store import Store
 from pfl_bench.types import DataError
 from tasks.flair.drawing import FINE_TO_COARSE, GLYPHS, Camera, draw_picture
+from tasks.flair.drawing_pool import (
+    FEWEST_FOR_PROCESSES,
+    Batch,
+    choose_processes,
+    draw_in_order,
+)
 from tasks.flair.generate import (
     COARSE,
     FINE,
@@ -85,6 +93,57 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(
     assert contents(other).keys() == contents(folder).keys()
     fixed = {"label_relationship.txt"}
     assert all(contents(other)[n] != c for n, c in contents(folder).items() if n not in fixed)
+
+
+def test_the_number_of_processes_changes_no_byte(tmp_path: Path) -> None:
+    options = Options(num_users=40, num_images=700, num_tarballs=2, image_size=32)
+    for number in (1, 3):
+        chosen = options.model_copy(update={"num_processes": number})
+        generate(tmp_path / str(number), chosen, silent)
+    assert contents(tmp_path / "1") == contents(tmp_path / "3")
+
+
+def test_few_pictures_are_drawn_by_one_process() -> None:
+    assert choose_processes(None, FEWEST_FOR_PROCESSES - 1) == 1
+    assert choose_processes(None, FEWEST_FOR_PROCESSES) >= 1
+    assert choose_processes(5, 10) == 5
+
+
+def test_a_process_that_is_killed_is_said() -> None:
+    batch = Batch(0, 0, [["cat"]], [0], 32)
+
+    def batches() -> Iterator[Batch]:
+        yield from [batch] * 8  # by then both processes have begun
+        for process in multiprocessing.active_children():
+            process.kill()
+        yield from [batch] * 50
+
+    drawn = draw_in_order(batches(), 2)
+    with pytest.raises(DataError, match="one of 2 processes that draw has ended"):
+        list(drawn)
+    assert not multiprocessing.active_children()
+
+
+def test_an_interrupted_call_ends_its_processes(tmp_path: Path) -> None:
+    def interrupt(what: str, done: int, total: int | None) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(tmp_path / "mini", SMALL.model_copy(update={"num_processes": 2}), interrupt)
+    assert list(tmp_path.iterdir()) == []
+    assert not multiprocessing.active_children()
+
+
+def test_grain_and_colours_never_pass_black_or_white() -> None:
+    """The sum of both is taken modulo 256."""
+    rng = np.random.default_rng(3)
+    bright = Camera(np.full(3, 9.0), np.full(3, 255.0), noise=4.0, tilt=0.0)
+    dark = Camera(np.zeros(3), np.zeros(3), noise=4.0, tilt=0.0)
+    for camera, middle in ((bright, 239), (dark, 16)):
+        content = draw_picture([], camera, rng, 256)
+        pixels = np.asarray(Image.open(io.BytesIO(content)), dtype=np.float64)
+        assert abs(pixels.mean() - middle) < 1
+        assert 2.5 < pixels.std() < 5
 
 
 def test_the_folder_is_the_published_one_and_says_that_it_is_generated(folder: Path) -> None:
@@ -290,7 +349,7 @@ def test_the_command_prints_facts_and_a_next_command_that_works(
     assert following == [*NEXT, *size]
     assert main(following) == 0
     with Store(tmp_path / "flair-mini.h5") as store:
-        assert store.facts.variant == "flair-generated"
+        assert store.facts.variant == "flair-generated-2"
         assert sum(store.split(name).num_examples for name in SPLITS) == 30
         assert store.facts.extra["fine_labels"] == list(FINE)
         assert [COARSE[i] for i in store.facts.extra["fine_to_coarse"]] == [

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.models import get_model, list_models
 
+from pfl_bench.config_file import resolve
 from pfl_bench.flat_model import FlatModel, batchnorm_layers
+from pfl_bench.runner import run
 from pfl_bench.types import ConfigError, DataFacts
 from tasks.flair import models, pretrained
 from tasks.flair.normalization import FrozenStatisticsNorm
+from tests.tasks.flair_store import write_store
 
 FACTS = DataFacts("drawn by a test", "test", "sha256:0", 5, (3, 64, 64), "user")
 # Small, with every layer kind that the conversion meets; the ResNet is tried where it matters.
@@ -250,6 +254,40 @@ def test_a_given_file_with_the_published_name_must_have_the_published_content(
     assert torch.equal(build(weights=str(own)).state_dict()[key], network.state_dict()[key] + 1)
 
 
+def test_a_run_with_other_weights_is_not_the_row(
+    published_file: Path, tmp_path: Path, network: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(monkeypatch, published_file)
+    same, other = tmp_path / "copy.pth", tmp_path / "own.pth"
+    shutil.copy(published_file, same)
+    torch.save({key: value + 0 for key, value in network.state_dict().items()}, other)
+    tree: dict[str, Any] = {
+        "version": 1,
+        "name": "small",
+        "device": "cpu",
+        "task": {"name": "flair", "data": str(write_store(tmp_path / "s.h5", 64)), "crop": 64},
+        "federated": {
+            "num_rounds": 1,
+            "cohort_size": 1,
+            "local_batch_size": 16,
+            "local_learning_rate": 0.01,
+        },
+        "expected": [{"metric": "test/loss", "value": 0, "tolerance": 1e9, "source": "table 1"}],
+    }
+    summaries = {}
+    for path in (same, other):
+        options = {"name": NAME, "init": "imagenet", "normalization": "frozen"}
+        tree["model"] = {**options, "weights": str(path), "train": "head"}
+        summaries[path] = run(resolve(tree, Path("row.yaml"), ()), tmp_path / path.stem)
+    assert summaries[same]["expected"][0]["verdict"] == "reproduced"
+    assert summaries[same]["departure"] == ""
+    entry = summaries[other]["expected"][0]
+    assert entry["verdict"] == "not comparable"
+    assert "own.pth" in entry["why"]
+    assert f"is not torchvision's {published_file.name}" in entry["why"]
+    assert entry["why"] in (tmp_path / "own" / "run.log").read_text()
+
+
 def test_the_files_last_layer_is_not_needed(
     network: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +383,11 @@ def test_networks_whose_published_files_differ_from_what_torchvision_builds(
 def test_torchvisions_files_are_known_by_name_and_digest() -> None:
     weights = pretrained.published_weights("resnet18")
     assert weights is not None
-    assert (weights.file_name, weights.digest_prefix) == ("resnet18-f37072fd.pth", "f37072fd")
+    assert weights.file_name == "resnet18-f37072fd.pth"
+    assert weights.digest_prefix == pretrained.SHA256[weights.file_name]
+    assert len(weights.digest_prefix) == 64
+    for file_name, digest in pretrained.SHA256.items():
+        assert f"-{digest[:8]}." in file_name
     names = list_models(module=torchvision.models)
     lacking = {name for name in names if pretrained.published_weights(name) is None}
     assert lacking == {"regnet_y_128gf", "vit_h_14"}
@@ -356,4 +398,6 @@ def test_networks_without_such_weights_take_a_given_file(tmp_path: Path) -> None
         pretrained.find_weights("vit_h_14", None)
     path = tmp_path / "own.pth"
     path.touch()
-    assert pretrained.find_weights("vit_h_14", str(path)) == path
+    found, departure = pretrained.find_weights("vit_h_14", str(path))
+    assert found == path
+    assert "compared with no digest" in departure

@@ -313,6 +313,8 @@ def test_generated_data_are_named_so(tmp_path: Path) -> None:
     facts = prepared(source, tmp_path / "out.h5")
     assert (facts["variant"], facts["generated"]) == ("flair-generated", True)
     assert "not FLAIR" in facts["source"]
+    (source / "GENERATED.txt").write_text("drawn\ndrawing 7\n")
+    assert prepared(source, tmp_path / "out.h5")["variant"] == "flair-generated-7"
 
 
 def test_the_published_counts_make_the_full_variant() -> None:
@@ -321,7 +323,7 @@ def test_the_published_counts_make_the_full_variant() -> None:
         for split in published.SPLITS
     }
     assert published.differences(counts, 17, 1628) == []
-    assert published.variant_of("tarballs", generated=False, differs=False) == "flair"
+    assert published.variant_of("tarballs", mark=None, differs=False) == "flair"
     counts["val"]["examples"] -= 1
     differs = published.differences(counts, 17, 1627)
     assert differs == [

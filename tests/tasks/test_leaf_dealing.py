@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from tasks.leaf import gathering as gathering_module
 from tasks.leaf import parts as parts_module
 from tasks.leaf.dealing import Dealing, DealOptions, Gathering, write_dealt
 from tasks.leaf.parts import rank_examples
-from tasks.leaf.plan import bounds, rank_users
+from tasks.leaf.plan import bounds, rank_users, systematic_bounds
 from tests.helpers import REPOSITORY
 from tests.tasks.leaf_samples import (
     FIELDS,
@@ -76,11 +77,12 @@ def test_a_split_by_example_divides_each_user(tmp_path: Path) -> None:
         assert contents(dealing) == parts  # again and again
         assert (dealing.split_by, dealing.artificial_users) == ("example", False)
     sizes = {name: {u: len(own) for u, own in users.items()} for name, users in parts.items()}
-    assert sizes == {
-        "train": {"a": 1, "b": 2, "c": 8, "d": 20},
-        "val": {"c": 1, "d": 3},
-        "test": {"c": 1, "d": 2},
-    }
+    # The shares of c are whole numbers; a remainder goes where the user's own draw says.
+    assert {user: sizes["train"][user] for user in "acd"} == {"a": 1, "c": 8, "d": 20}
+    assert sizes["train"]["b"] in (1, 2)
+    for name in ("val", "test"):
+        assert sizes[name]["c"] == 1
+        assert sizes[name]["d"] in (2, 3)
     for user, numbers in USERS.items():
         assert sorted(n for users in parts.values() for n in users.get(user, [])) == numbers
 
@@ -143,6 +145,47 @@ def test_bounds_are_in_order_and_keep_one_for_train(count: int, train: float, sh
     assert 1 <= train_end <= val_end <= count
     assert abs(train_end - train * count) <= max(0.5, 1 - train * count)
     assert val_end == train_end or abs(val_end - (train + val) * count) <= 0.501
+
+
+@given(
+    user=st.text(max_size=9),
+    count=st.integers(1, 1000),
+    train=st.floats(0.001, 1.0),
+    share=st.floats(0.0, 1.0),
+)
+def test_systematic_bounds_give_each_split_its_share_up_or_down(
+    user: str, count: int, train: float, share: float
+) -> None:
+    val = (1.0 - train) * share
+    train_end, val_end = systematic_bounds(user, count, train, val, 7)
+    assert 1 <= train_end <= val_end <= count
+    assert systematic_bounds(user, count, train, val, 7) == (train_end, val_end)
+    if train * count >= 1:
+        shares = (train * count, val * count, (1 - train - val) * count)
+        for found, wanted in zip(
+            (train_end, val_end - train_end, count - val_end), shares, strict=True
+        ):
+            assert abs(found - wanted) < 1 + 1e-6
+
+
+@pytest.mark.parametrize("fractions", [(0.8, 0.1), (0.6, 0.2), (0.7, 0.0), (0.5, 0.25)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_small_users_give_every_split_its_fraction(
+    fractions: tuple[float, float], seed: int
+) -> None:
+    """Rounded to the nearest, users of 3 and 5 examples gave test none of the 8,000 below."""
+    train, val = fractions
+    sums = np.zeros(3)
+    for user in range(2000):
+        count = 3 + user % 3
+        train_end, val_end = systematic_bounds(f"user-{user}", count, train, val, seed)
+        sums += train_end, val_end - train_end, count - val_end
+    wanted = np.array([train, val, 1 - train - val])
+    # A user's part of a split differs from its share by less than one example, so the standard
+    # deviation of a sum over 2,000 independent users is below 22.4 examples: four of them.
+    assert np.abs(sums - wanted * sums.sum()).max() < 4 * math.sqrt(2000) / 2
+    other = [systematic_bounds(f"user-{user}", 3, train, val, seed + 2) for user in range(99)]
+    assert other != [systematic_bounds(f"user-{user}", 3, train, val, seed) for user in range(99)]
 
 
 @given(
@@ -421,11 +464,10 @@ def test_more_artificial_users_than_can_be_filled_are_refused(
 
 def test_a_split_with_fewer_examples_than_artificial_users_has_fewer_users(tmp_path: Path) -> None:
     with dealt(tmp_path, partition="iid", iid_users=20) as dealing:
-        assert {name: len(own) for name, own in contents(dealing).items()} == {
-            "train": 20,
-            "val": 4,
-            "test": 3,
-        }
+        examples = {name: count["examples"] for name, count in dealing.counts.items()}
+        found = {name: len(own) for name, own in contents(dealing).items()}
+        assert examples["train"] > 20 > examples["val"]
+        assert found == {**examples, "train": 20}
 
 
 # Gathering and writing
@@ -468,18 +510,20 @@ def test_a_store_says_what_was_done(tmp_path: Path) -> None:
     assert {step[2] for step in steps} == {dealing.num_parts}
     with Store(out) as store:
         store.verify()
+        users = {name: store.split(name).num_users for name in store.split_names}
         assert store.facts.extra == {
             "split": {
                 "by": "example",
                 "as": "prepared here",
                 "train_fraction": 0.8,
                 "val_fraction": 0.1,
+                "rounding": "systematic",
                 "split_seed": 0,
             },
             "min_examples": 2,
             "users_dropped": 1,
             "artificial_users": True,
-            "partition": {"as": "iid", "users": {"train": 5, "val": 4, "test": 3}, "split_seed": 0},
+            "partition": {"as": "iid", "users": users, "split_seed": 0},
             "files": 3,
         }
         assert store.names("words") == ["x", "y"]
@@ -564,7 +608,7 @@ for limit in map(int, sys.argv[2:]):
             for user in "abcdefghij":
                 gathering.append("all", user, inputs=np.ones((2, 50_000), np.uint8))
             stage = "dealing"
-            dealing = gathering.deal(DealOptions())
+            dealing = gathering.deal(DealOptions(train_fraction=1.0, val_fraction=0.0))
             stage = "writing"
             write_dealt(Path(sys.argv[1]) / "x.h5", dealing, task="t", variant="v", source="s",
                         num_classes=1, input_shape=(1,), fields=fields, extra={}, names={},

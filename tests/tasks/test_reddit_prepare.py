@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from pfl_bench.store import Store
 from pfl_bench.types import ConfigError, DataError
 from tasks.reddit.options import Options
 from tasks.reddit.prepare import prepare
+from tasks.reddit.statistics import Options as StatisticsOptions
+from tasks.reddit.statistics import statistics
 from tests.helpers import REPOSITORY
 
 REAL = REPOSITORY.parent / "shared" / "data" / "reddit"
@@ -417,6 +420,54 @@ def test_a_folder_with_both_forms_or_neither_is_refused(tmp_path: Path) -> None:
     assert prepare(tmp_path, tmp_path / "r.h5", choice, quiet)["variant"] == "leaf-json"
 
 
+def unsplit_leaf() -> dict[str, Any]:
+    users = {name: leaf_user([f"w{n} a b c" for n in range(6)], 100) for name in ("1", "2")}
+    return {"users": list(users), "num_samples": [6, 6], "user_data": users}
+
+
+def test_leafs_unsplit_file_alone_is_one_form(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "all_data.json").write_text(json.dumps(unsplit_leaf()))
+    facts = prepare(tmp_path / "raw", tmp_path / "r.h5", Options(), quiet)
+    assert facts["variant"] == "leaf-json"
+    assert sum(facts["num_comments"].values()) == 12
+    # A vocabulary beside it is no dump either; a packed file is one.
+    (tmp_path / "raw" / "vocabulary.json").write_text('["a", "b"]')
+    assert prepare(tmp_path / "raw", tmp_path / "r.h5", Options(), quiet) == facts
+    (tmp_path / "raw" / "comments.jsonl").write_text(json.dumps(dump_row("ann", 1)))
+    with pytest.raises(DataError, match="several forms: leaf-json, dump"):
+        prepare(tmp_path / "raw", tmp_path / "r.h5", Options(), quiet)
+
+
+def test_a_json_file_without_leafs_beside_it_is_a_dump(tmp_path: Path) -> None:
+    write_dump(tmp_path / "raw", [dump_row("ann", n) for n in range(6)], "comments.json")
+    assert prepare(tmp_path / "raw", tmp_path / "r.h5", WORDS, quiet)["variant"] == "dump"
+
+
+def test_subreddits_of_dropped_users_are_not_counted(tmp_path: Path) -> None:
+    """The real comments of 2005 are of one subreddit: each is given one by its thread."""
+    source = REAL / "RC_2005-12.json.gz"
+    if not source.is_file():
+        pytest.skip(f"{source} is not here")
+    with gzip.open(source) as file:
+        rows = [json.loads(line) for line in file]
+    for row in rows:
+        row["subreddit"] = f"s{int(row['link_id'][3:], 36) % 60}"
+    write_dump(tmp_path / "raw", rows)
+    facts = prepare(tmp_path / "raw", tmp_path / "r.h5", WORDS, quiet)
+    times = {(row["author"], row["created_utc"]): row["subreddit"] for row in rows}
+    with Store(tmp_path / "r.h5") as store:
+        kept = {user for name in store.split_names for user in store.split(name).client_ids()}
+        found = statistics(store, StatisticsOptions(subreddits=60), quiet)
+        names = store.names("subreddit")
+    assert len(times) > 900
+    assert len(kept) < 100
+    assert sum(found["subreddits"]["largest"].values()) == found["comments_per_user"]["comments"]
+    assert len(names) == facts["num_subreddits"] == found["subreddits"]["number"] < 60
+    assert found["subreddits"]["largest"].keys() == set(names)
+    assert set(names) <= {name for (user, _), name in times.items() if user in kept}
+
+
 def test_the_order_of_files_and_lines_does_not_matter(tmp_path: Path) -> None:
     rows = [
         dump_row(author, n, subreddit=f"s{n % 3}") for author in ("ann", "bob") for n in range(8)
@@ -437,7 +488,7 @@ def test_the_real_dump_of_december_2005(tmp_path: Path) -> None:
         pytest.skip(f"{REAL} is not here")
     pytest.importorskip("zstandard")
     pytest.importorskip("nltk")
-    options = Options(vocabulary=str(REAL / "leaf_vocab.json"))
+    options = Options(vocabulary=str(REAL / "leaf_vocab.json"), files="RC_2005-12.*")
     facts = prepare(REAL, tmp_path / "r.h5", options, quiet)
     assert facts["comments_read"] == 2 * 1075
     with Store(tmp_path / "r.h5") as store:

@@ -148,6 +148,13 @@ def test_windows_in_no_order_are_left_out_or_taken_as_they_are(tmp_path: Path) -
     assert examples_of(tmp_path / "out.h5")["train"].keys() == {"P_B"}
     facts = run(tmp_path, tmp_path / "loose.h5", remove_overlap=False)
     assert facts["splits"]["train"]["users"] == 2
+    for key in ("users", "num_samples", "hierarchies"):
+        del data[key][1]
+    del data["user_data"]["P_B"]
+    (tmp_path / "all_data.json").write_text(json.dumps(data))
+    with pytest.raises(DataError, match="the windows of 1 are in no order; give a") as caught:
+        run(tmp_path, tmp_path / "none.h5")
+    assert "smaller number" not in str(caught.value)  # nothing is smaller than min_examples = 0
 
 
 def test_roles_are_dropped_drawn_and_dealt(tmp_path: Path) -> None:
@@ -169,7 +176,7 @@ def test_roles_are_dropped_drawn_and_dealt(tmp_path: Path) -> None:
     assert facts["splits"]["train"]["examples"] == natural["splits"]["train"]["examples"]
     with pytest.raises(ConfigError, match="split_seed"):
         run(source, tmp_path / "f.h5", split_seed=1)
-    with pytest.raises(DataError, match="min_examples = 100000 drops all 4 roles"):
+    with pytest.raises(DataError, match="min_examples = 100000 drops 4; choose a smaller number"):
         run(source, tmp_path / "f.h5", min_examples=100_000)
 
 

@@ -1,0 +1,114 @@
+"""Draws the generated mini FLAIR's pictures in several processes: the same, in the same order."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from multiprocessing import get_context
+
+import numpy as np
+
+from pfl_bench.types import DataError
+from tasks.flair.drawing import Camera, draw_picture
+
+PICTURES_A_BATCH = 256
+# Fewer are drawn before another process has begun.
+FEWEST_FOR_PROCESSES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Pictures to draw.
+
+    Attributes:
+        seed: Seed of everything that is drawn.
+        first: Number of the first picture; the others follow it.
+        labels: Fine labels of each.
+        owners: Number of each one's user.
+        side: Width and height in pixels.
+    """
+
+    seed: int
+    first: int
+    labels: Sequence[Sequence[str]]
+    owners: Sequence[int]
+    side: int
+
+
+def draw_batch(batch: Batch) -> list[bytes]:
+    """Draw pictures, each by a generator of its own.
+
+    Returns:
+        The bytes of the JPEGs.
+    """
+    return [
+        draw_picture(
+            labels,
+            _camera(batch.seed, owner),
+            np.random.default_rng([batch.seed, 2, number]),
+            batch.side,
+        )
+        for number, (labels, owner) in enumerate(
+            zip(batch.labels, batch.owners, strict=True), batch.first
+        )
+    ]
+
+
+@lru_cache(maxsize=1 << 14)
+def _camera(seed: int, user: int) -> Camera:
+    return Camera.draw(np.random.default_rng([seed, 1, user]))
+
+
+def choose_processes(wanted: int | None, num_images: int) -> int:
+    """How many processes draw: as many as wanted, or one a usable core if there is enough to do."""
+    if wanted is not None:
+        return wanted
+    if num_images < FEWEST_FOR_PROCESSES:
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def draw_in_order(batches: Iterator[Batch], processes: int) -> Generator[bytes, None, None]:
+    """Draw batches, a few of them at a time.
+
+    Args:
+        batches: What to draw.
+        processes: How many processes draw; with 1 this one does.
+
+    Yields:
+        The bytes of the JPEGs, in the order of the batches.
+
+    Raises:
+        DataError: A process has ended before its time.
+    """
+    if processes == 1:
+        for batch in batches:
+            yield from draw_batch(batch)
+        return
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _leave_interrupts_to_the_parent)
+    waiting: deque[Future[list[bytes]]] = deque()
+    try:
+        for batch in islice(batches, 2 * processes):
+            waiting.append(pool.submit(draw_batch, batch))
+        while waiting:
+            pictures = waiting.popleft().result()
+            waiting.extend(pool.submit(draw_batch, batch) for batch in islice(batches, 1))
+            yield from pictures
+    except BrokenProcessPool as error:
+        raise DataError(
+            f"one of {processes} processes that draw has ended, killed or out of memory; run the "
+            "command again, with a smaller num_processes if memory is short"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
