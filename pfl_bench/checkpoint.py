@@ -64,6 +64,11 @@ def load_latest(folder: Path) -> dict[str, Any] | None:
     return state
 
 
+def has_checkpoints(folder: Path) -> bool:
+    """Whether a run has saved one."""
+    return bool(_existing(folder))
+
+
 def _existing(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []

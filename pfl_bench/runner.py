@@ -125,7 +125,7 @@ class _Run:
         started = time.monotonic()
         trainer, path = self._trainer, self._folder.path
         # Only now, when nothing of it was refused: a mended row may use the same folder.
-        self._folder.record(self._resolved)
+        self._early_notices += self._folder.record(self._resolved)
         engine = getattr(trainer, "engine", None)
         now = environment(
             self._task.facts,
@@ -134,10 +134,11 @@ class _Run:
             engine,
             self._crew.description,
         )
-        self._folder.check_environment(now)
+        self._early_notices += self._folder.check_environment(now)
         done = self._restore()
+        self._folder.check_metrics(done)
         trainer.begin(done)
-        self._folder.write_environment(now)
+        self._folder.write_environment(now, done)
         # Until the run has ended, its folder states the most that it will have spent.
         self._write_statement(None)
         with RunLog(path, self._config.name, trainer.total, done) as log:
@@ -224,6 +225,7 @@ class _Run:
             "best": self._best,
             "costs": self._costs.state_dict(),
         }
+        self._folder.flush_metrics()
         save_checkpoint(self._folder.checkpoints, done, state, self._config.checkpoint.keep)
 
     def _restore(self) -> int:
