@@ -19,7 +19,7 @@ import torch
 import yaml
 from filelock import FileLock, Timeout
 
-from pfl_bench.checkpoint import has_checkpoints
+from pfl_bench.checkpoint import newest
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.files import is_running, read_json, write_atomically, write_json
 from pfl_bench.run_log import read_metrics
@@ -125,6 +125,11 @@ class RunFolder:
         # Only now nobody else has it: filelock takes an unlinked file for no lock.
         (self.path / ".lock").unlink(missing_ok=True)
         self._lock.release()
+        if isinstance(error, FileNotFoundError) and not (self.path / "config.yaml").exists():
+            raise RunFolderError(
+                f"{self.path}: this run folder was removed or moved while the run wrote to it, and "
+                "what it had saved with it; move it back and go on with --resume, or run again"
+            ) from None
         if error is not None and self._is_made_here:
             with suppress(OSError):  # it holds something, or somebody has removed it
                 self.path.rmdir()
@@ -271,7 +276,7 @@ class RunFolder:
         recorded = read_json(path)
         if recorded is None:
             ledger = self.path / "ledger.jsonl"
-            if has_checkpoints(self.checkpoints) or (ledger.exists() and ledger.stat().st_size):
+            if newest(self.checkpoints) or (ledger.exists() and ledger.stat().st_size):
                 raise RunFolderError(
                     f"{path}: missing, though the run has begun: nothing tells with which data and "
                     "versions. Restore the file from a copy, or start in a new folder with --out"

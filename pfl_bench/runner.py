@@ -19,7 +19,7 @@ from pfl_bench.building import (
     resolve_device,
     set_threads,
 )
-from pfl_bench.checkpoint import load_latest, save_checkpoint
+from pfl_bench.checkpoint import load_latest, restoring, save_checkpoint
 from pfl_bench.config import RunConfig
 from pfl_bench.config_evaluation import EvaluationOptions
 from pfl_bench.config_file import ResolvedConfig
@@ -32,7 +32,7 @@ from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.run_folder import SUMMARY_VERSION, RunFolder, environment
 from pfl_bench.run_log import RunLog
 from pfl_bench.trainers import HasCanaries, KeepsLedger, build_trainer
-from pfl_bench.types import ConfigError, CrewError, RunFolderError, Task
+from pfl_bench.types import ConfigError, CrewError, Task
 from pfl_bench.verdict import compare, lower_is_better
 from pfl_bench.wandb_log import WandbLogger
 from privacy.errors import BudgetExceededError
@@ -219,27 +219,29 @@ class _Run:
             buffers = self._model.buffers()
             self._best = {"value": value, "index": index, "vector": vector, "buffers": buffers}
 
-    def _save(self, done: int) -> None:
-        state = {
+    def _state(self) -> dict[str, Any]:
+        return {
             "trainer": self._trainer.state_dict(),
             "best": self._best,
             "costs": self._costs.state_dict(),
         }
+
+    def _save(self, done: int) -> None:
         self._folder.flush_metrics()
-        save_checkpoint(self._folder.checkpoints, done, state, self._config.checkpoint.keep)
+        keep = self._config.checkpoint.keep
+        save_checkpoint(self._folder.checkpoints, done, self._state(), keep)
 
     def _restore(self) -> int:
         state = load_latest(self._folder.checkpoints)
         if state is None:
             return 0
-        try:
+        best = None
+        if state.get("best") is not None:
+            vector, buffers = self._model.vector.detach().cpu(), self._model.buffers()
+            best = {"value": 0.0, "index": 0, "vector": vector, "buffers": buffers}
+        with restoring(self._folder.checkpoints, state, self._state() | {"best": best}):
             self._trainer.load_state_dict(state["trainer"])
             self._costs.load_state_dict(state["costs"])
-        except (KeyError, RuntimeError, ValueError, TypeError) as error:
-            raise RunFolderError(
-                f"{self._folder.checkpoints}: the newest checkpoint does not fit this "
-                f"configuration ({error}); start in a new folder with --out"
-            ) from None
         self._best = state["best"]
         done = int(state["step"])
         self._early_notices.append(f"resumed after {self._trainer.unit} {done}")
