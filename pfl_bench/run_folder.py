@@ -87,6 +87,7 @@ class RunFolder:
         self._lock = FileLock(path / ".lock", timeout=0)
         self._is_made_here = False
         self._is_private = False
+        self._is_recorded = False
 
     def __enter__(self) -> RunFolder:
         """Make and lock the folder."""
@@ -125,7 +126,8 @@ class RunFolder:
         # Only now nobody else has it: filelock takes an unlinked file for no lock.
         (self.path / ".lock").unlink(missing_ok=True)
         self._lock.release()
-        if isinstance(error, FileNotFoundError) and not (self.path / "config.yaml").exists():
+        recorded = self.path / "config.yaml"
+        if self._is_recorded and isinstance(error, FileNotFoundError) and not recorded.exists():
             raise RunFolderError(
                 f"{self.path}: this run folder was removed or moved while the run wrote to it, and "
                 "what it had saved with it; move it back and go on with --resume, or run again"
@@ -187,6 +189,7 @@ class RunFolder:
         recorded = self.path / "config.yaml"
         if not recorded.exists():
             write_atomically(recorded, resolved.to_yaml())
+        self._is_recorded = True
         return notices
 
     def _close_to_others(self) -> list[str]:
