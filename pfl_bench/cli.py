@@ -19,13 +19,14 @@ _MACHINE_ERRORS = {
     errno.EPERM: "the operation is not permitted",
     errno.EIO: "the disk reports an error (input/output error)",
     errno.ESTALE: "the network file system has lost this file (stale file handle)",
-    errno.ENAMETOOLONG: "the file name is too long",
     errno.ENOTDIR: "part of this path is a file, not a folder",
     errno.EISDIR: "this is a folder, where a file is written or read",
     errno.EEXIST: "this is in the way",
 }
-# What more of the machine would mend, not another folder.
-_SHORT_OF = {
+# What neither space nor another folder mends.
+_OTHER_ERRORS = {
+    errno.ENAMETOOLONG: "this name is too long for a file; give a shorter one: --out, or the row's "
+    "name",
     errno.EMFILE: "too many files are open; allow more (ulimit -n 1024), or use fewer "
     "federated.workers",
     errno.ENFILE: "this machine has too many files open; end other programs, then go on",
@@ -326,9 +327,9 @@ def explain(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, MemoryError):
         return f"memory ran out ({error or 'no more could be had'}); {_SMALLER}"
-    if isinstance(error, OSError) and error.errno in _SHORT_OF:
+    if isinstance(error, OSError) and error.errno in _OTHER_ERRORS:
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{_SHORT_OF[error.errno]}. Where a run was under way, --resume goes on"
+        return f"{where}{_OTHER_ERRORS[error.errno]}. Where a run was under way, --resume goes on"
     if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
         where = f"{error.filename}: " if error.filename else ""
         return (

@@ -12,11 +12,6 @@ from pathlib import Path
 
 from pfl_bench.files import is_running
 
-try:
-    import fcntl
-except ImportError:  # not on every platform
-    fcntl = None  # type: ignore[assignment]
-
 _KINDS = ("partial", "gathering", "comments")
 # After the result's name: of a folder of these kinds, or of ``new_folder``.
 _ENDING = re.compile(rf"^(?:(?:{'|'.join(_KINDS)})-(\d+)-\w+|(\d+)\.partial)$")
@@ -60,13 +55,13 @@ def lock_folder(folder: Path) -> int | None:
         A descriptor to close when it is not needed; None where another process has the lock, or
         where folders cannot be locked, as on some network file systems.
     """
-    if fcntl is None:
-        return None
     descriptor = None
     try:
+        import fcntl  # not on every platform
+
         descriptor = os.open(folder, os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except (ImportError, OSError):
         if descriptor is not None:
             os.close(descriptor)
         return None
