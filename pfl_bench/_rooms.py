@@ -7,6 +7,7 @@ shadow ours, and code that is not ours would then do the accounting.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 ROOMS = ("privacy", "tasks")
@@ -17,7 +18,24 @@ def check_rooms() -> None:
 
     Raises:
         ImportError: A foreign package shadows one of them; the message names its folder.
+        SystemExit: Likewise, with the message printed, where this is the start of the command.
     """
+    problem = _problem()
+    if problem is None:
+        return
+    if Path(sys.argv[0]).stem == "pfl-bench" or _is_run_as_module():
+        # The package is imported before its command line could catch anything.
+        print(f"pfl-bench: {problem}", file=sys.stderr)
+        raise SystemExit(2)
+    raise ImportError(problem)
+
+
+def _is_run_as_module() -> bool:
+    """Whether this is ``python -m pfl_bench``, whose module has not been found yet."""
+    return sys.argv[0] == "-m" and "pfl_bench" in sys.orig_argv
+
+
+def _problem() -> str | None:
     home = Path(__file__).resolve().parent.parent
     for room in ROOMS:
         spec = importlib.util.find_spec(room)
@@ -28,8 +46,9 @@ def check_rooms() -> None:
         if found is None and spec is not None and spec.submodule_search_locations:
             found = Path(next(iter(spec.submodule_search_locations))).resolve()
         where = f"is shadowed by {found}" if found else "is not installed"
-        raise ImportError(
+        return (
             f"pfl-bench's own package '{room}' {where}; it should be {expected.parent}. "
-            f"Run from another folder, rename the foreign '{room}', or use a virtual environment "
-            "of its own for pfl-bench."
+            f"Run from another folder, take that folder out of PYTHONPATH, rename the foreign "
+            f"'{room}', or use a virtual environment of its own for pfl-bench."
         )
+    return None

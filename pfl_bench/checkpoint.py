@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pfl_bench.files import write_atomically
-from pfl_bench.types import RunFolderError
+from pfl_bench.types import RunFolderError, UserInputError
 
-VERSION = 1
+VERSION = 2
 _NAME = re.compile(r"^step-(\d{8})\.pt$")
 
 
@@ -30,7 +34,8 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int) -
     """
     folder.mkdir(exist_ok=True)
     buffer = io.BytesIO()
-    torch.save({"version": VERSION, "step": step, **state}, buffer)
+    content = {"version": VERSION, "step": step, **state}
+    torch.save({**content, "sha256": _digest(content)}, buffer)
     path = folder / f"step-{step:08d}.pt"
     write_atomically(path, buffer.getvalue())
     for old in _existing(folder)[:-keep]:
@@ -42,12 +47,11 @@ def load_latest(folder: Path) -> dict[str, Any] | None:
     """Load the newest checkpoint, or None when there is none.
 
     Raises:
-        RunFolderError: The newest is damaged or of another version.
+        RunFolderError: The newest is damaged, was altered or is of another version.
     """
-    paths = _existing(folder)
-    if not paths:
+    path = newest(folder)
+    if path is None:
         return None
-    path = paths[-1]
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -56,12 +60,112 @@ def load_latest(folder: Path) -> dict[str, Any] | None:
             f"{path}: damaged or not a checkpoint ({type(error).__name__}); delete this file to "
             "resume from the one before it"
         ) from None
-    if not isinstance(state, dict) or state.get("version") != VERSION:
+    if not isinstance(state, dict) or repr(state.get("version")) != str(VERSION):
         raise RunFolderError(
             f"{path}: not a checkpoint of version {VERSION}; resume with the pfl-bench that wrote "
             "it, or start in a new folder with --out"
         )
+    if repr(state.pop("sha256", None)) != repr(_digest(state)):
+        raise RunFolderError(
+            f"{path}: its content is not what was saved: the file is damaged or was altered; "
+            "delete this file to resume from the one before it"
+        )
+    if path.name != f"step-{state.get('step')!s:0>8}.pt":
+        raise RunFolderError(
+            f"{path}: holds step {state.get('step')!r}; give the file its own name again, or "
+            "delete it to resume from the one before it"
+        )
     return state
+
+
+@contextmanager
+def restoring(folder: Path, state: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[None]:
+    """Check a state's form, and let the block restore it.
+
+    Args:
+        folder: The run's checkpoints.
+        state: From ``load_latest``.
+        fresh: What the run would save before its first step, when mappings may still be empty and
+            values None.
+
+    Raises:
+        RunFolderError: The state does not fit, its central parameters are not finite, or the
+            block fails: trainers, optimizers and plug-ins raise what they like at foreign states.
+    """
+    try:
+        problem = _misfit({key: state[key] for key in state if key in fresh}, dict(fresh), "")
+        central = None if problem else state["trainer"].get("central")
+        if isinstance(central, Tensor) and not bool(torch.isfinite(central).all()):
+            problem = (
+                "its central parameters are not finite: the run diverged, which a lower learning "
+                "rate mends, or the file is damaged"
+            )
+        if problem is None:
+            yield
+    except UserInputError:
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    if problem is not None:
+        raise RunFolderError(
+            f"{newest(folder)}: a checkpoint that this configuration cannot go on from "
+            f"({problem}); delete this file to resume from the one before it, or start in a new "
+            "folder with --out"
+        )
+
+
+def _misfit(saved: Any, fresh: Any, name: str) -> str | None:
+    """What of a saved state is not of the form that ``fresh`` has; None if all is."""
+    if fresh is None:
+        return None
+    if isinstance(fresh, Tensor):
+        if isinstance(saved, Tensor) and (saved.shape, saved.dtype) == (fresh.shape, fresh.dtype):
+            return None
+        return f"{name} is no tensor of shape {tuple(fresh.shape)} and type {fresh.dtype}"
+    numbers = {type(saved), type(fresh)} <= {int, float}
+    if type(saved) is not type(fresh) and not numbers:
+        return f"{name} is {type(saved).__name__}, not {type(fresh).__name__}"
+    pairs: list[tuple[str, Any, Any]] = []
+    if isinstance(fresh, Mapping) and fresh:
+        if saved.keys() != fresh.keys():
+            return f"{name or 'it'} has the keys {[*saved]}, not {[*fresh]}"
+        pairs = [(f"{name}.{key}".lstrip("."), saved[key], fresh[key]) for key in fresh]
+    elif isinstance(fresh, (list, tuple)) and len(fresh) == len(saved):
+        pairs = [(f"{name}[{n}]", *both) for n, both in enumerate(zip(saved, fresh, strict=True))]
+    return next(filter(None, (_misfit(old, new, where) for where, old, new in pairs)), None)
+
+
+def _digest(state: Any) -> str:
+    """SHA-256 of a state: its keys, types and values in their order."""
+    digest = hashlib.sha256()
+    _feed(state, digest)
+    return digest.hexdigest()
+
+
+def _feed(value: Any, digest: Any) -> None:
+    # Names and lengths go first, so that no two states give the same bytes.
+    if isinstance(value, Tensor):
+        digest.update(f"tensor {value.dtype} {tuple(value.shape)}\n".encode())
+        if value.numel():
+            flat = value.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+    elif isinstance(value, Mapping):
+        digest.update(f"mapping {len(value)}\n".encode())
+        for key, item in value.items():
+            _feed(key, digest)
+            _feed(item, digest)
+    elif isinstance(value, (list, tuple)):
+        digest.update(f"{type(value).__name__} {len(value)}\n".encode())
+        for item in value:
+            _feed(item, digest)
+    else:
+        text = repr(value).encode()
+        digest.update(f"{type(value).__name__} {len(text)}\n".encode() + text)
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint's file; None when there is none."""
+    return next(reversed(_existing(folder)), None)
 
 
 def _existing(folder: Path) -> list[Path]:

@@ -17,7 +17,27 @@ _MACHINE_ERRORS = {
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "permission is denied",
     errno.EPERM: "the operation is not permitted",
+    errno.EIO: "the disk reports an error (input/output error)",
+    errno.ESTALE: "the network file system has lost this file (stale file handle)",
+    errno.ENOTDIR: "part of this path is a file, not a folder",
+    errno.EISDIR: "this is a folder, where a file is written or read",
+    errno.EEXIST: "this is in the way",
 }
+# What neither space nor another folder mends.
+_OTHER_ERRORS = {
+    errno.ENAMETOOLONG: "this name is too long for a file; give a shorter one: --out, or the row's "
+    "name",
+    errno.EMFILE: "too many files are open; allow more (ulimit -n 1024), or use fewer "
+    "federated.workers",
+    errno.ENFILE: "this machine has too many files open; end other programs, then go on",
+    errno.ENOMEM: "memory ran out; end other programs, or use fewer federated.workers",
+    errno.EAGAIN: "no more processes can be started; allow more (ulimit -u), or use fewer "
+    "federated.workers",
+}
+_SMALLER = (
+    "end other programs, or use fewer federated.workers or smaller batches. Where a run was under "
+    "way, --resume goes on"
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -39,11 +59,20 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _path(text: str) -> str:
+    """A path on the command line; an empty one, as of a variable that is not set, is none."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty; give a path, or leave the option out")
+    return text
+
+
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run = commands.add_parser("run", help="run one row")
     run.add_argument("config", metavar="CONFIG.yaml", help="file, or a bundled demo/<row>.yaml")
     run.add_argument("overrides", nargs="*", metavar="key=value", help="wins over the file")
-    run.add_argument("--out", metavar="DIR", help="run folder (default: runs/NAME/seed-N)")
+    run.add_argument(
+        "--out", metavar="DIR", type=_path, help="run folder (default: runs/NAME/seed-N)"
+    )
     run.add_argument("--resume", action="store_true", help="go on with an unfinished run")
     run.add_argument("--seed", type=int, metavar="N", help="same as seed=N")
     run.add_argument("--profile", action="store_true", help="write where the time goes")
@@ -59,7 +88,9 @@ def _add_table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     table.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds a row (default 1)")
     table.add_argument("--only", metavar="ROW", help="run this row alone")
     table.add_argument("--format", choices=("md", "csv", "latex"), default="md")
-    table.add_argument("--out", metavar="DIR", help="folder of the runs (default: runs/FOLDER)")
+    table.add_argument(
+        "--out", metavar="DIR", type=_path, help="folder of the runs (default: runs/FOLDER)"
+    )
     _add_launcher(table)
     table.set_defaults(module="table")
 
@@ -72,7 +103,9 @@ def _add_sweep(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     sweep.add_argument("overrides", nargs="*", metavar="key=value", help="applied to every run")
     sweep.add_argument("--only", type=int, metavar="N", help="run the Nth combination alone")
     sweep.add_argument("--format", choices=("md", "csv", "latex"), default="md")
-    sweep.add_argument("--out", metavar="DIR", help="folder of the runs (default: runs/SWEEP)")
+    sweep.add_argument(
+        "--out", metavar="DIR", type=_path, help="folder of the runs (default: runs/SWEEP)"
+    )
     _add_launcher(sweep)
     sweep.set_defaults(module="sweep")
 
@@ -108,14 +141,17 @@ def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     prepare.add_argument("task", metavar="TASK")
     prepare.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
     prepare.add_argument("--source", required=True, metavar="DIR")
-    prepare.add_argument("--out", required=True, metavar="FILE.h5")
+    prepare.add_argument("--out", required=True, metavar="FILE.h5", type=_path)
+    prepare.add_argument("--force", action="store_true", help="replace FILE.h5 if it exists")
     download = actions.add_parser("download", help="fetch the published files")
     download.add_argument("task", metavar="TASK")
-    download.add_argument("--out", metavar="DIR", help="target folder (default: data/TASK)")
+    download.add_argument(
+        "--out", metavar="DIR", type=_path, help="target folder (default: data/TASK)"
+    )
     generate = actions.add_parser("generate", help="made-up data in a task's published format")
     generate.add_argument("task", metavar="TASK")
     generate.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
-    generate.add_argument("--out", required=True, metavar="DIR", help="folder to make")
+    generate.add_argument("--out", required=True, metavar="DIR", type=_path, help="folder to make")
     stats = actions.add_parser("stats", help="users, examples, skew of a store")
     stats.add_argument("file", metavar="FILE.h5")
     stats.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
@@ -124,7 +160,9 @@ def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     traces = actions.add_parser("traces", help="devices of clients -> one file that opens fast")
     traces.add_argument("source", choices=("generated", "fedscale", "csv", "file"))
     traces.add_argument("overrides", nargs="*", metavar="key=value", help="the source's options")
-    traces.add_argument("--out", metavar="FILE.npz", help="file to write (default: only describe)")
+    traces.add_argument(
+        "--out", metavar="FILE.npz", type=_path, help="file to write (default: only describe)"
+    )
     traces.add_argument(
         "--leave-out-bad", action="store_true", help="leave bad clients of FedScale's files out"
     )
@@ -224,7 +262,8 @@ def _add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     report = commands.add_parser("report", help="one self-contained page of run folders")
     report.add_argument("runs", nargs="+", metavar="RUN_DIR")
-    report.add_argument("--out", default="report.html", metavar="FILE.html")
+    report.add_argument("--out", default="report.html", metavar="FILE.html", type=_path)
+    report.add_argument("--force", action="store_true", help="replace FILE.html if it exists")
     report.set_defaults(module="report")
 
 
@@ -286,6 +325,11 @@ def explain(error: Exception) -> str | None:
 
     if isinstance(error, (UserInputError, CrewError, PrivacyError)):
         return str(error)
+    if isinstance(error, MemoryError):
+        return f"memory ran out ({error or 'no more could be had'}); {_SMALLER}"
+    if isinstance(error, OSError) and error.errno in _OTHER_ERRORS:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{_OTHER_ERRORS[error.errno]}. Where a run was under way, --resume goes on"
     if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
         where = f"{error.filename}: " if error.filename else ""
         return (

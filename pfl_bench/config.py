@@ -167,7 +167,8 @@ class RunConfig(Strict):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    num_threads: PositiveInt | None = None
+    # Far more than cores there are; a system that cannot start as many ends the process.
+    num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     precision: Annotated[
         Literal["auto", "float32", "tf32", "bfloat16"],
         # Here and nowhere else: a row that says auto is the one that says nothing.

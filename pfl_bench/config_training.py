@@ -164,6 +164,15 @@ class FederatedOptions(Strict):
         )
         return self
 
+    @model_validator(mode="after")
+    def _groups_of_cyclic_sampling(self) -> FederatedOptions:
+        if self.sampling == "cyclic_poisson" and self.separation == 1:
+            raise ValueError(
+                "sampling is 'cyclic_poisson', which draws from separation groups in turn: set "
+                "separation to 2 or more, or sampling to poisson, which is what one group comes to"
+            )
+        return self
+
 
 class CentralOptions(Strict):
     """Central training on the pooled training split.

@@ -215,6 +215,12 @@ class CostMeter:
         return {"totals": dict(self._totals), "reached": list(self._reached)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave."""
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            ValueError: The state is of other budgets.
+        """
+        if len(state["reached"]) != len(self._targets):
+            raise ValueError(f"{len(state['reached'])} budgets, not {len(self._targets)}")
         self._totals = dict(state["totals"])
         self._reached = list(state["reached"])

@@ -36,6 +36,17 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         os.close(folder)
 
 
+def is_running(process: int) -> bool:
+    """Whether a process of this machine has this id; also one that took a dead one's id over."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
+
+
 def to_json_value(value: Any) -> Any:
     """Make a value fit for JSON, which has no NaN and no infinity: they become text."""
     if isinstance(value, float) and not math.isfinite(value):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import stat
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -17,14 +20,17 @@ import yaml
 from filelock import FileLock, Timeout
 
 from pfl_bench import machine
+from pfl_bench.checkpoint import newest
 from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.files import read_json, to_json_value, write_atomically, write_json
+from pfl_bench.files import is_running, read_json, to_json_value, write_atomically, write_json
 from pfl_bench.report.rows import check_summary
 from pfl_bench.row_differences import tree_differences
+from pfl_bench.run_log import read_metrics
 from pfl_bench.types import DataFacts, RunFolderError
 from pfl_bench.verdict import compare_finished
 
 SUMMARY_VERSION = 1
+_PRIVATE = ("private_federated", "central_dp")
 PACKAGES = (
     "pfl-bench",
     "torch",
@@ -48,6 +54,26 @@ NOT_COMPARED = (
     "federated.engine",
     "federated.engine_lanes",
 )
+# What decides the last bits of a sum: a private run goes on with it unchanged, others say it.
+_ARITHMETIC = (
+    ("packages", "torch", "install torch {}"),
+    ("packages", "numpy", "install numpy {}"),
+    ("packages", "torchvision", "install torchvision {}"),
+    ("packages", "opacus", "install opacus {}"),
+    ("", "python", "run it by Python {}"),
+    ("hardware", "machine", "resume on a machine of kind {}"),
+    (
+        "hardware",
+        "cpu_capability",
+        "resume on a processor whose instructions torch uses as {} (ATEN_CPU_CAPABILITY lowers it)",
+    ),
+    ("hardware", "accelerator", "resume on a machine with {}"),
+    ("hardware", "cuda", "install a torch built for CUDA {}"),
+)
+# Others on the machine must not read a private run's seed and ledger.
+_OWNER_ONLY = 0o700
+# What a killed writer of these leaves; readers of a folder write the other two without its lock.
+_PARTIAL = re.compile(r"^\.(?!report\.html\.|audit\.json\.).+\.(\d+)\.partial$")
 
 
 class RunFolder:
@@ -64,6 +90,8 @@ class RunFolder:
         self.path = path
         self._lock = FileLock(path / ".lock", timeout=0)
         self._is_made_here = False
+        self._is_private = False
+        self._is_recorded = False
 
     def __enter__(self) -> RunFolder:
         """Make and lock the folder."""
@@ -81,7 +109,16 @@ class RunFolder:
                 f"{self.path}: this run folder cannot be made or written ({error.strerror}); give "
                 "another with --out"
             ) from None
+        self._remove_leftovers()
         return self
+
+    def _remove_leftovers(self) -> None:
+        """Remove what killed writers left: all of them held the lock, which is ours now."""
+        for folder in (self.path, self.checkpoints):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                found = _PARTIAL.match(path.name)
+                if found and path.is_file() and not is_running(int(found[1])):
+                    path.unlink(missing_ok=True)
 
     def __exit__(
         self,
@@ -90,10 +127,17 @@ class RunFolder:
         trace: TracebackType | None,
     ) -> None:
         """Release the folder; what was made for a run that was refused is removed."""
+        # Only now nobody else has it: filelock takes an unlinked file for no lock.
+        (self.path / ".lock").unlink(missing_ok=True)
         self._lock.release()
-        if error is not None and all(p.name == ".lock" for p in self.path.iterdir()):
-            (self.path / ".lock").unlink(missing_ok=True)
-            if self._is_made_here:
+        recorded = self.path / "config.yaml"
+        if self._is_recorded and isinstance(error, FileNotFoundError) and not recorded.exists():
+            raise RunFolderError(
+                f"{self.path}: this run folder was removed or moved while the run wrote to it, and "
+                "what it had saved with it; move it back and go on with --resume, or run again"
+            ) from None
+        if error is not None and self._is_made_here:
+            with suppress(OSError):  # it holds something, or somebody has removed it
                 self.path.rmdir()
 
     @property
@@ -150,11 +194,40 @@ class RunFolder:
             write_json(self.path / "summary.json", summary)
         return summary
 
-    def record(self, resolved: ResolvedConfig) -> None:
-        """Write the configuration, which makes this the folder of that run."""
+    def record(self, resolved: ResolvedConfig) -> list[str]:
+        """Write the configuration, which makes this the folder of that run.
+
+        Returns:
+            What a person must know: a private run's folder that others could read until now.
+        """
+        self._is_private = resolved.config.setting in _PRIVATE
+        notices = self._close_to_others() if self._is_private else []
         recorded = self.path / "config.yaml"
         if not recorded.exists():
             write_atomically(recorded, resolved.to_yaml())
+        self._is_recorded = True
+        return notices
+
+    def _close_to_others(self) -> list[str]:
+        """Let only the owner into the folder: its ledger and seed undo the noise."""
+        before = stat.S_IMODE(self.path.stat().st_mode)
+        if not before & 0o077:
+            return []
+        with suppress(OSError):  # another's folder, or a file system that has no modes
+            self.path.chmod(_OWNER_ONLY)
+        after = stat.S_IMODE(self.path.stat().st_mode)
+        if after & 0o077:
+            return [
+                f"{self.path}: its mode stays {after:04o}: others on this machine can read the "
+                "private run's ledger and configuration, whose seed tells the noise; give a folder "
+                "of your own with --out"
+            ]
+        if self._is_made_here:
+            return []
+        return [
+            f"{self.path}: its mode was {before:04o} and is {after:04o} now: the seed and the "
+            "ledger of a private run are for its owner alone"
+        ]
 
     def _differences(self, recorded: Path, resolved: ResolvedConfig) -> list[str]:
         try:
@@ -166,18 +239,25 @@ class RunFolder:
             for key, old, new in tree_differences(before, resolved.tree, NOT_COMPARED)
         ]
 
-    def check_environment(self, now: dict[str, Any]) -> None:
+    def check_environment(self, now: dict[str, Any]) -> list[str]:
         """Check that an unfinished run goes on with the data and the arithmetic it began with.
+
+        Rounds of a private run that are computed anew must come out the same: its versions and
+        instructions must be those that it began with.
 
         Args:
             now: What ``environment`` gives today.
 
+        Returns:
+            What a person must know of what has changed.
+
         Raises:
-            RunFolderError: Data, device or number of threads are others than recorded.
+            RunFolderError: Data, device, threads or engine, or versions and instructions of a
+                private run, are others than recorded; or the record is missing or damaged.
         """
-        recorded = read_json(self.path / "environment.json")
+        recorded = self._recorded_environment()
         if recorded is None:
-            return
+            return []
         for section, key, mend in (
             ("data", "checksum", "restore the data file that it began with"),
             ("model", "initial_digest", "restore the file of weights that it began with"),
@@ -185,16 +265,33 @@ class RunFolder:
             ("hardware", "torch_threads", "resume with num_threads={}"),
             ("engine", "name", "resume by this engine (federated.engine, engine_lanes): {}"),
         ):
-            today = now[section][key]
-            # Folders older than the record of a section have nothing to compare.
-            before = recorded.get(section, {key: today}).get(key)
+            before, today = _values(recorded, now, section, key)
             if before != today:
                 raise RunFolderError(
                     f"{self.path}: this run began with {key} {before}, and would go on with "
                     f"{today}: its results would not be those of one run. "
                     f"{mend.format(before).capitalize()}, or start in a new folder with --out"
                 )
-        self._check_private_seed(recorded.get("private_seed"), now.get("private_seed"))
+        changed = []
+        for section, key, mend in _ARITHMETIC:
+            before, today = _values(recorded, now, section, key)
+            if before != today:
+                changed.append((f"{key} {before} -> {today}", mend.format(before)))
+        if not changed:
+            self._check_private_seed(recorded.get("private_seed"), now.get("private_seed"))
+            return []
+        what = ", ".join(text for text, _ in changed)
+        if self._is_private:
+            raise RunFolderError(
+                f"{self.path}: this private run would go on under another environment than it "
+                f"began with ({what}): a round that is computed anew could come out otherwise "
+                "under the same noise, and two such sums differ without any noise. To mend it: "
+                f"{'; '.join(mend for _, mend in changed)}. Or start in a new folder with --out"
+            )
+        return [
+            f"goes on under another environment than it began with ({what}): the results are of "
+            "both; environment.json lists each under 'resumptions'"
+        ]
 
     def _check_private_seed(
         self, before: dict[str, Any] | None, now: dict[str, Any] | None
@@ -208,9 +305,77 @@ class RunFolder:
             "under what it began with, or start in a new folder with --out"
         )
 
-    def write_environment(self, now: dict[str, Any]) -> None:
-        """Record versions, hardware, commit and data of this start of the run."""
-        write_json(self.path / "environment.json", now)
+    def _recorded_environment(self) -> dict[str, Any] | None:
+        """What the run began with; None for a run that has not begun."""
+        path = self.path / "environment.json"
+        recorded = read_json(path)
+        if recorded is None:
+            ledger = self.path / "ledger.jsonl"
+            if newest(self.checkpoints) or (ledger.exists() and ledger.stat().st_size):
+                raise RunFolderError(
+                    f"{path}: missing, though the run has begun: nothing tells with which data and "
+                    "versions. Restore the file from a copy, or start in a new folder with --out"
+                )
+            return None
+        for section in ("data", "model", "hardware", "engine", "packages"):
+            if not isinstance(recorded.get(section, {}), dict):
+                raise RunFolderError(
+                    f"{path}: damaged: '{section}' is no mapping. Restore the file from a copy, or "
+                    "start in a new folder with --out"
+                )
+        if not isinstance(recorded.get("resumptions", []), list):
+            raise RunFolderError(
+                f"{path}: damaged: 'resumptions' is no list; remove it, or restore the file"
+            )
+        return recorded
+
+    def check_metrics(self, done: int) -> None:
+        """Check that ``metrics.jsonl`` has a line of each round that a resumed run has behind it.
+
+        Raises:
+            RunFolderError: It is missing, damaged or cut.
+        """
+        path = self.path / "metrics.jsonl"
+        rounds = {row["round"] for row in read_metrics(path)}
+        lacking = next((index for index in range(1, done + 1) if index not in rounds), None)
+        if lacking is not None:
+            what = f"has no line of round {lacking}" if path.exists() else "is missing"
+            mend = f"delete the checkpoints after round {lacking - 1} to go on from there, "
+            raise RunFolderError(
+                f"{path} {what}, but the checkpoint has {done} rounds behind it: restore the file "
+                f"from a copy, {mend if lacking > 1 else ''}or start in a new folder with --out"
+            )
+
+    def flush_metrics(self) -> None:
+        """Have ``metrics.jsonl`` on the disk, before the checkpoint that goes on from its lines."""
+        descriptor = os.open(self.path / "metrics.jsonl", os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def write_environment(self, now: dict[str, Any], done: int) -> None:
+        """Record versions, hardware, commit and data of this start of the run.
+
+        What the run began with stays; each resumption is added under "resumptions".
+
+        Args:
+            now: What ``environment`` gives today.
+            done: Rounds (central training: epochs) that the run has behind it.
+        """
+        recorded = self._recorded_environment()
+        if recorded is None:
+            content = now
+        else:
+            again = [*recorded.get("resumptions", []), {"after": done, **now}]
+            content = {**recorded, "resumptions": again}
+        write_json(self.path / "environment.json", content)
+
+
+def _values(before: dict[str, Any], now: dict[str, Any], section: str, key: str) -> tuple[Any, Any]:
+    """What was recorded and what is; twice the latter for a key that older folders lack."""
+    today = (now[section] if section else now).get(key)
+    return (before.get(section, {}) if section else before).get(key, today), today
 
 
 def environment(
@@ -232,10 +397,11 @@ def environment(
     hardware: dict[str, Any] = {
         "machine": platform.machine(),
         "processor": machine.processor_name(),
-        "cpu_capability": machine.cpu_capability(),
         "logical_cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "device": str(device),
+        # As torch uses it: the variable ATEN_CPU_CAPABILITY lowers it.
+        "cpu_capability": machine.cpu_capability(),
     }
     if device.type == "cuda":
         hardware["accelerator"] = torch.cuda.get_device_name(device)

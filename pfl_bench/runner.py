@@ -19,7 +19,7 @@ from pfl_bench.building import (
     resolve_device,
     set_threads,
 )
-from pfl_bench.checkpoint import load_latest, save_checkpoint
+from pfl_bench.checkpoint import load_latest, restoring, save_checkpoint
 from pfl_bench.config import RunConfig
 from pfl_bench.config_evaluation import EvaluationOptions
 from pfl_bench.config_file import ResolvedConfig
@@ -34,7 +34,7 @@ from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.run_folder import SUMMARY_VERSION, RunFolder, environment
 from pfl_bench.run_log import RunLog
 from pfl_bench.trainers import HasCanaries, KeepsLedger, build_trainer
-from pfl_bench.types import ConfigError, CrewError, DepartsFromRow, RunFolderError, Task
+from pfl_bench.types import ConfigError, CrewError, DepartsFromRow, Task
 from pfl_bench.verdict import compare, lower_is_better
 from pfl_bench.wandb_log import WandbLogger
 from privacy.errors import BudgetExceededError
@@ -133,7 +133,7 @@ class _Run:
         started = time.monotonic()
         trainer, path = self._trainer, self._folder.path
         # Only now, when nothing of it was refused: a mended row may use the same folder.
-        self._folder.record(self._resolved)
+        self._early_notices += self._folder.record(self._resolved)
         engine = getattr(trainer, "engine", None)
         now = environment(
             self._task.facts,
@@ -144,10 +144,11 @@ class _Run:
         )
         if self._trainer.private_seed is not None:
             now["private_seed"] = self._trainer.private_seed.to_json_dict()
-        self._folder.check_environment(now)
+        self._early_notices += self._folder.check_environment(now)
         done = self._restore()
+        self._folder.check_metrics(done)
         trainer.begin(done)
-        self._folder.write_environment(now)
+        self._folder.write_environment(now, done)
         # Until the run has ended, its folder states the most that it will have spent.
         self._write_statement(None)
         with RunLog(path, self._config.name, trainer.total, done) as log:
@@ -239,29 +240,31 @@ class _Run:
             buffers = self._model.buffers()
             self._best = {"value": value, "index": index, "vector": vector, "buffers": buffers}
 
-    def _save(self, done: int) -> None:
-        state = {
+    def _state(self) -> dict[str, Any]:
+        return {
             "trainer": self._trainer.state_dict(),
             "best": self._best,
             "costs": self._costs.state_dict(),
             "divergence": self._divergence.state_dict(),
         }
-        save_checkpoint(self._folder.checkpoints, done, state, self._config.checkpoint.keep)
+
+    def _save(self, done: int) -> None:
+        self._folder.flush_metrics()
+        keep = self._config.checkpoint.keep
+        save_checkpoint(self._folder.checkpoints, done, self._state(), keep)
 
     def _restore(self) -> int:
         state = load_latest(self._folder.checkpoints)
         if state is None:
             return 0
-        try:
+        best = None
+        if state.get("best") is not None:
+            vector, buffers = self._model.vector.detach().cpu(), self._model.buffers()
+            best = {"value": 0.0, "index": 0, "vector": vector, "buffers": buffers}
+        with restoring(self._folder.checkpoints, state, self._state() | {"best": best}):
             self._trainer.load_state_dict(state["trainer"])
             self._costs.load_state_dict(state["costs"])
-            if "divergence" in state:  # checkpoints of before have none
-                self._divergence.load_state_dict(state["divergence"])
-        except (KeyError, RuntimeError, ValueError, TypeError) as error:
-            raise RunFolderError(
-                f"{self._folder.checkpoints}: the newest checkpoint does not fit this "
-                f"configuration ({error}); start in a new folder with --out"
-            ) from None
+            self._divergence.load_state_dict(state["divergence"])
         self._best = state["best"]
         done = int(state["step"])
         self._early_notices.append(f"resumed after {self._trainer.unit} {done}")

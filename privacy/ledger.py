@@ -165,6 +165,7 @@ class Ledger:
         self._digests = digests
         self.last_entry = last_entry
         self._descriptor: int | None = descriptor
+        self._is_made_here = False
 
     @classmethod
     def open(cls, path: Path | str) -> Ledger:
@@ -198,7 +199,9 @@ class Ledger:
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(path, digests, descriptor, last_entry)
+        ledger = cls(path, digests, descriptor, last_entry)
+        ledger._is_made_here = created
+        return ledger
 
     @property
     def last_round(self) -> int:
@@ -228,14 +231,32 @@ class Ledger:
             LedgerError: Rounds are missing, the last line was recorded under other constants, or
                 the checkpoint is of another ledger.
         """
+        problem = self._resume_problem(rounds_done, constants, digest)
+        if problem is None:
+            return
+        self.close()
+        if self._is_made_here:
+            # An empty one would look as if the run had had it.
+            self._path.unlink(missing_ok=True)
+        raise LedgerError(problem)
+
+    def _resume_problem(
+        self, rounds_done: int, constants: Mapping[str, Any], digest: str | None
+    ) -> str | None:
+        """Why a run cannot go on with what is recorded; None if it can."""
+        if self._is_made_here and rounds_done:
+            return (
+                f"{self._path} is missing, but the checkpoint has {rounds_done} rounds: they would "
+                "go unaccounted. Restore the file, or start a new run folder"
+            )
         if self.last_round < rounds_done:
-            raise LedgerError(
+            return (
                 f"{self._path} ends with round {self.last_round}, but the checkpoint has "
                 f"{rounds_done} rounds: lines are missing, and the rounds would go unaccounted. "
                 "Restore the file, or start a new run folder"
             )
         if digest is not None and digest != self.digest(rounds_done):
-            raise LedgerError(
+            return (
                 f"{self._path}: its round {rounds_done} is not the one that the checkpoint was "
                 "saved after, so it is of another run, or was altered. Restore the file, or start "
                 "a new run folder"
@@ -244,11 +265,12 @@ class Ledger:
         changed = [key for key, value in constants.items() if last and last.get(key) != value]
         if changed:
             shown = "; ".join(f"{key}: {last.get(key)!r} -> {constants[key]!r}" for key in changed)
-            raise LedgerError(
+            return (
                 f"{self._path} was recorded under other settings than today's ({shown}); one "
                 "statement cannot cover both. Resume with the data and the versions of the "
                 "libraries that recorded it, or start a new run folder"
             )
+        return None
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Record a round, or verify that a replayed round is the recorded one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -83,6 +84,31 @@ def test_a_foreign_package_of_the_same_name_is_named(room: str, tmp_path: Path) 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert f"own package '{room}' is shadowed by {foreign}" in done.stderr
+
+
+@pytest.mark.parametrize("start", ["console script", "-m"])
+@pytest.mark.parametrize("room", ["privacy", "tasks"])
+def test_a_user_s_own_folder_on_the_path_ends_in_a_message(
+    room: str, start: str, tmp_path: Path
+) -> None:
+    (tmp_path / room).mkdir()
+    (tmp_path / room / "__init__.py").write_text("", encoding="utf-8")
+    command = [sys.executable, "-m", "pfl_bench"]
+    if start != "-m":
+        # As pip writes it.
+        script = tmp_path / "bin" / "pfl-bench"
+        script.parent.mkdir()
+        script.write_text("import sys\nfrom pfl_bench.cli import main\nsys.exit(main())\n")
+        command = [sys.executable, str(script)]
+    path = os.pathsep.join([".", str(REPOSITORY)])
+    done = subprocess.run(
+        [*command, "run", "demo/central.yaml"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": path}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"own package '{room}' is shadowed by {tmp_path / room}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 # It has its hidden tokens drawn by torch, and no data that fill the memory.

@@ -15,6 +15,7 @@ from typing import Any
 from rich.progress import Progress, TaskID
 
 from pfl_bench import plugins
+from pfl_bench.commands._target import check_new
 from pfl_bench.config_file import validate_options
 from pfl_bench.types import ConfigError, DataError, RemoteFile
 
@@ -39,6 +40,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
     source, out = Path(arguments.source), Path(arguments.out)
     if not source.is_dir():
         raise DataError(f"--source {source}: no such folder; give the folder of the raw files")
+    check_new(out, arguments.force)
     with ProgressPrinter() as progress:
         facts = module.prepare(source, out, options, progress)
     _print_facts(facts)

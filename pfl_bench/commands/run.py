@@ -19,6 +19,11 @@ def main(arguments: argparse.Namespace) -> int:
     """Run one row and print its numbers."""
     overrides = list(arguments.overrides)
     if arguments.seed is not None:
+        given = [text for text in overrides if text.partition("=")[0].strip() == "seed"]
+        if given and given[-1].partition("=")[2].strip() != str(arguments.seed):
+            raise ConfigError(
+                f"--seed {arguments.seed} and {given[-1]} contradict each other; leave one out"
+            )
         overrides.append(f"seed={arguments.seed}")
     path = locate(arguments.config, folder=False)
     kind = kind_of(path)

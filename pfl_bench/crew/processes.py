@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl_bench.crew.stalls import StallWatch
 from pfl_bench.crew.types import Crew, Failure
 from pfl_bench.types import CrewError
 
@@ -104,6 +105,7 @@ class LeadOfProcesses:
         self._is_removed = False
         self._connections: list[Connection] = []
         self._processes: list[SpawnProcess] = []
+        self._stalls = StallWatch()
         context = multiprocessing.get_context("spawn")
         for rank in range(1, size):
             ours, theirs = context.Pipe()
@@ -131,7 +133,8 @@ class LeadOfProcesses:
             zip(self._connections, self._processes, strict=True), start=1
         ):
             try:
-                _send(pipe, (order, place))
+                with self._stalls.waiting(f"worker {rank}", process.pid):
+                    _send(pipe, (order, place))
             except OSError:
                 raise _died(rank, process) from None
         return order, vector
@@ -162,7 +165,10 @@ class LeadOfProcesses:
 
     def _receive(self, rank: int) -> Any:
         pipe, process = self._connections[rank - 1], self._processes[rank - 1]
-        connection.wait([pipe, process.sentinel])
+        # At first it loads torch and the data.
+        is_usual = self._is_removed
+        with self._stalls.waiting(f"worker {rank}", process.pid, is_usual):
+            connection.wait([pipe, process.sentinel])
         try:
             # What a worker said before it died is still in the pipe.
             if not pipe.poll():
@@ -185,12 +191,14 @@ class LeadOfProcesses:
 
     def close(self) -> None:
         """Let the workers end, and wait for them."""
+        self._stalls.close()
         for pipe in self._connections:
             pipe.close()
         for process in self._processes:
             process.join(_SECONDS_TO_END)
             if process.is_alive():
-                process.terminate()
+                # SIGTERM would not end one that is stopped.
+                process.kill()
                 process.join()
         self._remove_file()
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pfl_bench.crew.stalls import StallWatch
 from pfl_bench.crew.types import Failure
 from pfl_bench.types import ConfigError, CrewError
 
@@ -136,6 +137,7 @@ class TorchrunCrew:
         self._is_under_way = False
         self._before = signal.signal(signal.SIGTERM, self._asked_to_end)
         self._names: dict[int, str] = {}
+        self._stalls = StallWatch()
         if self.rank:
             self.bring(f"process {os.getpid()} on {socket.gethostname()}")
         else:
@@ -203,6 +205,7 @@ class TorchrunCrew:
             # Who has died by now misses nothing; what ended the run is what is to be said.
             with suppress(RuntimeError):
                 dist.broadcast_object_list([(None, False)], src=0, device=_CPU)
+        self._stalls.close()
         dist.destroy_process_group()
         signal.signal(signal.SIGTERM, self._before)
 
@@ -214,7 +217,12 @@ class TorchrunCrew:
         """
         self._is_waiting = True
         try:
-            yield
+            if self.rank:
+                # It waits for orders while the lead works, for as long as that takes.
+                yield
+            else:
+                with self._stalls.waiting(whom):
+                    yield
         except RuntimeError as error:
             self._is_broken = True
             raise CrewError(

@@ -199,7 +199,18 @@ def open_column(
 
 
 def _check_extent(dataset: Any, name: str, where: str) -> None:
-    if dataset.chunks is not None or not dataset.size:
+    size = dataset.dtype.itemsize * math.prod(dataset.shape)
+    if not size:
+        return
+    if dataset.chunks is not None:
+        # What a file does not hold is read as zeros, however much a damaged header declares.
+        chunk = dataset.dtype.itemsize * math.prod(dataset.chunks)
+        held = dataset.id.get_num_chunks() * chunk
+        if held < size:
+            raise DataError(
+                f"{where}: dataset {name!r} declares {size} bytes, but the file holds at most "
+                f"{held} of them; it is damaged, copy or prepare it again."
+            )
         return
     position = dataset.id.get_offset()
     if position is None or dataset.external or dataset.is_virtual:
@@ -207,9 +218,9 @@ def _check_extent(dataset: Any, name: str, where: str) -> None:
             f"{where}: dataset {name!r} holds no data of its own in this file; prepare the data "
             "again."
         )
-    end, size = position + dataset.nbytes, os.fstat(dataset.file.id.get_vfd_handle()).st_size
-    if end > size:
+    end, there = position + size, os.fstat(dataset.file.id.get_vfd_handle()).st_size
+    if end > there:
         raise DataError(
             f"{where}: the file is cut: dataset {name!r} needs bytes up to {end}, but the file "
-            f"has {size}. Copy it again, or prepare the data again."
+            f"has {there}. Copy it again, or prepare the data again."
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pfl_bench.store.temporary import lock_folder, remove_leftovers
 from pfl_bench.types import DataError
 
 
@@ -33,10 +34,15 @@ def new_folder(out: Path, what: str) -> Iterator[Path]:
             "new folder, or empty this one"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(out)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    lock = None
     try:
         partial.mkdir()
+        lock = lock_folder(partial)
         yield partial
         partial.replace(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)

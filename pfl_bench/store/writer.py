@@ -5,8 +5,6 @@ from __future__ import annotations
 import glob
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +25,7 @@ from pfl_bench.store.layout import (
     ordered_splits,
 )
 from pfl_bench.store.spool import Spool
+from pfl_bench.store.temporary import TemporaryFolder
 from pfl_bench.types import DataError, SplitBy
 
 
@@ -90,17 +89,15 @@ class StoreWriter:
         self._extra: dict[str, Any] = {}
         self._names: dict[str, list[str]] = {}
         self._folder: Path | None = None
+        self._temporary: TemporaryFolder | None = None
         self._spools: dict[str, Spool] = {}
         for key, value in (extra or {}).items():
             self.set_extra(key, value)
 
     def __enter__(self) -> Self:
         try:
-            self._folder = Path(
-                tempfile.mkdtemp(
-                    prefix=f".{self.path.name}.partial-{os.getpid()}-", dir=self.path.parent
-                )
-            )
+            self._temporary = TemporaryFolder(self.path, "partial")
+            self._folder = self._temporary.path
         except OSError as error:
             raise self._cannot_write(error) from error
         return self
@@ -120,9 +117,9 @@ class StoreWriter:
             for spool in self._spools.values():
                 spool.close()
             self._spools = {}
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-                self._folder = None
+            if self._temporary is not None:
+                self._temporary.remove()
+                self._folder = self._temporary = None
 
     def set_extra(self, key: str, value: Any) -> None:
         """Record a further fact.

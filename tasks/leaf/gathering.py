@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +15,7 @@ from pfl_bench.store import FieldSpec
 from pfl_bench.store.checks import check_client_id, columns_of
 from pfl_bench.store.layout import check_field_names, check_split_name, offsets_name
 from pfl_bench.store.spool import Spool
+from pfl_bench.store.temporary import TemporaryFolder
 from pfl_bench.types import DataError, SplitBy
 from tasks.leaf.options import DealOptions
 from tasks.leaf.parts import Block, Dealing
@@ -49,6 +47,7 @@ class Gathering:
         self._spools: dict[str, Spool] = {}
         self._names: dict[str, list[str]] = {}  # of the splits, once dealt
         self._folder: Path | None = None
+        self._temporary: TemporaryFolder | None = None
         self._frozen = False
 
     def __enter__(self) -> Self:
@@ -59,8 +58,8 @@ class Gathering:
                 f"{self.out / 'data.h5'}"
             )
         try:
-            prefix = f".{self.out.name}.gathering-{os.getpid()}-"
-            self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            self._temporary = TemporaryFolder(self.out, "gathering")
+            self._folder = self._temporary.path
         except OSError as error:
             raise DataError(
                 f"cannot write into {parent} ({error.strerror}): the output's folder must exist "
@@ -76,9 +75,9 @@ class Gathering:
     ) -> None:
         for spool in self._spools.values():
             spool.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self._temporary is not None:
+            self._temporary.remove()
+            self._folder = self._temporary = None
 
     def append(self, split: str, client_id: str, **arrays: Any) -> None:
         """Add examples of a user; the same user may come again.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple, Self
 
+from pfl_bench.store.temporary import TemporaryFolder
 from pfl_bench.types import DataError
 
 _BUFFER = 64 << 10
@@ -51,14 +50,13 @@ class AuthorBuckets:
         self._out = out
         self._num_buckets = num_buckets
         self._files: list[IO[str]] = []
-        self._folder: Path | None = None
+        self._folder: TemporaryFolder | None = None
 
     def __enter__(self) -> Self:
         try:
-            prefix = f".{self._out.name}.comments-"
-            self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=self._out.absolute().parent))
+            self._folder = TemporaryFolder(self._out, "comments")
             for number in range(self._num_buckets):
-                path = self._folder / str(number)
+                path = self._folder.path / str(number)
                 self._files.append(open(path, "w+", _BUFFER, encoding="utf-8", newline="\n"))
         except OSError as error:
             self.__exit__(None, None, None)
@@ -77,7 +75,7 @@ class AuthorBuckets:
             except OSError:
                 continue  # a full disk refuses the last buffer; the file is about to go
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
 
     def add(self, author: str, comment: Cleaned) -> None:
         """Take a comment in.

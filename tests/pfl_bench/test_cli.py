@@ -247,3 +247,73 @@ def test_a_second_process_on_one_folder_is_refused(
     finally:
         first.kill()
         first.wait()
+
+
+def test_a_file_is_not_replaced_unasked(
+    config_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    assert main(["run", str(config_file("federated")), "--out", str(run)]) == 0
+    thesis = tmp_path / "report.html"
+    thesis.write_text("precious")
+    store = tmp_path / "f.h5"
+    store.write_text("precious")
+    prepare = ["data", "prepare", "femnist", "--source", str(tmp_path), "--out", str(store)]
+    for command in (["report", str(run)], ["report", str(run), "--out", str(thesis)], prepare):
+        capsys.readouterr()
+        assert main(command) == 2
+        assert "--force" in capsys.readouterr().err
+    # It gets as far as the source, which holds nothing.
+    assert main([*prepare, "--force"]) == 2
+    assert "exists" not in capsys.readouterr().err
+    assert (thesis.read_text(), store.read_text()) == ("precious", "precious")
+    assert main(["report", str(run), "--force"]) == 0
+    assert "precious" not in thesis.read_text()
+    # A run's own page is made of the run alone.
+    assert main(["report", str(run), "--out", str(run / "report.html")]) == 0
+    assert main(["report", str(run), str(run), "--out", str(run / "report.html")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--seed", "1", "seed=2"], "--seed 1 and seed=2 contradict"),
+        (["num_threads=100000"], "num_threads"),
+        (["federated.sampling=cyclic_poisson"], "separation to 2 or more"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    given: list[str], words: str, config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "run"
+    assert main(["run", str(config_file("federated")), "--out", str(out), *given]) == 2
+    assert words in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "demo/central.yaml"],
+        ["table", "demo"],
+        ["sweep", "x.yaml"],
+        ["report", "x"],
+        ["data", "prepare", "femnist", "--source", "."],
+        ["data", "generate", "flair"],
+        ["data", "download", "femnist"],
+        ["data", "traces", "generated"],
+    ],
+)
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_out_is_refused(command: list[str], empty: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*command, "--out", empty])
+    assert stopped.value.code == 2
+    assert "argument --out: is empty" in capsys.readouterr().err
+
+
+def test_one_seed_given_twice_is_one(config_file: Callable[..., Path], tmp_path: Path) -> None:
+    row = str(config_file("federated"))
+    assert main(["run", row, "seed=4", "--seed", "4", "--out", str(tmp_path / "run")]) == 0

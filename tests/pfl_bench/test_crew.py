@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -20,7 +21,7 @@ from torch import Tensor
 from pfl_bench.building import build_forward, build_model, build_task
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.costs import StepFlops, measure_step
-from pfl_bench.crew import start
+from pfl_bench.crew import processes, stalls, start
 from pfl_bench.crew.cores import usable_cores
 from pfl_bench.crew.following import follow
 from pfl_bench.crew.launched import is_launched, is_restarted
@@ -420,3 +421,41 @@ def test_what_is_brought_from_a_gpu_arrives_where_there_is_none() -> None:
     arrived = pickle.loads(_packed([given]))[0]
     assert arrived.device == CPU
     assert torch.equal(arrived, given.cpu())
+
+
+def test_a_stopped_worker_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stalls, "PATIENCE", 0.4)
+    crew = LeadOfProcesses(3, work)
+    try:
+        vector = torch.arange(4, dtype=torch.float32)
+        for _ in range(2):
+            crew.share([None, "add", "add"], vector)
+            assert [len(list(crew.take(rank)[1])) for rank in (1, 2)] == [2, 2]
+        capsys.readouterr()
+        crew.share([None, "greet", "greet"], vector)
+        assert crew.take(1)[0]["from"] == 1
+        assert crew.take(2)[0]["from"] == 2
+        assert capsys.readouterr().err == ""
+        stopped = crew._processes[1].pid
+        assert stopped is not None
+        os.kill(stopped, signal.SIGSTOP)
+        go_on = threading.Timer(2.0, os.kill, (stopped, signal.SIGCONT))
+        go_on.start()
+        crew.share([None, "greet", "greet"], vector)
+        assert crew.take(1)[0]["from"] == 1
+        assert crew.take(2)[0]["from"] == 2
+        go_on.join()
+        said = capsys.readouterr().err
+        assert f"worker 2 (process {stopped})" in said
+        assert f"kill -CONT {stopped}" in said
+        assert f"kill -KILL {stopped}" in said
+        assert "worker 1" not in said
+        # What was stopped is no measure of how long a round takes.
+        assert crew._stalls._longest < 1.5
+        os.kill(stopped, signal.SIGSTOP)
+    finally:
+        monkeypatch.setattr(processes, "_SECONDS_TO_END", 0.2)
+        crew.close()
+    assert not any(process.is_alive() for process in crew._processes)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from pfl_bench import building, machine, runner
@@ -17,7 +21,7 @@ from pfl_bench.runner import run
 from pfl_bench.types import ConfigError, RunFolderError
 from privacy.errors import LedgerError
 from privacy.ledger import read_ledger
-from tests.helpers import make_config
+from tests.helpers import REPOSITORY, make_config, make_tree
 
 Patch = pytest.MonkeyPatch
 
@@ -54,6 +58,96 @@ def test_other_data_threads_or_device_are_refused(
     cut(config, tmp_path, keep=None)
     change_environment(tmp_path, section, key, value)
     with pytest.raises(RunFolderError, match=f"(?i){words}"):
+        run(config, tmp_path, resume=True)
+
+
+ARITHMETIC = [
+    ("packages", "torch", "2.0.0", "install torch 2.0.0"),
+    ("packages", "numpy", "1.26.0", "install numpy 1.26.0"),
+    (None, "python", "3.11.0", "Python 3.11.0"),
+    ("hardware", "cpu_capability", "AVX9000", "instructions torch uses as AVX9000"),
+    ("hardware", "accelerator", "NVIDIA H1000", "a machine with NVIDIA H1000"),
+]
+
+
+@pytest.mark.parametrize(("section", "key", "value", "mend"), ARITHMETIC)
+@pytest.mark.parametrize("setting", ["private_federated", "federated"])
+def test_other_versions_and_instructions(
+    setting: str, section: str | None, key: str, value: str, mend: str, tmp_path: Path
+) -> None:
+    """A private run is refused; another goes on, says it, and records it beside the old."""
+    config = make_config(setting)
+    cut(config, tmp_path, keep=4)
+    path = tmp_path / "environment.json"
+    content = json.loads(path.read_text())
+    (content[section] if section else content)[key] = value
+    path.write_text(json.dumps(content))
+    if setting == "private_federated":
+        with pytest.raises(RunFolderError, match=f"{key} {value} -> .*{mend}"):
+            run(config, tmp_path, resume=True)
+        assert json.loads(path.read_text()) == content
+        return
+    run(config, tmp_path, resume=True)
+    assert f"{key} {value} ->" in (tmp_path / "run.log").read_text()
+    recorded = json.loads(path.read_text())
+    (again,) = recorded.pop("resumptions")
+    assert recorded == content
+    assert (again[section] if section else again).get(key) != value
+
+
+def test_a_processor_that_is_told_to_do_less_is_another(tmp_path: Path) -> None:
+    """The variable that torch reads at its start, in processes of their own."""
+    row = tmp_path / "row.yaml"
+    row.write_text(yaml.safe_dump(make_tree("private_federated")), encoding="utf-8")
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "pfl_bench", "run", str(row), "--out", str(out)]
+    cut(make_config("private_federated"), out, keep=4)
+    done = subprocess.run(
+        [*command, "--resume"], cwd=REPOSITORY, capture_output=True, text=True, check=False,
+        env={**os.environ, "ATEN_CPU_CAPABILITY": "default"},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "cpu_capability" in done.stderr
+    assert "-> DEFAULT" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("setting", ["federated", "private_federated", "central_dp"])
+@pytest.mark.parametrize("name", ["environment.json", "metrics.jsonl", "ledger.jsonl"])
+def test_a_missing_file_is_named(name: str, setting: str, tmp_path: Path) -> None:
+    config = make_config(setting)
+    cut(config, tmp_path, keep=4)
+    if not (tmp_path / name).exists():
+        assert name == "ledger.jsonl"
+        return
+    (tmp_path / name).unlink()
+    with pytest.raises((RunFolderError, LedgerError), match=f"{name}.* missing"):
+        run(config, tmp_path, resume=True)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_missing_round_of_the_metrics_is_named(tmp_path: Path) -> None:
+    config = make_config("federated")
+    cut(config, tmp_path, keep=4)
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2] + lines[3:]))
+    with pytest.raises(RunFolderError, match="no line of round 3"):
+        run(config, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"hardware": 3}', '{"resumptions": 3}', '{"packages": null}', "{", ""]
+)
+def test_a_damaged_record_of_the_environment(content: str, tmp_path: Path) -> None:
+    """A message, or for one that merely lacks what older releases did not record, a run."""
+    config = make_config("private_federated")
+    cut(config, tmp_path, keep=4)
+    (tmp_path / "environment.json").write_text(content)
+    if content == "{}":
+        assert run(config, tmp_path, resume=True)["rounds"] == 6
+        return
+    with pytest.raises(RunFolderError, match=r"environment\.json"):
         run(config, tmp_path, resume=True)
 
 

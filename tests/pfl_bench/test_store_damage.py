@@ -174,3 +174,18 @@ def test_asking_for_what_is_not_there(path):
         split.read("inputs", 0, 1)
     with pytest.raises(ValueError, match="store is closed"):
         split.client_ids()
+
+
+@pytest.mark.parametrize("name", ["offsets", "client_ids", "inputs", "tags_offsets"])
+def test_a_header_that_declares_more_than_the_file_holds(path, name):
+    """As a damaged or hostile header does: it must not be asked of the memory."""
+    with h5py.File(path, "r+") as file:
+        dataset = file["train"][name]
+        dtype, shape = dataset.dtype, dataset.shape
+        del file["train"][name]
+        rows = 2**60 if len(shape) == 1 else shape[0]
+        rest = (1024,) if len(shape) == 1 else (1, *shape[1:])
+        created = file["train"].create_dataset(name, (rows, *shape[1:]), dtype, chunks=rest)
+        created[:2] = 1
+    with pytest.raises(DataError, match=rf"'{name}'.*damaged"):
+        Store(path)

@@ -404,7 +404,7 @@ def test_the_command_line_prepares_and_says_what_differs(
     printed = capsys.readouterr()
     assert "variant: flair-partial" in printed.out
     assert "train images: 8 here, 345,879 published" in printed.out
-    assert main(command) == 2
+    assert main([*command, "--force"]) == 2
     error = capsys.readouterr().err
     assert "12 images cannot be used" in error
     assert "12 wrong_size" in error

@@ -1,0 +1,86 @@
+"""Temporary folders beside a result, which go when their process is gone, killed or not."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from pfl_bench.files import is_running
+
+_KINDS = ("partial", "gathering", "comments")
+# After the result's name: of a folder of these kinds, or of ``new_folder``.
+_ENDING = re.compile(rf"^(?:(?:{'|'.join(_KINDS)})-(\d+)-\w+|(\d+)\.partial)$")
+
+
+class TemporaryFolder:
+    """A hidden folder beside a result; those that killed processes left there are removed.
+
+    Its process holds a lock on it, which the system lets go of however the process ends.
+
+    Args:
+        out: The result that it is for.
+        kind: "partial", "gathering" or "comments", a part of its name.
+
+    Attributes:
+        path: The folder.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+
+    def __init__(self, out: Path, kind: str) -> None:
+        assert kind in _KINDS
+        remove_leftovers(out)
+        prefix = f".{out.name}.{kind}-{os.getpid()}-"
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=out.absolute().parent))
+        self._lock = lock_folder(self.path)
+
+    def remove(self) -> None:
+        """Remove the folder and all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def lock_folder(folder: Path) -> int | None:
+    """Lock a folder for as long as this process lives.
+
+    Returns:
+        A descriptor to close when it is not needed; None where another process has the lock, or
+        where folders cannot be locked, as on some network file systems.
+    """
+    descriptor = None
+    try:
+        import fcntl  # not on every platform
+
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        if descriptor is not None:
+            os.close(descriptor)
+        return None
+    return descriptor
+
+
+def remove_leftovers(out: Path) -> None:
+    """Remove the temporary folders of a result whose processes are gone.
+
+    Gone is a process whose id is free and whose lock can be had, so that neither a process of
+    another machine nor one that is just beginning loses anything.
+    """
+    hidden = f".{out.name}."
+    for folder in out.absolute().parent.glob(f"{glob.escape(hidden)}*"):
+        found = _ENDING.match(folder.name.removeprefix(hidden))
+        if found is None or is_running(int(found[1] or found[2])) or folder.is_symlink():
+            continue
+        lock = lock_folder(folder) if folder.is_dir() else None
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.close(lock)
