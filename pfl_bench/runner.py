@@ -82,6 +82,26 @@ def run(
         return _Run(resolved, folder, crew, stack, profile).execute()
 
 
+class _Notices:
+    """What a person must know: kept until there is a log, then sent to it.
+
+    A trainer that held the run itself would be in a cycle with it. Of cycles Python frees the
+    memory late, however large it is: in one process, models of many runs would pile up.
+    """
+
+    def __init__(self) -> None:
+        self._early: list[str] = []
+        self._send: Callable[[str], None] = self._early.append
+
+    def add(self, text: str) -> None:
+        self._send(text)
+
+    def send_to(self, send: Callable[[str], None]) -> None:
+        self._send = send
+        for text in self._early:
+            send(text)
+
+
 class _Run:
     def __init__(
         self,
@@ -95,8 +115,7 @@ class _Run:
         self._profile = profile
         self._config: RunConfig = resolved.config
         self._folder = folder
-        self._early_notices: list[str] = []
-        self._notice: Callable[[str], None] = self._early_notices.append
+        self._notices = _Notices()
         set_threads(self._config)
         self._device = resolve_device(self._config.device)
         self._task = build_task(resolved, self._device)
@@ -111,7 +130,7 @@ class _Run:
             stack.callback(crew.close)
         self._crew = crew
         self._trainer = build_trainer(
-            resolved, self._task, self._model, folder.path, lambda text: self._notice(text), crew
+            resolved, self._task, self._model, folder.path, self._notices.add, crew
         )
         stack.callback(self._trainer.close)
         self._best: dict[str, Any] | None = None
@@ -141,9 +160,7 @@ class _Run:
         # Until the run has ended, its folder states the most that it will have spent.
         self._write_statement(None)
         with RunLog(path, self._config.name, trainer.total, done) as log:
-            self._notice = log.notice
-            for text in self._early_notices:
-                log.notice(text)
+            self._notices.send_to(log.notice)
             wandb = WandbLogger.start(
                 self._config.logging.wandb, path, self._resolved.tree, self._config.name, log.notice
             )
@@ -240,7 +257,7 @@ class _Run:
             ) from None
         self._best = state["best"]
         done = int(state["step"])
-        self._early_notices.append(f"resumed after {self._trainer.unit} {done}")
+        self._notices.add(f"resumed after {self._trainer.unit} {done}")
         return done
 
     def _write_statement(self, done: int | None) -> dict[str, Any] | None:
