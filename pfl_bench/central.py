@@ -287,7 +287,9 @@ class CentralTrainer:
             parameter.grad = gradient.to_dense() if gradient.is_sparse else gradient
 
     def close(self) -> None:
-        """Close the ledger."""
+        """Close the ledger, and take off the model what training has put on it."""
+        if self.plan is not None:
+            self._private.close()
         if self._ledger is not None:
             self._ledger.close()
 

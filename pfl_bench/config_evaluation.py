@@ -47,7 +47,8 @@ class EvaluationOptions(Strict):
         splits: Splits evaluated during training, such as [val]. With train among them, train/loss
             is the evaluated loss, and that of the local steps is logged as train/step_loss.
         final_splits: Splits evaluated once, after training.
-        batch_size: Examples a forward pass.
+        batch_size: Examples a forward pass. On a CPU large pictures go through the model in parts
+            of a batch, which changes no metric.
         select_best: A metric such as "val/accuracy" by whose best value (higher is better; of
             losses, perplexities and standard deviations, by client or stratum too, lower) the
             final model is chosen; null takes the last model.

@@ -104,6 +104,10 @@ class PrivateSteps:
             self._optimizer.zero_grad(set_to_none=True)
         return loss_sum, lost
 
+    def close(self) -> None:
+        """Take Opacus' hooks off the model; they would keep its memory after the run."""
+        self._module.remove_hooks()
+
     def _outputs(self, inputs: Tensor) -> Tensor:
         try:
             outputs: Tensor = self._module(inputs)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pfl_bench.distributions import GroupSums, Stratum, Values, over_clients
 from pfl_bench.forward import Forward
@@ -28,6 +30,24 @@ from pfl_bench.types import (
 _Columns = list[NDArray[np.int64]]
 # Enough for the size of a loss.
 _START_EXAMPLES = 16
+# Numbers of the inputs that go through a model at once on a CPU: 55 pictures of 3 x 224 x 224.
+# ResNet-18 takes 13 MB for each of them, and no more of them at once are any faster.
+CPU_NUMBERS = 1 << 23
+
+
+def examples_at_once(input_shape: Sequence[int], device: torch.device) -> int | None:
+    """Examples that go through a model at once; None: as many as a batch has.
+
+    A batch of large inputs fits an accelerator. In a computer's main memory it would take
+    gigabytes and gain nothing.
+
+    Args:
+        input_shape: Shape of one example's input.
+        device: Where the model lives.
+    """
+    if device.type != "cpu":
+        return None
+    return max(1, CPU_NUMBERS // max(1, math.prod(input_shape)))
 
 
 class Strata:
@@ -134,8 +154,24 @@ class Measured:
         return {f"{split.name}/{name}": float(value) for name, value in result.items()}
 
 
+class _MicroBatch(NamedTuple):
+    """What goes through the model at once: a batch, or a part of one.
+
+    Attributes:
+        clients: Shape (n,), the client of each example.
+        examples: As they were read.
+        columns: Of each stratum.
+        is_last: Whether the batch is complete with it.
+    """
+
+    clients: NDArray[np.int64]
+    examples: Examples
+    columns: _Columns
+    is_last: bool = True
+
+
 class _Pass:
-    """Takes batches in."""
+    """Takes micro-batches in; values are summed by batch, so micro-batches change no metric."""
 
     def __init__(
         self,
@@ -148,13 +184,23 @@ class _Pass:
         self._strata = strata
         families = [GroupSums(split.num_users) for _ in metrics]
         self.measured = Measured(metrics, families, [] if strata is None else strata.parts())
+        self._held: list[_Held] = []
 
     @torch.no_grad()
-    def take(self, clients: NDArray[np.int64], examples: Examples, columns: _Columns) -> None:
-        """Evaluate a batch; ``clients``, shape (n,), ascend within and between batches."""
-        device, measured = self._forward.device, self.measured
+    def take(self, micro: _MicroBatch) -> None:
+        """Evaluate a micro-batch; clients ascend within and between them."""
+        device, examples = self._forward.device, micro.examples
         outputs = self._forward.outputs(examples.inputs.to(device, non_blocking=True))
         targets = examples.targets.to(device, non_blocking=True)
+        self._held.append((micro.clients, outputs, targets, micro.columns))
+        if micro.is_last:
+            held, self._held = self._held, []
+            self._take_batch(*(held[0] if len(held) == 1 else _joined(held)))
+
+    def _take_batch(
+        self, clients: NDArray[np.int64], outputs: Tensor, targets: Tensor, columns: _Columns
+    ) -> None:
+        measured = self.measured
         taken = []
         for metric, family in zip(measured.metrics, measured.families, strict=True):
             values = {
@@ -183,6 +229,7 @@ def measure(
     strata: Strata | None = None,
     personal: PersonalModels | None = None,
     part: tuple[int, int] = (0, 1),
+    at_once: int | None = None,
 ) -> Measured:
     """Evaluate on the examples of a split, in one pass, in memory that grows with its clients.
 
@@ -191,7 +238,7 @@ def measure(
             and back into the mode it was in.
         split: Users and examples.
         metrics: Empty accumulators.
-        batch_size: Examples a forward pass.
+        batch_size: Examples whose values are summed at once.
         data_workers: Threads that read ahead; 0 reads in line, as does evaluation with personal
             models.
         strata: The columns that tell examples apart, empty; afterwards it has their tables.
@@ -199,11 +246,14 @@ def measure(
             examples; None evaluates the model that is there on all examples.
         part: Of how many parts of the split, about equal in examples, this is which: (from 0,
             how many). With ``strata`` or ``personal`` no client is in two parts.
+        at_once: Examples that are read and go through the model at once, at most; None for
+            ``batch_size``. See ``examples_at_once``.
     """
     module = forward.module
     was_training = module.training
     taken = _Pass(forward, split, metrics, strata)
     users = _users_of(split, part)
+    sizes = batch_size, min(at_once or batch_size, batch_size)
     try:
         module.eval()
         if personal is None:
@@ -213,14 +263,14 @@ def measure(
                 )
             else:
                 first, last = int(split.offsets[users.start]), int(split.offsets[users.stop])
-            jobs = _ranges(split, batch_size, strata, first, last)
-            for clients, examples, columns in read_ahead(jobs, data_workers):
-                taken.take(clients, examples, columns)
+            jobs = _ranges(split, sizes, strata, first, last)
+            for micro in read_ahead(jobs, data_workers):
+                taken.take(micro)
         else:
-            for clients, examples, columns in _by_user(split, users, batch_size, strata, personal):
+            for micro in _by_user(split, users, sizes, strata, personal):
                 # Making a client's model may have been training.
                 module.eval()
-                taken.take(clients, examples, columns)
+                taken.take(micro)
     finally:
         module.train(was_training)
     return taken.measured
@@ -260,42 +310,54 @@ def _users_of(split: FederatedSplit, part: tuple[int, int]) -> range:
     return range(first if number else 0, last if number + 1 < count else split.num_users)
 
 
-_Batch = tuple[NDArray[np.int64], Examples, _Columns]
+# Examples of a batch and of a micro-batch.
+_Sizes = tuple[int, int]
 
 
 def _ranges(
-    split: FederatedSplit, batch_size: int, strata: Strata | None, first: int, last: int
-) -> Iterator[Callable[[], _Batch]]:
+    split: FederatedSplit, sizes: _Sizes, strata: Strata | None, first: int, last: int
+) -> Iterator[Callable[[], _MicroBatch]]:
+    batch_size, at_once = sizes
     for start in range(first, last, batch_size):
-        yield partial(_read, split, strata, start, min(start + batch_size, last))
+        end = min(start + batch_size, last)
+        for place in range(start, end, at_once):
+            stop = min(place + at_once, end)
+            yield partial(_read, split, strata, place, stop, stop == end)
 
 
-def _read(split: FederatedSplit, strata: Strata | None, start: int, stop: int) -> _Batch:
+def _read(
+    split: FederatedSplit, strata: Strata | None, start: int, stop: int, is_last: bool = True
+) -> _MicroBatch:
     owners = np.searchsorted(split.offsets, np.arange(start, stop), side="right") - 1
     columns = [] if strata is None else strata.read(split.name, start, stop)
-    return owners.astype(np.int64), split.read_range(start, stop), columns
+    return _MicroBatch(owners.astype(np.int64), split.read_range(start, stop), columns, is_last)
 
 
 def _by_user(
     split: FederatedSplit,
     users: range,
-    batch_size: int,
+    sizes: _Sizes,
     strata: Strata | None,
     personal: PersonalModels,
-) -> Iterator[_Batch]:
+) -> Iterator[_MicroBatch]:
+    batch_size, at_once = sizes
     for user in users:
         chosen = personal.personalise(split, user) + split.offsets[user]
         while len(chosen):
             # Examples that are near one another are read together; a large client in parts.
             count = int(np.searchsorted(chosen, chosen[0] + batch_size))
-            start, stop = int(chosen[0]), int(chosen[count - 1]) + 1
-            owners, examples, columns = _read(split, strata, start, stop)
-            places = chosen[:count] - start
-            yield (
-                owners[places],
-                Examples(examples.inputs[places], examples.targets[places]),
-                [column[places] for column in columns],
-            )
+            for place in range(0, count, at_once):
+                part = chosen[place : min(place + at_once, count)]
+                read = _read(split, strata, int(part[0]), int(part[-1]) + 1)
+                places = part - part[0]
+                inputs, targets = read.examples.inputs[places], read.examples.targets[places]
+                columns = [column[places] for column in read.columns]
+                yield _MicroBatch(
+                    read.clients[places],
+                    Examples(inputs, targets),
+                    columns,
+                    place + at_once >= count,
+                )
             chosen = chosen[count:]
 
 
@@ -318,6 +380,20 @@ def initial_loss(forward: Forward, split: FederatedSplit) -> float:
         module.train(was_training)
 
 
+_Held = tuple[NDArray[np.int64], Tensor, Tensor, _Columns]
+
+
+def _joined(held: Sequence[_Held]) -> _Held:
+    """The batch that some micro-batches make."""
+    clients, outputs, targets, columns = zip(*held, strict=True)
+    return (
+        np.concatenate(clients),
+        torch.cat(outputs),
+        torch.cat(targets),
+        [np.concatenate(parts) for parts in zip(*columns, strict=True)],
+    )
+
+
 def measured_names(
     forward: Forward,
     split: FederatedSplit,
@@ -337,6 +413,6 @@ def measured_names(
     was_training = forward.module.training
     taken = _Pass(forward, split, metrics, strata)
     forward.module.eval()
-    taken.take(*_read(split, strata, 0, 1))
+    taken.take(_read(split, strata, 0, 1))
     forward.module.train(was_training)
     return tuple(taken.measured.result(split, is_personal))

@@ -11,7 +11,13 @@ from pfl_bench.building import build_metrics
 from pfl_bench.config import RunConfig
 from pfl_bench.crew.orders import Evaluate
 from pfl_bench.crew.types import Alone, Crew
-from pfl_bench.evaluation import Measured, Strata, measure, measured_names
+from pfl_bench.evaluation import (
+    Measured,
+    Strata,
+    examples_at_once,
+    measure,
+    measured_names,
+)
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
 from pfl_bench.types import ConfigError, PersonalModels, Task
@@ -111,6 +117,7 @@ class Evaluator:
                 strata,
                 self._personal,
                 (rank, size),
+                examples_at_once(self._task.facts.input_shape, self._forward.device),
             )
             result.append((measured, strata))
         if self._adaptation is not None:

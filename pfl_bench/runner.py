@@ -84,6 +84,26 @@ def run(
         return _Run(resolved, folder, crew, stack, profile).execute()
 
 
+class _Notices:
+    """What a person must know: kept until there is a log, then sent to it.
+
+    A trainer that held the run itself would be in a cycle with it. Of cycles Python frees the
+    memory late, however large it is: in one process, models of many runs would pile up.
+    """
+
+    def __init__(self) -> None:
+        self._early: list[str] = []
+        self._send: Callable[[str], None] = self._early.append
+
+    def add(self, text: str) -> None:
+        self._send(text)
+
+    def send_to(self, send: Callable[[str], None]) -> None:
+        self._send = send
+        for text in self._early:
+            send(text)
+
+
 class _Run:
     def __init__(
         self,
@@ -97,8 +117,7 @@ class _Run:
         self._profile = profile
         self._config: RunConfig = resolved.config
         self._folder = folder
-        self._early_notices: list[str] = []
-        self._notice: Callable[[str], None] = self._early_notices.append
+        self._notices = _Notices()
         set_threads(self._config)
         self._device = resolve_device(self._config.device)
         self._task = build_task(resolved, self._device)
@@ -107,7 +126,7 @@ class _Run:
         module = self._model.module
         self._departure = module.departure if isinstance(module, DepartsFromRow) else ""
         if self._departure:
-            self._notice(f"model: {self._departure}")
+            self._notices.add(f"model: {self._departure}")
         self._forward = build_forward(resolved, self._task, self._model)
         # Before the trainer is built, which may hook the model for gradients of single examples.
         step = measure_step(self._forward, self._model, self._task.split("train"))
@@ -118,7 +137,7 @@ class _Run:
             stack.callback(crew.close)
         self._crew = crew
         self._trainer = build_trainer(
-            resolved, self._task, self._model, folder.path, lambda text: self._notice(text), crew
+            resolved, self._task, self._model, folder.path, self._notices.add, crew
         )
         stack.callback(self._trainer.close)
         self._divergence = DivergenceWatch(start, self._trainer.unit)
@@ -133,7 +152,8 @@ class _Run:
         started = time.monotonic()
         trainer, path = self._trainer, self._folder.path
         # Only now, when nothing of it was refused: a mended row may use the same folder.
-        self._early_notices += self._folder.record(self._resolved)
+        for text in self._folder.record(self._resolved):
+            self._notices.add(text)
         engine = getattr(trainer, "engine", None)
         now = environment(
             self._task.facts,
@@ -144,7 +164,8 @@ class _Run:
         )
         if self._trainer.private_seed is not None:
             now["private_seed"] = self._trainer.private_seed.to_json_dict()
-        self._early_notices += self._folder.check_environment(now)
+        for text in self._folder.check_environment(now):
+            self._notices.add(text)
         done = self._restore()
         self._folder.check_metrics(done)
         trainer.begin(done)
@@ -152,9 +173,7 @@ class _Run:
         # Until the run has ended, its folder states the most that it will have spent.
         self._write_statement(None)
         with RunLog(path, self._config.name, trainer.total, done) as log:
-            self._notice = log.notice
-            for text in self._early_notices:
-                log.notice(text)
+            self._notices.send_to(log.notice)
             wandb = WandbLogger.start(
                 self._config.logging.wandb, path, self._resolved.tree, self._config.name, log.notice
             )
@@ -225,7 +244,7 @@ class _Run:
     def _look(self, index: int, scalars: dict[str, float]) -> None:
         """Say at once when training has diverged."""
         if self._divergence.look(index, scalars):
-            self._notice(
+            self._notices.add(
                 f"{describe_divergence(self._divergence.found)}; what usually mends it: "
                 f"{usual_mend(self._config.setting)}"
             )
@@ -267,7 +286,7 @@ class _Run:
             self._divergence.load_state_dict(state["divergence"])
         self._best = state["best"]
         done = int(state["step"])
-        self._early_notices.append(f"resumed after {self._trainer.unit} {done}")
+        self._notices.add(f"resumed after {self._trainer.unit} {done}")
         return done
 
     def _write_statement(self, done: int | None) -> dict[str, Any] | None:

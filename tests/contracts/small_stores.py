@@ -58,8 +58,8 @@ def write_femnist(path: Path) -> None:
                 writer.append(split, f"writer-{user:02d}", inputs=inputs, targets=targets)
 
 
-def write_flair(path: Path, side: int = 64) -> None:
-    """A store of 20 users with two or three JPEGs each; every split has every label."""
+def write_flair(path: Path, side: int = 64, users: Mapping[str, int] = FLAIR_USERS) -> None:
+    """A store of users, by split, with two or three JPEGs each; every split has every label."""
     rng = np.random.default_rng(0)
     bytes_field, wide = FieldSpec("uint8", ragged=True), FieldSpec("uint16", ragged=True)
     fields = {"image": bytes_field, "coarse": bytes_field, "fine": wide, "image_id": bytes_field}
@@ -83,9 +83,9 @@ def write_flair(path: Path, side: int = 64) -> None:
         fields=fields,
         extra=extra,
     ) as writer:
-        for split, users in FLAIR_USERS.items():
+        for split, count in users.items():
             place = 0
-            for user in range(users):
+            for user in range(count):
                 images: dict[str, list[np.ndarray]] = {name: [] for name in fields}
                 for _ in range(2 + user % 2):
                     fine = np.unique((5 * place + np.arange(5)) % len(FINE)).astype(np.uint16)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from pfl_bench.store import FieldSpec, Store, StoreWriter
 from pfl_bench.types import DataError
+from tests.forking import fork
 
 FIELDS = {
     "inputs": FieldSpec("uint8", (2, 3)),
@@ -239,7 +240,7 @@ def test_store_and_splits_survive_pickling_threads_and_fork(path):
         if hasattr(os, "fork"):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # torch's threads, idle here
-                child = os.fork()
+                child = fork()
             if child == 0:
                 same = np.array_equal(split.read("inputs", 0, split.num_examples), expected)
                 os._exit(0 if same else 1)

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from pfl_bench.store import FieldSpec, Store, StoreWriter
 from pfl_bench.types import DataError
+from tests.forking import fork
 
 folder, kind, *amounts = sys.argv[1:]
 path = Path(folder) / "toy.h5"
@@ -54,7 +55,7 @@ for index, amount in enumerate(map(int, amounts)):
     sys.stdout.flush()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of other packages' idle threads
-        child = os.fork()
+        child = fork()
     if child == 0:
         if kind == "limit":
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
