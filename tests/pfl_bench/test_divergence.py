@@ -155,17 +155,6 @@ def test_what_diverged_survives_a_cut(tmp_path: Path) -> None:
     assert (cut / "run.log").read_text().count("training diverged") == 1
 
 
-def test_a_checkpoint_of_before_can_be_resumed_from(tmp_path: Path) -> None:
-    config = make_config("federated")
-    run(config, tmp_path)
-    (tmp_path / "summary.json").unlink()
-    for path in sorted((tmp_path / "checkpoints").iterdir()):
-        state = torch.load(path, weights_only=True)
-        del state["divergence"]
-        torch.save(state, path)
-    assert run(config, tmp_path, resume=True)["diverged"] is None
-
-
 def test_a_published_failure_is_compared(tmp_path: Path) -> None:
     """The number of training that failed, such as an accuracy at chance."""
     expected = [{**ANYTHING, "diverged": True}, {**ANYTHING, "metric": "test/loss", "value": 0.0}]
