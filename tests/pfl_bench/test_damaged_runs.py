@@ -96,7 +96,7 @@ def test_a_checkpoint_that_is_not_what_was_saved_is_refused(setting: str, tmp_pa
 def test_a_checkpoint_that_was_saved_wrong_ends_in_a_message(setting: str, tmp_path: Path) -> None:
     """As by a faulty plug-in or another release: its digest is right, so that its form is tried.
 
-    What an optimizer keeps of a parameter is not tried: torch itself does not check it.
+    What is in an optimizer's state is not tried: torch itself does not check it.
     """
     config = unfinished(setting, tmp_path / "run")
     file = newest(tmp_path / "run" / "checkpoints")
@@ -107,7 +107,7 @@ def test_a_checkpoint_that_was_saved_wrong_ends_in_a_message(setting: str, tmp_p
     every = int(os.environ.get("PFL_BENCH_FUZZ_EVERY", "11"))
     for number, (what, altered) in enumerate(altered_states(state)):
         # A part of them, another of each value: all take minutes.
-        if number % every or "'optimizer', 'state'" in what:
+        if number % every or "'optimizer'" in what:
             continue
         torch.save({**altered, "sha256": _digest(altered)}, file)
         shutil.rmtree(tmp_path / "copy", ignore_errors=True)
