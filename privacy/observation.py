@@ -284,7 +284,13 @@ class Observer:
                 f"the saved state of the observer has the keys {sorted(state)}, but must have "
                 "'last'; resume with the version that saved it, or start a new run folder"
             )
-        self._last = state["last"]
+        last = state["last"]
+        if last is not None and not (isinstance(last, Tensor) and last.dtype == torch.float64):
+            raise PrivacyError(
+                f"the saved state of the observer has {type(last).__name__} for the noise of the "
+                "round before, but must have a float64 tensor; start a new run folder"
+            )
+        self._last = last
 
 
 class ParticipationHistory:
