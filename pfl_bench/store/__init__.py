@@ -4,9 +4,11 @@
 (``spool``) and are put together sorted by user (``assembly``). ``Store`` reads it: the file is
 checked when it is opened (``opening``), then clients are slices of its arrays (``columns``).
 Both take names and versions from ``layout``. Tasks build on ``stored_task``,
-or on ``in_memory`` where there is no file.
+or on ``in_memory`` where there is no file. ``load_builtin_pickle`` reads pickles that some sources
+hold, without running what is in them.
 """
 
+from pfl_bench.builtin_pickle import load_builtin_pickle
 from pfl_bench.store.in_memory import InMemorySplit
 from pfl_bench.store.layout import FORMAT, LAYOUT_VERSION, FieldSpec
 from pfl_bench.store.new_folder import new_folder
@@ -25,6 +27,7 @@ __all__ = [
     "StoredSplit",
     "StoredTask",
     "gather",
+    "load_builtin_pickle",
     "new_folder",
     "open_store",
 ]

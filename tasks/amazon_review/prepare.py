@@ -88,7 +88,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     source, out = Path(source), Path(out)
     there = {"fedscale": lambda: has_mapping(source), "json": lambda: bool(json_files(source))}
     form = choose_form(
-        source, "Amazon Review", LOOKED_FOR, lambda name: there[name](), options.form, "form"
+        source, "Amazon Review", LOOKED_FOR, lambda name: there[name](), options.form
     )
     # Before the reviews are read, which takes hours.
     given = None if options.vocabulary is None else read_words(Path(options.vocabulary))

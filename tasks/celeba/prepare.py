@@ -6,14 +6,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from pfl_bench.store import FieldSpec
 from pfl_bench.types import ConfigError, DataError
 from tasks.celeba.images import ARCHIVE, FOLDER, PLACES, ImageSource, find, why_unreadable
+from tasks.celeba.leaf_json import LABEL, read_json
 from tasks.celeba.published import (
     FULL,
     GENERATED,
@@ -31,9 +33,16 @@ from tasks.celeba.tables import (
     read_identities,
 )
 from tasks.leaf.dealing import DealOptions, Gathering, Progress, write_dealt
+from tasks.leaf.forms import choose_form
+from tasks.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
+from tasks.leaf.json_files import UNSPLIT, find_files
 
 SIDE = 84
 NAMES_SHOWN = 10
+LOOKED_FOR = {
+    "published": f"the publisher's {ATTRIBUTES} and {IDENTITIES}, beside the images",
+    "leaf-json": f"{JSON_LOOKED_FOR}, beside the images",
+}
 
 
 class Options(DealOptions):
@@ -42,10 +51,13 @@ class Options(DealOptions):
     Attributes:
         min_examples: Celebrities with fewer images are dropped and counted; LEAF's five.
         label: The attribute to tell, such as "Smiling"; the others become columns.
+        form: Which form to read, "published" (the publisher's lists) or "leaf-json"; None takes the
+            lists if they are there, from which LEAF makes its JSON.
     """
 
     min_examples: int = Field(default=LEAST_IMAGES, ge=0)
-    label: str = Field(default="Smiling", min_length=1)
+    label: str = Field(default=LABEL, min_length=1)
+    form: Literal["published", "leaf-json"] | None = None
 
 
 @dataclass(slots=True)
@@ -82,8 +94,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     attributes are left out, counted and named. Memory does not grow with the images' bytes.
 
     Args:
-        source: Folder with ``list_attr_celeba.txt``, ``identity_CelebA.txt`` and the images in
-            ``img_align_celeba/`` or ``img_align_celeba.zip``.
+        source: Folder with the images in ``img_align_celeba/`` or ``img_align_celeba.zip``, and
+            either ``list_attr_celeba.txt`` and ``identity_CelebA.txt``, or LEAF's JSON.
         out: The store to write; an existing one is replaced when all has gone well.
         options: What to tell, how to split, what to drop.
         progress: Called with what is being done, how much is done, and of how much.
@@ -97,33 +109,36 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         ConfigError: There is no such attribute.
     """
     source, out = Path(source), Path(out)
-    attributes = read_attributes(_text_file(source, ATTRIBUTES))
-    columns = column_names(attributes.names)
-    label = _find_label(attributes.names, options.label)
-    identities = read_identities(_text_file(source, IDENTITIES))
+    form = choose_form(
+        source,
+        "CelebA",
+        LOOKED_FOR,
+        lambda name: _is_there(source, name, options),
+        options.form,
+    )
     problems = Problems()
-    by_celebrity = _match(attributes, identities, problems)
-    others = [index for index in range(len(columns)) if index != label]
-    fields = {"image": FieldSpec("uint8", ragged=True), "targets": FieldSpec("uint8")}
-    fields |= {columns[index]: FieldSpec("uint8") for index in others}
-    sizes: list[int] = []
+    lists = (_from_lists if form == "published" else _from_json)(source, options, problems)
+    fields = {"image": FieldSpec("uint8", ragged=True)}
+    fields |= {name: FieldSpec("uint8") for name in ("targets", *lists.columns)}
+    sizes: Counter[str] = Counter()
     with ImageSource(source) as images, Gathering(out, fields) as gathering:
-        done, total = 0, sum(len(names) for names in by_celebrity.values())
-        for celebrity, names in by_celebrity.items():
-            found = {name: _read(images, name, problems) for name in names}
-            pictures = {name: data for name, data in found.items() if data is not None}
-            done += len(names)
+        done, total = 0, sum(len(entry.images) for entry in lists.entries)
+        for entry in lists.entries:
+            found = [_read(images, name, problems) for name in entry.images]
+            places = [place for place, data in enumerate(found) if data is not None]
+            done += len(found)
             progress("reading images", done, total)
-            if not pictures:
+            if not places:
                 continue
-            sizes.append(len(pictures))
-            values = attributes.values[[attributes.rows[name] for name in pictures]]
+            sizes[entry.celebrity] += len(places)
             gathering.append(
-                "all",
-                celebrity,
-                image=[np.frombuffer(data, dtype=np.uint8) for data in pictures.values()],
-                targets=values[:, label],
-                **{columns[index]: values[:, index] for index in others},
+                entry.split,
+                entry.celebrity,
+                image=[np.frombuffer(found[place] or b"", dtype=np.uint8) for place in places],
+                targets=entry.targets[places],
+                **{
+                    name: entry.columns[places, column] for column, name in enumerate(lists.columns)
+                },
             )
         if not sizes:
             raise DataError(
@@ -132,12 +147,14 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             )
         dealing = gathering.deal(options)
         generated = find(source, GENERATED_MARK) is not None
-        variant = GENERATED if generated else FULL if looks_full(sum(sizes)) else PARTIAL
-        told = attributes.names[label].replace("_", " ").lower()
+        full = looks_full(sizes.total())
+        variant = GENERATED if generated else FULL if full else PARTIAL
+        told = lists.label.replace("_", " ").lower()
         extra: dict[str, Any] = {
             **dealing.facts,
-            **table1(sizes),
-            "label": attributes.names[label],
+            **table1(sizes.values()),
+            "label": lists.label,
+            "form": form,
             "generated": generated,
             "problems": problems.facts(),
         }
@@ -158,6 +175,76 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             progress=progress,
         )
     return {"variant": variant, "splits": splits, **extra}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Images of a celebrity in a split.
+
+    Attributes:
+        split: The split; "all" if nothing is split.
+        celebrity: The celebrity.
+        images: Names of the n images.
+        targets: Shape (n,).
+        columns: Shape (n, c), the other attributes.
+    """
+
+    split: str
+    celebrity: str
+    images: list[str]
+    targets: NDArray[np.uint8]
+    columns: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """Which images are whose, and what they show.
+
+    Attributes:
+        label: The attribute to tell.
+        columns: Names of the other attributes' columns.
+        entries: The images.
+    """
+
+    label: str
+    columns: list[str]
+    entries: list[Entry]
+
+
+def _is_there(source: Path, form: str, options: Options) -> bool:
+    """Whether a form is there; LEAF's JSON gives way to the lists that it is made from."""
+    lists = bool(find(source, ATTRIBUTES) or find(source, IDENTITIES))
+    if form == "published":
+        return lists
+    return bool(find_files(source)) and (options.form == form or not lists)
+
+
+def _from_lists(source: Path, options: Options, problems: Problems) -> Lists:
+    """Read the publisher's lists."""
+    attributes = read_attributes(_text_file(source, ATTRIBUTES))
+    columns = column_names(attributes.names)
+    label = _find_label(attributes.names, options.label)
+    identities = read_identities(_text_file(source, IDENTITIES))
+    others = [index for index in range(len(columns)) if index != label]
+    entries = []
+    for celebrity, names in _match(attributes, identities, problems).items():
+        values = attributes.values[[attributes.rows[name] for name in names]]
+        entries.append(Entry(UNSPLIT, celebrity, names, values[:, label], values[:, others]))
+    return Lists(attributes.names[label], [columns[index] for index in others], entries)
+
+
+def _from_json(source: Path, options: Options, problems: Problems) -> Lists:
+    """Read LEAF's JSON, which has one attribute."""
+    if options.label.lower() != LABEL.lower():
+        raise ConfigError(
+            f"label: LEAF's JSON tells {LABEL} alone; leave the option out, or give the lists "
+            f"{ATTRIBUTES} and {IDENTITIES}"
+        )
+    entries = [
+        Entry(split, celebrity, names, targets, np.empty((len(names), 0), np.uint8))
+        for split, celebrity, names, targets in read_json(source)
+    ]
+    return Lists(LABEL, [], entries)
 
 
 def column_names(attributes: tuple[str, ...]) -> list[str]:

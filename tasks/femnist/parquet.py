@@ -1,7 +1,7 @@
 """Read FEMNIST in the parquet files of the data set flwrlabs/femnist, some rows at a time.
 
-What is known of the files is their data set's card: the columns ``image`` (a struct of ``bytes``,
-a PNG, and ``path``), ``writer_id`` (text such as "f0000_14"), ``hsf_id`` and ``character`` (0 to 61
+What is known of the files is their data set's card: the columns ``image`` (a struct of ``bytes``, a
+PNG, and ``path``), ``writer_id`` (text such as "f0000_14"), ``hsf_id`` and ``character`` (0 to 61
 in LEAF's order), and one split, called train, of all 814,277 images. The card does not say whether
 ink is black or white, so that is seen from the pictures: a ground takes most of them.
 """

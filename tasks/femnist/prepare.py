@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from pfl_bench.types import ConfigError, DataError, RemoteFile
 from tasks.fedscale.streaming import BadSamples
 from tasks.femnist import fedscale, leaf_json, nist, parquet, qmnist, tff
 from tasks.femnist.forms import FIELDS, SIDE, Form
 from tasks.leaf.dealing import DealOptions, Gathering, Progress, write_dealt
 from tasks.leaf.forms import choose_form
+from tasks.leaf.options import FORM_NAMES
 from tasks.leaf.table1 import FEMNIST, compare
 
 FORMS: tuple[Form, ...] = (
@@ -61,15 +64,15 @@ class Options(DealOptions):
     """Options of preparing FEMNIST, beside those of LEAF's data tools.
 
     Attributes:
-        variant: Which form to read; None takes the one that is there.
+        form: Which form to read; None takes the one that is there. ``variant`` is its old name.
         bad_samples: What becomes of a picture that is missing or damaged, for "fedscale" alone:
             "refuse" stops with its file and line, "leave_out" counts it and names the first ten.
     """
 
-    variant: (
+    form: (
         Literal["leaf-json", "tff", "tff-digits", "nist", "qmnist-digits", "fedscale", "parquet"]
         | None
-    ) = None
+    ) = Field(default=None, validation_alias=FORM_NAMES)
     bad_samples: BadSamples = "refuse"
 
 
@@ -106,7 +109,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             "FEMNIST",
             looked_for,
             lambda name: forms[name].is_there(source),
-            options.variant,
+            options.form,
         )
     ]
     own = _own_options(form, options)

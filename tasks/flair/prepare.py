@@ -19,6 +19,7 @@ from tasks.flair.checking import BAD_KINDS, Check
 from tasks.flair.labels import UNKNOWN, Labels
 from tasks.flair.reading import Form, Images, Job, Progress
 from tasks.flair.spool import ImageSpool
+from tasks.leaf.forms import choose_form
 
 FORMS: tuple[Form, ...] = (tarballs.FORM, folder.FORM, parquet.FORM, pfl_hdf5.FORM)
 FIELDS = {
@@ -101,7 +102,12 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     source, out = Path(source), Path(out)
     if out.is_dir():
         raise DataError(f"{out} is a folder; --out names the file to write, such as flair.h5")
-    form = choose_form(source, options.form)
+    forms = {form.name: form for form in FORMS}
+    looked_for = {name: form.looked_for for name, form in forms.items()}
+    name = choose_form(
+        source, "FLAIR", looked_for, lambda name: forms[name].is_there(source), options.form
+    )
+    form = forms[name]
     if "pixels_as" in options.model_fields_set and form is not pfl_hdf5.FORM:
         raise ConfigError(
             f"pixels_as: is for HDF5 sources; {source} ({form.name}) has encoded images, which "
@@ -133,39 +139,6 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             ) from error
         spool.remove()
     return facts
-
-
-def choose_form(source: Path, name: str | None) -> Form:
-    """Recognise the form of a folder.
-
-    Args:
-        source: The folder.
-        name: The form that is asked for; None to take the only one that is there.
-
-    Raises:
-        DataError: There is no such folder, it holds none of the forms, or more than one and
-            ``name`` does not say which.
-    """
-    if not source.is_dir():
-        what = "is a file" if source.exists() else "does not exist"
-        raise DataError(f"{source} {what}; --source takes the folder that holds the public files")
-    asked = [form for form in FORMS if name in (None, form.name)]
-    there = [form for form in asked if form.is_there(source)]
-    if len(there) == 1:
-        return there[0]
-    if there:
-        several = ", ".join(form.name for form in there)
-        raise DataError(
-            f"{source} holds several forms: {several}; say which by form=NAME, or give a folder "
-            "with one"
-        )
-    names = sorted(path.name for path in source.iterdir())
-    found = ", ".join(names[:SHOWN]) or "nothing"
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    looked_for = "".join(f"\n  - {form.looked_for}" for form in asked)
-    raise DataError(
-        f"{source} holds no public form of FLAIR. Looked for:{looked_for}\nFound: {found}{more}."
-    )
 
 
 def _make(form: Form, job: Job, labels: Labels, out: Path, options: Options) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pfl_bench.store import FieldSpec
 from pfl_bench.types import DataError
+from tasks.fedscale.client_data_map import find_map, open_map
 from tasks.fedscale.generating import GENERATED_MARK
 from tasks.fedscale.layout import FOLDER
 from tasks.fedscale.published import Counts, looks_full, table5
@@ -45,7 +46,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         DataError: A mapping, list or clip is missing or damaged; the message names it.
     """
     source = Path(source)
-    mapped, released = (source / FOLDER).is_dir(), is_release(source)
+    pickled = find_map(source)
+    mapped, released = pickled is not None or (source / FOLDER).is_dir(), is_release(source)
     if mapped and released:
         raise DataError(
             f"{source} holds both FedScale's {FOLDER}/ and Google's release; give a folder with one"
@@ -56,7 +58,9 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             f"files in train/, nor Google's {ARCHIVE}, nor that unpacked (validation_list.txt, "
             "testing_list.txt and a folder a word)"
         )
-    if mapped:
+    if pickled is not None:
+        found = open_map(source, pickled, _read_name, WORDS, progress)
+    elif mapped:
         found = open_layout(source, Labels(WORDS), options, progress)
     else:
         found = open_release(source, options, progress)
@@ -83,3 +87,9 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         input_shape=INPUT_SHAPE,
         extra=extra,
     )
+
+
+def _read_name(name: str) -> tuple[str, str] | None:
+    """Of WORD_SPEAKER_nohash_N.wav, or whatever comes behind the word: the name and the word."""
+    word, found, _ = name.partition("_")
+    return (name, word) if found and name.endswith(".wav") else None

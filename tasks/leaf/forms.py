@@ -16,9 +16,10 @@ def choose_form(
     looked_for: Mapping[str, str],
     is_there: Callable[[str], bool],
     wanted: str | None,
-    option: str = "variant",
 ) -> str:
-    """Recognise the form of a folder.
+    """Recognise the form of a folder, by which a user may ask for one with the option ``form``.
+
+    A form is how public files hold a data set; a variant is what a store made of them is called.
 
     Args:
         source: The folder.
@@ -26,7 +27,6 @@ def choose_form(
         looked_for: What each form looks like on disk, by the form's name.
         is_there: Whether the folder shows signs of a form; not called if there is no folder.
         wanted: The form that is asked for; None to take the only one that is there.
-        option: The option by which one is asked for.
 
     Raises:
         DataError: There is no such folder, it holds none of the forms, or more than one and none
@@ -41,7 +41,7 @@ def choose_form(
         return there[0]
     if there:
         raise DataError(
-            f"{source} holds several forms: {', '.join(there)}; say which by {option}=NAME, or "
+            f"{source} holds several forms: {', '.join(there)}; say which by form=NAME, or "
             "give a folder with one"
         )
     names = sorted(path.name for path in source.iterdir())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from pfl_bench.types import SplitBy
 
+# Of the option that chooses a form; two tasks once called it by the second.
+FORM_NAMES = AliasChoices("form", "variant")
 _SAMPLING = ("user_fraction", "num_users", "data_fraction")
 
 

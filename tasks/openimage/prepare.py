@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.store import FieldSpec
+from tasks.fedscale.client_data_map import find_map, open_map, read_classes
 from tasks.fedscale.generating import GENERATED_MARK
 from tasks.fedscale.published import Counts, looks_full, table5
 from tasks.fedscale.streaming import Options, open_layout, write_store
@@ -17,6 +18,7 @@ __all__ = ["Options", "prepare"]
 # Source: Lai et al. 2022 (FedScale), table 5.
 PUBLISHED = Counts(clients=13_771, samples=1_300_000, rounding=100_000)
 SIZE = 256
+CLASSES = "classTags"
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
@@ -39,7 +41,12 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         DataError: A mapping or picture is missing or damaged; the message names file and line.
     """
     source = Path(source)
-    found = open_layout(source, Labels(), options, progress)
+    pickled = find_map(source)
+    if pickled is not None:
+        classes = read_classes(source / CLASSES)
+        found = open_map(source, pickled, _read_name, classes, progress)
+    else:
+        found = open_layout(source, Labels(), options, progress)
     generated = (source / GENERATED_MARK).is_file()
     full = looks_full(found, PUBLISHED)
     extra: dict[str, Any] = {**table5(found, PUBLISHED), "generated": generated}
@@ -65,3 +72,9 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         input_shape=(3, SIZE, SIZE),
         extra=extra,
     )
+
+
+def _read_name(name: str) -> tuple[str, str] | None:
+    """Of ID__CLASS.jpg: the ID and the class."""
+    identifier, found, rest = name.partition("__")
+    return (identifier, rest.removesuffix(".jpg")) if found and name.endswith(".jpg") else None

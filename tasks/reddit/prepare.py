@@ -70,9 +70,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         "leaf-json": lambda: bool(find_files(source)),
         "dump": lambda: bool(find_dumps(source, options.files)),
     }
-    form = choose_form(
-        source, "Reddit", LOOKED_FOR, lambda name: there[name](), options.form, "form"
-    )
+    form = choose_form(source, "Reddit", LOOKED_FOR, lambda name: there[name](), options.form)
     _check_options(form, options)
     given = read_vocabulary(Path(options.vocabulary)) if options.vocabulary else None
     with Gathering(out, COMMENT_FIELDS) as gathering:

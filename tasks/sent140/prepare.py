@@ -16,6 +16,7 @@ from tasks.leaf.dealing import Dealing, DealOptions, Gathering, Progress, write_
 from tasks.leaf.forms import choose_form
 from tasks.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
 from tasks.leaf.json_files import UNSPLIT, find_files
+from tasks.leaf.options import FORM_NAMES
 from tasks.sent140.embeddings import read_words
 from tasks.sent140.published import Tally
 from tasks.sent140.reading import Tweet, csv_files, read_csv, read_leaf
@@ -49,7 +50,7 @@ class Options(DealOptions):
     """Options of preparing Sent140, beside those of dealing.
 
     Attributes:
-        variant: Which form to read; None takes the one that is there.
+        form: Which form to read; None takes the one that is there. ``variant`` is its old name.
         manual: The tweets of the test file, labelled by hand: "pool" puts them among the others
             (LEAF does), "test" makes them the test split and all others train, "leave_out"
             does without.
@@ -61,7 +62,7 @@ class Options(DealOptions):
             counted ones, or all of the file's.
     """
 
-    variant: Literal["csv", "leaf-json"] | None = None
+    form: Literal["csv", "leaf-json"] | None = Field(default=None, validation_alias=FORM_NAMES)
     manual: Literal["pool", "test", "leave_out"] = "pool"
     neutral: Literal["drop", "negative"] = "drop"
     lowercase: bool = False
@@ -146,7 +147,7 @@ def _open(source: Path, options: Options) -> tuple[str, Iterator[Tweet]]:
         "csv": lambda: bool(csv_files(source)[0]),
         "leaf-json": lambda: bool(find_files(source)),
     }
-    form = choose_form(source, "Sent140", LOOKED_FOR, lambda name: there[name](), options.variant)
+    form = choose_form(source, "Sent140", LOOKED_FOR, lambda name: there[name](), options.form)
     if form == "leaf-json":
         _check_leaf_options(find_files(source), options)
         return form, read_leaf(source)

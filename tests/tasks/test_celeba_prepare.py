@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -344,3 +345,123 @@ def test_generating_into_other_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a file"):
         generated(tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def leaf_document(folder: Path, celebrities: list[str] | None = None) -> dict[str, Any]:
+    """What LEAF's script makes of the lists: names of files, and 0.0 or 1.0."""
+    users: dict[str, dict[str, list[Any]]] = {}
+    for image, (celebrity, attributes) in rows_of(folder).items():
+        if celebrities is None or celebrity in celebrities:
+            own = users.setdefault(celebrity, {"x": [], "y": []})
+            own["x"].append(image)
+            own["y"].append(float(attributes["Smiling"]))
+    counts = [len(own["x"]) for own in users.values()]
+    return {"users": list(users), "num_samples": counts, "user_data": users}
+
+
+@pytest.fixture
+def leaf_source(source: Path) -> Path:
+    """LEAF's JSON beside the images, without the publisher's lists."""
+    (source / "all_data.json").write_text(json.dumps(leaf_document(source)))
+    for name in (ATTRIBUTES_FILE, IDENTITY_FILE):
+        (source / name).rename(source.parent / name)
+    return source
+
+
+def test_leafs_json_gives_what_the_lists_give(source: Path, tmp_path: Path) -> None:
+    prepared(source, tmp_path / "lists.h5")
+    (source / "all_data.json").write_text(json.dumps(leaf_document(source)))
+    # The lists, from which LEAF makes its JSON, go first.
+    assert prepared(source, tmp_path / "both.h5")["form"] == "published"
+    asked = prepared(source, tmp_path / "json.h5", form="leaf-json")
+    for name in (ATTRIBUTES_FILE, IDENTITY_FILE):
+        (source / name).unlink()
+    facts = prepared(source, tmp_path / "alone.h5")
+    assert facts == asked
+    assert facts["form"] == "leaf-json"
+    with Store(tmp_path / "lists.h5") as lists, Store(tmp_path / "alone.h5") as found:
+        assert list(found.fields) == ["image", "targets"]
+        for name in lists.split_names:
+            one, other = lists.split(name), found.split(name)
+            assert one.client_ids() == other.client_ids()
+            assert np.array_equal(one.offsets, other.offsets)
+
+
+def test_leafs_targets_stay_with_their_images(leaf_source: Path, tmp_path: Path) -> None:
+    missing = sorted((leaf_source / "img_align_celeba").iterdir())[3]
+    missing.unlink()
+    facts = prepared(leaf_source, tmp_path / "out.h5", min_examples=0)
+    assert facts["problems"] == {"missing": {"images": 1, "first": [missing.name]}}
+    wanted: dict[str, list[tuple[bytes, int]]] = {}
+    for user, own in json.loads((leaf_source / "all_data.json").read_text())["user_data"].items():
+        for name, target in zip(own["x"], own["y"], strict=True):
+            if name != missing.name:
+                content = (leaf_source / "img_align_celeba" / name).read_bytes()
+                wanted.setdefault(user, []).append((content, int(target)))
+    found: dict[str, list[tuple[bytes, int]]] = {}
+    with Store(tmp_path / "out.h5") as store:
+        for split in map(store.split, store.split_names):
+            for user, client_id in enumerate(split.client_ids()):
+                span = split.offsets[user : user + 2].tolist()
+                rows = zip(split.read("image", *span), split.read("targets", *span), strict=True)
+                found.setdefault(client_id, []).extend((i.tobytes(), int(t)) for i, t in rows)
+    assert {u: sorted(own) for u, own in found.items()} == {
+        u: sorted(own) for u, own in wanted.items()
+    }
+
+
+def test_leafs_split_stays_as_published(leaf_source: Path, tmp_path: Path) -> None:
+    document = json.loads((leaf_source / "all_data.json").read_text())
+    (leaf_source / "all_data.json").unlink()
+    users = document["users"]
+    for split, own in (("train", users[:5]), ("test", users[5:])):
+        data = {user: document["user_data"][user] for user in own}
+        counts = [len(data[user]["x"]) for user in own]
+        (leaf_source / split).mkdir()
+        (leaf_source / split / f"all_data_{split}.json").write_text(
+            json.dumps({"users": own, "num_samples": counts, "user_data": data})
+        )
+    facts = prepared(leaf_source, tmp_path / "out.h5", min_examples=0)
+    assert facts["split"] == {"by": "user", "as": "published"}
+    with Store(tmp_path / "out.h5") as store:
+        assert sorted(store.split("test").client_ids()) == sorted(users[5:])
+    with pytest.raises(ConfigError, match="train_fraction: the source is split by its publisher"):
+        prepared(leaf_source, tmp_path / "no.h5", train_fraction=0.5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("x", "../000001.jpg", "image 2 of 'x' is '../000001.jpg'"),
+        ("x", [0.5] * 784, "image 2 of 'x' is"),
+        ("y", 2, "target 2 of 'y' is 2; it must be 0"),
+        ("y", None, "target 2 of 'y' is None"),
+        ("y", True, "target 2 of 'y' is True"),
+    ],
+)
+def test_wrong_json_is_named(
+    leaf_source: Path, tmp_path: Path, key: str, value: Any, words: str
+) -> None:
+    path = leaf_source / "all_data.json"
+    document = json.loads(path.read_text())
+    user = document["users"][1]
+    document["user_data"][user][key][2] = value
+    path.write_text(json.dumps(document))
+    with pytest.raises(DataError) as caught:
+        prepared(leaf_source, tmp_path / "out.h5")
+    assert f"{path}, user '{user}': {words}" in str(caught.value)
+    assert not (tmp_path / "out.h5").exists()
+
+
+def test_json_with_an_image_twice_or_another_label_is_refused(
+    leaf_source: Path, tmp_path: Path
+) -> None:
+    path = leaf_source / "all_data.json"
+    document = json.loads(path.read_text())
+    with pytest.raises(ConfigError, match="LEAF's JSON tells Smiling alone"):
+        prepared(leaf_source, tmp_path / "out.h5", label="Male")
+    first, second = document["users"][:2]
+    document["user_data"][second]["x"][0] = document["user_data"][first]["x"][0]
+    path.write_text(json.dumps(document))
+    with pytest.raises(DataError, match=f"user '{second}': image .* is in .*user '{first}' too"):
+        prepared(leaf_source, tmp_path / "out.h5")

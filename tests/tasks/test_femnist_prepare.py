@@ -162,14 +162,15 @@ def test_a_folder_with_nothing_known_lists_what_was_looked_for_and_found(tmp_pat
     message = refused(raw, tmp_path / "o", "00.txt, 01.txt", "2 more", str(raw))
     for part in ("train/ and test/", "fed_emnist_train.h5", "by_write", "qmnist-test-labels"):
         assert part in message
-    refused(raw, tmp_path / "o", "fed_emnist_digitsonly_train.h5", variant="tff-digits")
+    refused(raw, tmp_path / "o", "fed_emnist_digitsonly_train.h5", form="tff-digits")
 
 
 def test_a_folder_with_two_forms_needs_the_variant(source: Path, tmp_path: Path) -> None:
     users = make_users({"a": 3}), make_users({"a": 2}, seed=1)
     write_tff(source, "fed_emnist", train=users[0], test=users[1])
-    refused(source, tmp_path / "o", "several forms: leaf-json, tff", "variant=NAME")
-    facts = prepared(source, tmp_path / "out.h5", variant="tff")
+    refused(source, tmp_path / "o", "several forms: leaf-json, tff", "form=NAME")
+    facts = prepared(source, tmp_path / "out.h5", form="tff")
+    assert prepared(source, tmp_path / "old.h5", variant="tff") == facts
     assert facts["variant"] == "tff"
     assert facts["splits"]["train"] == {"users": 1, "examples": 3}
 

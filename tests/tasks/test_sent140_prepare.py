@@ -320,11 +320,12 @@ def test_folders_without_or_with_two_forms_are_refused(tmp_path: Path) -> None:
         prepared(tmp_path, tmp_path / "out.h5")
     write_source(tmp_path, ROWS)
     (tmp_path / "all_data.json").write_text("{}")
-    with pytest.raises(DataError, match="several forms: csv, leaf-json; say which by variant=NAME"):
+    with pytest.raises(DataError, match="several forms: csv, leaf-json; say which by form=NAME"):
         prepared(tmp_path, tmp_path / "out.h5")
-    prepared(tmp_path, tmp_path / "out.h5", variant="csv")
+    facts = prepared(tmp_path, tmp_path / "out.h5", form="csv")
+    assert prepared(tmp_path, tmp_path / "old.h5", variant="csv") == facts
     with pytest.raises(DataError, match="manual = 'test' needs the test file"):
-        prepared(tmp_path, tmp_path / "out.h5", variant="csv", manual="test")
+        prepared(tmp_path, tmp_path / "out.h5", form="csv", manual="test")
     with pytest.raises(DataError, match="does not exist; --source takes"):
         prepared(tmp_path / "none", tmp_path / "out.h5")
 
