@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+
+# Two test processes on two cores: more threads of one would only wait for one another, at full
+# speed. It is read when torch is imported, here and in all processes that tests start.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

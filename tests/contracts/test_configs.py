@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -15,7 +16,7 @@ import torch
 from pfl_bench import plugins
 from pfl_bench.cli import main
 from pfl_bench.config import Expected
-from pfl_bench.config_file import load_config, validate_options
+from pfl_bench.config_file import ResolvedConfig, load_config, validate_options
 from pfl_bench.files import read_json
 from pfl_bench.row_files import kind_of, rows_below
 from pfl_bench.runner import run
@@ -73,6 +74,12 @@ def name_of(path: Path) -> str:
     return path.relative_to(CONFIGS).as_posix()
 
 
+@functools.cache
+def as_it_is(row: Path) -> ResolvedConfig:
+    """A row without overrides; reading YAML takes its time."""
+    return load_config(row)
+
+
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Small stores by task; "weights", random ones for ResNet-18; "words", vectors of two."""
@@ -99,7 +106,7 @@ def out(tmp_path: Path) -> Iterator[Path]:
 
 def shortened(row: Path, small: dict[str, Path]) -> list[str]:
     """Overrides that make a row one round long and fit for a dozen users."""
-    tree: dict[str, Any] = load_config(row).tree
+    tree: dict[str, Any] = as_it_is(row).tree
     overrides = ["device=cpu", "evaluation.every=1"]
     task, users = tree["task"], DIGITS_USERS
     if task["name"] in small:
@@ -208,12 +215,12 @@ def test_a_row_runs_one_round(
 def test_a_row_names_its_launch_command_and_its_sources(row: Path) -> None:
     first = row.read_text(encoding="utf-8").splitlines()[0]
     assert first == f"# pfl-bench run {row.relative_to(REPOSITORY).as_posix()}"
-    config = load_config(row).config
+    config = as_it_is(row).config
     assert all(expected.source for expected in config.expected)
 
 
 def test_names_of_rows_are_unique() -> None:
-    names = [load_config(row).config.name for row in ROWS]
+    names = [as_it_is(row).config.name for row in ROWS]
     assert len(set(names)) == len(names)
 
 
@@ -224,7 +231,7 @@ def test_a_view_shows_cells_of_rows_that_exist(path: Path) -> None:
     view = load_view(path)
     for shown, row in view.rows:
         assert row == rows_below(view.folder)[shown.row]
-        check_measured(view, shown, load_config(row).config)
+        check_measured(view, shown, as_it_is(row).config)
         assert all(entry.source for entry in shown.expected)
     for figure in view.figures:
         assert re.search("LEAF|FedScale|[Aa]ccuracy", figure.title)
@@ -240,7 +247,7 @@ def test_a_row_of_a_view_runs_one_round(
     assert main([*arguments, *shortened(row, small)]) == 0
     table = capsys.readouterr().out
     assert shown.label is not None
-    assert (shown.label if shown.expected else load_config(row).config.name) in table
+    assert (shown.label if shown.expected else as_it_is(row).config.name) in table
     for entry in shown.expected:
         # Each cell has its line, with a number measured.
         metric = entry.metric.rpartition("ap_200_")[2]
@@ -248,7 +255,7 @@ def test_a_row_of_a_view_runs_one_round(
         assert f"{entry.value:.4f} / 0." in line
     summary = read_json(out / shown.row / "seed-0" / "summary.json")
     assert summary is not None
-    assert summary["name"] == load_config(row).config.name
+    assert summary["name"] == as_it_is(row).config.name
     # A view of its own folder's rows writes beside them, like a table.
     page = (out / f"view-{path.parent.name}" / "report.html").read_text(encoding="utf-8")
     for figure in view.figures:
@@ -276,7 +283,7 @@ LEAF_ROWS = [row for row in ROWS if name_of(row).startswith(PREPARED)]
 
 @pytest.mark.parametrize("row", LEAF_ROWS, ids=name_of)
 def test_a_row_says_how_its_data_are_prepared(row: Path) -> None:
-    task = load_config(row).tree["task"]
+    task = as_it_is(row).tree["task"]
     commands = prepare_commands(row)
     if task["name"] == "synthetic":
         assert commands == []

@@ -1,8 +1,8 @@
 """Starts a run again and again and kills it with SIGKILL at random moments, until it is done.
 
-A program of its own, so that it may fork: python kill_loop.py FOLDER KILLS EVERY SETTING. Prints
-one JSON object: how often it killed, during what, and whether all runs ended like the
-uninterrupted one.
+A program of its own, so that it may fork: python kill_loop.py FOLDER CASES, where cases are a JSON
+list of [setting, rounds from one checkpoint to the next, kills]. Prints one JSON object a case: how
+often it killed, how many runs ended, and which did not end like the uninterrupted one.
 """
 
 from __future__ import annotations
@@ -82,8 +82,14 @@ def attempt(config: Any, folder: Path, kill_after: float) -> bool:
 
 def main() -> None:
     """See the module."""
-    root, kills, every, setting = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
+    for number, (setting, every, kills) in enumerate(json.loads(sys.argv[2])):
+        result = kill_and_resume(Path(sys.argv[1]) / str(number), setting, every, kills)
+        print(json.dumps(result), flush=True)
+
+
+def kill_and_resume(root: Path, setting: str, every: int, kills: int) -> dict[str, Any]:
+    """Kill runs of a setting so many times, and resume each until it ends."""
     changes: dict[str, Any] = {"checkpoint__every": every, "model__name": "mlp"}
     if "federated" in setting:
         changes["federated__num_rounds"] = 15
@@ -116,7 +122,7 @@ def main() -> None:
         pass
     if outcome(last) != reference:
         differing.append(str(last))
-    print(json.dumps({"killed": killed, "finished": finished + 1, "differing": differing}))
+    return {"killed": killed, "finished": finished + 1, "differing": differing}
 
 
 if __name__ == "__main__":

@@ -21,18 +21,22 @@ from tests.helpers import REPOSITORY
 FLAIR = REPOSITORY / "configs" / "flair"
 PAPER = REPOSITORY.parent / "shared" / "papers" / "flair.txt"
 TRAINING_USERS, ROUNDS = 41_131, 5_000
+
+# Reading YAML takes its time.
+row_of = cache(load_config)
+
 TABLE1, TABLE3, FIGURE4 = (rows_below(FLAIR / name) for name in ("table1", "table3", "figure4"))
 ROWS = {
     f"{path.parent.name}/{name}": path
     for t in (TABLE1, TABLE3, FIGURE4)
     for name, path in t.items()
 }
-PRIVATE = {name: path for name, path in ROWS.items() if load_config(path).config.privacy}
+PRIVATE = {name: path for name, path in ROWS.items() if row_of(path).config.privacy}
 SETTINGS = {"central": "C", "federated": "FL", "private": "PFL"}
 
 
 def cells(path: Path) -> dict[str, float]:
-    return {entry.metric: entry.value for entry in load_config(path).config.expected}
+    return {entry.metric: entry.value for entry in row_of(path).config.expected}
 
 
 def table2() -> dict[str, dict[str, float]]:
@@ -199,7 +203,7 @@ def test_the_classes_of_table_2_average_to_table_1() -> None:
 def test_settings_are_the_papers(name: str) -> None:
     """Section 5.1, and the defaults of its code (apple/ml-flair) where that is silent."""
     path = ROWS[name]
-    tree = load_config(path).tree
+    tree = row_of(path).tree
     scratch = "random" in path.stem
     task, model = tree["task"], tree["model"]
     assert (task["crop"], task["augment"], task["max_examples_per_user"]) == (224, True, 512)
@@ -252,7 +256,7 @@ def test_settings_are_the_papers(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_a_private_rows_header_says_what_its_noise_is_worth(name: str) -> None:
-    resolved = load_config(PRIVATE[name])
+    resolved = row_of(PRIVATE[name])
     lines = PRIVATE[name].read_text(encoding="utf-8").splitlines()
     words = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
     plan = plan_of(resolved)
@@ -287,6 +291,6 @@ def test_a_private_rows_header_says_what_its_noise_is_worth(name: str) -> None:
 def test_figure_4_ends_in_the_training_of_table_1() -> None:
     for init in ("random", "imagenet"):
         for version in ("as_published", "corrected"):
-            figure = load_config(FIGURE4[f"cohort_5000_{init}_{version}"])
-            table = load_config(TABLE1[f"private_{init}_coarse_{version}"])
+            figure = row_of(FIGURE4[f"cohort_5000_{init}_{version}"])
+            table = row_of(TABLE1[f"private_{init}_coarse_{version}"])
             assert figure.training_tree == table.training_tree
