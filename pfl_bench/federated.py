@@ -65,6 +65,7 @@ class FederatedTrainer:
         central: Shape (P,): the central parameters.
         plan: What the run claims; None for a run that is not private.
         engine: What trains the clients, as far as it decides the rounding of results.
+        private_seed: Seed of cohorts and noise; None for a run that is not private.
 
     Raises:
         ConfigError: The settings do not fit the data or one another.
@@ -105,6 +106,7 @@ class FederatedTrainer:
             devices = open_devices(systems.source, self._split.num_users)
             notice(f"systems: devices are {devices.source}")
         self._cohort_seed = resolved.config.seed
+        self.private_seed: int | None = None
         if resolved.config.setting == "private_federated":
             traces = "" if devices is None else digest_of(devices)
             arithmetic = f"{self.engine}, {hands} hands, revision {_REVISION}"
@@ -115,6 +117,7 @@ class FederatedTrainer:
                 arithmetic,
                 traces,
             )
+            self.private_seed = self._cohort_seed
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
         self._notices = RoundNotices(notice, self._split.client_ids)
         self._model = model
