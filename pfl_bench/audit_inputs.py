@@ -123,9 +123,12 @@ def missing_files(folder: Path, is_final: bool, is_federated: bool) -> dict[str,
 
 def _missing(folder: Path, is_final: bool, is_federated: bool) -> Iterator[tuple[str, str]]:
     if not any((folder / "checkpoints").glob("step-*.pt")):
-        yield "checkpoints", (
-            "whether the model that the run ended with follows from the recorded releases, and "
-            "whether the ledger is the one that the model was saved beside"
+        yield (
+            "checkpoints",
+            (
+                "whether the model that the run ended with follows from the recorded releases, and "
+                "whether the ledger is the one that the model was saved beside"
+            ),
         )
     if not (folder / METRICS_FILE).is_file():
         yield METRICS_FILE, "whether cohorts, bounds and noise of each round were really so"

@@ -120,7 +120,9 @@ class _Noise:
         elif self._name == "privunit":
             self.reason = "a report is a random vector about its client's update: it has no noise"
         elif self._name not in (*_FRESH, "laplace"):
-            self.reason = f"how the mechanism {self._name} draws its noise is not known to the audit"
+            self.reason = (
+                f"how the mechanism {self._name} draws its noise is not known to the audit"
+            )
 
     def _correlate(self, resolved: ResolvedConfig, options: FederatedOptions) -> None:
         """Correlated noise by the mechanism itself, on an empty sum."""

@@ -66,7 +66,7 @@ class RunAudit:
 
     @property
     def verdict(self) -> str:
-        """"passed", "failed", or "incomplete" where the folder lacks what it should hold."""
+        """ "passed", "failed", or "incomplete" where the folder lacks what it should hold."""
         return verdict(self.checks)
 
     def to_json_dict(self) -> dict[str, Any]:

@@ -52,6 +52,7 @@ from privacy.audit.checks_record import (
     check_folder,
     check_rounds,
 )
+from privacy.audit.checks_referee import check_referee
 from privacy.audit.checks_release import (
     check_batchnorm,
     check_canaries,
@@ -146,6 +147,8 @@ def _checks(evidence: Evidence, subject: Subject) -> list[Check]:
         check_central_chain(evidence, subject),
         check_epsilon(evidence, subject, "simulated"),
         check_epsilon(evidence, subject, "actual"),
+        check_referee(evidence, subject, "simulated"),
+        check_referee(evidence, subject, "actual"),
         check_budget(evidence, subject),
         check_delta(subject),
         check_population(evidence, subject),
