@@ -1,4 +1,4 @@
-"""Draws a run's cohorts and the first elements of its noise anew, from the seed that it recorded."""
+"""Draws a run's cohorts and the first elements of its noise anew, from the recorded seed."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class RunAudit:
 
     @property
     def verdict(self) -> str:
-        """ "passed", "failed", or "incomplete" where the folder lacks what it should hold."""
+        """What the checks come to: "passed", "failed", or "incomplete" (files are lacking)."""
         return verdict(self.checks)
 
     def to_json_dict(self) -> dict[str, Any]:

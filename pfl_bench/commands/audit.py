@@ -42,7 +42,7 @@ def _lines(folder: Path, done: RunAudit) -> Iterator[str]:
         yield "  the run has not ended: the statement is of all planned rounds"
     yield ""
     for outcome, evidence, checks in _together(done.checks):
-        names = ", ".join(check.name for check in checks)
+        names = _names(checks)
         yield from _wrapped(f"{_MARKS[outcome]}  {names}: {evidence}", "      ")
     yield ""
     yield "Outside of the guarantee"
@@ -54,11 +54,15 @@ def _lines(folder: Path, done: RunAudit) -> Iterator[str]:
     outcomes = [check.outcome for check in done.checks]
     yield ""
     if done.verdict == "incomplete":
-        names = [check.name for check in done.checks if check.outcome == "incomplete"]
-        text = f"Not checked, or not in full, because the folder lacks files: {', '.join(names)}"
+        names = _names(check for check in done.checks if check.outcome == "incomplete")
+        text = f"Not checked, or not in full, because the folder lacks what they need: {names}"
         yield from _wrapped(text, "  ")
     counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in OUTCOMES)
     yield f"{done.verdict.upper()}: {counts}"
+
+
+def _names(checks: Iterable[Check]) -> str:
+    return ", ".join(check.name for check in checks)
 
 
 def _together(checks: Iterable[Check]) -> Iterator[tuple[str, str, list[Check]]]:

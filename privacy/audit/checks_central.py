@@ -112,7 +112,7 @@ def _differs(
     known = np.isfinite(expected) & (np.abs(expected) < _LARGEST_FLOAT32)
     seen = known & np.isfinite(found)
     wrong = seen & ~(np.abs(expected - found) <= allowed)
-    return wrong.any(axis=1), seen.any(axis=1)
+    return np.asarray(wrong.any(axis=1)), np.asarray(seen.any(axis=1))
 
 
 def check_central_chain(evidence: Evidence, subject: Subject) -> Check:

@@ -1,7 +1,7 @@
 """Does a second accountant, written apart from the first, come to the same epsilon?
 
-Guarantee: ``check_epsilon`` asks the accountants that stated the epsilon, so that an error of theirs
-repeats itself. Here what was recorded is described anew from the ledger's constants, and
+Guarantee: ``check_epsilon`` asks the accountants that stated the epsilon, so that an error of
+theirs repeats itself. Here what was recorded is described anew from the ledger's constants, and
 ``privacy.audit.referee`` bounds the smallest epsilon that is true of it, from both sides. A stated
 epsilon below the lower bound fails, whatever accountant it is from. One that is above the upper
 bound by more than its accountant's looseness fails, too: it is of other rounds or other noise.

@@ -80,9 +80,8 @@ def check_cohort_replay(evidence: Evidence, subject: Subject) -> Check:
     wrong, returning = [], []
     for number in rounds.tolist():
         users = replay.cohort(number)
-        if evidence.central.digest("users", number) != users_digest(users):
-            wrong.append(number)
-        elif evidence["realised_cohort"][number - 1] != len(users):
+        is_drawn = evidence.central.digest("users", number) == users_digest(users)
+        if not (is_drawn and evidence["realised_cohort"][number - 1] == len(users)):
             wrong.append(number)
         if history is not None and not _returns(evidence, history.add(users, number), number):
             returning.append(number)

@@ -348,7 +348,7 @@ def _fixed_size_cumulant(rate: float, noise: float, order: int) -> float:
 
 @lru_cache(maxsize=4096)
 def _log_moment(noise: float, even: int) -> float:
-    """log E[(p / q - 1)^k] under q, of two normal laws 1 apart; k even."""
+    """Logarithm of E[(p / q - 1)^k] under q, of two normal laws 1 apart; k even."""
     points = _gaussian_points(noise, -9.0 * noise, even + 9.0 * noise)
     exponent = (points - 0.5) / noise**2
     with np.errstate(divide="ignore"):
@@ -399,7 +399,7 @@ def _gaussian_points(noise: float, low: float, high: float) -> Array:
     the real line, where the density ratio has its zeros.
     """
     step = min(noise / 16.0, noise**2 / 4.0)
-    return np.arange(math.floor(low / step), math.ceil(high / step) + 1.0) * step
+    return np.asarray(np.arange(math.floor(low / step), math.ceil(high / step) + 1.0) * step)
 
 
 def _bounds(loss: Loss, count: int, delta: float, near: float) -> Bounds:
@@ -425,7 +425,7 @@ def _bounds(loss: Loss, count: int, delta: float, near: float) -> Bounds:
     first = math.floor((low - count * shift) / width)
     index = first + (np.arange(size) - first) % size
     order = np.argsort(index)
-    sums = index[order] * width + count * shift
+    sums = np.asarray(index[order] * width + count * shift, dtype=np.float64)
     error = width * spread
     larger = _epsilon_of(sums, composed[order], delta - unsure)
     smaller = _epsilon_of(sums, composed[order], delta + unsure)
@@ -437,7 +437,7 @@ def _rounded(loss: Loss, width: float) -> tuple[NDArray[np.int64], Array]:
     first = math.floor(float(loss.nodes.min()) / width) - 1
     last = math.ceil(float(loss.nodes.max()) / width) + 1
     values = np.arange(first, last + 1)
-    edges = (np.arange(first, last + 2) - 0.5) * width
+    edges = np.asarray((np.arange(first, last + 2) - 0.5) * width, dtype=np.float64)
     below, above = loss.cdf(edges), loss.sf(edges)
     # Differences of whichever tail is small keep their digits.
     masses = np.where(below[1:] < 0.5, np.diff(below), -np.diff(above))

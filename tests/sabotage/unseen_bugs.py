@@ -2,30 +2,6 @@
 
 from __future__ import annotations
 
-from pfl_bench.config_file import ResolvedConfig
-from tests.sabotage.clipping_bugs import move_by_bare_mean
-from tests.sabotage.planting import Bug, Patch
+from tests.sabotage.planting import Bug
 
-
-def noise_named_by_seed(patch: Patch) -> None:
-    patch.setattr(ResolvedConfig, "private_seed", lambda self, *_: self.config.seed)
-
-
-UNSEEN = (
-    Bug(
-        "noise_of_another_run",
-        "two runs on the same data share their noise",
-        "`ResolvedConfig.private_seed` is the seed alone",
-        unseen="each run by itself is sound; both ledgers together show it, in the first elements "
-        "of each round's noise",
-        plant=noise_named_by_seed,
-    ),
-    Bug(
-        "second_release",
-        "the updates' mean moves the model a second time, without noise",
-        "`FederatedTrainer._take_central_step` adds it",
-        unseen="the record is of what the mechanism releases; what the central step makes of other "
-        "sources is not in it",
-        plant=move_by_bare_mean,
-    ),
-)
+UNSEEN: tuple[Bug, ...] = ()
