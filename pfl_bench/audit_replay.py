@@ -14,7 +14,7 @@ from pfl_bench.rng import Purpose, stream
 from pfl_bench.sampling import build_sampler
 from pfl_bench.types import ConfigError
 from privacy.audit.central_columns import COORDINATES
-from privacy.audit.replay import Replay
+from privacy.audit.replay import Drawn, Replay
 from privacy.mechanism import NoiseScale
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ class _Noise:
         self._mechanism: Any = None
         self.is_correlated = False
         self.most_rounds = _MOST_ROUNDS
+        self._counts_drawn = 0
         self.reason = ""
         if num_parameters is None:
             self.reason = "the model is not at hand, and with it how many elements a round draws"
@@ -137,8 +138,8 @@ class _Noise:
         else:
             self._length = min(self._length, COORDINATES)
 
-    def __call__(self, number: int, num_canaries: int) -> Array:
-        """Draw a round's, of shape (8,) or shorter."""
+    def __call__(self, number: int, num_canaries: int) -> Drawn:
+        """Draw a round's."""
         count = min(self._length, COORDINATES)
         rng = stream(self._seed, Purpose.NOISE, number)
         if self._mechanism is not None:
@@ -146,12 +147,20 @@ class _Noise:
 
             release = self._mechanism.release(Aggregate.zeros(self._length), rng)
             head = release.mean_update[:count].numpy().astype(np.float64)
-            return np.asarray(head / release.update_noise_stddev)
+            # At multiplier 1, and by the bound.
+            stddev = release.update_noise_stddev
+            return Drawn(head / stddev, stddev=stddev / self._mechanism.clip_norm)
         if self._name == "local_gaussian":
-            return self._of_clients(number, num_canaries, count)
+            return Drawn(self._of_clients(number, num_canaries, count))
         if self._name == "laplace":
-            return np.asarray(rng.laplace(0.0, 2.0**-0.5, count))
-        return np.asarray(rng.standard_normal(count))
+            return Drawn(np.asarray(rng.laplace(0.0, 2.0**-0.5, count)))
+        draw_count = self._name == "adaptive_gaussian"
+        if draw_count and self._counts_drawn + self._length <= _MOST_NORMALS:
+            # The draw on the count comes after those on all elements.
+            self._counts_drawn += self._length
+            normals = rng.standard_normal(self._length + 1)
+            return Drawn(normals[:count], count=float(normals[-1]))
+        return Drawn(np.asarray(rng.standard_normal(count)))
 
     def _of_clients(self, number: int, num_canaries: int, count: int) -> Array:
         assert not isinstance(self._cohort, str)

@@ -236,7 +236,12 @@ class PrivateRounds:
             self._num_canaries += 1
 
     def record(
-        self, index: int, users: NDArray[np.int64], release: Release, aggregate: Aggregate
+        self,
+        index: int,
+        users: NDArray[np.int64],
+        release: Release,
+        aggregate: Aggregate,
+        trained: Sequence[int],
     ) -> None:
         """Write the round's line of the ledger.
 
@@ -245,13 +250,14 @@ class PrivateRounds:
             users: Who took part.
             release: What was released.
             aggregate: The sum that it was released from.
+            trained: Whose updates were taken in, as often as they were; without canaries.
 
         Raises:
             privacy.errors.LedgerError: The round was recorded before, and its replay differs.
         """
         drawn = self._history.add(users, index)
         observed = self._observer.observe(release, aggregate) | drawn
-        observed |= self._central_record.round(release.mean_update, users)
+        observed |= self._central_record.round(release.mean_update, users, trained)
         entry = self.plan.ledger_entry(
             index, users, release, aggregate, observed, self._num_canaries
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -91,21 +91,25 @@ class CentralRecord:
         self._central = central
         self._sketcher = Sketcher(central.numel())
 
-    def round(self, release: Tensor, users: NDArray[np.int64]) -> dict[str, Any]:
+    def round(
+        self, release: Tensor, users: NDArray[np.int64], trained: Sequence[int]
+    ) -> dict[str, Any]:
         """What a line keeps of a round, before its central step.
 
         Args:
             release: Shape (P,): what the mechanism released.
             users: Shape (n,): who took part, ascending.
+            trained: Whose updates were taken in, in any order, as often as they were.
 
         Returns:
-            "central" (digest and sketch of the parameters before the step), "release" (sketch) and
-            "users_sha256".
+            "central" (digest and sketch of the parameters before the step), "release" (sketch),
+            "users_sha256" and "trained_sha256", which are equal where all goes well.
         """
         return {
             "central": central_state(self._central, self._sketcher),
             "release": self._sketcher.sketch(release.detach().cpu()),
             "users_sha256": users_digest(users),
+            "trained_sha256": users_digest(np.sort(np.array(trained, dtype=np.int64))),
         }
 
 
@@ -128,11 +132,6 @@ def users_digest(users: NDArray[np.int64]) -> str:
         users: Shape (n,): indices of users, ascending.
     """
     return hashlib.sha256(np.ascontiguousarray(users, dtype="<i8").data).hexdigest()
-
-
-def is_state(record: Any) -> bool:
-    """Whether a record is what ``central_state`` gives."""
-    return isinstance(record, Mapping) and isinstance(record.get("sha256"), str)
 
 
 def _finite(value: float) -> float | None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from privacy.errors import LedgerError
 
 PROJECTIONS, COORDINATES = 2, 8
+_DIGESTS = ("central", "users", "trained", "release")
 _WIDTH = 1 + PROJECTIONS + COORDINATES
 
 
@@ -94,7 +95,7 @@ class CentralColumns:
 
     def __init__(self) -> None:
         self._rows = {"central": array("d"), "release": array("d")}
-        self._digests = {key: bytearray() for key in ("central", "users", "release")}
+        self._digests = {key: bytearray() for key in _DIGESTS}
         self.missing = 0
 
     def take(self, entry: Mapping[str, Any], number: int) -> None:
@@ -113,9 +114,9 @@ class CentralColumns:
                 raise LedgerError(f"round {number}: '{key}' is {record!r}, but must be an object")
             rows.extend(sketch_row(record, f"round {number}: '{key}'"))
         central = entry.get("central")
-        digests = {"central": central and central.get("sha256"), "users": entry.get("users_sha256")}
-        self.missing += not all(digests.values())
-        digests["release"] = entry.get("release_sha256")
+        digests = {key: entry.get(f"{key}_sha256") for key in _DIGESTS}
+        digests["central"] = central and central.get("sha256")
+        self.missing += None in digests.values()
         for key, digest in digests.items():
             self._digests[key] += _bytes(digest, f"round {number}: the digest of {key}")
 
@@ -124,10 +125,11 @@ class CentralColumns:
         return Sketches(np.asarray(self._rows[key]).reshape(-1, _WIDTH))
 
     def digest(self, key: str, number: int) -> str:
-        """Digest of "central" (before the step), "users" or "release"; zeros for none.
+        """A digest in hexadecimal; zeros for none.
 
         Args:
-            key: Of what.
+            key: "central" (before the step), "users" (drawn), "trained" (whose updates came in) or
+                "release".
             number: The round, from 1.
         """
         return self._digests[key][32 * (number - 1) : 32 * number].hex()

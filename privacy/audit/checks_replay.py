@@ -10,12 +10,13 @@ that the seed was secret, or that nobody chose it.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privacy.audit.check import Check, in_rounds, judge, lack, skip
 from privacy.audit.checks_noise import observed
 from privacy.audit.evidence import Evidence
-from privacy.audit.replay import Replay, chosen_rounds
-from privacy.audit.subject import Subject
+from privacy.audit.replay import Noise, Replay, chosen_rounds
+from privacy.audit.subject import Subject, as_number
 from privacy.central_record import users_digest
 from privacy.observation import ParticipationHistory
 
@@ -26,6 +27,10 @@ _LEAST_BITS = 200
 # that have nothing to do with each other are nearer with probability 0.012.
 _ALIKE = 0.02
 _HALF_ULP = 2.0**-24
+# Relative: coefficients that another machine optimizes differ by less.
+_OF_STDDEV = 1e-3
+_NOISE = "noise_replay"
+_NOISE_CLAIM = "The first elements of each round's noise are those that the recorded seed draws."
 
 
 def _unable(name: str, claim: str, evidence: Evidence, subject: Subject) -> Check | Replay:
@@ -104,8 +109,7 @@ def _returns(evidence: Evidence, drawn: dict[str, int | None], number: int) -> b
 
 def check_noise_replay(evidence: Evidence, subject: Subject) -> Check:
     """The first elements of each round's noise are those of its stream."""
-    name = "noise_replay"
-    claim = "The first elements of each round's noise are those that the recorded seed draws."
+    name, claim = _NOISE, _NOISE_CLAIM
     replay = _unable(name, claim, evidence, subject)
     if isinstance(replay, Check):
         return replay
@@ -122,23 +126,45 @@ def check_noise_replay(evidence: Evidence, subject: Subject) -> Check:
         rounds = np.arange(1, evidence.rounds + 1)
     else:
         rounds = seen.rounds[chosen_rounds(len(seen.rounds), replay.noise_rounds) - 1]
+    return _compare(evidence, subject, replay.noise, rounds, visible)
+
+
+def _compare(
+    evidence: Evidence,
+    subject: Subject,
+    noise: Noise,
+    rounds: NDArray[np.int64],
+    visible: set[int],
+) -> Check:
+    """Draw the noise of these rounds anew, and compare it where it can be seen."""
     canaries = np.nan_to_num(evidence["num_canaries"]).astype(np.int64)
     rounding = 4.0 * _HALF_ULP * (evidence["sum_norm"] / evidence["update_noise_stddev"] + 8.0)
     if subject.configured.randomizes_clients:
         rounding = rounding * np.sqrt(np.maximum(1.0, evidence["num_contributions"]))
-    wrong, compared = [], 0
+    fresh = as_number((evidence.constants.get("actual") or {}).get("noise_multiplier"))
+    wrong, counts, scales, compared = [], [], [], 0
     for number in rounds.tolist():
-        drawn = replay.noise(number, int(canaries[number - 1]))
-        allowed = _ALIKE + rounding[number - 1]
+        drawn, line = noise(number, int(canaries[number - 1])), number - 1
+        if drawn.stddev is not None:
+            claimed = evidence["update_noise_stddev"][line] / evidence["clip_norm"][line]
+            if not abs(claimed - drawn.stddev * fresh) <= _OF_STDDEV * claimed:
+                scales.append(number)
+        has_count = drawn.count is not None and evidence["count_noise_stddev"][line] > 0.0
+        if has_count and not abs(evidence["noise.count_draw"][line] - drawn.count) <= _ALIKE:
+            counts.append(number)
+        allowed = _ALIKE + rounding[line]
         # Where rounding could hide the difference, nothing is compared.
         if number not in visible or not allowed < 0.5:
             continue
         compared += 1
-        head = evidence.heads[number - 1, : len(drawn)]
-        if not (np.abs(head - drawn) <= allowed).all():
+        head = evidence.heads[line, : len(drawn.head)]
+        if not (np.abs(head - drawn.head) <= allowed).all():
             wrong.append(number)
     problems = in_rounds("the noise is not that of the seed's stream", wrong)
+    problems += in_rounds("the noise on the count is not that of the seed's stream", counts)
+    problems += in_rounds("the noise's scale is not that of the configured correlation", scales)
     text = f"the first elements of {compared} of {evidence.rounds} rounds drawn anew"
-    if not compared:
-        return skip(name, claim, "in no round can the noise be seen beside the rounding of the sum")
-    return judge(name, claim, problems, text, {"rounds": compared})
+    if not compared and not problems:
+        reason = "in no round can the noise be seen beside the rounding of the sum"
+        return skip(_NOISE, _NOISE_CLAIM, reason)
+    return judge(_NOISE, _NOISE_CLAIM, problems, text, {"rounds": compared})

@@ -9,8 +9,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 Cohort = Callable[[int], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a round's stream gives.
+
+    Attributes:
+        head: Shape (8,) or shorter: the first elements of the noise, in multiples of its standard
+            deviation.
+        count: The draw on the count; None where there is none, or it was not drawn.
+        stddev: Standard deviation of the noise in multiples of that of a round whose noise is
+            drawn anew; None where it is that.
+    """
+
+    head: NDArray[np.float64]
+    count: float | None = None
+    stddev: float | None = None
+
+
 # Of a round and the number of its canaries.
-Noise = Callable[[int, int], NDArray[np.float64]]
+Noise = Callable[[int, int], Drawn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +41,8 @@ class Replay:
         configured_seed: The seed of the configuration, which must not be the private one.
         cohort: Users of a round (from 1), ascending; in words, why they are not drawn anew.
         cohort_rounds: The most rounds that cohorts are drawn of.
-        noise: The first elements (at most 8) of a round's noise, in multiples of its standard
-            deviation, called for ascending rounds; in words, why they are not drawn anew.
+        noise: What a round's stream of noise gives, called for ascending rounds; in words, why it
+            is not drawn anew.
         noise_rounds: The most rounds that noise is drawn of.
         needs_every_round: Whether a round's noise follows from the rounds before.
     """

@@ -162,7 +162,7 @@ def test_a_folder_that_lacks_files_is_incomplete(
 def test_a_folder_of_an_earlier_version_is_incomplete_and_says_why(copied: Path) -> None:
     def earlier(lines: Lines) -> None:
         for line in lines:
-            for key in ("central", "release", "users_sha256"):
+            for key in ("central", "release", "users_sha256", "trained_sha256"):
                 del line[key]
 
     rewrite(copied, earlier)

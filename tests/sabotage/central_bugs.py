@@ -26,9 +26,9 @@ def stepping(change: Any) -> Plant:
         record, step = PrivateRounds.record, FederatedTrainer._take_central_step
         clean: list[Tensor] = []
 
-        def remember(self: Any, index: int, users: Any, release: Release, aggregate: Any) -> None:
-            clean[:] = [aggregate.total / COHORT]
-            record(self, index, users, release, aggregate)
+        def remember(self: Any, index: int, users: Any, release: Release, *of: Any) -> None:
+            clean[:] = [of[0].total / COHORT]
+            record(self, index, users, release, *of)
 
         def wrong(self: Any, mean_update: Tensor, index: int) -> float:
             return step(self, change(mean_update, clean[0]), index)
@@ -52,9 +52,9 @@ def evaluate_without_noise(patch: Patch) -> None:
     plain: list[Tensor] = []
     record = PrivateRounds.record
 
-    def remember(self: Any, index: int, users: Any, release: Release, aggregate: Any) -> None:
-        plain[:] = [(plain or [self._initial.clone()])[0] + aggregate.total / COHORT]
-        record(self, index, users, release, aggregate)
+    def remember(self: Any, index: int, users: Any, release: Release, *of: Any) -> None:
+        plain[:] = [(plain or [self._initial.clone()])[0] + of[0].total / COHORT]
+        record(self, index, users, release, *of)
 
     patch.setattr(PrivateRounds, "record", remember)
     patch.setattr(
