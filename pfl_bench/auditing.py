@@ -12,19 +12,30 @@ import torch
 
 from pfl_bench import plugins
 from pfl_bench.audit_file import AUDIT_FILE, AUDIT_VERSION, LEDGER_FILE, ledger_digest
+from pfl_bench.audit_inputs import (
+    central_optimizer,
+    environment_seed,
+    missing_files,
+    read_environment,
+    read_metric_columns,
+    read_saved,
+    seed_of_parts,
+)
+from pfl_bench.audit_replay import make_replay
 from pfl_bench.building import build_mechanism, build_model, build_task
-from pfl_bench.checkpoint import load_latest
 from pfl_bench.config_file import ResolvedConfig, load_config
 from pfl_bench.files import read_json, write_json
 from pfl_bench.flat_model import batchnorm_layers
 from pfl_bench.types import RunFolderError, UserInputError
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.audit.auditor import audit_with_evidence
-from privacy.audit.check import Check
+from privacy.audit.check import OUTCOMES, Check, verdict
 from privacy.audit.outside import COVERS, TunedRuns, tuned_runs
-from privacy.audit.subject import Compose, Configured, DataAtHand, Saved, Subject
+from privacy.audit.replay import Replay
+from privacy.audit.subject import Compose, Configured, DataAtHand, Subject
 from privacy.ledger import iterate_ledger
 from privacy.mechanism import Mechanism, NoiseScale
+from privacy.plan import tensor_digest
 from privacy.statement import PrivacyStatement
 
 # DP-SGD is Opacus' own, and no plug-in.
@@ -54,6 +65,11 @@ class RunAudit:
         """Number of checks that failed."""
         return sum(check.outcome == "failed" for check in self.checks)
 
+    @property
+    def verdict(self) -> str:
+        """What the checks come to: "passed", "failed", or "incomplete" (files are lacking)."""
+        return verdict(self.checks)
+
     def to_json_dict(self) -> dict[str, Any]:
         """The audit as ``audit.json`` has it."""
         statement = self.subject.statement
@@ -61,8 +77,10 @@ class RunAudit:
         tuned = self.tuned
         return {
             "format_version": AUDIT_VERSION,
-            "passed": self.num_failed == 0,
-            "counts": {key: outcomes.count(key) for key in ("passed", "failed", "skipped")},
+            "verdict": self.verdict,
+            "passed": self.verdict == "passed",
+            "counts": {key: outcomes.count(key) for key in OUTCOMES},
+            "missing": dict(self.subject.missing),
             "ledger_sha256": self.ledger_sha256,
             "status": statement["status"],
             "unit": statement["unit"],
@@ -142,21 +160,31 @@ def _read_claim(folder: Path, data: str | None) -> tuple[ResolvedConfig, dict[st
 
 def _subject(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]) -> Subject:
     configured = _configured(resolved)
-    state = load_latest(folder / "checkpoints")
-    saved = None
-    if state is not None:
-        trainer = state["trainer"]
-        # A federated trainer keeps it with all else of its private rounds.
-        digest = (trainer.get("private") or trainer).get("ledger")
-        saved = Saved(int(state["step"]), trainer.get("mechanism"), digest)
+    environment = read_environment(folder)
+    saved, seed = read_saved(folder)
+    data = _data(resolved, configured.unit, environment)
+    is_federated = resolved.config.federated is not None
+    replay: Replay | str = "central training draws no cohorts"
+    if is_federated:
+        seeds = {
+            "environment.json": environment_seed(environment),
+            "its parts": seed_of_parts(environment, resolved),
+            "the checkpoint": seed,
+        }
+        known = {where: value for where, value in seeds.items() if value is not None}
+        replay = make_replay(resolved, known, data.num_units, data.num_parameters)
     return Subject(
         statement=statement,
         configured=configured,
         composition=_compose(configured),
-        data=_data(resolved, configured.unit),
+        data=data,
         saved=saved,
         summary=read_json(folder / "summary.json"),
         canaries=read_json(folder / "canaries.json"),
+        metrics=read_metric_columns(folder),
+        central_optimizer=central_optimizer(resolved),
+        replay=replay,
+        missing=missing_files(folder, statement["status"] == "final", is_federated),
     )
 
 
@@ -245,7 +273,7 @@ def _compose(configured: Configured) -> Compose:
     return composition
 
 
-def _data(resolved: ResolvedConfig, unit: str) -> DataAtHand:
+def _data(resolved: ResolvedConfig, unit: str, environment: Mapping[str, Any]) -> DataAtHand:
     """What data and model say today; nothing of them where they cannot be opened."""
     device = torch.device("cpu")
     try:
@@ -259,4 +287,13 @@ def _data(resolved: ResolvedConfig, unit: str) -> DataAtHand:
         model = build_model(resolved, task, device)
     except (UserInputError, OSError, ValueError) as error:
         return DataAtHand(units, checksum, why_absent=f"the model cannot be built ({error})")
-    return DataAtHand(units, checksum, model.num_parameters, batchnorm_layers(model.module))
+    # A model that is drawn otherwise by this machine or this version is not the run's.
+    recorded = environment.get("model")
+    known = isinstance(recorded, Mapping) and recorded.get("initial_digest") == model.initial_digest
+    return DataAtHand(
+        units,
+        checksum,
+        model.num_parameters,
+        batchnorm_layers(model.module),
+        initial_sha256=tensor_digest(model.vector) if known else None,
+    )

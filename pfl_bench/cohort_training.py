@@ -36,6 +36,7 @@ class Tally:
         processed: Examples that went through them.
         lost: Users whose update was not finite.
         bytes_up: What sending took all clients.
+        users: Whose updates were taken in, in that order, as often as they were.
         clients: Of each client, its user, mean training loss and examples; kept for a selection
             that learns from them.
     """
@@ -47,6 +48,7 @@ class Tally:
     processed: int = 0
     lost: list[int] = field(default_factory=list)
     bytes_up: float = 0.0
+    users: list[int] = field(default_factory=list)
     clients: list[tuple[int, float, int]] = field(default_factory=list)
 
     def merge(self, other: Tally) -> None:
@@ -58,6 +60,7 @@ class Tally:
         self.processed += other.processed
         self.lost += other.lost
         self.bytes_up += other.bytes_up
+        self.users += other.users
         self.clients += other.clients
 
 
@@ -212,6 +215,7 @@ class CohortTraining:
             tally.processed += result.num_processed
             outgoing = self._outgoing(result, index)
             tally.bytes_up += outgoing.num_bytes
+            tally.users.append(result.user)
             if self._options.selection is not None:
                 tally.clients.append((result.user, float(result.loss), result.num_examples))
             with phase("clipping"):

@@ -229,7 +229,7 @@ class FederatedTrainer:
         del noise  # what was drawn ahead takes memory
         if self._private is not None:
             with phase("ledger"):
-                self._private.record(index, users, release, aggregate)
+                self._private.record(index, users, release, aggregate, tally.users)
         with phase("central step"):
             rate = self._take_central_step(release.mean_update, index)
         if self._private is not None:

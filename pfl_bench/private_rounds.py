@@ -20,6 +20,7 @@ from pfl_bench.participants import Participants
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import Algorithm, ConfigError, FederatedSplit, RunFolderError
 from privacy.aggregate import Aggregate
+from privacy.central_record import CentralRecord
 from privacy.ledger import Ledger
 from privacy.mechanism import Mechanism, NoiseScale, Release
 from privacy.observation import PROBE_ALL, Observer, ParticipationHistory
@@ -142,7 +143,8 @@ class PrivateRounds:
         plan: What the run claims.
         resolved: The configuration.
         seed: The private seed, of which all streams here are.
-        initial: Shape (P,): the central parameters that the run begins with.
+        initial: Shape (P,): the central parameters that the run begins with, in the memory where
+            they move.
         path: The ledger's file.
 
     Attributes:
@@ -160,6 +162,7 @@ class PrivateRounds:
         self.plan = plan
         self._seed = seed
         self._initial = initial.clone()
+        self._central_record = CentralRecord(initial)
         self._path = path
         self._ledger: Ledger | None = None
         self._digest: str | None = None
@@ -234,7 +237,12 @@ class PrivateRounds:
             self._num_canaries += 1
 
     def record(
-        self, index: int, users: NDArray[np.int64], release: Release, aggregate: Aggregate
+        self,
+        index: int,
+        users: NDArray[np.int64],
+        release: Release,
+        aggregate: Aggregate,
+        trained: Sequence[int],
     ) -> None:
         """Write the round's line of the ledger.
 
@@ -243,12 +251,14 @@ class PrivateRounds:
             users: Who took part.
             release: What was released.
             aggregate: The sum that it was released from.
+            trained: Whose updates were taken in, as often as they were; without canaries.
 
         Raises:
             privacy.errors.LedgerError: The round was recorded before, and its replay differs.
         """
         drawn = self._history.add(users, index)
         observed = self._observer.observe(release, aggregate) | drawn
+        observed |= self._central_record.round(release.mean_update, users, trained)
         entry = self.plan.ledger_entry(
             index, users, release, aggregate, observed, self._num_canaries
         )

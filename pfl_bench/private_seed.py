@@ -78,8 +78,13 @@ def derive(
         "simulated_devices": traces,
         **machine.identity(device),
     }
+    return PrivateSeed(value_of(resolved.config.seed, nonce, parts), nonce, parts)
+
+
+def value_of(seed: int, nonce: str | int | None, parts: Mapping[str, Any]) -> int:
+    """What a private seed is for a run's seed, its nonce and the parts of ``PrivateSeed``."""
     deciding: Any = parts if nonce is None else {"nonce": nonce}
-    return PrivateSeed(int(_digest([resolved.config.seed, deciding])[7:], 16), nonce, parts)
+    return int(_digest([seed, deciding]).removeprefix("sha256:"), 16)
 
 
 def _digest(value: Any) -> str:

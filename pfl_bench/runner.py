@@ -38,6 +38,7 @@ from pfl_bench.types import ConfigError, CrewError, DepartsFromRow, Task
 from pfl_bench.verdict import compare, lower_is_better
 from pfl_bench.wandb_log import WandbLogger
 from privacy.errors import BudgetExceededError
+from privacy.plan import tensor_digest
 from privacy.statement import round_up
 
 # What a line of progress shows beside the training loss, of whatever family measures it.
@@ -321,6 +322,8 @@ class _Run:
         if self._best is not None:
             self._model.vector.copy_(self._best["vector"])
             self._model.load_buffers(self._best["buffers"])
+        is_recorded = self._ledger_digest(done) is not None
+        model_digest = tensor_digest(self._model.vector) if is_recorded else None
         with phase("evaluation"):
             splits = self._config.evaluation.final_splits
             metrics, self._strata = self._evaluator.evaluate(splits)
@@ -347,6 +350,7 @@ class _Run:
             "privacy": self._trainer.statement(done),
             "canaries": _canary_summary(canaries),
             "ledger_digest": self._ledger_digest(done),
+            "model_sha256": model_digest,
             "data": {
                 **to_json_value(asdict(replace(facts, class_names=()))),
                 "num_users": {s: self._task.split(s).num_users for s in self._task.split_names},

@@ -11,23 +11,23 @@ from pathlib import Path
 
 from pfl_bench.auditing import RunAudit, audit_run
 from pfl_bench.files import to_json_value
-from privacy.audit.check import Check
+from privacy.audit.check import OUTCOMES, Check
 from privacy.audit.outside import COVERS
 from privacy.audit.subject import as_number
 from privacy.statement import round_up, selection_note, small
 
-_MARKS = {"passed": "PASS", "failed": "FAIL", "skipped": "skip"}
+_MARKS = {"passed": "PASS", "failed": "FAIL", "incomplete": "LACK", "skipped": "skip"}
 _WIDTH = 110
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Audit a run and print what was found; 1 if a check fails."""
+    """Audit a run and print what was found; 1 if a check fails, or could not be made."""
     done = audit_run(Path(arguments.run), arguments.tuned_runs, arguments.data)
     if arguments.json:
         print(json.dumps(to_json_value(done.to_json_dict()), allow_nan=False))
     else:
         print("\n".join(_lines(Path(arguments.run), done)))
-    return 1 if done.num_failed else 0
+    return 0 if done.verdict == "passed" else 1
 
 
 def _lines(folder: Path, done: RunAudit) -> Iterator[str]:
@@ -42,7 +42,7 @@ def _lines(folder: Path, done: RunAudit) -> Iterator[str]:
         yield "  the run has not ended: the statement is of all planned rounds"
     yield ""
     for outcome, evidence, checks in _together(done.checks):
-        names = ", ".join(check.name for check in checks)
+        names = _names(checks)
         yield from _wrapped(f"{_MARKS[outcome]}  {names}: {evidence}", "      ")
     yield ""
     yield "Outside of the guarantee"
@@ -53,10 +53,16 @@ def _lines(folder: Path, done: RunAudit) -> Iterator[str]:
     yield from _tuning(done)
     outcomes = [check.outcome for check in done.checks]
     yield ""
-    yield (
-        f"{outcomes.count('passed')} passed, {outcomes.count('failed')} failed, "
-        f"{outcomes.count('skipped')} skipped"
-    )
+    if done.verdict == "incomplete":
+        names = _names(check for check in done.checks if check.outcome == "incomplete")
+        text = f"Not checked, or not in full, because the folder lacks what they need: {names}"
+        yield from _wrapped(text, "  ")
+    counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in OUTCOMES)
+    yield f"{done.verdict.upper()}: {counts}"
+
+
+def _names(checks: Iterable[Check]) -> str:
+    return ", ".join(check.name for check in checks)
 
 
 def _together(checks: Iterable[Check]) -> Iterator[tuple[str, str, list[Check]]]:

@@ -15,7 +15,9 @@ from pfl_bench.report.table import format_epsilon
 from pfl_bench.types import RunFolderError
 
 # Failures first, then what was not looked at: that is what a reader should see.
-_ORDER = ("failed", "skipped", "passed")
+_ORDER = ("failed", "incomplete", "skipped", "passed")
+
+_COUNTED = ("passed", "failed", "incomplete", "skipped")
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class AuditWords:
 
     Attributes:
         title: Row and seed.
-        verdict: "passed" or "failed".
+        verdict: "passed", "failed" or "incomplete".
         counts: How many checks had which outcome, in words.
         is_stale: Whether the ledger has changed since the audit.
         checks: Name, outcome, claim and evidence of each.
@@ -79,12 +81,20 @@ def _words(name: str, run: RunRecord, document: Mapping[str, Any]) -> AuditWords
     checks.sort(key=lambda check: _ORDER.index(check[1]) if check[1] in _ORDER else -1)
     return AuditWords(
         title=name if run.seed is None else f"{name}, seed {run.seed}",
-        verdict="passed" if document.get("passed") is True else "failed",
-        counts=", ".join(f"{counts.get(key, 0)} {key}" for key in ("passed", "failed", "skipped")),
+        verdict=_verdict(document),
+        counts=", ".join(f"{counts.get(key, 0)} {key}" for key in _COUNTED),
         is_stale=ledger_digest(run.path) != document.get("ledger_sha256"),
         checks=tuple((check[0], check[1], check[2], check[3]) for check in checks),
         tuning=_tuning(document.get("tuned_runs") or {}),
     )
+
+
+def _verdict(document: Mapping[str, Any]) -> str:
+    """Of an audit by an earlier version, which knew two of them, too."""
+    known = document.get("verdict")
+    if known in ("passed", "failed", "incomplete"):
+        return str(known)
+    return "passed" if document.get("passed") is True else "failed"
 
 
 def _tuning(tuned: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 
 from privacy.audit.check import Check, judge, skip
 from privacy.audit.checks_accounting import check_budget, check_epsilon
+from privacy.audit.checks_central import check_central_chain, check_central_step
 from privacy.audit.checks_clipping import (
     check_clip_bound,
     check_clip_path,
@@ -35,6 +36,7 @@ from privacy.audit.checks_independence import (
     check_noise_fresh,
     check_noise_independent,
 )
+from privacy.audit.checks_metrics import check_metrics
 from privacy.audit.checks_multiplier import (
     check_delta,
     check_noise_multiplier,
@@ -47,14 +49,21 @@ from privacy.audit.checks_record import (
     check_chain,
     check_configuration,
     check_constants,
+    check_folder,
     check_rounds,
 )
+from privacy.audit.checks_referee import check_referee
 from privacy.audit.checks_release import (
     check_batchnorm,
     check_canaries,
     check_releases,
     check_uploads,
     check_weights,
+)
+from privacy.audit.checks_replay import (
+    check_cohort_replay,
+    check_noise_replay,
+    check_private_seed,
 )
 from privacy.audit.checks_reports import check_report_scale
 from privacy.audit.evidence import Evidence, gather
@@ -126,11 +135,20 @@ def _names(subject: Subject) -> list[str]:
 
 def _checks(evidence: Evidence, subject: Subject) -> list[Check]:
     return [
+        check_folder(evidence, subject),
         check_rounds(evidence, subject),
         check_constants(evidence),
         check_configuration(evidence, subject),
+        check_metrics(evidence, subject),
+        check_private_seed(evidence, subject),
+        check_cohort_replay(evidence, subject),
+        check_noise_replay(evidence, subject),
+        check_central_step(evidence, subject),
+        check_central_chain(evidence, subject),
         check_epsilon(evidence, subject, "simulated"),
         check_epsilon(evidence, subject, "actual"),
+        check_referee(evidence, subject, "simulated"),
+        check_referee(evidence, subject, "actual"),
         check_budget(evidence, subject),
         check_delta(subject),
         check_population(evidence, subject),

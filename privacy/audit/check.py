@@ -1,18 +1,22 @@
 """What an audit says: one ``Check`` a claim, with its evidence.
 
 Guarantee: none of its own. "passed" means that the evidence does not contradict the claim at the
-level that the check names, "skipped" that nothing was looked at, and says why.
+level that the check names. "skipped" means that nothing was looked at, and says why: the claim does
+not apply, or the run has nothing to look at by its nature. "incomplete" means that the run's folder
+lacks what it should hold, so that the claim was not checked, or not for all rounds: an audit with
+such a check has not passed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from numpy.typing import NDArray
 
-Outcome = Literal["passed", "failed", "skipped"]
+Outcome = Literal["passed", "failed", "incomplete", "skipped"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 # Probability with which one check fails on a run that does what it claims, at most.
 LEVEL = 1e-6
@@ -26,7 +30,7 @@ class Check:
 
     Attributes:
         name: Machine name, unique within an audit.
-        outcome: "passed", "failed" or "skipped".
+        outcome: "passed", "failed", "incomplete" or "skipped".
         claim: What must be so, a sentence.
         evidence: What was found, or why nothing could be; for a human.
         numbers: What the evidence rests on, JSON-serialisable but for numbers that are not finite.
@@ -75,6 +79,20 @@ def judge(
 def skip(name: str, claim: str, reason: str) -> Check:
     """Make a check of which nothing was looked at."""
     return Check(name, "skipped", claim, reason)
+
+
+def lack(name: str, claim: str, reason: str) -> Check:
+    """Make a check that could not be made because the run's folder lacks something."""
+    return Check(name, "incomplete", claim, reason)
+
+
+def verdict(checks: Sequence[Check]) -> Outcome:
+    """What checks come to: "failed", "incomplete" or "passed"."""
+    outcomes = {check.outcome for check in checks}
+    for outcome in ("failed", "incomplete"):
+        if outcome in outcomes:
+            return outcome
+    return "passed"
 
 
 def in_rounds(what: str, rounds: Sequence[int] | NDArray[Any]) -> list[str]:

@@ -1,10 +1,11 @@
 """Are the epsilons those of what the ledger records?
 
 Guarantee: each epsilon is computed anew, from the ledger's constants and the number of its lines,
-by every accountant that can; how rounds compose is asked of the mechanism, and for Gaussian noise
-that is drawn anew each round it is also held against what the guarantee says in words. A stated
-epsilon below the tightest of the bounds fails, and so does one that is not its own accountant's:
-one above it is true, but of another run, whose rounds or noise were taken for this one's.
+by every accountant that can. How rounds compose is asked of the mechanism, and held against what
+the guarantee says in words (``privacy.audit.described``), or the evidence says that it was not. A
+stated epsilon below the tightest of the bounds fails, and so does one that is not its own
+accountant's: one above it is true, but of another run, whose rounds or noise were taken for this
+one's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from privacy.accountant import ACCOUNTANTS, compose_epsilon
 from privacy.amplification import Composition, Participation
 from privacy.audit.check import Check, judge, skip
+from privacy.audit.described import contradictions, describe
 from privacy.audit.evidence import Evidence
 from privacy.audit.subject import Subject, as_number
 from privacy.errors import PrivacyError
@@ -27,7 +29,6 @@ _TOLERANCE = 1e-6
 _PRV_RESOLUTION, _PRV_RELATIVE_RESOLUTION = 0.01, 0.002
 # Segments of different constants that are still composed one by one.
 _MOST_SEGMENTS = 20
-_FRESH_GAUSSIAN = ("gaussian", "adaptive_gaussian", "dp_sgd")
 
 
 def accounted_rounds(evidence: Evidence, subject: Subject) -> int:
@@ -131,7 +132,7 @@ def check_epsilon(evidence: Evidence, subject: Subject, label: str) -> Check:
         values, reasons = epsilons_by(parts, delta)
     except (ValueError, ZeroDivisionError) as error:
         return judge(name, claim, [f"the recorded rounds cannot be accounted: {error}"], "nothing")
-    problems = _composition_problems(evidence, label, parts, rounds)
+    problems, unheld = _composition_problems(evidence, subject, label, parts, rounds)
     floor = 1.0 - _TOLERANCE
     if math.isnan(stated):
         problems.append("the statement has no epsilon")
@@ -157,7 +158,8 @@ def check_epsilon(evidence: Evidence, subject: Subject, label: str) -> Check:
         name,
         claim,
         problems,
-        f"{stated:.6g} at delta {delta:.4g} stated by {own}; of {rounds} rounds: {computed}{able}",
+        f"{stated:.6g} at delta {delta:.4g} stated by {own}; of {rounds} rounds: {computed}{able}"
+        f"{unheld}",
         {
             "stated": json_epsilon(stated),
             "delta": delta,
@@ -177,31 +179,20 @@ def _most(accountant: str, epsilon: float) -> float:
 
 
 def _composition_problems(
-    evidence: Evidence, label: str, parts: Sequence[Composition], rounds: int
-) -> list[str]:
-    """What is composed, held against the guarantee's words for noise drawn anew each round."""
-    constants = evidence.constants
-    if len(parts) != 1 or constants.get("mechanism") not in _FRESH_GAUSSIAN:
-        return []
-    side, separation = constants[label], int(as_number(constants.get("separation", 1)))
-    scheme, part = constants["sampling"], parts[0]
-    wanted = -(-rounds // separation)
-    if constants.get("max_participations") is not None:
-        wanted = min(wanted, int(as_number(constants["max_participations"])))
-    problems = []
-    if part.count != wanted:
-        problems.append(f"{part.count} events are composed where a user can be in {wanted}")
-    if scheme in ("poisson", "cyclic_poisson"):
-        rate = side["cohort_size"] * separation / side["population_size"]
-        seen = getattr(part.event, "sampling_probability", math.nan)
-        if not math.isclose(seen, rate, rel_tol=1e-9):
-            problems.append(f"the sampling probability is accounted as {seen:.6g}, not {rate:.6g}")
-    plain = getattr(part.event, "event", part.event)
-    noise = side["noise_multiplier"] / (2.0 if scheme == "fixed_size" else 1.0)
-    seen = getattr(plain, "noise_multiplier", math.nan)
-    if not math.isclose(seen, noise, rel_tol=1e-9):
-        problems.append(f"noise multiplier {seen:.6g} is accounted, not {noise:.6g}")
-    return problems
+    evidence: Evidence, subject: Subject, label: str, parts: Sequence[Composition], rounds: int
+) -> tuple[list[str], str]:
+    """What is composed, held against the guarantee's words; and, in words, what could not be."""
+    if len(parts) != 1:
+        return [], "; what is composed was not held against the guarantee: the constants change"
+    try:
+        described = describe(evidence, subject, label, rounds, parts[0])
+    except (ValueError, ZeroDivisionError) as error:
+        return [f"the recorded constants cannot be described: {error}"], ""
+    if isinstance(described, str):
+        return [], f"; what is composed is the mechanism's own word: {described}"
+    if described.count == 0 or not described.noise > 0.0:
+        return [], ""
+    return contradictions(described, parts[0]), described.note
 
 
 def check_budget(evidence: Evidence, subject: Subject) -> Check:

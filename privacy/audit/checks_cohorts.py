@@ -198,6 +198,18 @@ def _group_range(population: int, separation: int) -> tuple[int, int]:
     return max(1, int(law.ppf(level))), min(population, int(law.isf(level)) + 1)
 
 
+def _others(evidence: Evidence) -> list[int]:
+    """Rounds in which the updates that came in are not, one each, those of who was drawn."""
+    digest = evidence.central.digest
+    if evidence.central.missing == evidence.rounds:
+        return []
+    return [
+        number
+        for number in range(1, evidence.rounds + 1)
+        if digest("users", number) != digest("trained", number)
+    ]
+
+
 def check_users_distinct(evidence: Evidence) -> Check:
     """No user was drawn twice, and each who was drawn contributed once at most."""
     name = "users_distinct"
@@ -215,8 +227,11 @@ def check_users_distinct(evidence: Evidence) -> Check:
         "the updates are not those of the users drawn",
         np.flatnonzero(updates != cohort + canaries) + 1,
     )
+    problems += in_rounds("the updates are those of other users than were drawn", _others(evidence))
     lost = int(np.nansum(evidence["num_nonfinite"]))
     text = f"{int(np.nansum(cohort))} draws, all distinct in their round; {lost} were not finite"
+    if evidence.central.missing == evidence.rounds:
+        text += "; whose updates came in is not recorded"
     if canaries.any():
         text += f"; {int(canaries.sum())} contributions are canaries'"
     return judge(name, claim, problems, text)

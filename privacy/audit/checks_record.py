@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from privacy.audit.check import Check, judge, skip
+from privacy.audit.check import Check, judge, lack, skip
 from privacy.audit.evidence import Evidence
 from privacy.audit.subject import Subject, as_number, same
 
@@ -31,6 +31,17 @@ CHAIN = (
     "Each line of the ledger holds the digest of the one before, rounds follow one another without "
     "a gap, and the lines that the summary and the newest checkpoint name are these."
 )
+
+
+def check_folder(evidence: Evidence, subject: Subject) -> Check:
+    """The folder holds what the run has written."""
+    name, claim = "folder", "The run's folder holds everything that the run has written."
+    if not evidence.rounds and not subject.is_final:
+        return skip(name, claim, "the ledger has no line yet")
+    if not subject.missing:
+        return judge(name, claim, [], "checkpoints, metrics, environment, summary as far as due")
+    parts = [f"{file} is missing: it would show {what}" for file, what in subject.missing.items()]
+    return lack(name, claim, "; ".join(parts))
 
 
 def check_chain(evidence: Evidence, subject: Subject) -> Check:

@@ -1,6 +1,6 @@
 """What a ledger says, gathered line by line into arrays.
 
-Guarantee: none of its own. Memory grows by some 600 bytes a round, whatever else a line holds;
+Guarantee: none of its own. Memory grows by some 900 bytes a round, whatever else a line holds;
 nothing is corrected or left out, and a value of the wrong kind is refused with its round.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.audit.central_columns import CentralColumns
 from privacy.errors import LedgerError
 
 BINS = 34
@@ -108,6 +109,7 @@ class Evidence:
         releases: Shape (T,), uint64: the first 64 bits of each release's digest.
         digests: Shape (T,), the SHA-256 of each line, 32 bytes each.
         has_noise: Shape (T,), bool: whether the line has an observation of noise.
+        central: Central parameters, releases and cohorts as the lines have them.
     """
 
     rounds: int
@@ -120,6 +122,7 @@ class Evidence:
     releases: NDArray[np.uint64]
     digests: bytes
     has_noise: NDArray[np.bool_]
+    central: CentralColumns
 
     def __getitem__(self, name: str) -> NDArray[np.float64]:
         """The column of that name, shape (T,)."""
@@ -163,6 +166,7 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
     columns = {name: array("d") for name in names}
     histograms, heads, releases = array("q"), array("d"), array("Q")
     has_noise, digests = array("b"), bytearray()
+    central = CentralColumns()
     missing: Counter[str] = Counter()
     segments: list[tuple[int, dict[str, Any]]] = []
     number = 0
@@ -181,6 +185,7 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
             for key in keys:
                 value = None if record is None else record.get(key)
                 columns[f"{part}.{key}"].append(_number(value, f"{part}.{key}", number))
+        central.take(entry, number)
         noise = entry.get("noise")
         has_noise.append(noise is not None)
         histograms.extend(_counts(noise, number))
@@ -205,6 +210,7 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
         releases=np.asarray(releases, np.uint64),
         digests=bytes(digests),
         has_noise=np.asarray(has_noise).astype(np.bool_),
+        central=central,
     )
 
 

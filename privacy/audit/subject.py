@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from privacy.audit.central_columns import CentralState
+from privacy.audit.central_steps import CentralOptimizer
+from privacy.audit.metrics import Metrics
+from privacy.audit.replay import Replay
 
 if TYPE_CHECKING:
     from privacy.amplification import Composition, Participation
@@ -73,6 +78,8 @@ class DataAtHand:
         num_parameters: Trainable parameters of the model.
         batchnorm_layers: Its layers that gather running statistics.
         why_absent: Why something is None.
+        initial_sha256: Digest of the parameters that the model is built with; None where it was
+            built with others than the run's, or not at all.
     """
 
     num_units: int | None = None
@@ -80,6 +87,7 @@ class DataAtHand:
     num_parameters: int | None = None
     batchnorm_layers: tuple[str, ...] | None = None
     why_absent: str = "the data were not opened"
+    initial_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +98,13 @@ class Saved:
         rounds: Rounds (epochs) that are done.
         mechanism: State of the mechanism, of the coming round; None where it has none.
         digest: SHA-256 of the ledger's last line when it was saved; None where it has none.
+        central: The model that it holds; None where it has none.
     """
 
     rounds: int
     mechanism: Mapping[str, Any] | None
     digest: str | None = None
+    central: CentralState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,10 @@ class Subject:
         saved: The newest checkpoint; None if there is none.
         summary: ``summary.json``; None while the run is not finished.
         canaries: ``canaries.json``; None for a run without canaries.
+        metrics: ``metrics.jsonl``; None if it is missing.
+        central_optimizer: What takes the central steps; in words, why none is known.
+        replay: What the recorded seed gives anew; in words, why nothing is drawn anew.
+        missing: Files that the run's folder lacks, and what each would show.
     """
 
     statement: Mapping[str, Any]
@@ -119,6 +133,10 @@ class Subject:
     saved: Saved | None = None
     summary: Mapping[str, Any] | None = None
     canaries: Mapping[str, Any] | None = None
+    metrics: Metrics | None = None
+    central_optimizer: CentralOptimizer | str = "the configuration's central step was not given"
+    replay: Replay | str = "no seed was given"
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_final(self) -> bool:

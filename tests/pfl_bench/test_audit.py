@@ -66,7 +66,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
 ) -> None:
     code, out, _ = command(capsys, str(finished))
     assert code == 0
-    assert "30 passed, 0 failed, 2 skipped" in out
+    assert "PASSED: 39 passed, 0 failed, 0 incomplete, 2 skipped" in out
     assert "PASS  noise_scale: standard deviation" in out
     assert "Outside of the guarantee" in out
     assert "A search over 10 such runs: epsilon (simulated)" in out
@@ -74,7 +74,8 @@ def test_a_run_passes_and_prints_what_it_rests_on(
     written = json.loads((finished / "audit.json").read_text())
     assert written["ledger_sha256"] == ledger
     assert written["passed"] is True
-    assert written["counts"] == {"passed": 30, "failed": 0, "skipped": 2}
+    assert written["verdict"] == "passed"
+    assert written["counts"] == {"passed": 39, "failed": 0, "incomplete": 0, "skipped": 2}
 
 
 def test_json_is_one_object_and_the_file_s_content(
@@ -130,6 +131,67 @@ def test_an_edited_line_breaks_the_chain(copied: Path, capsys: pytest.CaptureFix
     assert "line 2: does not follow" in " ".join(out.split())
 
 
+MISSING = {
+    "checkpoints": {"folder", "central_step", "central_chain"},
+    "metrics.jsonl": {"folder", "metrics"},
+    "environment.json": {"folder"},
+}
+
+
+@pytest.mark.parametrize("what", MISSING)
+def test_a_folder_that_lacks_files_is_incomplete(
+    what: str, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied / what
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    code, out, _ = command(capsys, str(copied))
+    assert code == 1
+    assert "INCOMPLETE: " in out
+    assert f"{what} is missing: it would show" in " ".join(out.split())
+    written = json.loads((copied / "audit.json").read_text())
+    assert (written["verdict"], written["passed"]) == ("incomplete", False)
+    assert list(written["missing"]) == [what]
+    lacking = {c["name"] for c in written["checks"] if c["outcome"] == "incomplete"}
+    assert lacking == MISSING[what]
+    assert "incomplete" in write_report([copied], copied / "report.html").read_text()
+
+
+def test_a_folder_of_an_earlier_version_is_incomplete_and_says_why(copied: Path) -> None:
+    def earlier(lines: Lines) -> None:
+        for line in lines:
+            for key in ("central", "release", "users_sha256", "trained_sha256"):
+                del line[key]
+
+    rewrite(copied, earlier)
+    for name, keys in (
+        ("environment.json", ("private_seed",)),
+        ("summary.json", ("model_sha256", "ledger_digest")),
+    ):
+        document = json.loads((copied / name).read_text())
+        for key in keys:
+            del document[key]
+        (copied / name).write_text(json.dumps(document))
+    for path in (copied / "checkpoints").iterdir():
+        state = torch.load(path, weights_only=True)
+        del state["trainer"]["private"]["seed"], state["trainer"]["private"]["ledger"]
+        torch.save(state, path)
+    done = audit_run(copied, 1)
+    assert (done.num_failed, done.verdict) == (0, "incomplete")
+    lacking = {c.name: c.evidence for c in done.checks if c.outcome == "incomplete"}
+    assert set(lacking) == {
+        "private_seed",
+        "cohort_replay",
+        "noise_replay",
+        "central_step",
+        "central_chain",
+    }
+    assert "another version" in lacking["central_step"]
+    assert "seed of cohorts and noise" in lacking["noise_replay"]
+
+
 def test_a_missing_ledger_fails(copied: Path) -> None:
     (copied / "ledger.jsonl").unlink()
     assert failed(copied) == {"chain"}
@@ -175,7 +237,12 @@ def test_a_statement_that_claims_less_is_found(copied: Path) -> None:
     statement = json.loads((copied / "privacy.json").read_text())
     statement["actual"]["epsilon"] *= 0.5
     (copied / "privacy.json").write_text(json.dumps(statement))
-    assert failed(copied) == {"configuration", "epsilon_actual"}
+    assert failed(copied) == {
+        "configuration",
+        "epsilon_actual",
+        "referee_actual",
+        "metrics",
+    }
 
 
 def test_another_configuration_is_found(copied: Path) -> None:
@@ -285,7 +352,7 @@ def test_the_report_has_the_audit_and_says_when_it_is_stale(copied: Path) -> Non
     audit_run(copied, 2)
     text = write_report([copied], copied / "report.html").read_text()
     assert "Audit: small, seed 3" in text
-    assert "30 passed, 0 failed, 2 skipped" in text
+    assert "39 passed, 0 failed, 0 incomplete, 2 skipped" in text
     assert "A search over 2 such runs" in text
     assert "Stale." not in text
     rewrite(copied, drop_last)

@@ -18,6 +18,7 @@ from privacy.aggregate import Aggregate
 from privacy.amplification import Participation, sampled_gaussian
 from privacy.audit.auditor import audit
 from privacy.audit.subject import Configured, Subject
+from privacy.central_record import CentralRecord
 from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale
 from privacy.mechanisms import (
@@ -183,6 +184,7 @@ def line_of(plan: PrivacyPlan) -> dict[str, Any]:
     observer.after(aggregate, 1.0)
     release = plan.mechanism.release(aggregate, np.random.default_rng(0))
     observed = observer.observe(release, aggregate) | drawn
+    observed |= CentralRecord(torch.zeros(8)).round(release.mean_update, np.array([3]), [3])
     return {**plan.ledger_entry(1, [3], release, aggregate, observed), "previous": "0" * 64}
 
 

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from pfl_bench import machine
+from pfl_bench.auditing import audit_run
 from pfl_bench.crew.orders import Built, await_followers
 from pfl_bench.runner import run
 from pfl_bench.types import ConfigError
+from privacy.audit.check import Check
 from privacy.ledger import read_ledger
 from tests.helpers import REPOSITORY, make_config, seed_of
 
@@ -129,6 +131,24 @@ def test_statement_and_record_say_that_noise_is_pinned(setting: str, tmp_path: P
         assert recorded["nonce"] == nonce
         assert len(recorded["value"]) == 64
         assert recorded["parts"]["code"] == machine.code_digest()
+        if setting == "private_federated":
+            check = seed_check(tmp_path / name)
+            assert check.outcome == "passed"
+            assert ("pinned by the nonce 'mine'" in check.evidence) == (nonce is not None)
+
+
+def seed_check(folder: Path) -> Check:
+    """What the audit says of a run's seed."""
+    return next(check for check in audit_run(folder).checks if check.name == "private_seed")
+
+
+def test_a_seed_that_does_not_follow_from_its_parts_fails_the_audit(tmp_path: Path) -> None:
+    run(make_config("private_federated", **NOISE), tmp_path / "run")
+    path = tmp_path / "run" / "environment.json"
+    environment = json.loads(path.read_text())
+    environment["private_seed"]["parts"]["code"] = "sha256:" + "0" * 64
+    path.write_text(json.dumps(environment))
+    assert "different seeds" in seed_check(tmp_path / "run").evidence
 
 
 # Runs a configuration several times in one process, so that torch is imported once.

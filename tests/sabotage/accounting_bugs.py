@@ -9,7 +9,7 @@ from typing import Any
 from dp_accounting import dp_event
 
 from pfl_bench import federated, private_rounds
-from privacy import plan, plan_checks
+from privacy import accountant, plan, plan_checks
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.mechanisms import adaptive_gaussian, gaussian
 from privacy.mechanisms.banded_matrix_factorization import BandedMatrixFactorization
@@ -21,6 +21,7 @@ from tests.sabotage.planting import (
     BANDED,
     COHORT,
     FIXED_SIZE,
+    LAPLACE,
     LOCAL,
     ROUNDS,
     SMALLER_COHORT,
@@ -33,6 +34,7 @@ from tests.sabotage.planting import (
 
 CALIBRATED = {"privacy__epsilon": 4.0, "privacy__noise_multiplier": None}
 BOTH = ("epsilon_simulated", "epsilon_actual")
+REFEREES = ("referee_simulated", "referee_actual")
 
 
 def unpaid_quantile(patch: Patch) -> None:
@@ -135,6 +137,33 @@ def forget_earlier_rounds(patch: Patch) -> None:
 
     patch.setattr(trainer, "begin", remember)
     patch.setattr(trainer, "statement", state)
+
+
+def too_low(patch: Patch) -> None:
+    """Every accountant comes out a fifth too low, in runs and audits alike."""
+    real = accountant._epsilon
+    patch.setattr(accountant, "_epsilon", lambda *arguments: 0.8 * real(*arguments))
+
+
+def half_the_rate(patch: Patch) -> None:
+    def wrong(participation: Participation, noise_multiplier: float, rounds: int) -> Composition:
+        right = sampled_gaussian(participation, noise_multiplier, rounds)
+        rate = right.event.sampling_probability / 2.0
+        return replace(right, event=dp_event.PoissonSampledDpEvent(rate, right.event.event))
+
+    patch.setattr(gaussian, "sampled_gaussian", wrong)
+
+
+def accountants_too_low(name: str, changes: dict[str, Any], delta: float) -> Bug:
+    """A fault that stays for the audit; epsilons are remembered by delta, so each has its own."""
+    return Bug(
+        name,
+        "an accountant that is a fifth too low, in the run and in the audit alike",
+        f"`accountant._epsilon` times 0.8, {', '.join(map(str, changes.values())) or 'rdp'}",
+        expects=REFEREES,
+        around=too_low,
+        changes={**changes, "privacy__delta": delta},
+    )
 
 
 ACCOUNTING_BUGS = (
@@ -246,5 +275,18 @@ ACCOUNTING_BUGS = (
         expects=BOTH,
         plant=composing(TreeAggregation, of_one_tree),
         changes=TREE,
+    ),
+    accountants_too_low("rdp_too_low", {}, 0.00101),
+    accountants_too_low("pld_too_low", {"privacy__accountant": "pld"}, 0.00102),
+    accountants_too_low("prv_too_low", {"privacy__accountant": "prv"}, 0.00103),
+    accountants_too_low("rdp_too_low_fixed_size", FIXED_SIZE, 0.00104),
+    accountants_too_low("pld_too_low_laplace", LAPLACE, 0.00105),
+    accountants_too_low("rdp_too_low_tree", TREE, 0.00106),
+    Bug(
+        "rate_halved_for_good",
+        "the mechanism composes half the sampling probability, in the run and in the audit alike",
+        "`sampled_gaussian` of the Gaussian mechanism",
+        expects=(*BOTH, *REFEREES),
+        around=half_the_rate,
     ),
 )

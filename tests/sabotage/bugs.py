@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from tests.sabotage.accounting_bugs import ACCOUNTING_BUGS
+from tests.sabotage.central_bugs import CENTRAL_BUGS
 from tests.sabotage.clipping_bugs import CLIPPING_BUGS
+from tests.sabotage.folder_bugs import FOLDER_BUGS
 from tests.sabotage.noise_bugs import NOISE_BUGS
 from tests.sabotage.planting import Bug
 from tests.sabotage.record_bugs import RECORD_BUGS
@@ -16,6 +18,8 @@ BUGS: tuple[Bug, ...] = (
     *SAMPLING_BUGS,
     *ACCOUNTING_BUGS,
     *RECORD_BUGS,
+    *CENTRAL_BUGS,
+    *FOLDER_BUGS,
 )
 
 __all__ = ["BUGS", "UNSEEN"]

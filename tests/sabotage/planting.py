@@ -103,6 +103,7 @@ class Bug:
         description: What is wrong, for the table.
         planted: What was changed to plant it, for the table.
         expects: Names of the audit's checks that must fail; others may too.
+        lacks: Names of the checks that cannot be made, of a folder that is then incomplete.
         words: Of a bug that is refused: a part of the message.
         unseen: Of a bug that neither refuses nor fails: why the record of one run cannot show it.
         plant: Changes the code that runs; undone before the audit, which is of the real code.
@@ -117,6 +118,7 @@ class Bug:
     description: str
     planted: str
     expects: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
     words: str = ""
     unseen: str = ""
     plant: Plant = nothing
@@ -127,5 +129,5 @@ class Bug:
     after: Edit = nothing
 
     def __post_init__(self) -> None:
-        outcomes = (self.expects, self.words, self.unseen)
-        assert sum(map(bool, outcomes)) == 1, f"{self.name}: refused, failed or unseen, one of them"
+        outcomes = (self.expects, self.lacks, self.words, self.unseen)
+        assert sum(map(bool, outcomes)) == 1, f"{self.name}: one outcome, not {outcomes}"

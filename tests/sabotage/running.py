@@ -45,6 +45,11 @@ class Caught:
         """Names of the checks that failed."""
         return {name for name, check in self.checks.items() if check.outcome == "failed"}
 
+    @property
+    def incomplete(self) -> set[str]:
+        """Names of the checks that could not be made because the folder lacks something."""
+        return {name for name, check in self.checks.items() if check.outcome == "incomplete"}
+
 
 def configured(changes: Mapping[str, Any]) -> ResolvedConfig:
     """The small run, with changes."""

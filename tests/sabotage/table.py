@@ -57,6 +57,8 @@ def _catch(bug: Bug, caught: Caught) -> tuple[str, str]:
         return "refused", caught.refused
     if bug.unseen and caught.refused is None and not caught.failed:
         return "unseen", bug.unseen
+    if bug.lacks and not caught.failed and caught.incomplete == set(bug.lacks):
+        return f"incomplete: {', '.join(bug.lacks)}", caught.checks[bug.lacks[0]].evidence
     if bug.expects and set(bug.expects) <= caught.failed:
         evidence = caught.checks[bug.expects[0]].evidence
         return ", ".join(bug.expects), evidence.partition(". Looked at:")[0]

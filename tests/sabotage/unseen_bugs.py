@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from pfl_bench import private_seed
-from pfl_bench.private_seed import PrivateSeed
-from tests.sabotage.clipping_bugs import move_by_bare_mean
+from torch import Tensor
+
+from pfl_bench.engine.sequential import SequentialEngine
 from tests.sabotage.planting import Bug, Patch
 
 
-def noise_named_by_seed(patch: Patch) -> None:
-    def derive(resolved: Any, *_: Any, **__: Any) -> PrivateSeed:
-        return PrivateSeed(resolved.config.seed, None, {})
+def train_on_from_the_last(patch: Patch) -> None:
+    """A client begins where the client before it has ended, and sends the way of both."""
+    real = SequentialEngine._train_client
+    last: dict[str, Any] = {}
 
-    patch.setattr(private_seed, "derive", derive)
+    def train(self: SequentialEngine, user: int, examples: Any, index: int, central: Tensor) -> Any:
+        start = last["end"] if last.get("round") == index else central
+        result = real(self, user, examples, index, start)
+        last.update(round=index, end=self._model.vector.detach().clone())
+        result.update.add_(start - central)
+        return result
+
+    patch.setattr(SequentialEngine, "_train_client", train)
 
 
 UNSEEN = (
     Bug(
-        "noise_of_another_run",
-        "two runs on the same data share their noise",
-        "`private_seed.derive` is the seed alone",
-        unseen="each run by itself is sound; both ledgers together show it, in the first elements "
-        "of each round's noise",
-        plant=noise_named_by_seed,
-    ),
-    Bug(
-        "second_release",
-        "the updates' mean moves the model a second time, without noise",
-        "`FederatedTrainer._take_central_step` adds it",
-        unseen="the record is of what the mechanism releases; what the central step makes of other "
-        "sources is not in it",
-        plant=move_by_bare_mean,
+        "client_trains_on",
+        "a client trains on from the client before, so that one user moves others' updates",
+        "`SequentialEngine._train_client` begins elsewhere",
+        unseen="the record begins where an update is taken in: what an update was computed from, "
+        "only training it again would show",
+        plant=train_on_from_the_last,
     ),
 )

@@ -1,0 +1,113 @@
+"""Central optimizers in numpy, coordinate by coordinate, independent of those that runs use.
+
+Guarantee: none of its own. ``steps_of`` gives the step of each round from the recorded parameters
+before it and the recorded releases, with the optimizer's state built up from the first round. The
+gradient of a round is the release with its sign changed.
+
+Source: torch.optim's documentation (SGD, Adam, AdamW, Adagrad); Zaheer et al. 2018 and Reddi et al.
+2021, algorithm 2 (Yogi); Kingma and Ba 2015, section 2 (epsilon hat).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+# Yogi's second moment starts there.
+_YOGI_START = 1e-6
+# Nearer than this times the root of the rounds, relative, rounding decides the sign by which Yogi's
+# second moment moves: the rounding of each round adds up like a random walk.
+_UNDECIDED = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class CentralOptimizer:
+    """The central step as configured.
+
+    Attributes:
+        name: "sgd", "adam", "adamw", "adagrad" or "yogi".
+        momentum: Of sgd.
+        beta1: Of adam, adamw, yogi.
+        beta2: Of adam, adamw, yogi.
+        epsilon: Of all but sgd.
+        epsilon_hat: Whether epsilon is added before the bias is corrected (adam).
+        weight_decay: Penalty; decoupled for adamw.
+        rates: Shape (T,): the learning rate of each round.
+    """
+
+    name: str
+    momentum: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    epsilon_hat: bool
+    weight_decay: float
+    rates: Array
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether a step is linear in parameters and releases, so that projections follow it."""
+        return self.name == "sgd"
+
+
+def steps_of(optimizer: CentralOptimizer, before: Array, release: Array) -> tuple[Array, Array]:
+    """The step of each round.
+
+    Args:
+        optimizer: What takes the steps.
+        before: Shape (T, k): coordinates (or, for sgd, projections) before each step.
+        release: Shape (T, k): those of each release.
+
+    Returns:
+        Shapes (T, k): what each step adds, and its scale: what it would be at most if no terms
+        cancelled. NaN where it cannot be told.
+    """
+    decay = optimizer.weight_decay
+    gradient = -release + (0.0 if optimizer.name == "adamw" else decay) * before
+    rates = optimizer.rates[: len(before), None]
+    if optimizer.name == "sgd":
+        return (
+            -rates * _moving(gradient, optimizer.momentum, 1.0),
+            rates * _moving(np.abs(gradient), optimizer.momentum, 1.0),
+        )
+    if optimizer.name == "adagrad":
+        scale = rates / (np.sqrt(np.cumsum(gradient**2, axis=0)) + optimizer.epsilon)
+        return -scale * gradient, scale * np.abs(gradient)
+    first = _moving(gradient, optimizer.beta1, 1.0 - optimizer.beta1)
+    size = _moving(np.abs(gradient), optimizer.beta1, 1.0 - optimizer.beta1)
+    if optimizer.name == "yogi":
+        scale = rates / (np.sqrt(_yogi_seconds(gradient, optimizer.beta2)) + optimizer.epsilon)
+        return -scale * first, scale * size
+    number = np.arange(1.0, len(before) + 1.0)[:, None]
+    first_bias, second_bias = 1.0 - optimizer.beta1**number, 1.0 - optimizer.beta2**number
+    second = _moving(gradient**2, optimizer.beta2, 1.0 - optimizer.beta2)
+    epsilon = optimizer.epsilon / (np.sqrt(second_bias) if optimizer.epsilon_hat else 1.0)
+    scale = rates / first_bias / (np.sqrt(second / second_bias) + epsilon)
+    step = -scale * first
+    if optimizer.name == "adamw":
+        step = step - rates * decay * before
+    return step, scale * size
+
+
+def _moving(values: Array, keep: float, weight: float) -> Array:
+    """Averages a_t = keep a_(t-1) + weight v_t, from 0; shape (T, k)."""
+    from scipy import signal
+
+    return np.asarray(signal.lfilter([weight], [1.0, -keep], values, axis=0))
+
+
+def _yogi_seconds(gradient: Array, beta2: float) -> Array:
+    """Second moments; NaN from where rounding decides by which sign one moves."""
+    squares, made = gradient**2, np.empty_like(gradient)
+    second = np.full(gradient.shape[1:], _YOGI_START)
+    for index, square in enumerate(squares):
+        difference = square - second
+        second = second + (1.0 - beta2) * np.sign(difference) * square
+        near = _UNDECIDED * np.sqrt(index + 1.0) * square
+        second[np.abs(difference) < near] = np.nan
+        made[index] = second
+    return made

@@ -1,0 +1,189 @@
+"""Does the model move along the releases, and along nothing else?
+
+Guarantee: checked here is that each round's central step is the configured optimizer's along the
+recorded release: on projections that see every coordinate where the optimizer is linear, and on
+eight coordinates for every optimizer. The result is compared with the parameters that the next line
+recorded before its own step, and the last one with the newest checkpoint's. And that checkpoints,
+the evaluated model and the initial model are those of the recorded rounds, by their digests.
+
+A step along a sum without noise shows, because the release is recorded before the step, by code
+that takes no part in it. Not seen is a step that differs from the release's by less than rounding,
+or, under an optimizer that is not linear, on other coordinates than the eight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privacy.audit.central_columns import Sketches
+from privacy.audit.central_steps import CentralOptimizer, steps_of
+from privacy.audit.check import Check, in_rounds, judge, lack, skip
+from privacy.audit.evidence import Evidence
+from privacy.audit.subject import Subject
+
+Array = NDArray[np.float64]
+
+# Of a step's scale: float32 arithmetic of moments and roots stays far below.
+_OF_STEP = 1e-4
+# Of the parameters: a step rounds each once or twice, by 2**-24 of it; projections add the errors
+# up with signs that do not know them, and exceed so many of their norm with probability 1e-12.
+_OF_PARAMETERS = 32.0 * 2.0**-24
+# Of a whole vector's norm, in a projection, float32 arithmetic of the step likewise.
+_OF_RELEASES = 1e-5
+_LARGEST_FLOAT32 = 3.4e38
+_NO_LINE = "the ledger has no line yet"
+_OLDER = (
+    "the ledger does not record the central parameters and the releases: it was written by another "
+    "version, or lines were stripped, and that the model moved along the releases alone is unknown"
+)
+
+
+def check_central_step(evidence: Evidence, subject: Subject) -> Check:
+    """Every central step is the optimizer's along the recorded release."""
+    name = "central_step"
+    claim = "Each round moves the model by the configured central step along its release alone."
+    optimizer = subject.central_optimizer
+    if not evidence.rounds:
+        return skip(name, claim, _NO_LINE)
+    if evidence.central.missing == evidence.rounds:
+        return lack(name, claim, _OLDER)
+    if isinstance(optimizer, str):
+        return skip(name, claim, optimizer)
+    before, release = evidence.central.sketches("central"), evidence.central.sketches("release")
+    after = _after(evidence, subject)
+    problems, compared = [], np.zeros(evidence.rounds, dtype=np.bool_)
+    for what, wrong, seen in _compare(optimizer, before, release, after):
+        problems += in_rounds(
+            f"the {what} of the model are not where the step along the release leads",
+            np.flatnonzero(wrong) + 1,
+        )
+        compared |= seen
+    number = int(compared.sum())
+    kinds = "two projections of the whole model and " if optimizer.is_linear else ""
+    text = f"{optimizer.name} taken anew in {number} of {evidence.rounds} rounds, on {kinds}"
+    text += "eight coordinates"
+    numbers = {"rounds": number}
+    if problems:
+        return judge(name, claim, problems, text, numbers)
+    left = np.flatnonzero(~(np.isfinite(before.norm) & np.isfinite(after.norm))) + 1
+    if len(left) == 1 and left[0] == evidence.rounds and not subject.is_final:
+        text += "; the last one's end is in no checkpoint yet"
+        left = left[:0]
+    if len(left):
+        reason = "no checkpoint holds the model after the last round"
+        if left[0] != evidence.rounds:
+            reason = f"rounds without what is needed: {len(left)}, the first is {left[0]}"
+        return lack(name, claim, f"{text}; {reason}")
+    return judge(name, claim, [], text, numbers)
+
+
+def _after(evidence: Evidence, subject: Subject) -> Sketches:
+    """Sketches after each round's step: the next line's, and the newest checkpoint's."""
+    rows = evidence.central.sketches("central").rows
+    last = np.full((1, rows.shape[1]), np.nan)
+    saved = subject.saved
+    if saved is not None and saved.central is not None and saved.rounds == evidence.rounds:
+        last[0] = saved.central.row
+    return Sketches(np.concatenate([rows[1:], last]))
+
+
+def _compare(
+    optimizer: CentralOptimizer, before: Sketches, release: Sketches, after: Sketches
+) -> Iterator[tuple[str, NDArray[np.bool_], NDArray[np.bool_]]]:
+    """By what was compared: in which rounds it is wrong, and in which it was compared."""
+    step, scale = steps_of(optimizer, before.coordinates, release.coordinates)
+    allowed = _OF_STEP * scale + _OF_PARAMETERS * np.abs(before.coordinates + step)
+    yield "coordinates", *_differs(before.coordinates + step, after.coordinates, allowed)
+    if optimizer.is_linear:
+        step, _ = steps_of(optimizer, before.projections, release.projections)
+        norms = np.stack([before.norm, release.norm], axis=1)
+        # Of norms, the largest that releases and penalties come to.
+        _, scale = steps_of(optimizer, norms[:, :1], -norms[:, 1:])
+        allowed = _OF_RELEASES * scale + _OF_PARAMETERS * (norms[:, :1] + scale)
+        yield "projections", *_differs(before.projections + step, after.projections, allowed)
+
+
+def _differs(
+    expected: Array, found: Array, allowed: Array
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    known = np.isfinite(expected) & (np.abs(expected) < _LARGEST_FLOAT32)
+    seen = known & np.isfinite(found)
+    wrong = seen & ~(np.abs(expected - found) <= allowed)
+    return np.asarray(wrong.any(axis=1)), np.asarray(seen.any(axis=1))
+
+
+def check_central_chain(evidence: Evidence, subject: Subject) -> Check:
+    """Checkpoints and the evaluated model are the recorded rounds'."""
+    name = "central_chain"
+    claim = (
+        "The run begins with the configured model, each checkpoint holds the model of its recorded "
+        "round, and the model that was evaluated is that of the round that the summary names."
+    )
+    if not evidence.rounds:
+        return skip(name, claim, _NO_LINE)
+    digests = _digests(evidence, subject)
+    if digests is None:
+        return lack(name, claim, _OLDER)
+    problems, agreeing = [], []
+    first, initial = digests.get(0), subject.data.initial_sha256
+    if initial is not None and first is not None:
+        agreeing.append("the initial model")
+        if initial != first:
+            problems.append("the first round did not begin with the model that is configured")
+    saved = subject.saved
+    if saved is not None and saved.central is not None:
+        known = digests.get(saved.rounds)
+        if known is not None:
+            agreeing.append(f"the checkpoint of round {saved.rounds}")
+            if known != saved.central.sha256:
+                problems.append(
+                    f"the checkpoint of round {saved.rounds} holds another model than the ledger "
+                    "has after that round"
+                )
+        digests.setdefault(saved.rounds, saved.central.sha256)
+    problems += _problems_of_summary(subject, digests, agreeing)
+    text = f"by digest: {', '.join(agreeing) or 'nothing'}"
+    if not problems and subject.summary is not None and not _has_model(subject):
+        why = "the summary does not name the model that was evaluated (written by another version)"
+        return lack(name, claim, f"{text}; {why}")
+    if not problems and subject.saved is None:
+        return lack(name, claim, f"{text}; the folder has no checkpoint that could be compared")
+    return judge(name, claim, problems, text, {"compared": agreeing})
+
+
+def _digests(evidence: Evidence, subject: Subject) -> dict[int, str] | None:
+    """Digests of the model after so many rounds, those that are recorded; None for none."""
+    if subject.configured.unit == "example":
+        # A line of DP-SGD has the digest of the model after its epoch.
+        return {
+            number: evidence.central.digest("release", number)
+            for number in range(1, evidence.rounds + 1)
+        }
+    if evidence.central.missing == evidence.rounds:
+        return None
+    return {
+        number: evidence.central.digest("central", number + 1) for number in range(evidence.rounds)
+    }
+
+
+def _has_model(subject: Subject) -> bool:
+    return subject.summary is not None and isinstance(subject.summary.get("model_sha256"), str)
+
+
+def _problems_of_summary(
+    subject: Subject, digests: dict[int, str], agreeing: list[str]
+) -> Iterator[str]:
+    summary = subject.summary
+    if summary is None or not _has_model(subject):
+        return
+    chosen = summary.get("selected")
+    number = chosen if isinstance(chosen, int) else summary.get("rounds")
+    known = digests.get(number) if isinstance(number, int) else None
+    if known is None:
+        return
+    agreeing.append(f"the evaluated model, of round {number}")
+    if known != summary["model_sha256"]:
+        yield f"the model that was evaluated is not that of round {number}"

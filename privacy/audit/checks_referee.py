@@ -1,0 +1,204 @@
+"""Does a second accountant, written apart from the first, come to the same epsilon?
+
+Guarantee: ``check_epsilon`` asks the accountants that stated the epsilon, so that an error of
+theirs repeats itself. Here what was recorded is described anew from the ledger's constants, and
+``privacy.audit.referee`` bounds the smallest epsilon that is true of it, from both sides. A stated
+epsilon below the lower bound fails, whatever accountant it is from. One that is above the upper
+bound by more than its accountant's looseness fails, too: it is of other rounds or other noise.
+
+- pld, prv: their discretisation, ``_OF_PLD`` and ``_PLD_FLOOR``.
+- rdp: the epsilon of the Renyi divergences, computed anew and converted by the same theorem. It may
+  not be below it, to ``_OF_RDP``, nor above that of whole orders alone: fractional ones are left
+  out where the accountant's series for them is not stable. Where rdp rests on a theorem's bound
+  (sampling without replacement), it is that bound, computed anew.
+
+Correlated noise that no sampling amplifies is one Gaussian mechanism. Its sensitivity is added up
+anew for users in fixed groups; for selected users it is the mechanism's own, and the evidence says
+so. Mechanisms that are not listed have no second implementation: they are skipped by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+from privacy.audit import referee
+from privacy.audit.check import Check, judge, skip
+from privacy.audit.checks_accounting import accounted_rounds, compositions
+from privacy.audit.described import Described, describe
+from privacy.audit.evidence import Evidence
+from privacy.audit.gaussian_dp import epsilon_of_mu
+from privacy.audit.referee import Bounds
+from privacy.audit.subject import Subject, as_number
+from privacy.statement import json_epsilon
+
+# By how much an epsilon may lie above the upper bound: pld's pessimistic rounding is 1 % at most
+# from epsilon 0.1 on, prv adds 0.01 or 0.2 % of the bound by rdp.
+_OF_PLD, _PLD_FLOOR = 0.02, 0.02
+_OF_PRV = 0.005
+_OF_RDP = 1e-3
+# Numbers on disk are rounded, and so is the referee's arithmetic.
+_ROUNDING = 1e-6
+# Beyond it, exp() of privacy losses overflows; such an epsilon promises nothing.
+_LARGEST_EPSILON = 500.0
+# Below it pld and prv say of themselves that rounding takes delta up: see privacy.accountant.
+_DELTA_A_ROUND = 2.0**-49
+
+
+def check_referee(evidence: Evidence, subject: Subject, label: str) -> Check:
+    """One of the two epsilons, held against a second implementation's bounds.
+
+    Args:
+        evidence: The ledger.
+        subject: The statement.
+        label: "simulated" or "actual".
+    """
+    name = f"referee_{label}"
+    claim = (
+        f"The stated epsilon ({label}) is not below what a second accountant, written apart, shows "
+        "to be true, and not above it by more than its accountant is loose."
+    )
+    if not evidence.rounds:
+        return skip(name, claim, "the ledger has no line yet")
+    if len(evidence.segments) > 1:
+        return skip(name, claim, "the constants change in mid-run: see constants")
+    side = subject.side(label)
+    stated, delta = as_number(side.get("epsilon")), as_number(side.get("delta"))
+    rounds = accounted_rounds(evidence, subject)
+    described: Described | str
+    try:
+        part = compositions(evidence, subject, label, rounds)[0]
+        described = describe(evidence, subject, label, rounds, part)
+    except (ValueError, ZeroDivisionError) as error:
+        described = f"the recorded constants cannot be described ({error})"
+    if isinstance(described, str):
+        return skip(name, claim, described)
+    if described.count == 0 or not 0.0 < delta < 1.0 or math.isnan(stated):
+        return skip(name, claim, "there is nothing to compose, or no epsilon, or no delta")
+    if not described.noise > 0.0:
+        problems = [] if math.isinf(stated) else [f"{stated:.6g} is stated of rounds without noise"]
+        return judge(name, claim, problems, "no noise: nothing but infinity is true")
+    bounds = bounds_of(described, delta, min(stated, _LARGEST_EPSILON))
+    own = str(subject.statement.get("accountant"))
+    return _judged(name, claim, described, bounds, (stated, delta, own))
+
+
+def _judged(
+    name: str, claim: str, described: Described, bounds: Bounds, stated: tuple[float, float, str]
+) -> Check:
+    epsilon, delta, own = stated
+    if bounds.lower == 0.0 and math.isinf(bounds.upper):
+        reason = f"an epsilon of {epsilon:.4g} at delta {delta:.3g} is beyond the referee's numbers"
+        return skip(name, claim, reason)
+    least, most = _allowed(described, bounds, delta, own)
+    problems = []
+    if epsilon < least * (1.0 - _ROUNDING):
+        problems.append(
+            f"{epsilon:.6g} is stated, below {least:.6g}: "
+            + (
+                "which is the least that is true"
+                if least <= bounds.lower
+                else f"what {own} comes to when it is computed anew"
+            )
+        )
+    if epsilon > most * (1.0 + _ROUNDING):
+        problems.append(
+            f"{epsilon:.6g} is stated by {own}, above {most:.6g}, the most that it comes to: it is "
+            "of other rounds or other noise than were run"
+        )
+    text = (
+        f"{_in_words(described)}: the true epsilon is from {bounds.lower:.6g} to {bounds.upper:.6g}"
+        f", by a second implementation; {epsilon:.6g} is stated by {own}"
+    )
+    numbers = {"lower": bounds.lower, "upper": json_epsilon(bounds.upper), "most": most}
+    return judge(name, claim, problems, text + described.note, numbers)
+
+
+def _allowed(described: Described, bounds: Bounds, delta: float, own: str) -> tuple[float, float]:
+    """The least and the most that may be stated."""
+    by_rdp = _rdp(described, delta)
+    tight = bounds.upper * (1.0 + _OF_PLD) + _PLD_FLOOR
+    if own == "prv":
+        tight += _OF_PRV * by_rdp if math.isfinite(by_rdp) else 0.0
+    if own == "rdp" and math.isfinite(by_rdp):
+        least = max(bounds.lower, by_rdp * (1.0 - _OF_RDP))
+        return least, _rdp(described, delta, is_whole=True) * (1.0 + _OF_RDP)
+    if own == "pld" and described.count * _DELTA_A_ROUND > delta:
+        # Its own rounding takes so much of delta that it gives the bound by rdp.
+        tight = max(tight, _rdp(described, delta, is_whole=True) * (1.0 + _OF_RDP))
+    return bounds.lower, tight
+
+
+def bounds_of(described: Described, delta: float, near: float) -> Bounds:
+    """Bounds of the smallest epsilon that is true.
+
+    Args:
+        described: What was run.
+        delta: In (0, 1).
+        near: An epsilon of the right size.
+    """
+    return _bounds_of(described.kind, described.noise, described.count, described.rate, delta, near)
+
+
+@lru_cache(maxsize=256)
+def _bounds_of(
+    kind: str, noise: float, count: int, rate: float, delta: float, near: float
+) -> Bounds:
+    if kind == "gaussian" or (kind == "sampled gaussian" and rate == 1.0):
+        epsilon = epsilon_of_mu(math.sqrt(count) / noise, delta)
+        return Bounds(epsilon, epsilon)
+    if kind == "answers":
+        epsilon = referee.answers_epsilon(noise, count, delta)
+        return Bounds(epsilon, epsilon)
+    if kind == "fixed-size gaussian":
+        losses = referee.replaced_gaussian_losses(rate, noise, count, delta)
+        lower = referee.composed_bounds(losses, count, delta, near).lower
+        return Bounds(lower, math.inf)
+    if kind in ("laplace", "sampled laplace"):
+        pure = count * math.log1p(rate * math.expm1(1.0 / noise)) if noise > 0.002 else math.inf
+        if 1.0 / noise > _LARGEST_EPSILON:
+            return Bounds(0.0, math.inf)
+        losses = referee.sampled_laplace_losses(rate, noise)
+        found = referee.composed_bounds(losses, count, delta, near)
+        return Bounds(found.lower, min(found.upper, pure))
+    losses = referee.sampled_gaussian_losses(rate, noise, count, delta)
+    return referee.composed_bounds(losses, count, delta, near)
+
+
+@lru_cache(maxsize=256)
+def _rdp_of(
+    kind: str, noise: float, count: int, rate: float, delta: float, is_whole: bool
+) -> float:
+    divergence: Callable[[float], float]
+    if kind == "gaussian":
+
+        def divergence(order: float) -> float:
+            return 0.5 * order / noise**2
+    elif kind == "sampled gaussian":
+
+        def divergence(order: float) -> float:
+            return referee.sampled_gaussian_divergence(rate, noise, order)
+    elif kind == "fixed-size gaussian":
+
+        def divergence(order: float) -> float:
+            return referee.fixed_size_divergence(rate, noise, order)
+    elif kind == "laplace":
+
+        def divergence(order: float) -> float:
+            return referee.laplace_divergence(noise, order)
+    else:
+        return math.inf
+    return referee.rdp_epsilon(lambda order: count * divergence(order), delta, is_whole)
+
+
+def _rdp(described: Described, delta: float, is_whole: bool = False) -> float:
+    kind, noise, count = described.kind, described.noise, described.count
+    return _rdp_of(kind, noise, count, described.rate, delta, is_whole)
+
+
+def _in_words(described: Described) -> str:
+    if described.kind == "answers":
+        return f"{described.count} randomized responses of epsilon {described.noise:.6g}"
+    sampled = "" if described.rate == 1.0 else f", each at probability {described.rate:.6g}"
+    return f"{described.count} times {described.kind} of multiplier {described.noise:.6g}{sampled}"

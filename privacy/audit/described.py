@@ -1,0 +1,204 @@
+"""What the recorded rounds are, described from the ledger's constants in the guarantee's words.
+
+Guarantee: none of its own. Nothing is asked of the mechanism but, for selected users under
+correlated noise, its sensitivity; what is written here is the table of mechanisms of the
+documentation once more, apart from the code that runs are accounted by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privacy.audit.evidence import Evidence
+from privacy.audit.subject import Subject, as_number
+from privacy.errors import PrivacyError
+
+if TYPE_CHECKING:
+    from privacy.amplification import Composition
+
+_LARGEST_TREE = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What the recorded rounds are, in the words of the guarantee.
+
+    Attributes:
+        kind: "sampled gaussian", "gaussian", "fixed-size gaussian", "sampled laplace", "laplace" or
+            "answers".
+        noise: Multiplier, or scale, of one event; of "answers" the epsilon of one.
+        count: Events that one user can be in.
+        rate: Probability of a user's part in each; 1 without sampling.
+        note: What was taken from the mechanism itself, in words; empty for nothing.
+    """
+
+    kind: str
+    noise: float
+    count: int
+    rate: float = 1.0
+    note: str = ""
+
+
+def contradictions(described: Described, part: Composition) -> list[str]:
+    """How what a mechanism says of its rounds differs from the description.
+
+    Args:
+        described: The rounds.
+        part: What the mechanism composes.
+    """
+    event, problems = part.event, []
+    if part.count != described.count:
+        problems.append(
+            f"{part.count} events are composed where a user can be in {described.count}"
+        )
+    inner = getattr(event, "event", event)
+    rate = getattr(event, "sampling_probability", 1.0)
+    noise = getattr(inner, "noise_multiplier", math.nan)
+    expected = described.noise
+    if described.kind == "fixed-size gaussian":
+        # A replaced user moves the sum by two bounds.
+        expected = described.noise / 2.0
+        rate = getattr(event, "sample_size", math.nan) / getattr(event, "source_dataset_size", 1)
+    if described.kind == "answers":
+        lie = getattr(inner, "noise_parameter", math.nan) / getattr(inner, "num_buckets", 2)
+        truth = 1.0 - lie * (getattr(inner, "num_buckets", 2) - 1)
+        noise = math.log(truth / lie) if lie > 0.0 else math.nan
+    if not math.isclose(rate, described.rate, rel_tol=1e-9):
+        problems.append(
+            f"the sampling probability is accounted as {rate:.6g}, not {described.rate:.6g}"
+        )
+    if not math.isclose(noise, expected, rel_tol=1e-6):
+        problems.append(f"noise multiplier {noise:.6g} is accounted, not {expected:.6g}")
+    return problems
+
+
+def describe(
+    evidence: Evidence, subject: Subject, label: str, rounds: int, part: Composition
+) -> Described | str:
+    """What the recorded constants say that was run; in words, why that is not known.
+
+    Args:
+        evidence: The ledger, of one set of constants.
+        subject: The newest checkpoint has a correlated mechanism's coefficients.
+        label: "simulated" or "actual".
+        rounds: How many are accounted.
+        part: What the mechanism says that they compose to; used for a sensitivity that is not
+            added up here.
+
+    Raises:
+        ValueError: A recorded number is none.
+    """
+    constants, mechanism = evidence.constants, str(evidence.constants.get("mechanism"))
+    side: Mapping[str, Any] = constants.get(label) or {}
+    noise, scheme = as_number(side.get("noise_multiplier")), str(constants.get("sampling"))
+    apart = int(as_number(constants.get("separation", 1)))
+    most = -(-rounds // apart)
+    if constants.get("max_participations") is not None:
+        most = min(most, int(as_number(constants["max_participations"])))
+    rate = as_number(side.get("cohort_size")) * apart / as_number(side.get("population_size"))
+    if not (
+        math.isfinite(noise) and (scheme not in ("poisson", "cyclic_poisson") or 0 < rate <= 1)
+    ):
+        return "the recorded noise or sampling probability is no such number"
+    options = constants.get("mechanism_options") or subject.configured.mechanism_options
+    fresh = mechanism in ("gaussian", "adaptive_gaussian", "dp_sgd")
+    if mechanism == "banded_matrix_factorization":
+        bands = int(as_number(options.get("bands")))
+        fresh = bands == 1 or (scheme == "cyclic_poisson" and apart >= bands)
+    if fresh:
+        return _fresh(scheme, noise, most, rate)
+    if mechanism in ("banded_matrix_factorization", "tree_aggregation"):
+        return _correlated(evidence, subject, rounds, noise, part)
+    if mechanism == "laplace":
+        if scheme in ("poisson", "cyclic_poisson"):
+            return Described("sampled laplace", noise, most, rate)
+        return Described("laplace", noise, most)
+    if mechanism == "local_gaussian":
+        return Described("gaussian", noise / 2.0, most)
+    if mechanism == "privunit":
+        return Described("answers", 1.0 / noise, most)
+    return f"there is no second implementation of the mechanism {mechanism!r}"
+
+
+def _fresh(scheme: str, noise: float, most: int, rate: float) -> Described:
+    """Gaussian noise that is drawn anew for each of a user's rounds."""
+    if scheme in ("poisson", "cyclic_poisson"):
+        return Described("sampled gaussian", noise, most, rate)
+    if scheme == "fixed_size":
+        return Described("fixed-size gaussian", noise, most, rate)
+    return Described("gaussian", noise, most)
+
+
+def _correlated(
+    evidence: Evidence, subject: Subject, rounds: int, noise: float, part: Composition
+) -> Described:
+    """All rounds as one Gaussian mechanism."""
+    constants = evidence.constants
+    apart = int(as_number(constants.get("separation", 1)))
+    squared = None
+    if constants.get("sampling") in ("cyclic_poisson", "full"):
+        if constants.get("mechanism") == "tree_aggregation":
+            restart = (constants.get("mechanism_options") or {}).get("restart_every")
+            squared = tree_sensitivity(rounds, apart, restart)
+        elif subject.saved is not None and subject.saved.mechanism is not None:
+            coefficients = subject.saved.mechanism.get("coefficients")
+            if isinstance(coefficients, list):
+                squared = banded_sensitivity(np.array(coefficients, float), rounds, apart)
+    if squared is not None:
+        return Described("gaussian", noise / math.sqrt(squared) if squared else noise, 1)
+    seen = getattr(part.event, "noise_multiplier", None)
+    if seen is None:
+        raise PrivacyError("the mechanism does not say that it is one Gaussian")
+    note = "; the sensitivity of all rounds is the mechanism's own"
+    return Described("gaussian", float(seen), part.count, note=note)
+
+
+def tree_sensitivity(rounds: int, apart: int, restart: int | None) -> float | None:
+    """Squared sensitivity of all complete nodes, for a user in rounds g, g + b, ... of the worst g.
+
+    Args:
+        rounds: T.
+        apart: b.
+        restart: Rounds of a tree; None for one tree.
+
+    Returns:
+        It; None where it would take too long to add up.
+    """
+    size = restart or rounds
+    if rounds * min(apart, rounds) > _LARGEST_TREE:
+        return None
+    worst = 0.0
+    for group in range(min(apart, rounds)):
+        is_in = np.zeros(rounds)
+        is_in[group::apart] = 1.0
+        total = 0.0
+        for start in range(0, rounds, size):
+            counts = is_in[start : start + size]
+            while len(counts):
+                total += float(np.square(counts).sum())
+                counts = counts[: len(counts) // 2 * 2].reshape(-1, 2).sum(axis=1)
+        worst = max(worst, total)
+    return worst
+
+
+def banded_sensitivity(coefficients: NDArray[np.float64], rounds: int, apart: int) -> float:
+    """Squared sensitivity of a banded matrix, for a user in rounds g, g + b, ... of the worst g.
+
+    Args:
+        coefficients: Shape (bands,): of the matrix' first column.
+        rounds: T.
+        apart: b.
+    """
+    worst = 0.0
+    for group in range(min(apart, rounds)):
+        column = np.zeros(rounds + len(coefficients))
+        for start in range(group, rounds, apart):
+            column[start : start + len(coefficients)] += np.abs(coefficients)
+        worst = max(worst, float(np.square(column[:rounds]).sum()))
+    return worst
