@@ -13,12 +13,11 @@ import numpy as np
 
 from privacy.audit import tails
 from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
+from privacy.audit.checks_draws import DENSER, DENSITY
 from privacy.audit.checks_noise import Noise, observed
 from privacy.audit.evidence import Evidence
 from privacy.audit.subject import Subject, as_number
 
-# Two draws per element are closer than x with probability below this times x: Laplace's density.
-_DENSITY = 0.71
 # Heads are compared with so many neighbours in the order of their first element.
 _NEIGHBOURS = 8
 # Mechanisms whose guarantee is that of noise drawn anew in each round.
@@ -26,7 +25,7 @@ _FRESH = ("gaussian", "adaptive_gaussian", "laplace", "local_gaussian")
 
 
 def check_noise_fresh(evidence: Evidence, subject: Subject) -> Check:
-    """No two rounds share their noise, and successive rounds go together as is claimed."""
+    """No two rounds share noise, even negated, and successive ones go together as is claimed."""
     name = "noise_fresh"
     claim = "Noise is drawn anew in each round; where it is correlated, as much as is claimed."
     noise = observed(evidence, subject)
@@ -34,8 +33,8 @@ def check_noise_fresh(evidence: Evidence, subject: Subject) -> Check:
         return skip(name, claim, noise)
     if len(noise.rounds) < 2:
         return skip(name, claim, "fewer than two rounds have noise that could be observed")
-    equal, distance = _equal_heads(evidence, noise)
-    problems = in_rounds("the noise is that of another round", equal)
+    equal, distance = _equal_noise(evidence, noise)
+    problems = in_rounds("the noise, or a part of it, is that of another round", equal)
     at = noise.rounds - 1
     product, wanted = evidence["noise.lag_product"][at], evidence["noise.lag_correlation"][at]
     wanted = np.nan_to_num(wanted)
@@ -76,25 +75,43 @@ def check_noise_fresh(evidence: Evidence, subject: Subject) -> Check:
     )
 
 
-def _equal_heads(evidence: Evidence, noise: Noise) -> tuple[list[int], float]:
-    """Rounds whose first elements are those of another, and what counts as the same."""
-    heads = evidence.heads[noise.rounds - 1]
-    width = int((~np.isnan(heads)).all(axis=0).sum())
-    count = len(heads)
+def _equal_noise(evidence: Evidence, noise: Noise) -> tuple[list[int], float]:
+    """Rounds whose noise is that of another or its negative, and what counts as the same.
+
+    Compared are the first elements, and each quarter of the vector by its four sums.
+    """
+    rows = noise.rounds - 1
+    segments = evidence.lists["segments"][rows]
+    found: set[int] = set()
+    farthest = 0.0
+    for part in (evidence.heads[rows], *np.split(segments, 4, axis=1)):
+        width = int((~np.isnan(part)).all(axis=0).sum())
+        alike, distance = _alike(part[:, :width], noise)
+        found |= alike
+        farthest = max(farthest, distance)
+    return sorted(int(noise.rounds[index]) for index in found), farthest
+
+
+def _alike(parts: np.ndarray, noise: Noise) -> tuple[set[int], float]:
+    """Which rows are those of another round or their negatives, and what counts as the same."""
+    count, width = parts.shape
     if width == 0 or count < 2:
-        return [], 0.0
-    heads = heads[:, :width]
-    # Any two of so many true rounds come closer than this with probability LEVEL / 4.
-    distance = (LEVEL / (2.0 * count**2)) ** (1.0 / width) / _DENSITY
+        return set(), 0.0
+    # Any two of so many true rounds come closer than this with probability LEVEL / 20, or their
+    # sum comes as near to zero.
+    density = DENSITY * (DENSER if noise.correlated else 1.0)
+    distance = (LEVEL / (20.0 * count**2)) ** (1.0 / width) / density
     if distance < 20.0 * float(noise.rounding.max(initial=0.0)):
-        return [], 0.0
-    order = np.argsort(heads[:, 0], kind="stable")
-    ordered = heads[order]
+        return set(), 0.0
+    # Signs are those of the first element: a negative is then the same.
+    signed = parts * np.where(parts[:, :1] < 0.0, -1.0, 1.0)
+    order = np.argsort(signed[:, 0], kind="stable")
+    ordered = signed[order]
     found: set[int] = set()
     for step in range(1, min(_NEIGHBOURS, count - 1) + 1):
         close = np.abs(ordered[step:] - ordered[:-step]).max(axis=1) < distance
         found |= set(map(int, order[step:][close])) | set(map(int, order[:-step][close]))
-    return sorted(int(noise.rounds[index]) for index in found), distance
+    return found, distance
 
 
 def check_noise_independent(evidence: Evidence, subject: Subject) -> Check:
@@ -233,5 +250,5 @@ def _sameness(draws: np.ndarray) -> float:
     from scipy import stats
 
     near = int(np.count_nonzero(np.diff(np.sort(draws)) < 1e-10))
-    expected = len(draws) ** 2 / 2.0 * _DENSITY * 1e-10
+    expected = len(draws) ** 2 / 2.0 * DENSITY * 1e-10
     return float(stats.poisson(expected).sf(near - 1)) if near else 1.0

@@ -10,7 +10,7 @@ adversary knows passes every one of these.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,10 @@ class Noise:
     rounding: NDArray[np.float64]
     correlated: bool
     shape: str
+
+    def of(self, has: NDArray[np.bool_]) -> Noise:
+        """The same of some of ``rounds``; shape (k,)."""
+        return replace(self, rounds=self.rounds[has], rounding=self.rounding[has])
 
 
 def observed(evidence: Evidence, subject: Subject) -> Noise | str:

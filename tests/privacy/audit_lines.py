@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from privacy.audit.subject import Configured, DataAtHand, Saved, Subject
 from privacy.ledger import canonical_line
 
 EDGES = np.linspace(-4.0, 4.0, 33)
+TAILS = (2.01, 2.51, 3.01, 3.51, 4.01, 5.01, 6.01)
+NEAR_ZERO = (1e-2, 1e-4, 1e-6, 1e-8)
 
 
 @dataclass(frozen=True)
@@ -314,6 +317,42 @@ def _observed(
         "lag_product": None if last is None else float(residual @ last) / residual.size,
         "rounding": 1e-7,
         "count_draw": draw,
+        **_of_draws(residual, draw),
+    }
+
+
+def _of_draws(noise: NDArray[np.float64], draw: float | None) -> dict[str, Any]:
+    """What is recorded of single draws: the slow and plain way."""
+    size, count = np.abs(noise), noise.size
+    windows = max(0, count - 4)
+    apart = np.abs(np.subtract.outer(np.arange(windows), np.arange(windows)))
+    again = np.zeros((windows, windows), dtype=np.bool_)
+    for sign in (1.0, -1.0):
+        same = np.abs(noise[:, None] - sign * noise) < 5e-5
+        forward, backward = apart > 0, apart > 4
+        for k in range(5):
+            forward = forward & same[k : k + windows, k : k + windows]
+            backward = backward & same[k : k + windows, 4 - k : 4 - k + windows]
+        again |= forward | backward
+    repeats = int(again.any(axis=1).sum())
+    products = np.correlate(noise, noise, "full")[count:]
+    lag = (
+        int(np.argmax(np.abs(products) / np.sqrt(np.arange(count - 1, 0, -1)))) if count > 1 else -1
+    )
+    ends = [count * k // 16 for k in range(17)]
+    pieces = [noise[a:b] for a, b in pairwise(ends) if b > a]
+    return {
+        "tails": [
+            int((size > bound).sum()) for bound in (2.01, 2.51, 3.01, 3.51, 4.01, 5.01, 6.01)
+        ],
+        "near_zero": [int((size < bound).sum()) for bound in (1e-2, 1e-4, 1e-6, 1e-8)],
+        "largest": float(size.max()),
+        "windows": windows,
+        "repeats": repeats,
+        "self_lag": lag + 1,
+        "self_product": float(products[lag]) if count > 1 else 0.0,
+        "segments": [float(piece.sum() / math.sqrt(len(piece))) for piece in pieces],
+        "count_distance": None if draw is None else float(np.abs(size - abs(draw)).min()),
     }
 
 

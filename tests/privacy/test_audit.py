@@ -90,7 +90,7 @@ def test_the_whole_audit_of_a_true_ledger_passes() -> None:
     assert failed(checks) == {}
     skipped = {check.name for check in checks if check.outcome == "skipped"}
     assert skipped == {"budget", "canaries", "separation"}
-    assert len({check.name for check in checks}) == len(checks) == 32
+    assert len({check.name for check in checks}) == len(checks) == 37
     json.dumps([check.to_json_dict() for check in checks], allow_nan=False)
 
 
@@ -605,7 +605,7 @@ def test_a_broken_chain_fails_and_nothing_is_read_from_the_ledger(
     checks = from_file(path, run, lines)
     assert set(failed(list(checks.values()))) == {"chain"}
     assert checks["noise_scale"].outcome == checks["epsilon_actual"].outcome == "skipped"
-    assert len(checks) == 32
+    assert len(checks) == 37
 
 
 def test_values_of_a_wrong_kind_are_refused_with_their_round() -> None:

@@ -39,9 +39,10 @@ from tests.sabotage.unseen_bugs import noise_named_by_seed
 
 # What no run here has: canaries; and a budget, in most of them.
 ALWAYS_SKIPPED = {"canaries", "budget"}
-NO_COUNT = {"count_query", "count_noise"}
-CORRELATED = {"noise_multiplier", "noise_independent", "denominator"}
-NO_ELEMENTWISE_LAW = {"noise_shape", "noise_mean", "noise_fresh"} | CORRELATED
+NO_COUNT = {"count_query", "count_noise", "count_fresh"}
+CORRELATED = {"noise_multiplier", "noise_independent", "denominator", "noise_lags"}
+OF_DRAWS = {"noise_tails", "noise_complete", "noise_repeats"}
+NO_ELEMENTWISE_LAW = {"noise_shape", "noise_mean", "noise_fresh"} | OF_DRAWS | CORRELATED
 # Of users who are selected, no law of how many is claimed.
 NO_LAW = {"cohort_total", "cohort_dispersion"}
 # Kept under cyclic_poisson and selected alone.
