@@ -11,6 +11,10 @@ at. Besides count, sum and sum of squares there are:
   windows of small vectors; of large ones those whose middle is of a certain size, because what is
   repeated has the same middle, and so is chosen in both places;
 - the correlation with itself at the lag where it is largest, of the first ``CORRELATED`` elements;
+- how many of the first ``FIRST`` elements have a twin, no further away than ``TWIN``: noise from a
+  coarse grid or a table has many;
+- the ``PEAKS`` largest elements, each between its two neighbours: noise that is used again in
+  another round, wherever and in whatever order of its parts, has the same;
 - sums of segments, each over the root of its length, which an audit compares over all rounds.
 """
 
@@ -37,6 +41,10 @@ SAME = 5e-5
 MIDDLE = 0.5
 # So many windows are chosen, about; below twice as many all are.
 CHOSEN = 1 << 13
+# Elements of which two are twins, whatever their signs, that are no further apart than this.
+FIRST = 1 << 11
+TWIN = 1e-6
+PEAKS = 4
 # Elements that are looked at together; they stay in the cache.
 PIECE = 1 << 17
 # The first elements, which are correlated with one another.
@@ -79,6 +87,8 @@ class NoiseRecord:
         self._ends = [count * k // SEGMENTS for k in range(SEGMENTS + 1)]
         self._sums = np.zeros(SEGMENTS)
         self._lag: tuple[int, float] | None = None
+        self._twins = 0
+        self._peaks = torch.empty((0, 3), dtype=torch.float64)
 
     def add(self, start: int, noise: Tensor) -> None:
         """Take in a piece.
@@ -101,6 +111,14 @@ class NoiseRecord:
                 self._sums[segment] += float(noise[max(0, first) : last].sum())
         if not start:
             self._lag = _largest_lag(noise[:CORRELATED].numpy())
+            gaps = torch.diff(size[:FIRST].sort().values)
+            self._twins = int((gaps < TWIN).sum())
+        if len(noise) >= 3:
+            places = size[1:-1].topk(min(PEAKS, len(noise) - 2)).indices
+            found = torch.stack([noise[places], noise[places + 1], noise[places + 2]], dim=1)
+            joined = torch.cat([self._peaks, found])
+            order = joined[:, 1].abs().argsort(descending=True, stable=True)
+            self._peaks = joined[order[:PEAKS]]
         self._choose(start, noise)
 
     def _choose(self, start: int, noise: Tensor) -> None:
@@ -140,6 +158,8 @@ class NoiseRecord:
                 for value, length in zip(sums.tolist(), lengths, strict=True)
                 if length
             ],
+            "twins": self._twins,
+            "peaks": [finite(value) for value in self._peaks.flatten().tolist()],
             "count_distance": finite(self._distance),
         }
 

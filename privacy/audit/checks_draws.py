@@ -23,9 +23,11 @@ from privacy.audit.subject import Subject
 from privacy.noise_record import (
     CHOSEN,
     CORRELATED,
+    FIRST,
     NEAR_ZERO,
     SAME,
     TAILS,
+    TWIN,
     WINDOW,
     middle_width,
 )
@@ -147,7 +149,7 @@ def check_noise_tails(evidence: Evidence, subject: Subject) -> Check:
         claim,
         problems,
         f"{total[2]:g} of {draws:.4g} draws beyond {TAILS[2]:g} standard deviations, the largest "
-        f"at {float(largest.max()):.4g}; p = {min(numbers.values()):.3g}{found.note}",
+        f"at {float(largest.max()):.4g}; smallest p = {min(numbers.values()):.3g}{found.note}",
         numbers,
         cut,
     )
@@ -251,16 +253,19 @@ def check_noise_repeats(evidence: Evidence, subject: Subject) -> Check:
     number, mean = float(repeats[visible].sum()), float(expected[visible].sum())
     # Markov's inequality, which asks for no independence.
     value = 1.0 if number == 0.0 else min(1.0, mean / number)
-    if not value >= LEVEL / 2.0:
+    if not value >= LEVEL / 3.0:
         rounds = noise.rounds[visible & (repeats > 0)]
         problems += in_rounds("a part of the noise repeats another part", rounds)
+    twins, grid = _twins(evidence, found)
+    if not twins >= LEVEL / 3.0:
+        problems.append(f"too many elements are the same, as of a coarse grid: p = {twins:.3g}")
     lag, product = evidence["noise.self_lag"][at], evidence["noise.self_product"][at]
     length = np.minimum(size, CORRELATED)
     scale, spread = (8.0, 1.1) if noise.shape == "laplace" else (1.0, 1.0)
     spread = spread * (1.0 + 4.0 * float(noise.rounding.max(initial=0.0)))
     each = tails.products(product, spread * np.maximum(1.0, length - lag), scale)
     each = np.where(length > 1, np.nan_to_num(each * np.maximum(1.0, length - 1.0)), 1.0)
-    wrong = noise.rounds[~(each * len(each) >= LEVEL / 2.0)]
+    wrong = noise.rounds[~(each * len(each) >= LEVEL / 3.0)]
     problems += in_rounds("the noise goes with itself, some elements further", wrong)
     hidden = int((~visible).sum())
     text = f"{number:g} of {windows.sum():g} windows of {WINDOW} elements come again"
@@ -272,9 +277,36 @@ def check_noise_repeats(evidence: Evidence, subject: Subject) -> Check:
         problems,
         f"{text}; smallest p of the correlation at any lag {float(each.min(initial=1.0)):.3g}"
         f"{found.note}",
-        {"repeats": number, "repeats_p": value, "smallest_p": float(each.min(initial=1.0))},
-        _visible_repeat(float(size.max()), bool(visible.any())),
+        {
+            "repeats": number,
+            "repeats_p": value,
+            "twins_p": twins,
+            "smallest_p": float(each.min(initial=1.0)),
+        },
+        f"{_visible_repeat(float(size.max()), bool(visible.any()))}; {grid}",
     )
+
+
+def _twins(evidence: Evidence, found: Recorded) -> tuple[float, str]:
+    """P-value of how many elements have a twin, and what it shows in words.
+
+    Whatever the elements before are, the next is near one of them with a probability of at most
+    their number times twice the distance times the density. For that of correlated rounds see the
+    module.
+    """
+    noise = found.noise
+    kept = noise.rounding <= TWIN
+    first = np.minimum(evidence["noise.count"][found.at], FIRST)[kept]
+    reach = TWIN + 4.0 * noise.rounding[kept]
+    denser = DENSER if noise.correlated else 1.0
+    likely = first**2 * reach * float(tails.density(noise.shape, 0.0)) * denser
+    mean = float(likely.sum())
+    value = tails.rare(float(evidence["noise.twins"][found.at][kept].sum()), mean)
+    pairs = float(np.sum(first**2)) / 2.0
+    if not pairs:
+        return value, "rounding hides grids and tables"
+    few = _fewest(mean, LEVEL / 3.0, tails.rare)
+    return value, f"noise from a table of {pairs / few:.2g} numbers or fewer"
 
 
 def _expected_repeats(size: Array, windows: Array) -> Array:

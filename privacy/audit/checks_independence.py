@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from privacy.audit import tails
+from privacy.audit import power, tails
 from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
 from privacy.audit.checks_draws import DENSER, DENSITY
 from privacy.audit.checks_noise import Noise, observed
@@ -72,7 +72,22 @@ def check_noise_fresh(evidence: Evidence, subject: Subject) -> Check:
         f"of successive rounds within {largest:.3g} of what is claimed "
         f"({'none' if not noise.correlated else 'some'})",
         numbers,
+        _visible_product(variance, noise.correlated, scale),
     )
+
+
+def _visible_product(variance: np.ndarray, correlated: bool, scale: float) -> str:
+    """The smallest difference of a correlation from the claimed one that shows."""
+    if not len(variance):
+        return "no correlation: no two rounds follow each other"
+    count = float(variance.max() if correlated else variance.sum())
+    exponent = np.log(8.0 * (len(variance) if correlated else 1) / LEVEL)
+    least = (
+        np.sqrt(2.0 * count * exponent) + 2.0 * scale * exponent + 1.3 * np.sqrt(count)
+    ) / count
+    if least >= 1.0:
+        return "no correlation: it has too few draws"
+    return f"successive rounds whose correlation is {least:.2g} off or more{power.suffix()}"
 
 
 def _equal_noise(evidence: Evidence, noise: Noise) -> tuple[list[int], float]:
@@ -89,7 +104,33 @@ def _equal_noise(evidence: Evidence, noise: Noise) -> tuple[list[int], float]:
         alike, distance = _alike(part[:, :width], noise)
         found |= alike
         farthest = max(farthest, distance)
+    found |= _same_peaks(evidence.lists["peaks"][rows], noise)
     return sorted(int(noise.rounds[index]) for index in found), farthest
+
+
+def _same_peaks(peaks: np.ndarray, noise: Noise) -> set[int]:
+    """Which rounds have one of their largest elements, between its neighbours, from another."""
+    count = len(peaks)
+    whose = np.repeat(np.arange(count), peaks.shape[1] // 3)
+    parts = peaks.reshape(-1, 3)
+    known = ~np.isnan(parts).any(axis=1)
+    whose, parts = whose[known], parts[known]
+    # The largest of many lie densely, with no more than ten times a draw's density.
+    pairs = 20.0 * float(len(parts)) ** 2 * DENSITY**3 * (DENSER**3 if noise.correlated else 1.0)
+    distance = (LEVEL / (20.0 * max(1.0, pairs))) ** (1.0 / 3.0)
+    if count < 2 or distance < 10.0 * float(noise.rounding.max(initial=0.0)):
+        return set()
+    signed = parts * np.where(parts[:, 1:2] < 0.0, -1.0, 1.0)
+    order = np.argsort(signed[:, 1], kind="stable")
+    signed, whose = signed[order], whose[order]
+    found: set[int] = set()
+    for step in range(1, min(_NEIGHBOURS, len(signed) - 1) + 1):
+        one, other = signed[step:], signed[:-step]
+        same = (np.abs(one - other) < distance).all(axis=1)
+        same |= (np.abs(one - other[:, ::-1]) < distance).all(axis=1)
+        same &= whose[step:] != whose[:-step]
+        found |= set(map(int, whose[step:][same])) | set(map(int, whose[:-step][same]))
+    return found
 
 
 def _alike(parts: np.ndarray, noise: Noise) -> tuple[set[int], float]:
@@ -97,10 +138,10 @@ def _alike(parts: np.ndarray, noise: Noise) -> tuple[set[int], float]:
     count, width = parts.shape
     if width == 0 or count < 2:
         return set(), 0.0
-    # Any two of so many true rounds come closer than this with probability LEVEL / 20, or their
+    # Any two of so many true rounds come closer than this with probability LEVEL / 24, or their
     # sum comes as near to zero.
     density = DENSITY * (DENSER if noise.correlated else 1.0)
-    distance = (LEVEL / (20.0 * count**2)) ** (1.0 / width) / density
+    distance = (LEVEL / (24.0 * count**2)) ** (1.0 / width) / density
     if distance < 20.0 * float(noise.rounding.max(initial=0.0)):
         return set(), 0.0
     # Signs are those of the first element: a negative is then the same.
@@ -150,6 +191,8 @@ def check_noise_independent(evidence: Evidence, subject: Subject) -> Check:
         f"product with the unit sum over {len(at)} rounds: mean {draws.mean():.3g}, standard "
         f"deviation {draws.std():.4g} (0 and 1 expected); p = {min(pooled, square):.3g}",
         {"mean": float(draws.mean()), "pooled_p": pooled, "squares_p": square},
+        f"noise that leans towards the sum by {power.deviations(3.0) / np.sqrt(len(at)):.2g} "
+        f"standard deviations or more in each round{power.suffix()}",
     )
 
 
@@ -201,7 +244,14 @@ def check_denominator(evidence: Evidence, subject: Subject) -> Check:
         if not value >= LEVEL / 2.0:
             problems.append(f"the releases look divided by {what}: p = {value:.3g}")
     text = f"{cohort:g} in {len(at)} rounds; were it {', '.join(shown) or 'any other, none shows'}"
-    return judge(name, claim, problems, text, numbers)
+    whole = float(np.sqrt(np.sum(length**2)))
+    off = power.deviations(2.0) / whole if whole > 0.0 else np.inf
+    seen = (
+        f"a denominator that is {power.percent(off)} off or more{power.suffix()}"
+        if off < 1.0
+        else "no wrong denominator: the noise is too large beside the sums"
+    )
+    return judge(name, claim, problems, text, numbers, seen)
 
 
 def check_count_noise(evidence: Evidence, subject: Subject) -> Check:
@@ -242,6 +292,7 @@ def check_count_noise(evidence: Evidence, subject: Subject) -> Check:
         f"{float(np.sqrt(np.mean(draws**2))):.4g} of the claimed one; smallest p = "
         f"{min(values.values()):.3g}",
         {f"p_{key}": value for key, value in values.items()},
+        power.scale_error(count, 4.0),
     )
 
 

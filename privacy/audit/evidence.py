@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.errors import LedgerError
-from privacy.noise_record import NEAR_ZERO, SEGMENTS, TAILS
+from privacy.noise_record import NEAR_ZERO, PEAKS, SEGMENTS, TAILS
 
 BINS = 34
 HEAD = 8
@@ -72,14 +72,29 @@ _NESTED = {
         "repeats",
         "self_lag",
         "self_product",
+        "twins",
         "count_distance",
     ),
 }
 # Lists of numbers of the noise, and how many there are at most.
-_LISTS = {"tails": len(TAILS), "near_zero": len(NEAR_ZERO), "segments": SEGMENTS}
+_LISTS = {
+    "tails": len(TAILS),
+    "near_zero": len(NEAR_ZERO),
+    "segments": SEGMENTS,
+    "peaks": 3 * PEAKS,
+}
 # What older versions did not record; of the noise, a line without it lacks "noise.tails".
 _NEW = ("watched", "reports")
-_YOUNGER = ("largest", "windows", "repeats", "self_lag", "self_product", "count_distance", *_LISTS)
+_YOUNGER = (
+    "largest",
+    "windows",
+    "repeats",
+    "self_lag",
+    "self_product",
+    "twins",
+    "count_distance",
+    *_LISTS,
+)
 # What must be the same in every line, where lines have it.
 CONSTANT = (
     "unit",

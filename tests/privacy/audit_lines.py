@@ -352,6 +352,12 @@ def _of_draws(noise: NDArray[np.float64], draw: float | None) -> dict[str, Any]:
         "self_lag": lag + 1,
         "self_product": float(products[lag]) if count > 1 else 0.0,
         "segments": [float(piece.sum() / math.sqrt(len(piece))) for piece in pieces],
+        "twins": int((np.diff(np.sort(size)) < 1e-6).sum()),
+        "peaks": [
+            float(value)
+            for place in sorted(range(1, count - 1), key=lambda place: -size[place])[:4]
+            for value in noise[place - 1 : place + 2]
+        ],
         "count_distance": None if draw is None else float(np.abs(size - abs(draw)).min()),
     }
 
