@@ -2,9 +2,9 @@
 
 Guarantee: rounds are compared at every distance, by sums of sixteen segments of the noise; the
 count's noise with every element of its own round's noise, and with the first elements of all
-rounds. Rounds whose noise is correlated are left to ``noise_fresh``, which compares a round with
-the one before. What goes with another round's noise in elements that make up little of a segment is
-not seen.
+rounds. Noise of a banded factorisation is taken apart into the draws that it claims to be made of.
+Other correlated noise is left to ``noise_fresh``, which compares a round with the one before. What
+goes with another round's noise in elements that make up little of a segment is not seen.
 """
 
 from __future__ import annotations
@@ -14,9 +14,14 @@ from numpy.typing import NDArray
 
 from privacy.audit import tails
 from privacy.audit.check import LEVEL, SEEN, Check, in_rounds, judge, skip
-from privacy.audit.checks_draws import recorded
+from privacy.audit.checks_draws import Recorded, recorded
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import Subject
+from privacy.audit.subject import Subject, as_number
+from privacy.factorization import (
+    noise_stddevs,
+    optimized_coefficients,
+    square_root_coefficients,
+)
 from privacy.noise_record import SEGMENTS
 
 # The count's draw and an element are the same that are no further apart, unless rounding is more.
@@ -31,22 +36,22 @@ Array = NDArray[np.float64]
 def check_noise_lags(evidence: Evidence, subject: Subject) -> Check:
     """Rounds any distance apart have independent noise: sums of products of their segments."""
     name = "noise_lags"
-    claim = "The noise of no round goes with that of any other, however far apart."
+    claim = (
+        "The draws that a round's noise is made of go with those of no other round, however far "
+        "apart."
+    )
     found = recorded(evidence, subject, "segments")
-    if not isinstance(found, str) and found.noise.correlated:
-        found = "the noise is correlated from round to round: see noise_fresh"
     if not isinstance(found, str) and len(found.at) < 2:
         found = "fewer than two rounds have noise that could be observed"
-    if isinstance(found, str):
-        return skip(name, claim, found)
-    at = found.at
-    segments = np.zeros((int(at[-1] - at[0]) + 1, SEGMENTS))
-    kept = np.zeros_like(segments)
-    values = evidence.lists["segments"][at]
-    segments[at - at[0]] = np.nan_to_num(values)
-    kept[at - at[0]] = ~np.isnan(values)
-    sums, counts = _products(segments), np.rint(_products(kept))
+    drawn = found if isinstance(found, str) else _drawn(evidence, subject, found)
+    if isinstance(found, str) or isinstance(drawn, str):
+        return skip(name, claim, str(drawn))
+    at, kept = found.at, ~np.isnan(drawn)
+    segments = np.nan_to_num(drawn)
+    sums, counts = _products(segments), np.rint(_products(kept.astype(np.float64)))
     lags = np.flatnonzero(counts > 0.5) + 1
+    if not len(lags):
+        return skip(name, claim, "no two rounds have noise that could be taken apart")
     sums, counts = sums[lags - 1], counts[lags - 1]
     spread = 1.0 + 4.0 * float(found.noise.rounding.max())
     scale = 1.0
@@ -55,7 +60,14 @@ def check_noise_lags(evidence: Evidence, subject: Subject) -> Check:
         scale, spread = 8.0, 1.1 * spread
     each = tails.products(sums, spread * counts, scale)
     problems = list(found.problems)
-    wrong = lags[~(each * len(each) >= LEVEL)]
+    number = int(kept.sum())
+    # Of Laplace noise only the segments' sums of many elements are nearly normal.
+    square = 1.0
+    if found.noise.shape == "gaussian":
+        square = float(tails.squares("gaussian", np.sum(segments**2), number, spread - 1.0))
+    if not square >= LEVEL / 2.0:
+        problems.append(f"sums of segments have another variance than claimed: p = {square:.3g}")
+    wrong = lags[~(each * len(each) >= LEVEL / 2.0)]
     named = ", ".join(
         f"{lag} (correlation {sums[lags == lag][0] / counts[lags == lag][0]:.2g})"
         for lag in wrong[:3]
@@ -70,11 +82,36 @@ def check_noise_lags(evidence: Evidence, subject: Subject) -> Check:
         problems,
         f"{len(lags)} distances of {len(at)} rounds, p = {each[best]:.3g} at {lags[best]}, where "
         f"the correlation is {sums[best] / counts[best]:.2g}{found.note}",
-        {"smallest_p": float(each[best]), "lag": int(lags[best])},
+        {"smallest_p": float(each[best]), "lag": int(lags[best]), "variance_p": square},
         f"a correlation of {least:.2g} or more, of neighbouring rounds, with probability {SEEN:g}"
         if least <= 1.0
         else "no correlation: it has too few rounds",
     )
+
+
+def _drawn(evidence: Evidence, subject: Subject, found: Recorded) -> Array | str:
+    """Sums of segments of the draws that each round's noise is made of; shape (T, SEGMENTS).
+
+    Noise of a banded factorisation is C^-1 Z; the rows of Z, which are drawn anew, are C times it.
+    """
+    segments = np.full((evidence.rounds, SEGMENTS), np.nan)
+    segments[found.at] = evidence.lists["segments"][found.at]
+    if not found.noise.correlated:
+        return segments
+    options, rounds = subject.configured.mechanism_options, subject.configured.num_rounds
+    if subject.configured.mechanism != "banded_matrix_factorization":
+        return "the noise is correlated from round to round: see noise_fresh"
+    bands = int(as_number(options["bands"]))
+    if options["strategy"] == "square_root":
+        coefficients = square_root_coefficients(bands)
+    else:
+        coefficients = optimized_coefficients(rounds, bands)
+    stddev = evidence["update_noise_stddev"]
+    noise = segments * (stddev / stddev[0] * noise_stddevs(coefficients, 1)[0])[:, None]
+    drawn: Array = np.zeros_like(noise)
+    for lag, coefficient in enumerate(coefficients[: len(noise)]):
+        drawn[lag:] += coefficient * noise[: len(noise) - lag]
+    return drawn
 
 
 def _products(rows: Array) -> Array:
@@ -87,7 +124,7 @@ def _products(rows: Array) -> Array:
 
 def _visible(count: float, tests: int, scale: float, spread: float) -> float:
     """The smallest correlation that shows in so many products."""
-    exponent = np.log(2.0 * tests / LEVEL)
+    exponent = np.log(4.0 * tests / LEVEL)
     bound = np.sqrt(2.0 * spread * count * exponent) + 2.0 * scale * exponent
     return float((bound + 1.3 * np.sqrt(count)) / count)
 

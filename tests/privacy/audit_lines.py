@@ -51,6 +51,9 @@ class Run:
     count_factor: float = 1.0
     same_noise: bool = False
     chained_noise: float = 0.0
+    spoiled: str | None = None
+    noise_of_last_but_one: float = 0.0
+    count_is_first: bool = False
     divided_by: str = "configured"
     clip_sign: float = 1.0
     rescales: bool = False
@@ -116,13 +119,14 @@ def make_lines(run: Run, seed: int = 0) -> list[dict[str, Any]]:
     counts = np.zeros(run.population, dtype=np.int64)
     latest = np.zeros(run.population, dtype=np.int64)
     shared = json.dumps(constants_of(run))
-    clip, last = run.clip_norm, None
+    clip, last, before = run.clip_norm, None, None
     lines = []
     for number in range(1, run.rounds + 1):
         users = _draw(run, groups, number, rng)
         if run.scheme == "selected":
             users = _select(run, counts, latest, number, rng)
-        line, clip, last = _round(run, users, number, clip, last, rng)
+        earlier, before = before, last
+        line, clip, last = _round(run, users, number, clip, last, earlier, rng)
         gaps = [number - int(latest[user]) for user in users if latest[user]]
         line |= {
             "returning": int(sum(counts[user] for user in users)),
@@ -211,6 +215,7 @@ def _round(
     number: int,
     clip: float,
     last: NDArray[np.float64] | None,
+    earlier: NDArray[np.float64] | None,
     rng: np.random.Generator,
 ) -> tuple[dict[str, Any], float, NDArray[np.float64]]:
     size, ratio = run.num_parameters, run.cohort / run.noise_cohort
@@ -248,6 +253,10 @@ def _round(
     draws = _noise(run.noise_shape or run.shape, size, noise_rng)
     if last is not None and run.chained_noise:
         draws = run.chained_noise * last + math.sqrt(1 - run.chained_noise**2) * draws
+    if earlier is not None and run.noise_of_last_but_one:
+        share = run.noise_of_last_but_one
+        draws = share * earlier + math.sqrt(1.0 - share**2) * draws
+    draws = _spoiled(run.spoiled, draws, noise_rng)
     draws = draws * run.noise_factor + run.noise_mean
     total = total + np.float32(run.stray * clip / size)
     norm = float(np.linalg.norm(total.astype(np.float64)))
@@ -258,6 +267,8 @@ def _round(
     )
     noise_rng = np.random.default_rng(6) if run.same_noise else rng
     draw = run.count_factor * float(noise_rng.standard_normal())
+    if run.count_is_first:
+        draw = float(draws[0])
     fraction = None
     following = clip
     if run.adaptive:
@@ -283,10 +294,35 @@ def _round(
         "largest_clipped_norm": float((norms * factors).max(initial=0.0)),
         "sum_norm": float(np.linalg.norm(total.astype(np.float64), ord=order)),
         "probe": probe,
+        "watched": len(users),
+        "reports": None,
         "unseen": run.stray * clip,
         "noise": _observed(residual, total, last, draw if run.adaptive else None),
     }
     return line, following, residual
+
+
+def _spoiled(
+    how: str | None, draws: NDArray[np.float64], rng: np.random.Generator
+) -> NDArray[np.float64]:
+    half = len(draws) // 2
+    if how == "cut":
+        return np.clip(draws, -3.0, 3.0)
+    if how == "drawn again":
+        while (np.abs(draws) > 3.0).any():
+            draws = np.where(np.abs(draws) > 3.0, rng.standard_normal(len(draws)), draws)
+    elif how in ("repeated", "negated", "reversed"):
+        first = {"repeated": draws, "negated": -draws, "reversed": draws[half - 1 :: -1]}[how]
+        draws[half : 2 * half] = first[:half]
+    elif how == "coarse":
+        draws = np.round(draws * 1024.0) / 1024.0
+    elif how == "bare element":
+        draws[7] = 0.0
+    elif how == "some element bare":
+        draws[rng.integers(len(draws))] = 0.0
+    elif how == "uneven rounds":
+        draws *= rng.choice([0.8, 1.2])
+    return draws
 
 
 def _noise(shape: str, size: int, rng: np.random.Generator) -> NDArray[np.float64]:

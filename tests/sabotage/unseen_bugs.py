@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from pfl_bench.config_file import ResolvedConfig
 from tests.sabotage.clipping_bugs import move_by_bare_mean
+from tests.sabotage.noise_bugs import noise_of, normal
 from tests.sabotage.planting import Bug, Patch
 
 
@@ -11,7 +16,22 @@ def noise_named_by_seed(patch: Patch) -> None:
     patch.setattr(ResolvedConfig, "private_seed", lambda self, *_: self.config.seed)
 
 
+def without_a_direction(total: Tensor, stddev: float, rng: np.random.Generator) -> Tensor:
+    noise = normal(total, stddev, rng)
+    unit = normal(total, 1.0, np.random.default_rng(7))
+    unit /= unit.norm()
+    return noise - torch.dot(noise, unit) * unit
+
+
 UNSEEN = (
+    Bug(
+        "noise_without_a_direction",
+        "noise in all directions but one that is always the same, across all elements",
+        "in `noised_mean`",
+        unseen="one direction of many is a small part of every number that is recorded; only who "
+        "knows which one it is could project the noise on it",
+        plant=noise_of(without_a_direction),
+    ),
     Bug(
         "noise_of_another_run",
         "two runs on the same data share their noise",
