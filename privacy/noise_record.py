@@ -98,13 +98,15 @@ class NoiseRecord:
             noise: Shape (n,), float64, on the CPU, in standard deviations; not changed.
         """
         size = noise.abs()
-        self._largest = max(self._largest, float(size.max()))
+        # As numpy has it, NaN stays.
+        self._largest = float(np.maximum(self._largest, float(size.max())))
         # Of the largest alone is asked again: most elements are within the first bound.
         large, small = size[size > TAILS[0]], size[size < NEAR_ZERO[0]]
         self._tails += [int((large > bound).sum()) for bound in TAILS]
         self._near += [int((small < bound).sum()) for bound in NEAR_ZERO]
         if self._draw is not None:
-            self._distance = min(self._distance, float((size - abs(self._draw)).abs_().min()))
+            nearest = float((size - abs(self._draw)).abs_().min())
+            self._distance = float(np.minimum(self._distance, nearest))
         for segment in range(SEGMENTS):
             first, last = self._ends[segment] - start, self._ends[segment + 1] - start
             if last > 0 and first < len(noise) and last > first:
