@@ -21,11 +21,13 @@ from privacy.audit import (
     checks_lags,
     checks_noise,
     checks_participation,
+    power,
 )
 from privacy.audit.auditor import _observed_checks, audit
 from privacy.audit.check import NUM_STATISTICAL, Check
 from privacy.audit.checks_accounting import check_budget, check_epsilon
 from privacy.audit.checks_clipping import check_clip_path
+from privacy.audit.checks_lags import _visible
 from privacy.audit.checks_multiplier import check_delta, check_population
 from privacy.audit.checks_participation import check_participation
 from privacy.audit.checks_record import (
@@ -136,6 +138,25 @@ def test_every_statistical_check_says_what_it_can_show_and_there_are_not_more_th
     assert shown >= {"noise_scale", "noise_tails", "cohort_total", "participation", "clip_probe"}
     # Of reports too; clip_probe's is no random number.
     assert len(shown | {"report_noise"}) <= NUM_STATISTICAL
+
+
+def test_what_a_check_says_that_it_shows_it_shows() -> None:
+    """Of the scale, the mean and a correlation, in nine of ten runs; here in eight of twelve."""
+    draws = float(TRUE.rounds * TRUE.num_parameters)
+    run = replace(TRUE, adaptive=False)
+    scale = 1.0 + power.deviations(4.0) / np.sqrt(2.0 * draws)
+    mean = power.deviations(2.0) / np.sqrt(draws)
+    lag = _visible(16.0 * (TRUE.rounds - 2), TRUE.rounds - 1, 1.0, 1.0)
+    for name, off in {
+        "noise_scale": replace(run, noise_factor=float(scale)),
+        "noise_mean": replace(run, noise_mean=float(mean)),
+        "noise_lags": replace(run, noise_of_last_but_one=lag),
+    }.items():
+        seen = sum(name in failed(outcomes(off, seed)) for seed in range(2000, 2012))
+        assert seen >= 8, (name, seen)
+        near = outcomes(run, 2000)[name]
+        assert near.outcome == "passed"
+        assert "A run of this length shows" in near.evidence
 
 
 def test_ledgers_of_an_older_version_are_skipped_and_named() -> None:
