@@ -56,7 +56,7 @@ _DENSITY_AT_MIDDLE = 0.7
 _HALF = WINDOW // 2
 
 
-def middle_width(count: int) -> float:
+def middle_width(count: float) -> float:
     """Width of the range from ``MIDDLE`` on in which chosen middles are; infinite for all.
 
     Args:

@@ -36,6 +36,8 @@ from privacy.noise_record import (
 DENSER = 10.0
 # Rounding may be this part of the distance within which elements are the same.
 MOST_OF_SAME = 0.1
+# More draws than any ledger has.
+_COUNTABLE = 1e15
 # Two draws are closer than x with probability below this times x: Laplace's density.
 DENSITY = 0.71
 
@@ -81,6 +83,8 @@ def recorded(evidence: Evidence, subject: Subject, name: str) -> Recorded | str:
     values = evidence.lists[name] if name in evidence.lists else evidence[f"noise.{name}"]
     known = ~np.isnan(values.reshape(evidence.rounds, -1)[:, 0])
     has = known[noise.rounds - 1]
+    if not has.any():
+        return f"no round has a number in noise.{name}"
     # A run that an older version has begun lacks it in its first rounds.
     first = int(np.argmax(known)) if known.any() else 0
     missing = noise.rounds[~has]
@@ -221,6 +225,8 @@ def check_noise_complete(evidence: Evidence, subject: Subject) -> Check:
 def _fewest(expected: float, share: float, pooled: object) -> int:
     """Events that are too many, by doubling and halving."""
     assert callable(pooled)
+    if not expected < _COUNTABLE:
+        return int(_COUNTABLE)
     high = max(1, math.ceil(expected))
     while pooled(high, expected) >= share:
         high *= 2
@@ -311,7 +317,7 @@ def _twins(evidence: Evidence, found: Recorded) -> tuple[float, str]:
 
 def _expected_repeats(size: Array, windows: Array) -> Array:
     """Bound of the expected windows that are another's by chance; three times what is needed."""
-    width = np.asarray([middle_width(int(count)) for count in size])
+    width = np.asarray([middle_width(count) for count in size])
     middle = np.where(np.isinf(width), 2.0 * DENSITY * SAME, 2.0 * SAME / width)
     return np.asarray(6.0 * windows**2 * middle * (DENSITY * SAME) ** (WINDOW - 1))
 
@@ -319,6 +325,8 @@ def _expected_repeats(size: Array, windows: Array) -> Array:
 def _visible_repeat(size: float, visible: bool) -> str:
     if not visible:
         return "no repeat: rounding hides it"
+    if not size < _COUNTABLE:
+        return "nothing: there cannot be so many elements"
     if size <= 2 * CHOSEN:
         return f"a repeat of {WINDOW} neighbouring elements, once in any round, always"
     # One window of those that a run of so many elements repeats is among the chosen.

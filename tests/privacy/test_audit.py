@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -725,6 +726,28 @@ def test_a_broken_chain_fails_and_nothing_is_read_from_the_ledger(
     assert set(failed(list(checks.values()))) == {"chain"}
     assert checks["noise_scale"].outcome == checks["epsilon_actual"].outcome == "skipped"
     assert len(checks) == 38
+
+
+FOUND = [f"noise__{key}" for key in make_lines(replace(TRUE, rounds=1))[0]["noise"]]
+
+
+@pytest.mark.parametrize("key", [*FOUND, "watched", "reports", "num_contributions"])
+def test_whatever_is_written_of_what_was_seen_the_audit_ends(key: str) -> None:
+    run = replace(TRUE, rounds=5, num_parameters=40)
+    true = make_lines(run)
+    subject = subject_of(run, true)
+    for value in (None, -1, 0, 0.5, 1e300, -1e300, [], [None] * 3, [1e300] * 4, {}):
+        for number in (0, 3):
+            lines = copy.deepcopy(true)
+            edit(number, **{key: value})(lines)
+            # As in an audit: what comes of any number is no number, or infinite.
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                try:
+                    made = list(_observed_checks(read(lines), subject))
+                except LedgerError:
+                    continue
+            assert len(made) == len({check.name for check in made}) > 20
 
 
 def test_values_of_a_wrong_kind_are_refused_with_their_round() -> None:
