@@ -21,7 +21,8 @@ from pfl_bench.types import ConfigError, Engine, LocalResult
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome
 from privacy.mechanism import Mechanism
-from privacy.observation import Observer, Seen
+from privacy.observation import Observer
+from privacy.sum_watch import Seen
 
 
 @dataclass(slots=True)

@@ -23,9 +23,10 @@ from privacy.aggregate import Aggregate
 from privacy.central_record import CentralRecord
 from privacy.ledger import Ledger
 from privacy.mechanism import Mechanism, NoiseScale, Release
-from privacy.observation import PROBE_ALL, Observer, ParticipationHistory
+from privacy.observation import Observer, ParticipationHistory
 from privacy.plan import PlanRequest, PrivacyPlan, make_plan
 from privacy.statement import json_epsilon
+from privacy.sum_watch import WATCH_ALL
 
 if TYPE_CHECKING:
     from privacy.audit.canaries import Canaries
@@ -127,12 +128,12 @@ def make_observer(mechanism: Mechanism, noise: NoiseScale, num_parameters: int) 
     Args:
         mechanism: What it watches.
         noise: Of the run.
-        num_parameters: P; all clients are probed where it is small.
+        num_parameters: P; all clients are probed unless it is very large.
     """
     return Observer(
         noise.cohort_size,
         str(mechanism.clip_settings().get("norm", "l2")),
-        probes_all=num_parameters <= PROBE_ALL,
+        probes_all=num_parameters <= WATCH_ALL,
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from privacy.audit.check import Check, judge, skip
 from privacy.audit.checks_accounting import check_budget, check_epsilon
 from privacy.audit.checks_central import check_central_chain, check_central_step
+from privacy.audit.checks_clients import check_report_noise
 from privacy.audit.checks_clipping import (
     check_clip_bound,
     check_clip_path,
@@ -30,12 +31,18 @@ from privacy.audit.checks_cohorts import (
     check_cohort_total,
     check_users_distinct,
 )
+from privacy.audit.checks_draws import (
+    check_noise_complete,
+    check_noise_repeats,
+    check_noise_tails,
+)
 from privacy.audit.checks_independence import (
     check_count_noise,
     check_denominator,
     check_noise_fresh,
     check_noise_independent,
 )
+from privacy.audit.checks_lags import check_count_fresh, check_noise_lags
 from privacy.audit.checks_metrics import check_metrics
 from privacy.audit.checks_multiplier import (
     check_delta,
@@ -85,10 +92,16 @@ _NOT_OF_EXAMPLES = (
     "noise_scale",
     "noise_shape",
     "noise_mean",
+    "noise_tails",
+    "noise_complete",
+    "noise_repeats",
     "noise_fresh",
+    "noise_lags",
     "noise_independent",
     "denominator",
     "count_noise",
+    "count_fresh",
+    "report_noise",
     "weights",
     "uploads",
 )
@@ -188,10 +201,16 @@ def _observed_checks(evidence: Evidence, subject: Subject) -> Iterator[Check]:
         yield check_noise_scale(evidence, subject)
     yield check_noise_shape(evidence, subject)
     yield check_noise_mean(evidence, subject)
+    yield check_noise_tails(evidence, subject)
+    yield check_noise_complete(evidence, subject)
+    yield check_noise_repeats(evidence, subject)
     yield check_noise_fresh(evidence, subject)
+    yield check_noise_lags(evidence, subject)
     yield check_noise_independent(evidence, subject)
     yield check_denominator(evidence, subject)
     yield check_count_noise(evidence, subject)
+    yield check_count_fresh(evidence, subject)
+    yield check_report_noise(evidence, subject)
     yield check_weights(evidence)
     yield check_uploads(evidence)
     yield check_batchnorm(evidence, subject)

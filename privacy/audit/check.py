@@ -18,8 +18,13 @@ from numpy.typing import NDArray
 Outcome = Literal["passed", "failed", "incomplete", "skipped"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
-# Probability with which one check fails on a run that does what it claims, at most.
-LEVEL = 1e-6
+# Probability with which any check of an audit fails on a run that does what it claims, at most, but
+# for those of canaries; and of one check, of which that many at most are of random numbers.
+FAMILY_LEVEL = 1e-5
+NUM_STATISTICAL = 20
+LEVEL = FAMILY_LEVEL / NUM_STATISTICAL
+# Probability with which a check sees the smallest deviation that it is said to see.
+SEEN = 0.9
 # Of what is wrong in many rounds, so many are named.
 _NAMED = 3
 
@@ -59,6 +64,7 @@ def judge(
     problems: Sequence[str],
     evidence: str,
     numbers: Mapping[str, Any] | None = None,
+    power: str | None = None,
 ) -> Check:
     """Make a check that fails if there is a problem.
 
@@ -68,12 +74,18 @@ def judge(
         problems: What contradicts the claim, a clause each; the first few are shown.
         evidence: What was looked at.
         numbers: See ``Check``.
+        power: Of a check of random numbers: the smallest deviation that it sees, in a run of this
+            length, with probability ``SEEN``.
     """
+    numbers = dict(numbers or {})
+    if power is not None:
+        numbers["smallest_seen"] = power
+        evidence += f". A run of this length shows {power}"
     if not problems:
-        return Check(name, "passed", claim, evidence, numbers or {})
+        return Check(name, "passed", claim, evidence, numbers)
     more = f"; and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
     found = "; ".join(problems[:_NAMED]) + more
-    return Check(name, "failed", claim, f"{found}. Looked at: {evidence}", numbers or {})
+    return Check(name, "failed", claim, f"{found}. Looked at: {evidence}", numbers)
 
 
 def skip(name: str, claim: str, reason: str) -> Check:

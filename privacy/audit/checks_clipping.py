@@ -4,10 +4,10 @@ Guarantee: checked here is that one user's contribution, as it was seen from out
 code, is within the round's bound and is the update itself where that is within it already; that
 nothing else moves the sum; that the bound of each round follows from the released number of the
 round before; and that the counts agree with one another. Norms are in L1 where the mechanism clips
-in L1. In small models (up to ``privacy.observation.PROBE_ALL`` parameters) every client of a round
-was seen, and the ledger keeps the one that is furthest from what the bound allows. In larger ones
-it was one client, chosen at random; the others are covered by chance alone and by the norms that
-the clipping code reports, and what moves the sum between clients is not seen.
+in L1. Every client of a round was seen, and the ledger keeps the one that is furthest from what the
+bound allows. In models of more than ``privacy.sum_watch.WATCH_ALL`` parameters, and in the ledgers
+of older versions, it was one client, chosen at random; the others are covered by chance alone and
+by the norms that the clipping code reports, and what moves the sum between clients is not seen.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def check_clip_probe(evidence: Evidence, subject: Subject) -> Check:
     name = "clip_probe"
     claim = (
         "Clients, watched from outside the clipping code, move the sum by their clipped update: of "
-        "all of a round (in large models, of one chosen at random) the one furthest from it did."
+        "all of a round (in huge models, of one chosen at random) the one furthest from it did."
     )
     reason = evidence.lacks("probe", "clip_norm", "num_contributions")
     norm, moved, bit = (evidence[f"probe.{key}"] for key in ("norm", "moved", "bit"))
@@ -95,6 +95,7 @@ def check_clip_probe(evidence: Evidence, subject: Subject) -> Check:
     finite = seen & ~np.isnan(norm)
     limit = np.minimum(norm, clip) + slack
     problems = in_rounds("no client was watched", _beyond(missed))
+    problems += _unwatched(evidence)
     problems += in_rounds(
         "the watched client moved the sum beyond the bound",
         _beyond(seen & ~(np.nan_to_num(moved, nan=math.inf) <= clip + slack)),
@@ -126,7 +127,33 @@ def check_clip_probe(evidence: Evidence, subject: Subject) -> Check:
         f"{int((finite & (norm > clip)).sum())} of them beyond the bound; the most that one moved "
         f"the sum is {share:.7g} of it",
         {"watched": int(seen.sum()), "largest_share": share},
+        _each(evidence, seen),
     )
+
+
+def _unwatched(evidence: Evidence) -> list[str]:
+    """Rounds in which some clients were watched, and others not."""
+    watched = evidence["watched"]
+    # Of huge models one client is watched, and nothing between the clients.
+    wanted = np.where(np.isnan(evidence["unseen"]), np.minimum(1.0, watched), _sent(evidence))
+    few = ~np.isnan(watched) & (watched != wanted)
+    return in_rounds("not every client was watched", _beyond(few))
+
+
+def _sent(evidence: Evidence) -> Any:
+    """Updates of a round, those too that were not finite."""
+    return evidence["num_contributions"] + evidence["num_nonfinite"]
+
+
+def _each(evidence: Evidence, seen: Any) -> str:
+    """How many clients were watched, and how likely one alone among them is found."""
+    watched, sent = evidence["watched"], _sent(evidence)
+    watched = np.where(
+        np.isnan(watched), np.where(np.isnan(evidence["unseen"]), 1.0, sent), watched
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        missed = np.nanprod(np.where(seen, 1.0 - np.minimum(1.0, watched / sent), 1.0))
+    return f"one client in each round beyond the bound with probability {1.0 - missed:.3g}"
 
 
 def check_sum_path(evidence: Evidence) -> Check:
@@ -137,7 +164,7 @@ def check_sum_path(evidence: Evidence) -> Check:
         None if evidence.rounds else _NO_LINE
     )
     if reason is None and np.isnan(moved).all():
-        reason = "not every client was watched, as in models of many parameters: see clip_probe"
+        reason = "not every client was watched, as in huge models: see clip_probe"
     if reason is not None:
         return skip(name, claim, reason)
     slack = _SUM_ROUNDING * evidence["num_contributions"] * evidence["clip_norm"]

@@ -17,6 +17,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.audit import power
 from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
 from privacy.audit.evidence import Evidence
 from privacy.audit.subject import as_number
@@ -93,7 +94,15 @@ def check_cohort_total(evidence: Evidence) -> Check:
         f"{int(sizes.sum())} took part in {evidence.rounds} rounds, {cohort * len(sizes):.6g} "
         f"expected; exact binomial p = {smallest:.3g}",
         {"total": int(sizes.sum()), "expected": cohort * len(sizes), "p_value": smallest},
+        _visible_rate(max(cycles, 1) * population, rate, len(parts)),
     )
+
+
+def _visible_rate(draws: int, rate: float, tests: int) -> str:
+    off = power.deviations(tests) * math.sqrt((1.0 - rate) / (draws * rate))
+    if off >= 1.0:
+        return "no rate that is smaller: it has too few draws"
+    return f"a rate that is {power.percent(off)} off or more{power.suffix()}"
 
 
 def not_whole(sizes: NDArray[np.float64], population: int) -> NDArray[np.int64]:
@@ -152,7 +161,15 @@ def check_cohort_dispersion(evidence: Evidence) -> Check:
         f"{'rounds' if separation == 1 else 'pairs of rounds of one group'}; "
         f"p <= {min(1.0, 2.0 * min(below, above)):.3g}",
         {"ratio": ratio, "p_below": below, "p_above": above},
+        _visible_variance(math.sqrt(2.0 / count)),
     )
+
+
+def _visible_variance(stddev: float) -> str:
+    """Of a ratio of variances that has this standard deviation, about."""
+    low, high = max(0.0, 1.0 - power.deviations(1.0) * stddev), 1.0 + power.deviations(1.0) * stddev
+    less = f"of {low:.2g} of what is expected or less, or " if low > 0.0 else ""
+    return f"a variance {less}of {high:.2g} of it or more{power.suffix()}"
 
 
 def binomial_weights(size: int, rate: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

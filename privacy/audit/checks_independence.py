@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from privacy.audit import tails
+from privacy.audit import power, tails
 from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
+from privacy.audit.checks_draws import DENSER, DENSITY
 from privacy.audit.checks_noise import Noise, observed
 from privacy.audit.evidence import Evidence
 from privacy.audit.subject import Subject, as_number
 
-# Two draws per element are closer than x with probability below this times x: Laplace's density.
-_DENSITY = 0.71
 # Heads are compared with so many neighbours in the order of their first element.
 _NEIGHBOURS = 8
 # Mechanisms whose guarantee is that of noise drawn anew in each round.
@@ -26,7 +25,7 @@ _FRESH = ("gaussian", "adaptive_gaussian", "laplace", "local_gaussian")
 
 
 def check_noise_fresh(evidence: Evidence, subject: Subject) -> Check:
-    """No two rounds share their noise, and successive rounds go together as is claimed."""
+    """No two rounds share noise, even negated, and successive ones go together as is claimed."""
     name = "noise_fresh"
     claim = "Noise is drawn anew in each round; where it is correlated, as much as is claimed."
     noise = observed(evidence, subject)
@@ -34,8 +33,8 @@ def check_noise_fresh(evidence: Evidence, subject: Subject) -> Check:
         return skip(name, claim, noise)
     if len(noise.rounds) < 2:
         return skip(name, claim, "fewer than two rounds have noise that could be observed")
-    equal, distance = _equal_heads(evidence, noise)
-    problems = in_rounds("the noise is that of another round", equal)
+    equal, distance = _equal_noise(evidence, noise)
+    problems = in_rounds("the noise, or a part of it, is that of another round", equal)
     at = noise.rounds - 1
     product, wanted = evidence["noise.lag_product"][at], evidence["noise.lag_correlation"][at]
     wanted = np.nan_to_num(wanted)
@@ -73,28 +72,87 @@ def check_noise_fresh(evidence: Evidence, subject: Subject) -> Check:
         f"of successive rounds within {largest:.3g} of what is claimed "
         f"({'none' if not noise.correlated else 'some'})",
         numbers,
+        _visible_product(variance, noise.correlated, scale),
     )
 
 
-def _equal_heads(evidence: Evidence, noise: Noise) -> tuple[list[int], float]:
-    """Rounds whose first elements are those of another, and what counts as the same."""
-    heads = evidence.heads[noise.rounds - 1]
-    width = int((~np.isnan(heads)).all(axis=0).sum())
-    count = len(heads)
+def _visible_product(variance: np.ndarray, correlated: bool, scale: float) -> str:
+    """The smallest difference of a correlation from the claimed one that shows."""
+    if not len(variance):
+        return "no correlation: no two rounds follow each other"
+    count = float(variance.max() if correlated else variance.sum())
+    exponent = np.log(8.0 * (len(variance) if correlated else 1) / LEVEL)
+    least = (
+        np.sqrt(2.0 * count * exponent) + 2.0 * scale * exponent + 1.3 * np.sqrt(count)
+    ) / count
+    if least >= 1.0:
+        return "no correlation: it has too few draws"
+    return f"successive rounds whose correlation is {least:.2g} off or more{power.suffix()}"
+
+
+def _equal_noise(evidence: Evidence, noise: Noise) -> tuple[list[int], float]:
+    """Rounds whose noise is that of another or its negative, and what counts as the same.
+
+    Compared are the first elements, and each quarter of the vector by its four sums.
+    """
+    rows = noise.rounds - 1
+    segments = evidence.lists["segments"][rows]
+    found: set[int] = set()
+    farthest = 0.0
+    for part in (evidence.heads[rows], *np.split(segments, 4, axis=1)):
+        width = int((~np.isnan(part)).all(axis=0).sum())
+        alike, distance = _alike(part[:, :width], noise)
+        found |= alike
+        farthest = max(farthest, distance)
+    found |= _same_peaks(evidence.lists["peaks"][rows], noise)
+    return sorted(int(noise.rounds[index]) for index in found), farthest
+
+
+def _same_peaks(peaks: np.ndarray, noise: Noise) -> set[int]:
+    """Which rounds have one of their largest elements, between its neighbours, from another."""
+    count = len(peaks)
+    whose = np.repeat(np.arange(count), peaks.shape[1] // 3)
+    parts = peaks.reshape(-1, 3)
+    known = ~np.isnan(parts).any(axis=1)
+    whose, parts = whose[known], parts[known]
+    # The largest of many lie densely, with no more than ten times a draw's density.
+    pairs = 20.0 * float(len(parts)) ** 2 * DENSITY**3 * (DENSER**3 if noise.correlated else 1.0)
+    distance = (LEVEL / (20.0 * max(1.0, pairs))) ** (1.0 / 3.0)
+    if count < 2 or distance < 10.0 * float(noise.rounding.max(initial=0.0)):
+        return set()
+    signed = parts * np.where(parts[:, 1:2] < 0.0, -1.0, 1.0)
+    order = np.argsort(signed[:, 1], kind="stable")
+    signed, whose = signed[order], whose[order]
+    found: set[int] = set()
+    for step in range(1, min(_NEIGHBOURS, len(signed) - 1) + 1):
+        one, other = signed[step:], signed[:-step]
+        same = (np.abs(one - other) < distance).all(axis=1)
+        same |= (np.abs(one - other[:, ::-1]) < distance).all(axis=1)
+        same &= whose[step:] != whose[:-step]
+        found |= set(map(int, whose[step:][same])) | set(map(int, whose[:-step][same]))
+    return found
+
+
+def _alike(parts: np.ndarray, noise: Noise) -> tuple[set[int], float]:
+    """Which rows are those of another round or their negatives, and what counts as the same."""
+    count, width = parts.shape
     if width == 0 or count < 2:
-        return [], 0.0
-    heads = heads[:, :width]
-    # Any two of so many true rounds come closer than this with probability LEVEL / 4.
-    distance = (LEVEL / (2.0 * count**2)) ** (1.0 / width) / _DENSITY
+        return set(), 0.0
+    # Any two of so many true rounds come closer than this with probability LEVEL / 24, or their
+    # sum comes as near to zero.
+    density = DENSITY * (DENSER if noise.correlated else 1.0)
+    distance = (LEVEL / (24.0 * count**2)) ** (1.0 / width) / density
     if distance < 20.0 * float(noise.rounding.max(initial=0.0)):
-        return [], 0.0
-    order = np.argsort(heads[:, 0], kind="stable")
-    ordered = heads[order]
+        return set(), 0.0
+    # Signs are those of the first element: a negative is then the same.
+    signed = parts * np.where(parts[:, :1] < 0.0, -1.0, 1.0)
+    order = np.argsort(signed[:, 0], kind="stable")
+    ordered = signed[order]
     found: set[int] = set()
     for step in range(1, min(_NEIGHBOURS, count - 1) + 1):
         close = np.abs(ordered[step:] - ordered[:-step]).max(axis=1) < distance
         found |= set(map(int, order[step:][close])) | set(map(int, order[:-step][close]))
-    return sorted(int(noise.rounds[index]) for index in found), distance
+    return found, distance
 
 
 def check_noise_independent(evidence: Evidence, subject: Subject) -> Check:
@@ -133,6 +191,8 @@ def check_noise_independent(evidence: Evidence, subject: Subject) -> Check:
         f"product with the unit sum over {len(at)} rounds: mean {draws.mean():.3g}, standard "
         f"deviation {draws.std():.4g} (0 and 1 expected); p = {min(pooled, square):.3g}",
         {"mean": float(draws.mean()), "pooled_p": pooled, "squares_p": square},
+        f"noise that leans towards the sum by {power.deviations(3.0) / np.sqrt(len(at)):.2g} "
+        f"standard deviations or more in each round{power.suffix()}",
     )
 
 
@@ -184,7 +244,14 @@ def check_denominator(evidence: Evidence, subject: Subject) -> Check:
         if not value >= LEVEL / 2.0:
             problems.append(f"the releases look divided by {what}: p = {value:.3g}")
     text = f"{cohort:g} in {len(at)} rounds; were it {', '.join(shown) or 'any other, none shows'}"
-    return judge(name, claim, problems, text, numbers)
+    whole = float(np.sqrt(np.sum(length**2)))
+    off = power.deviations(2.0) / whole if whole > 0.0 else np.inf
+    seen = (
+        f"a denominator that is {power.percent(off)} off or more{power.suffix()}"
+        if off < 1.0
+        else "no wrong denominator: the noise is too large beside the sums"
+    )
+    return judge(name, claim, problems, text, numbers, seen)
 
 
 def check_count_noise(evidence: Evidence, subject: Subject) -> Check:
@@ -225,6 +292,7 @@ def check_count_noise(evidence: Evidence, subject: Subject) -> Check:
         f"{float(np.sqrt(np.mean(draws**2))):.4g} of the claimed one; smallest p = "
         f"{min(values.values()):.3g}",
         {f"p_{key}": value for key, value in values.items()},
+        power.scale_error(count, 4.0),
     )
 
 
@@ -233,5 +301,5 @@ def _sameness(draws: np.ndarray) -> float:
     from scipy import stats
 
     near = int(np.count_nonzero(np.diff(np.sort(draws)) < 1e-10))
-    expected = len(draws) ** 2 / 2.0 * _DENSITY * 1e-10
+    expected = len(draws) ** 2 / 2.0 * DENSITY * 1e-10
     return float(stats.poisson(expected).sf(near - 1)) if near else 1.0

@@ -10,16 +10,19 @@ adversary knows passes every one of these.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit import tails
+from privacy.audit import power, tails
 from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
 from privacy.audit.evidence import Evidence
 from privacy.audit.subject import Subject, as_number
+
+Array = NDArray[np.float64]
 
 # Beyond this, relative to the noise, rounding hides it.
 MOST_ROUNDING = 0.05
@@ -49,6 +52,10 @@ class Noise:
     rounding: NDArray[np.float64]
     correlated: bool
     shape: str
+
+    def of(self, has: NDArray[np.bool_]) -> Noise:
+        """The same of some of ``rounds``; shape (k,)."""
+        return replace(self, rounds=self.rounds[has], rounding=self.rounding[has])
 
 
 def observed(evidence: Evidence, subject: Subject) -> Noise | str:
@@ -153,7 +160,15 @@ def check_noise_scale(evidence: Evidence, subject: Subject) -> Check:
     pooled = None
     if len(at) and not noise.correlated:
         pooled = float(tails.squares(noise.shape, total.sum(), count.sum(), float(slack.max())))
-    verdict.add("the scale", noise, each, pooled, tests=1)
+    verdict.add("the scale", noise, each, pooled, tests=2)
+    spread = _spread(noise, total, count)
+    if spread is not None:
+        verdict.numbers["spread_pooled_p"] = spread
+        if not spread >= LEVEL / 4.0:
+            verdict.problems.append(
+                f"the scale varies from round to round as that of the claimed noise does not: "
+                f"p = {spread:.3g}"
+            )
     ratio = float(np.sqrt(total.sum() / count.sum())) if len(at) else float("nan")
     return judge(
         name,
@@ -162,7 +177,35 @@ def check_noise_scale(evidence: Evidence, subject: Subject) -> Check:
         f"standard deviation {ratio:.6g} of the claimed one over {_context(noise, evidence)}"
         + _p_text(verdict),
         {"ratio": ratio, **verdict.numbers},
+        power.scale_error(*_draws(noise, evidence, 4.0), 6.0 if noise.shape == "laplace" else 3.0),
     )
+
+
+def _draws(noise: Noise, evidence: Evidence, tests: float) -> tuple[float, float]:
+    """Draws of a test, and by what its level is divided: of all rounds, or of each alone."""
+    counts = evidence["noise.count"][noise.rounds - 1]
+    if noise.correlated or not len(counts):
+        return float(counts.max(initial=0.0)), tests * max(1, len(counts))
+    return float(counts.sum()), tests
+
+
+def _spread(noise: Noise, total: Array, count: Array) -> float | None:
+    """P-value of how much the sums of squares of rounds differ from one another.
+
+    Their probabilities, taken as those of normal draws, have a chi-square law of k degrees.
+    """
+    from scipy import stats
+
+    # Rounding moves each by less than a twentieth of its own standard deviation.
+    small = 4.0 * noise.rounding**2 * np.sqrt(count / 2.0) < 0.05
+    if noise.correlated or noise.shape != "gaussian" or len(count) < 2 or not small.all():
+        return None
+    law: Any = stats.chi2(count)
+    low, high = law.cdf(total), law.sf(total)
+    draws = np.where(low < high, stats.norm.ppf(low), -stats.norm.ppf(high))
+    square = float(np.sum(np.minimum(np.abs(draws), 30.0) ** 2))
+    whole: Any = stats.chi2(len(count))
+    return float(2.0 * min(whole.cdf(square), whole.sf(square)))
 
 
 def _p_text(verdict: _Verdict) -> str:
@@ -218,7 +261,15 @@ def check_noise_shape(evidence: Evidence, subject: Subject) -> Check:
         )
         + f"{gaps.max(initial=0.0):.3g}; {_context(noise, evidence)}{_p_text(verdict)}",
         {"distance": pooled_gap, **verdict.numbers},
+        _visible_distance(*_draws(noise, evidence, 4.0)),
     )
+
+
+def _visible_distance(draws: float, tests: float) -> str:
+    distance = (math.sqrt(math.log(2.0 * tests / LEVEL) / 2.0) + 0.7) / math.sqrt(max(1.0, draws))
+    if distance >= 0.5:
+        return "no other law: it has too few draws"
+    return f"a law that is {distance:.2g} or more away from it{power.suffix()}"
 
 
 def check_noise_mean(evidence: Evidence, subject: Subject) -> Check:
@@ -243,4 +294,10 @@ def check_noise_mean(evidence: Evidence, subject: Subject) -> Check:
         verdict.problems,
         f"mean {mean:.3g} standard deviations over {_context(noise, evidence)}{_p_text(verdict)}",
         {"mean": mean, **verdict.numbers},
+        _visible_mean(*_draws(noise, evidence, 2.0)),
     )
+
+
+def _visible_mean(draws: float, tests: float) -> str:
+    mean = power.deviations(tests) / math.sqrt(max(1.0, draws))
+    return f"a mean of {mean:.2g} standard deviations or more{power.suffix()}"

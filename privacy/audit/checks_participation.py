@@ -29,10 +29,12 @@ Source: Hoeffding 1963, theorem 4 (sampling without replacement).
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit import tails
+from privacy.audit import power, tails
 from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
 from privacy.audit.checks_cohorts import binomial_weights, not_whole, sampling_setting
 from privacy.audit.evidence import Evidence
@@ -87,6 +89,8 @@ def check_participation(evidence: Evidence) -> Check:
         f"the number of rounds that a user was in varies over users by {ratio:.4g} of the variance "
         f"that is expected; p <= {min(1.0, 2.0 * min(less, more)):.3g}; {_seen(evidence)}",
         {"ratio": ratio, "p_below": less, "p_above": more, **_extremes(evidence)},
+        f"a variance that is {power.percent(power.deviations(1.0) * math.sqrt(2.0 / population))} "
+        f"off or more{power.suffix()}; of pairs of users it shows nothing",
     )
 
 

@@ -16,7 +16,7 @@ claimed to be sqrt(n) l long, and bounds of how far W = |x|^2 / n can be from 1 
   another comes off; then Chernoff's bound. Nearly that of a chi-square of d degrees where n is far
   below P; nothing where it is not. Reports that are not randomised have W = 0.
 
-Whether a report hides its update is not tested by this: that is in the angle between the two.
+Whether a report hides its update is in the angle between the two: see ``checks_clients``.
 
 Source: McDiarmid 1989, lemma 1.2; Vershynin 2018, "High-dimensional probability", theorem 3.4.6
 (here with its exact constant, 1/d).

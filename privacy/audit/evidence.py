@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from privacy.audit.central_columns import CentralColumns
 from privacy.errors import LedgerError
+from privacy.noise_record import NEAR_ZERO, PEAKS, SEGMENTS, TAILS
 
 BINS = 34
 HEAD = 8
@@ -41,10 +42,23 @@ _PLAIN = (
     "largest_clipped_norm",
     "sum_norm",
     "unseen",
+    "watched",
     "steps",
 )
 _NESTED = {
     "probe": ("norm", "moved", "bit"),
+    "reports": (
+        "count",
+        "shortest",
+        "longest",
+        "quietest",
+        "loudest",
+        "directed",
+        "along",
+        "along_squares",
+        "clipped",
+        "excess_squares",
+    ),
     "noise": (
         "count",
         "sum",
@@ -54,8 +68,34 @@ _NESTED = {
         "lag_product",
         "rounding",
         "count_draw",
+        "largest",
+        "windows",
+        "repeats",
+        "self_lag",
+        "self_product",
+        "twins",
+        "count_distance",
     ),
 }
+# Lists of numbers of the noise, and how many there are at most.
+_LISTS = {
+    "tails": len(TAILS),
+    "near_zero": len(NEAR_ZERO),
+    "segments": SEGMENTS,
+    "peaks": 3 * PEAKS,
+}
+# What older versions did not record; of the noise, a line without it lacks "noise.tails".
+_NEW = ("watched", "reports")
+_YOUNGER = (
+    "largest",
+    "windows",
+    "repeats",
+    "self_lag",
+    "self_product",
+    "twins",
+    "count_distance",
+    *_LISTS,
+)
 # What must be the same in every line, where lines have it.
 CONSTANT = (
     "unit",
@@ -106,6 +146,8 @@ class Evidence:
         segments: The constants, run-length encoded.
         histograms: Shape (T, 34), int64: elements of the noise by size; 0 without an observation.
         heads: Shape (T, 8), float64: first elements of the noise; NaN where there is none.
+        lists: Shape (T, k), float64 each, by name ("tails"): see ``privacy.noise_record``; NaN
+            where there is none.
         releases: Shape (T,), uint64: the first 64 bits of each release's digest.
         digests: Shape (T,), the SHA-256 of each line, 32 bytes each.
         has_noise: Shape (T,), bool: whether the line has an observation of noise.
@@ -119,6 +161,7 @@ class Evidence:
     segments: tuple[Segment, ...]
     histograms: NDArray[np.int64]
     heads: NDArray[np.float64]
+    lists: Mapping[str, NDArray[np.float64]]
     releases: NDArray[np.uint64]
     digests: bytes
     has_noise: NDArray[np.bool_]
@@ -165,6 +208,7 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
     names = [*_PLAIN, *(f"{part}.{key}" for part, keys in _NESTED.items() for key in keys)]
     columns = {name: array("d") for name in names}
     histograms, heads, releases = array("q"), array("d"), array("Q")
+    lists = {name: array("d") for name in _LISTS}
     has_noise, digests = array("b"), bytearray()
     central = CentralColumns()
     missing: Counter[str] = Counter()
@@ -189,7 +233,11 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
         noise = entry.get("noise")
         has_noise.append(noise is not None)
         histograms.extend(_counts(noise, number))
-        heads.extend(_head(noise, number))
+        heads.extend(_list(noise, "head", HEAD, number))
+        for name, length in _LISTS.items():
+            lists[name].extend(_list(noise, name, length, number))
+        if noise is not None:
+            missing.update(f"noise.{name}" for name in _YOUNGER if name not in noise)
         releases.append(_digest_bits(entry.get("release_sha256"), number))
         constants = {key: entry[key] for key in CONSTANT if key in entry}
         if not segments or segments[-1][1] != constants:
@@ -199,14 +247,23 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
     return Evidence(
         rounds=number,
         columns={name: np.asarray(column) for name, column in columns.items()},
-        lacking=frozenset(name for name, count in missing.items() if count == number),
-        partly={name: count for name, count in missing.items() if count < number},
+        lacking=frozenset(
+            name
+            for name, count in missing.items()
+            if count == (sum(has_noise) if name.startswith("noise.") else number)
+        ),
+        partly={
+            name: count
+            for name, count in missing.items()
+            if count < number and name not in _NEW and not name.startswith("noise.")
+        },
         segments=tuple(
             Segment(first, end - first, constants)
             for (first, constants), end in zip(segments, ends, strict=False)
         ),
         histograms=np.asarray(histograms, np.int64).reshape(-1, BINS),
         heads=np.asarray(heads).reshape(-1, HEAD),
+        lists={name: np.asarray(lists[name]).reshape(-1, _LISTS[name]) for name in _LISTS},
         releases=np.asarray(releases, np.uint64),
         digests=bytes(digests),
         has_noise=np.asarray(has_noise).astype(np.bool_),
@@ -246,14 +303,14 @@ def _counts(noise: Mapping[str, Any] | None, number: int) -> list[int]:
     raise LedgerError(f"round {number}: 'noise.histogram' is {counts!r}, but must be {BINS} counts")
 
 
-def _head(noise: Mapping[str, Any] | None, number: int) -> list[float]:
-    values = [] if noise is None else noise.get("head")
-    if not isinstance(values, list) or len(values) > HEAD:
+def _list(noise: Mapping[str, Any] | None, name: str, length: int, number: int) -> list[float]:
+    values = [] if noise is None else noise.get(name, [])
+    if not isinstance(values, list) or len(values) > length:
         raise LedgerError(
-            f"round {number}: 'noise.head' is {values!r}, but must be a list of at most {HEAD}"
+            f"round {number}: 'noise.{name}' is {values!r}, but must be a list of at most {length}"
         )
-    head = [_number(value, "noise.head", number) for value in values]
-    return head + [math.nan] * (HEAD - len(head))
+    numbers = [_number(value, f"noise.{name}", number) for value in values]
+    return numbers + [math.nan] * (length - len(numbers))
 
 
 def _digest_bits(digest: Any, number: int) -> int:

@@ -47,6 +47,39 @@ def cumulative(shape: str) -> Array:
     return np.asarray(law.cdf(EDGES))
 
 
+def beyond(shape: str, bounds: Array | float) -> Array:
+    """Probability of a draw of variance 1 whose magnitude is beyond each bound."""
+    from scipy import stats
+
+    bounds = np.asarray(bounds, dtype=np.float64)
+    if shape == "laplace":
+        return np.asarray(np.exp(-bounds / _LAPLACE_SCALE))
+    return np.asarray(2.0 * stats.norm.sf(bounds))
+
+
+def density(shape: str, magnitude: Array | float) -> Array:
+    """Density of the magnitude of a draw of variance 1."""
+    from scipy import stats
+
+    magnitude = np.asarray(magnitude, dtype=np.float64)
+    if shape == "laplace":
+        return np.asarray(np.exp(-magnitude / _LAPLACE_SCALE) / _LAPLACE_SCALE)
+    return np.asarray(2.0 * stats.norm.pdf(magnitude))
+
+
+def rare(total: float, mean: float) -> float:
+    """Bound of the upper tail of a sum of rare events.
+
+    Args:
+        total: How many there were.
+        mean: Bound of their number, such that E exp(s N) is at most exp(mean (exp(s) - 1)): the
+            events are independent, or each has at most its part of the mean given those before.
+    """
+    if not total > mean:
+        return 1.0
+    return math.exp(min(0.0, total - mean - total * math.log(total / mean))) if mean > 0 else 0.0
+
+
 def squares(shape: str, total: Array | float, count: Array | float, slack: Array | float) -> Array:
     """P-values of sums of squares of so many draws of variance 1.
 

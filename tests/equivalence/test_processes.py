@@ -225,8 +225,8 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
         "private_federated",
         {"federated__engine": "vectorized", "federated__engine_lanes": 1},
     ),
-    # Probed is one client a round, chosen among all, not all of them.
-    "more than are probed": (
+    # Of the parts of a sum some elements are compared, not all of them.
+    "more than are compared": (
         "private_federated",
         {"model__name": "mlp", "model__hidden": 500, "federated__num_rounds": 3},
     ),

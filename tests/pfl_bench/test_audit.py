@@ -68,6 +68,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
     assert code == 0
     assert "PASSED: 39 passed, 0 failed, 0 incomplete, 2 skipped" in out
     assert "PASS  noise_scale: standard deviation" in out
+    assert "A run of this length shows a scale that is" in " ".join(out.split())
     assert "Outside of the guarantee" in out
     assert "A search over 10 such runs: epsilon (simulated)" in out
     ledger = hashlib.sha256((finished / "ledger.jsonl").read_bytes()).hexdigest()

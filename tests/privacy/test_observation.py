@@ -13,7 +13,8 @@ from privacy.aggregate import Aggregate
 from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale, Release, noised_mean
 from privacy.mechanisms import adaptive_gaussian, gaussian
-from privacy.observation import HISTOGRAM_EDGES, PROBE_ALL, Observer, ParticipationHistory
+from privacy.observation import HISTOGRAM_EDGES, Observer, ParticipationHistory
+from privacy.sum_watch import COMPARED
 
 P, COHORT = 20_000, 8.0
 
@@ -221,7 +222,7 @@ def test_what_is_not_finite_is_recorded_as_null() -> None:
 
 
 def test_parts_of_a_large_model_that_do_not_come_to_the_sum_are_refused() -> None:
-    size = 3 * PROBE_ALL
+    size = 3 * COMPARED
     observer = Observer(COHORT)
     parts, total = [], torch.zeros(size)
     for part in range(4):

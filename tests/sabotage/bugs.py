@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.sabotage.accounting_bugs import ACCOUNTING_BUGS
 from tests.sabotage.central_bugs import CENTRAL_BUGS
 from tests.sabotage.clipping_bugs import CLIPPING_BUGS
+from tests.sabotage.draw_bugs import DRAW_BUGS
 from tests.sabotage.folder_bugs import FOLDER_BUGS
 from tests.sabotage.noise_bugs import NOISE_BUGS
 from tests.sabotage.planting import Bug
@@ -14,6 +15,7 @@ from tests.sabotage.unseen_bugs import UNSEEN
 
 BUGS: tuple[Bug, ...] = (
     *NOISE_BUGS,
+    *DRAW_BUGS,
     *CLIPPING_BUGS,
     *SAMPLING_BUGS,
     *ACCOUNTING_BUGS,

@@ -1,0 +1,297 @@
+"""How far each client really moved a round's sum, seen from outside the code that clips.
+
+Guarantee: the sum is compared before and after each client, whatever the clipping code reports, and
+is not changed. Kept are of all clients the one that is furthest from what the bound allows, how far
+the sum moved between clients, and, where clients noise their updates themselves, how long their
+reports are, how long their noise, and how far reports point along the updates that they are about.
+
+Cost: one vector of the model's length (two where clients add noise), and three passes over it a
+client, beside the two of the clip itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from privacy.aggregate import Aggregate
+from privacy.clipping import l1_norm, l2_norm
+from privacy.errors import PrivacyError
+from privacy.noise_record import finite
+
+# Up to so many parameters every client is watched; of larger models one a round, so that no vector
+# of theirs is kept.
+WATCH_ALL = 1 << 24
+# So many elements of the parts' sums are compared with the whole's.
+COMPARED = 1 << 15
+# Half a unit in the last place of a float32, relative: what one rounding can do at most.
+HALF_ULP = 2.0**-24
+# What a few dozen additions of float32 can do to a sum, relative to the norms of its parts.
+_OF_ADDITIONS = 64 * HALF_ULP
+# On the CPU, so many elements stay in the cache.
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What clients sent that noise their updates themselves.
+
+    Attributes:
+        count: Reports.
+        shortest: Smallest L2 norm of one.
+        longest: Largest.
+        quietest: Smallest L2 norm of what a report has beyond its clipped update.
+        loudest: Largest.
+        directed: Reports about an update that is not zero.
+        along: Sum over those of the report's product with the unit update.
+        along_squares: Sum of the squares of these.
+        clipped: Sum of the norms of the clipped updates.
+        excess_squares: Sum of the squares of product less norm.
+    """
+
+    count: int
+    shortest: float
+    longest: float
+    quietest: float
+    loudest: float
+    directed: int
+    along: float
+    along_squares: float
+    clipped: float
+    excess_squares: float
+
+    def merge(self, other: Reports) -> Reports:
+        """Those of both."""
+        picks = {"shortest": min, "quietest": min, "longest": max, "loudest": max}
+        return Reports(
+            **{
+                field.name: picks.get(field.name, lambda one, two: one + two)(
+                    getattr(self, field.name), getattr(other, field.name)
+                )
+                for field in fields(self)
+            }
+        )
+
+    def to_json_dict(self) -> dict[str, float | None]:
+        """Plain data; a number that is not finite is None."""
+        return {field.name: finite(getattr(self, field.name)) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of a part of a round that was summed apart.
+
+    Attributes:
+        worst: Its worst probe, and how wrong that was; None if nobody was probed.
+        unseen: How far its sum moved while no client was taken in; None where not all are probed.
+        total: Its sum, or some elements of that of a large model; None if nobody was there.
+        watched: Clients that were watched.
+        reports: Of clients that noise their updates themselves; None where none does.
+    """
+
+    worst: tuple[float, dict[str, float | None]] | None
+    unseen: float | None
+    total: Tensor | None
+    watched: int = 0
+    reports: Reports | None = None
+
+
+class SumWatch:
+    """Watches the sum of a round, or of a part of one.
+
+    Args:
+        norm: "l2", or "l1" where updates are clipped in that norm.
+        watches_all: Whether every client is watched, not one.
+    """
+
+    def __init__(self, norm: str, watches_all: bool) -> None:
+        self._order = 1 if norm == "l1" else 2
+        self._norm_of = l1_norm if norm == "l1" else l2_norm
+        self._all = watches_all
+        self._chosen = -1
+        self._taken = 0
+        # The clean sum as it was last seen, and the noised one; None is zero.
+        self._known: Tensor | None = None
+        self._noised: Tensor | None = None
+        self._spare: list[Tensor] = []
+        self._sent: tuple[float, float] | None = None
+        self._seen = Seen(None, None, None)
+
+    def begin(self, chosen: int) -> None:
+        """Begin a part of a round.
+
+        Args:
+            chosen: Which of the clients to come is watched, from 0, where not all are; negative or
+                too large for none.
+        """
+        self._chosen, self._taken, self._sent = chosen, 0, None
+        self._spare = [kept for kept in (self._known, self._noised) if kept is not None]
+        self._known = self._noised = None
+        self._seen = Seen(None, 0.0 if self._all else None, None)
+
+    def before(self, aggregate: Aggregate, update: Tensor) -> None:
+        """Look at the sum before a client's update is taken in, if the client is watched."""
+        watched = self._all or self._taken == self._chosen
+        self._taken += 1
+        self._sent = None
+        if not watched:
+            return
+        total = clean_total(aggregate)
+        self._look_between(total)
+        if self._known is None or not self._all:
+            self._known = self._room(total).copy_(total)
+        if aggregate.clipped_total is not None or self._noised is not None:
+            self._noised = self._room(aggregate.total) if self._noised is None else self._noised
+            self._noised.copy_(aggregate.total)
+        self._sent = self._norm_of(update.to(torch.float32)), aggregate.bit_sum
+
+    def after(self, aggregate: Aggregate, clip_norm: float) -> None:
+        """See how far the sum has moved since ``before``, if that client was watched."""
+        if self._sent is None:
+            return
+        (norm, bit_before), self._sent = self._sent, None
+        assert self._known is not None
+        total, bit = clean_total(aggregate), aggregate.bit_sum - bit_before
+        if aggregate.clipped_total is not None:
+            self._look_at_report(aggregate.total, total)
+        moved = self._step(total)
+        allowed = min(norm, clip_norm) if math.isfinite(norm) else 0.0
+        wrong = abs(moved - allowed) / clip_norm + abs(abs(bit) - 0.5 * math.isfinite(norm))
+        wrong = wrong if math.isfinite(wrong) else math.inf
+        worst = self._seen.worst
+        if worst is None or wrong > worst[0]:
+            worst = (wrong, {"norm": finite(norm), "moved": finite(moved), "bit": bit})
+        self._seen = replace(self._seen, worst=worst, watched=self._seen.watched + 1)
+
+    def seen(self, aggregate: Aggregate) -> Seen:
+        """What was seen since ``begin``."""
+        total = clean_total(aggregate)
+        self._look_between(total)
+        return replace(self._seen, total=_some(total).clone() if self._taken else None)
+
+    def merge(self, parts: Iterable[Seen], aggregate: Aggregate) -> None:
+        """Take in what was seen of all parts of a round, this one's too.
+
+        Args:
+            parts: In the order of the round's parts, whoever trained them.
+            aggregate: The sum of all parts.
+
+        Raises:
+            PrivacyError: The parts of a large model do not come to the sum.
+        """
+        known = list(parts)
+        # Who comes from now on, such as a canary, is no client of the round.
+        self._chosen, self._sent = -1, None
+        reports: Reports | None = None
+        for part in known:
+            if part.reports is not None:
+                reports = part.reports if reports is None else reports.merge(part.reports)
+        worst = max(
+            (part.worst for part in known if part.worst is not None),
+            key=lambda found: found[0],
+            default=None,
+        )
+        total = clean_total(aggregate)
+        # What the parts come to together, which is the sum but for the rounding of its additions.
+        # On the CPU: MPS has no float64, and other processes are on other GPUs.
+        totals = [part.total.cpu().double() for part in known if part.total is not None]
+        clean = _some(total).cpu().double()
+        expected = torch.stack(totals).sum(dim=0) if totals else torch.zeros_like(clean)
+        moved = float(torch.linalg.vector_norm(clean - expected))
+        rounding = math.fsum(float(torch.linalg.vector_norm(part)) for part in totals)
+        unseen = math.fsum(part.unseen or 0.0 for part in known) if self._all else None
+        if not moved <= _OF_ADDITIONS * rounding:
+            if unseen is None or len(clean) < total.numel():
+                raise PrivacyError(
+                    f"the sums of a round's parts differ from the round's sum by {moved:.3g} in "
+                    f"norm, where rounding explains {_OF_ADDITIONS * rounding:.3g}: clients were "
+                    "lost or counted twice on the way; nothing was released, and the run can be "
+                    "resumed"
+                )
+            unseen += moved
+        if self._all:
+            self._known = self._room(total) if self._known is None else self._known
+            self._known.copy_(total)
+        self._seen = Seen(worst, unseen, None, sum(part.watched for part in known), reports)
+
+    def result(self, aggregate: Aggregate) -> Seen:
+        """What was seen of the whole round."""
+        self._look_between(clean_total(aggregate))
+        return self._seen
+
+    def _room(self, total: Tensor) -> Tensor:
+        """A vector to remember a sum in, of the last part if it fits."""
+        for place, spare in enumerate(self._spare):
+            same = (spare.shape, spare.dtype, spare.device)
+            if same == (total.shape, total.dtype, total.device):
+                return self._spare.pop(place)
+        return torch.empty_like(total)
+
+    def _look_between(self, total: Tensor) -> None:
+        """Add up how far the sum has moved while no client was taken in."""
+        if self._seen.unseen is None:
+            return
+        known = torch.zeros_like(total) if self._known is None else self._known
+        if not torch.equal(total, known):
+            moved = self._norm_of(total - known)
+            self._seen = replace(self._seen, unseen=self._seen.unseen + moved)
+            if self._known is not None:
+                self._known.copy_(total)
+
+    def _step(self, total: Tensor) -> float:
+        """How far the sum is from where it was known to be, which it then is known to be."""
+        assert self._known is not None
+        if total.device.type != "cpu":
+            moved = self._norm_of(total - self._known)
+            self._known.copy_(total)
+            return moved
+        found = 0.0
+        buffer = torch.empty(min(_CHUNK, total.numel()), dtype=torch.float64)
+        for start in range(0, total.numel(), _CHUNK):
+            new, old = total[start : start + _CHUNK], self._known[start : start + _CHUNK]
+            part = buffer[: len(new)].copy_(torch.sub(new, old, out=old))
+            found += float(part.abs_().sum() if self._order == 1 else torch.dot(part, part))
+            old.copy_(new)
+        return found if self._order == 1 else math.sqrt(found)
+
+    def _look_at_report(self, noised: Tensor, clean: Tensor) -> None:
+        """Measure what the client sent against the update that it is about."""
+        assert self._known is not None
+        squares = [0.0, 0.0, 0.0]
+        step = _CHUNK if noised.device.type == "cpu" else noised.numel()
+        for start in range(0, noised.numel(), step):
+            place = slice(start, start + step)
+            report = _wide(noised[place])
+            if self._noised is not None:
+                report -= _wide(self._noised[place])
+            update = _wide(clean[place]) - _wide(self._known[place])
+            pairs = ((report, report), (update, update), (report, update))
+            squares = [x + float(torch.dot(*pair)) for x, pair in zip(squares, pairs, strict=True)]
+        length, norm = math.sqrt(squares[0]), math.sqrt(squares[1])
+        noise = math.sqrt(max(0.0, squares[0] + squares[1] - 2.0 * squares[2]))
+        along = squares[2] / norm if norm > 0.0 else 0.0
+        one = Reports(
+            1, length, length, noise, noise, int(norm > 0.0), along, along**2, norm,
+            (along - norm) ** 2,
+        )  # fmt: skip
+        reports = self._seen.reports
+        self._seen = replace(self._seen, reports=one if reports is None else reports.merge(one))
+
+
+def clean_total(aggregate: Aggregate) -> Tensor:
+    """The sum before any noise."""
+    return aggregate.total if aggregate.clipped_total is None else aggregate.clipped_total
+
+
+def _wide(part: Tensor) -> Tensor:
+    """A copy in float64; on the CPU where the device has none."""
+    return (part.cpu() if part.device.type == "mps" else part).to(torch.float64, copy=True)
+
+
+def _some(total: Tensor) -> Tensor:
+    """Elements all over a vector, ``COMPARED`` or a few more."""
+    return total[:: max(1, total.numel() // COMPARED)]
