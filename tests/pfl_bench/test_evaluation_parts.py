@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pfl_bench.building import build_forward, build_model, build_task
-from pfl_bench.evaluation import Measured, Strata, measure
+from pfl_bench.evaluation import Measured, Strata, examples_at_once, measure
 from pfl_bench.evaluator import Evaluator
 from pfl_bench.forward import Forward
 from pfl_bench.metrics.classification import Classification
@@ -105,7 +105,12 @@ def sent(measured: Measured) -> Measured:
 
 
 def measured_in(
-    data: Lines, batch_size: int, parts: int, by_play: bool, is_personal: bool
+    data: Lines,
+    batch_size: int,
+    parts: int,
+    by_play: bool,
+    is_personal: bool,
+    at_once: int | None = None,
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """All numbers and tables of an evaluation in so many parts."""
     task: Any = data
@@ -113,6 +118,11 @@ def measured_in(
     with torch.no_grad():
         module.weight.fill_(1.0)
         module.bias.fill_(0.0)
+
+    def check(_: nn.Module, given: tuple[Tensor]) -> None:
+        assert len(given[0]) <= min(batch_size, at_once or batch_size)
+
+    module.register_forward_pre_hook(check)
     personal = Shifted(module) if is_personal else None
     whole: Measured | None = None
     own_strata: Strata | None = None
@@ -126,6 +136,7 @@ def measured_in(
             strata=strata if by_play else None,
             personal=personal,
             part=(part, parts),
+            at_once=at_once,
         )
         if whole is None:
             whole, own_strata = measured, strata
@@ -137,6 +148,24 @@ def measured_in(
 
 
 sizes_of_clients = st.lists(st.integers(0, 6), min_size=1, max_size=8).filter(any)
+
+
+@given(sizes_of_clients, st.integers(1, 9), st.integers(1, 9), st.booleans(), st.booleans())
+def test_micro_batches_change_no_bit(
+    sizes: list[int], batch_size: int, at_once: int, by_play: bool, is_personal: bool
+) -> None:
+    data = Lines(sizes)
+    expected = measured_in(data, batch_size, 1, by_play, is_personal)
+    found = measured_in(data, batch_size, 1, by_play, is_personal, at_once)
+    # As text, where NaN equals itself and all digits are compared.
+    assert repr(found) == repr(expected)
+
+
+def test_large_inputs_go_through_a_cpu_in_micro_batches() -> None:
+    assert examples_at_once((3, 224, 224), CPU) == 55
+    assert examples_at_once((1 << 30,), CPU) == 1
+    assert examples_at_once((28, 28), CPU) == (1 << 23) // 784
+    assert examples_at_once((3, 224, 224), torch.device("cuda")) is None
 
 
 @given(sizes_of_clients, st.integers(1, 9), st.booleans(), st.booleans())
