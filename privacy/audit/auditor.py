@@ -56,6 +56,7 @@ from privacy.audit.checks_referee import check_referee
 from privacy.audit.checks_release import (
     check_batchnorm,
     check_canaries,
+    check_release_length,
     check_releases,
     check_uploads,
     check_weights,
@@ -88,6 +89,7 @@ _NOT_OF_EXAMPLES = (
     "noise_fresh",
     "noise_independent",
     "denominator",
+    "release_length",
     "count_noise",
     "weights",
     "uploads",
@@ -191,6 +193,7 @@ def _observed_checks(evidence: Evidence, subject: Subject) -> Iterator[Check]:
     yield check_noise_fresh(evidence, subject)
     yield check_noise_independent(evidence, subject)
     yield check_denominator(evidence, subject)
+    yield check_release_length(evidence, subject)
     yield check_count_noise(evidence, subject)
     yield check_weights(evidence)
     yield check_uploads(evidence)

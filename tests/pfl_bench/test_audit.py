@@ -66,7 +66,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
 ) -> None:
     code, out, _ = command(capsys, str(finished))
     assert code == 0
-    assert "PASSED: 39 passed, 0 failed, 0 incomplete, 2 skipped" in out
+    assert "PASSED: 40 passed, 0 failed, 0 incomplete, 2 skipped" in out
     assert "PASS  noise_scale: standard deviation" in out
     assert "Outside of the guarantee" in out
     assert "A search over 10 such runs: epsilon (simulated)" in out
@@ -75,7 +75,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
     assert written["ledger_sha256"] == ledger
     assert written["passed"] is True
     assert written["verdict"] == "passed"
-    assert written["counts"] == {"passed": 39, "failed": 0, "incomplete": 0, "skipped": 2}
+    assert written["counts"] == {"passed": 40, "failed": 0, "incomplete": 0, "skipped": 2}
 
 
 def test_json_is_one_object_and_the_file_s_content(
@@ -187,6 +187,7 @@ def test_a_folder_of_an_earlier_version_is_incomplete_and_says_why(copied: Path)
         "noise_replay",
         "central_step",
         "central_chain",
+        "release_length",
     }
     assert "another version" in lacking["central_step"]
     assert "seed of cohorts and noise" in lacking["noise_replay"]
@@ -352,7 +353,7 @@ def test_the_report_has_the_audit_and_says_when_it_is_stale(copied: Path) -> Non
     audit_run(copied, 2)
     text = write_report([copied], copied / "report.html").read_text()
     assert "Audit: small, seed 3" in text
-    assert "39 passed, 0 failed, 0 incomplete, 2 skipped" in text
+    assert "40 passed, 0 failed, 0 incomplete, 2 skipped" in text
     assert "A search over 2 such runs" in text
     assert "Stale." not in text
     rewrite(copied, drop_last)

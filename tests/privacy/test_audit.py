@@ -94,8 +94,8 @@ def test_the_whole_audit_of_a_true_ledger_passes() -> None:
     assert skipped == {"budget", "canaries", "separation"}
     # As of a folder that an earlier version has left: nothing of it is passed over in silence.
     lacking = {check.name for check in checks if check.outcome == "incomplete"}
-    assert lacking == {"metrics", "central_step", "central_chain", *REPLAYED}
-    assert len({check.name for check in checks}) == len(checks) == 41
+    assert lacking == {"metrics", "central_step", "central_chain", "release_length", *REPLAYED}
+    assert len({check.name for check in checks}) == len(checks) == 42
     json.dumps([check.to_json_dict() for check in checks], allow_nan=False)
 
 
@@ -635,7 +635,7 @@ def test_a_broken_chain_fails_and_nothing_is_read_from_the_ledger(
     checks = from_file(path, run, lines)
     assert set(failed(list(checks.values()))) == {"chain"}
     assert checks["noise_scale"].outcome == checks["epsilon_actual"].outcome == "skipped"
-    assert len(checks) == 41
+    assert len(checks) == 42
 
 
 def test_values_of_a_wrong_kind_are_refused_with_their_round() -> None:
