@@ -234,6 +234,27 @@ def test_a_ledger_that_is_rewritten_with_its_chain_is_found_too(what: str, copie
     assert names <= failed(copied)
 
 
+@pytest.mark.parametrize("mechanism", ["adaptive", "tree_aggregation"])
+def test_rounds_beyond_the_configured_ones_are_found(mechanism: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {}
+    if mechanism == "tree_aggregation":
+        changes = {
+            "federated__sampling": "cyclic_poisson",
+            "federated__separation": 2,
+            "privacy__mechanism": {"name": mechanism, "clip_norm": 0.5},
+            "privacy__epsilon": None,
+            "privacy__noise_multiplier": 8.0,
+        }
+    run(make_config("private_federated", **changes), tmp_path / "run")
+
+    def again(lines: Lines) -> None:
+        for line in [dict(line) for line in lines]:
+            lines.append(line | {"round": len(lines) + 1})
+
+    rewrite(tmp_path / "run", again)
+    assert {"rounds", "metrics"} <= failed(tmp_path / "run")
+
+
 def test_a_statement_that_claims_less_is_found(copied: Path) -> None:
     statement = json.loads((copied / "privacy.json").read_text())
     statement["actual"]["epsilon"] *= 0.5
