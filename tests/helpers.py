@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pfl_bench import checkpoint
 from pfl_bench.checkpoint import load_latest
 from pfl_bench.config_file import ResolvedConfig, resolve
 from pfl_bench.private_seed import derive
@@ -95,3 +96,11 @@ def central_of(folder: Path) -> Tensor:
     assert state is not None
     vector: Tensor = state["trainer"]["central"]
     return vector
+
+
+def change_checkpoint(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change what a checkpoint holds, and name the new content, as a faulty writer would."""
+    state = torch.load(path, weights_only=True)
+    del state["sha256"]
+    change(state)
+    torch.save({**state, "sha256": checkpoint._digest(state)}, path)

@@ -63,6 +63,7 @@ from privacy.audit.checks_referee import check_referee
 from privacy.audit.checks_release import (
     check_batchnorm,
     check_canaries,
+    check_release_length,
     check_releases,
     check_uploads,
     check_weights,
@@ -99,6 +100,7 @@ _NOT_OF_EXAMPLES = (
     "noise_lags",
     "noise_independent",
     "denominator",
+    "release_length",
     "count_noise",
     "count_fresh",
     "report_noise",
@@ -208,6 +210,7 @@ def _observed_checks(evidence: Evidence, subject: Subject) -> Iterator[Check]:
     yield check_noise_lags(evidence, subject)
     yield check_noise_independent(evidence, subject)
     yield check_denominator(evidence, subject)
+    yield check_release_length(evidence, subject)
     yield check_count_noise(evidence, subject)
     yield check_count_fresh(evidence, subject)
     yield check_report_noise(evidence, subject)

@@ -52,6 +52,8 @@ def check_central_step(evidence: Evidence, subject: Subject) -> Check:
         return lack(name, claim, _OLDER)
     if isinstance(optimizer, str):
         return skip(name, claim, optimizer)
+    if evidence.rounds > len(optimizer.rates):
+        return skip(name, claim, "there are more rounds than were configured: see rounds")
     before, release = evidence.central.sketches("central"), evidence.central.sketches("release")
     after = _after(evidence, subject)
     problems, compared = [], np.zeros(evidence.rounds, dtype=np.bool_)

@@ -84,8 +84,9 @@ def _columns(evidence: Evidence, subject: Subject) -> Iterator[tuple[str, Array,
         yield "privacy/fraction_clipped", clipped, _EXACT
     if evidence.central.missing < evidence.rounds:
         yield "train/update_norm", evidence.central.sketches("release").norm, _OF_NORM
-    if not isinstance(subject.central_optimizer, str):
-        yield "train/central_learning_rate", subject.central_optimizer.rates, _EXACT
+    optimizer = subject.central_optimizer
+    if not isinstance(optimizer, str) and evidence.rounds <= len(optimizer.rates):
+        yield "train/central_learning_rate", optimizer.rates[: evidence.rounds], _EXACT
 
 
 def _differences(what: str, recorded: Array, found: Array, tolerance: float) -> list[str]:

@@ -11,10 +11,12 @@ import math
 
 import numpy as np
 
-from privacy.audit.check import Check, in_rounds, judge, skip
+from privacy.audit.check import Check, in_rounds, judge, lack, skip
 from privacy.audit.evidence import Evidence
 from privacy.audit.subject import Subject, as_number
 
+# Of the squares: norms are added up in float32.
+_OF_LENGTH = 1e-3
 _NO_LINE = "the ledger has no line yet"
 
 
@@ -85,6 +87,36 @@ def check_releases(evidence: Evidence, subject: Subject) -> Check:
     again = np.sort(order[1:][ordered[1:] == ordered[:-1]]) + 1
     problems = in_rounds("the release is that of an earlier round", again)
     return judge(name, claim, problems, f"{evidence.rounds} releases, compared by their digests")
+
+
+def check_release_length(evidence: Evidence, subject: Subject) -> Check:
+    """Each release is as long as the recorded sum and noise make it."""
+    name = "release_length"
+    claim = "Each release is as long as the recorded sum and the noise of the claimed size make it."
+    reason = evidence.lacks("noise", "sum_norm", "update_noise_stddev") or (
+        None if evidence.rounds else _NO_LINE
+    )
+    if reason is None and not subject.claims_noise:
+        reason = "no noise is claimed"
+    if reason is None and evidence.constants.get("mechanism") == "laplace":
+        reason = "the sum's recorded norm is that of the bound, L1, which says little of the length"
+    if reason is not None:
+        return skip(name, claim, reason)
+    if evidence.central.missing == evidence.rounds:
+        reason = "the ledger does not record the releases: it was written by another version"
+        return lack(name, claim, reason)
+    stddev, length = evidence["update_noise_stddev"], evidence["sum_norm"]
+    # By the squares of the sum and of the noise, and twice their product.
+    squares = length**2 + stddev**2 * evidence["noise.sum_squares"]
+    expected = squares + 2.0 * stddev * evidence["noise.dot_sum"] * length
+    divisor = as_number(evidence.constants.get("denominator"))
+    found = (evidence.central.sketches("release").norm * divisor) ** 2
+    seen = np.isfinite(found) & np.isfinite(expected)
+    wrong = seen & ~(np.abs(found - expected) <= _OF_LENGTH * squares)
+    problems = in_rounds(
+        "the release is not as long as sum and noise make it", np.flatnonzero(wrong) + 1
+    )
+    return judge(name, claim, problems, f"squared lengths of {int(seen.sum())} releases")
 
 
 def check_canaries(subject: Subject) -> Check:

@@ -122,6 +122,8 @@ def check_noise_replay(evidence: Evidence, subject: Subject) -> Check:
     if isinstance(replay.noise, str):
         return skip(name, claim, replay.noise)
     visible = set(seen.rounds.tolist())
+    if replay.needs_every_round and evidence.rounds > subject.configured.num_rounds:
+        return skip(name, claim, "there are more rounds than were configured: see rounds")
     if replay.needs_every_round and evidence.rounds > replay.noise_rounds:
         reason = "drawing the noise of all rounds anew would take too long, and each needs the last"
         return skip(name, claim, reason)

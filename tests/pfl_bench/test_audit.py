@@ -6,21 +6,20 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from pfl_bench.auditing import audit_run
 from pfl_bench.cli import main
+from pfl_bench.federated import FederatedTrainer
 from pfl_bench.report.page import write_report
 from pfl_bench.report.run_folder import read_run
 from pfl_bench.runner import run
 from privacy.ledger import canonical_line
-from tests.helpers import make_config
+from tests.helpers import change_checkpoint, make_config
 
 Lines = list[dict[str, Any]]
 
@@ -66,7 +65,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
 ) -> None:
     code, out, _ = command(capsys, str(finished))
     assert code == 0
-    assert "PASSED: 39 passed, 0 failed, 0 incomplete, 2 skipped" in out
+    assert "PASSED: 40 passed, 0 failed, 0 incomplete, 2 skipped" in out
     assert "PASS  noise_scale: standard deviation" in out
     assert "A run of this length shows a scale that is" in " ".join(out.split())
     assert "Outside of the guarantee" in out
@@ -76,7 +75,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
     assert written["ledger_sha256"] == ledger
     assert written["passed"] is True
     assert written["verdict"] == "passed"
-    assert written["counts"] == {"passed": 39, "failed": 0, "incomplete": 0, "skipped": 2}
+    assert written["counts"] == {"passed": 40, "failed": 0, "incomplete": 0, "skipped": 2}
 
 
 def test_json_is_one_object_and_the_file_s_content(
@@ -175,10 +174,12 @@ def test_a_folder_of_an_earlier_version_is_incomplete_and_says_why(copied: Path)
         for key in keys:
             del document[key]
         (copied / name).write_text(json.dumps(document))
-    for path in (copied / "checkpoints").iterdir():
-        state = torch.load(path, weights_only=True)
+
+    def without_seed(state: dict[str, Any]) -> None:
         del state["trainer"]["private"]["seed"], state["trainer"]["private"]["ledger"]
-        torch.save(state, path)
+
+    for path in (copied / "checkpoints").iterdir():
+        change_checkpoint(path, without_seed)
     done = audit_run(copied, 1)
     assert (done.num_failed, done.verdict) == (0, "incomplete")
     lacking = {c.name: c.evidence for c in done.checks if c.outcome == "incomplete"}
@@ -188,6 +189,7 @@ def test_a_folder_of_an_earlier_version_is_incomplete_and_says_why(copied: Path)
         "noise_replay",
         "central_step",
         "central_chain",
+        "release_length",
     }
     assert "another version" in lacking["central_step"]
     assert "seed of cohorts and noise" in lacking["noise_replay"]
@@ -234,6 +236,27 @@ def test_a_ledger_that_is_rewritten_with_its_chain_is_found_too(what: str, copie
     assert names <= failed(copied)
 
 
+@pytest.mark.parametrize("mechanism", ["adaptive", "tree_aggregation"])
+def test_rounds_beyond_the_configured_ones_are_found(mechanism: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {}
+    if mechanism == "tree_aggregation":
+        changes = {
+            "federated__sampling": "cyclic_poisson",
+            "federated__separation": 2,
+            "privacy__mechanism": {"name": mechanism, "clip_norm": 0.5},
+            "privacy__epsilon": None,
+            "privacy__noise_multiplier": 8.0,
+        }
+    run(make_config("private_federated", **changes), tmp_path / "run")
+
+    def again(lines: Lines) -> None:
+        for line in [dict(line) for line in lines]:
+            lines.append(line | {"round": len(lines) + 1})
+
+    rewrite(tmp_path / "run", again)
+    assert {"rounds", "metrics"} <= failed(tmp_path / "run")
+
+
 def test_a_statement_that_claims_less_is_found(copied: Path) -> None:
     statement = json.loads((copied / "privacy.json").read_text())
     statement["actual"]["epsilon"] *= 0.5
@@ -255,34 +278,31 @@ def test_another_configuration_is_found(copied: Path) -> None:
 
 
 def test_a_checkpoint_that_forgot_the_bound_is_found(copied: Path) -> None:
-    path = copied / "checkpoints" / "step-00000006.pt"
-    state = torch.load(path, weights_only=True)
-    state["trainer"]["mechanism"]["clip_norm"] = 0.5
-    torch.save(state, path)
+    def forget(state: dict[str, Any]) -> None:
+        state["trainer"]["mechanism"]["clip_norm"] = 0.5
+
+    change_checkpoint(copied / "checkpoints" / "step-00000006.pt", forget)
     assert failed(copied) == {"clip_path"}
 
 
-def test_a_run_that_was_cut_is_audited_against_its_plan(tmp_path: Path) -> None:
-    from pfl_bench.crew.types import Alone
-    from pfl_bench.run_folder import RunFolder
-    from pfl_bench.runner import _Run
+def test_a_run_that_was_cut_is_audited_against_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance = FederatedTrainer.advance
 
-    with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(tmp_path / "cut"))
-        resolved = make_config("private_federated")
-        cut = _Run(resolved, folder, Alone(), stack, profile=None)
-        folder.record(resolved)
-        cut._trainer.begin(0)
-        cut._write_statement(None)
-        for index in range(1, 5):
-            cut._trainer.advance(index)
-            if index == 2:
-                cut._save(index)
+    def stop(self: FederatedTrainer, index: int) -> dict[str, float]:
+        if index == 5:
+            raise KeyboardInterrupt
+        return advance(self, index)
+
+    monkeypatch.setattr(FederatedTrainer, "advance", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(make_config("private_federated", checkpoint__every=3), tmp_path / "cut")
     done = audit_run(tmp_path / "cut", 1)
     assert done.num_failed == 0
     checks = {check.name: check for check in done.checks}
     assert "unfinished, held against the 6 planned" in checks["rounds"].evidence
-    assert "checkpoint of round 2" in checks["clip_path"].evidence
+    assert "checkpoint of round 3" in checks["clip_path"].evidence
     assert checks["chain"].evidence == "4 lines; named by the newest checkpoint"
 
 
@@ -353,7 +373,7 @@ def test_the_report_has_the_audit_and_says_when_it_is_stale(copied: Path) -> Non
     audit_run(copied, 2)
     text = write_report([copied], copied / "report.html").read_text()
     assert "Audit: small, seed 3" in text
-    assert "39 passed, 0 failed, 0 incomplete, 2 skipped" in text
+    assert "40 passed, 0 failed, 0 incomplete, 2 skipped" in text
     assert "A search over 2 such runs" in text
     assert "Stale." not in text
     rewrite(copied, drop_last)

@@ -99,6 +99,22 @@ def and_metrics(edit: Edit) -> Edit:
     return both
 
 
+def twice_in_metrics(edit: Edit) -> Edit:
+    """And claim it in the metrics, whose epsilons are taken out."""
+
+    def both(folder: Path) -> None:
+        edit(folder)
+        path = folder / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            row["privacy/update_noise_stddev"] *= 2.0
+            for label in ("simulated", "actual"):
+                row.pop(f"privacy/epsilon_{label}", None)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    return both
+
+
 def other_metrics(folder: Path) -> None:
     path = folder / "metrics.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -134,6 +150,13 @@ FOLDER_BUGS = (
         "the files are edited: ledger, statement, configuration and summary agree",
         expects=("metrics",),
         after=written_anew(twice_the_noise, 2.0),
+    ),
+    Bug(
+        "noise_doubled_anew_with_metrics",
+        "the same, the metrics too",
+        "and `metrics.jsonl` claims it",
+        expects=("release_length",),
+        after=twice_in_metrics(written_anew(twice_the_noise, 2.0)),
     ),
     Bug(
         "metrics_edited",

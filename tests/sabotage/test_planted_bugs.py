@@ -63,7 +63,7 @@ HONEST: dict[str, tuple[dict[str, Any], set[str]]] = {
     "cyclic_poisson, seed 4": ({**CYCLIC, "seed": 4}, NO_COUNT),
     "banded_matrix_factorization": (BANDED, NO_COUNT | CORRELATED),
     "tree_aggregation": (TREE, NO_COUNT | CORRELATED | {"noise_lags"}),
-    "laplace": (LAPLACE, NO_COUNT | APART),
+    "laplace": (LAPLACE, NO_COUNT | APART | {"release_length"}),
     "local_gaussian": (LOCAL, NO_COUNT | {"noise_multiplier"} | APART),
     "privunit": (PRIVUNIT, NO_COUNT | NO_ELEMENTWISE_LAW | APART),
     "selected": (SELECTED, NO_COUNT | NO_LAW),
