@@ -30,6 +30,8 @@ _FEWEST_STEPS = 3
 _MOST_CLIENTS = 32
 # Who is slower than the best by so much after a pass is not looked at again.
 _HOPELESS = 1.5
+# After so many seconds no other turn begins, however little was expected.
+_LONGEST_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,10 @@ def time_engines(
             candidate: _build(candidate, sample.local, options, model, split, forward)
             for candidate in candidates
         }
+        spent = 0.0
         for turn in range(1 + _REPEATS):
+            if turn > 1 and spent > _LONGEST_SECONDS:
+                break
             for candidate, engine in list(engines.items()):
                 started = clock()
                 try:
@@ -154,8 +159,10 @@ def time_engines(
                     del engines[candidate]
                     best.pop(candidate, None)
                     continue
-                seconds = (clock() - started) * sample.scale
+                seconds = clock() - started
+                spent += seconds
                 if turn:
+                    seconds *= sample.scale
                     best[candidate] = min(seconds, best.get(candidate, seconds))
             if turn:
                 limit = _HOPELESS * min(best.values())

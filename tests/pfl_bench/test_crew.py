@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pfl_bench.building import build_model, build_task
 from pfl_bench.config_file import ResolvedConfig
+from pfl_bench.crew import cores
 from pfl_bench.crew.cores import most_by_memory, usable_cores
 from pfl_bench.crew.following import follow
 from pfl_bench.crew.launched import is_launched, is_restarted
@@ -327,6 +328,20 @@ def test_cores_and_memory_of_this_machine_are_known() -> None:
     fitting = most_by_memory(0)
     assert fitting is None or fitting >= 1
     assert most_by_memory(1 << 60) in (None, 1)
+
+
+def test_a_containers_limits_are_kept_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "_CONTAINER", tmp_path)
+    there, fitting = usable_cores(), most_by_memory(1 << 20)
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "memory.max").write_text(f"{1 << 20}\n")
+    (tmp_path / "memory.stat").write_text("anon 4096\nfile 900000\n")
+    assert usable_cores() == 1
+    assert most_by_memory(1 << 20) in (None, 1)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert usable_cores() == there
+    assert (fitting is None) == (most_by_memory(1 << 20) is None)
 
 
 def test_ranks_of_torchrun_are_told_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
