@@ -201,27 +201,7 @@ def needs_one_process(resolved: ResolvedConfig, options: FederatedOptions) -> bo
     return any(stage.keeps_state for stage in stages)
 
 
-def _pick_engine(
-    resolved: ResolvedConfig, options: FederatedOptions, model: FlatModel, algorithm: Algorithm
-) -> tuple[str, str]:
-    """What "auto" comes to, and why."""
-    if _asks_engine(algorithm):
-        return "sequential", "others do not give the algorithm what it asks of them"
-    from pfl_bench.lanes.number import automatic_lanes, is_measured_faster
-
-    if is_measured_faster(model, resolved.config.precision):
-        lanes = options.engine_lanes or automatic_lanes(model.num_parameters, model.device)
-        if resolved.config.privacy is not None and lanes > 1:
-            # Its noise would belong to a number of processes: see ResolvedConfig.private_seed.
-            return (
-                "sequential",
-                "of private runs, more lanes than one are taken when they are named",
-            )
-        return "vectorized", "measured to be faster for such a model on one thread"
-    return "sequential", "no other was measured to be faster for such a model there"
-
-
-def _asks_engine(algorithm: Algorithm) -> bool:
+def asks_engine(algorithm: Algorithm) -> bool:
     """Whether an algorithm needs more of an engine than steps of SGD."""
     return isinstance(algorithm, CorrectsSteps) or algorithm.local_training.measures_start
 
@@ -234,13 +214,13 @@ def build_engine(
     algorithm: Algorithm,
     notice: Callable[[str], None],
 ) -> Engine:
-    """Build the engine that the configuration names; "auto" picks one and says which."""
-    name = options.engine
-    if name == "auto":
-        name, reason = _pick_engine(resolved, options, model, algorithm)
-        notice(f"engine: auto picked '{name}' for {model.device.type}: {reason}")
+    """Build the engine that the configuration names.
+
+    The runner has named it where it is "auto" (``autotune.settle``); else that is "sequential".
+    """
+    name = "sequential" if options.engine == "auto" else options.engine
     module = plugins.load(plugins.ENGINE, name)
-    if _asks_engine(algorithm) and not getattr(module, "SERVES_ALGORITHMS", False):
+    if asks_engine(algorithm) and not getattr(module, "SERVES_ALGORITHMS", False):
         raise ConfigError(
             f"federated.engine: the engine '{name}' takes plain steps alone, but the algorithm "
             f"{resolved.tree['federated']['algorithm']['name']} corrects each step or needs the "
@@ -249,8 +229,6 @@ def build_engine(
     settings: dict[str, Any] = {"data_workers": options.data_workers}
     if "lanes" in module.Options.model_fields:
         settings["lanes"] = options.engine_lanes
-    elif options.engine == "auto" and options.engine_lanes is not None:
-        notice(f"engine: engine_lanes={options.engine_lanes} is not used by '{name}'")
     elif options.engine_lanes is not None:
         raise ConfigError(
             f"federated.engine_lanes: {options.engine_lanes}, but the engine '{name}' has no "

@@ -113,14 +113,15 @@ class FederatedOptions(Strict):
         central_optimizer: Optimizer of the central step.
         central_learning_rate: Rate of the central step (the literature's server rate).
         central_schedule: How the central rate moves over rounds.
-        engine: "auto" or the name of an engine.
+        engine: The name of an engine, or "auto": what was measured to be the fastest
+            (``pfl_bench.autotune``).
         engine_lanes: Clients that the vectorized engine trains at once; null for a number by the
             size of the model and the device (``pfl_bench.lanes.number``). Above 1, the last bits
             of results depend on it and on ``workers``.
         data_workers: Threads that read clients ahead of training; 0 reads in line.
-        workers: Processes on this machine that clients are dealt to; "auto" is one a core of the
-            CPU where training takes minutes, else one. On GPUs use torchrun. Results are the same
-            bits whatever the number (but see ``engine_lanes``).
+        workers: Processes on this machine that clients are dealt to; "auto" is as many as are
+            expected to end the run first. On GPUs use torchrun. Results are the same bits
+            whatever the number (but see ``engine_lanes``).
         aggregation: Plug-in name and options of what the centre makes of clients' updates, such as
             {name: krum}; of runs without privacy, whose mechanism does that otherwise.
         compression: Plug-in name and options of how clients compress updates; null for not at all.

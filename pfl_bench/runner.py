@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pfl_bench.autotune.settle import Parts, settle
 from pfl_bench.building import (
     build_forward,
     build_model,
@@ -133,8 +134,12 @@ class _Run:
         step = measure_step(self._forward, self._model, self._task.split("train"))
         self._costs = CostMeter(step, self._config.evaluation.budgets)
         start = initial_loss(self._forward, self._task.split("train"))
+        # From here on as if the user had named what "auto" comes to.
+        parts = Parts(self._task, self._model, self._forward, step)
+        processes = None if crew is None else crew.size
+        resolved = settle(resolved, parts, folder.path, processes, self._notices.add)
         if crew is None:
-            crew = start_crew(resolved, self._task.split("train"), step, self._device)
+            crew = start_crew(resolved, self._device)
             stack.callback(crew.close)
         self._crew = crew
         self._trainer = build_trainer(

@@ -6,6 +6,7 @@ compute the same thing are compared.
 
     python scripts/bench.py femnist                  # a round of small models
     python scripts/bench.py femnist --only softmax --private yes --repeats 9
+    python scripts/bench.py defaults                 # the command itself, nothing set by hand
     python scripts/bench.py flair                    # a round of ResNet-18, JPEGs decoded
     python scripts/bench.py flair --device cuda --precision bfloat16
     python scripts/bench.py reddit                   # a round of LEAF's LSTM for words
@@ -27,6 +28,7 @@ import sys
 
 # What is timed; each has a module of that name (- is _) in the folder benchmarks.
 SUBJECTS = {
+    "defaults": "`pfl-bench run` with its defaults beside hand-set engine, lanes and workers",
     "femnist": "a federated round of FEMNIST's models",
     "flair": "a federated round of FLAIR's ResNet-18",
     "metrics": "multi-label metrics on FLAIR's test set's size",
@@ -51,7 +53,9 @@ def main() -> None:
     arguments = parser.parse_args()
     sys.argv = [f"{sys.argv[0]} {arguments.what}", *arguments.options]
     # Imported here: the memory of one subject is not to hold the libraries of another.
-    if arguments.what == "femnist":
+    if arguments.what == "defaults":
+        from benchmarks import defaults as subject
+    elif arguments.what == "femnist":
         from benchmarks import femnist as subject
     elif arguments.what == "flair":
         from benchmarks import flair as subject

@@ -116,7 +116,7 @@ class RunJob:
                 os.environ[_DEVICES] = self._devices
             signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         if self._cores is not None:
-            from pfl_bench.crew.start import limit_cores
+            from pfl_bench.crew.cores import limit_cores
 
             limit_cores(self._cores)
         return self._train()

@@ -17,9 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pfl_bench.building import build_forward, build_model, build_task, resolve_device
+from pfl_bench.building import build_model, build_task, resolve_device
 from pfl_bench.config_file import resolve
-from pfl_bench.costs import measure_step
 from pfl_bench.crew.start import start_crew
 from pfl_bench.federated import FederatedTrainer
 from pfl_bench.machine import processor_name
@@ -63,11 +62,9 @@ class OurSide:
         self.device = resolve_device(resolved.config.device)
         self.task = build_task(resolved, self.device)
         self.model = build_model(resolved, self.task, self.device)
-        # Worker processes, where the configuration asks for them.
         self.split = self.task.split("train")
-        forward = build_forward(resolved, self.task, self.model)
-        step = measure_step(forward, self.model, self.split)
-        self._crew = start_crew(resolved, self.split, step, self.device)
+        # Worker processes, where the configuration asks for them.
+        self._crew = start_crew(resolved, self.device)
         self.trainer = FederatedTrainer(
             resolved, self.task, self.model, folder, lambda text: None, self._crew
         )

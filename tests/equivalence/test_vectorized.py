@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pfl_bench.building import build_engine, build_forward, build_model, build_task
+from pfl_bench.building import (
+    build_algorithm,
+    build_engine,
+    build_forward,
+    build_model,
+    build_task,
+)
 from pfl_bench.config_file import ResolvedConfig, resolve
 from pfl_bench.engine import sequential, vectorized
 from pfl_bench.engine.sequential import SequentialEngine
@@ -23,7 +29,7 @@ from pfl_bench.files import read_json
 from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
 from pfl_bench.lanes import layers
-from pfl_bench.lanes.number import automatic_lanes, is_measured_faster
+from pfl_bench.lanes.number import automatic_lanes
 from pfl_bench.products import weights_come_first
 from pfl_bench.runner import run
 from pfl_bench.store.in_memory import InMemorySplit
@@ -448,65 +454,14 @@ def test_ten_rows_and_large_weights_are_multiplied_alike(
     assert set(orders) == {False, True}
 
 
-def test_auto_takes_lanes_only_where_they_were_measured_to_win(
-    stores: Callable[[str], Path],
-) -> None:
-    def picked(private: bool, model: str, **federated: Any) -> tuple[str, list[str]]:
-        resolved = configure(
-            {"name": "femnist", "data": str(stores("femnist"))}, {"name": model}, **federated
-        )
-        if private:
-            privacy = {
-                "mechanism": {"name": "gaussian", "clip_norm": 0.4},
-                "population_size": 1_000_000,
-                "hypothetical_population": True,
-                "noise_multiplier": 1.0,
-            }
-            resolved = resolve({**resolved.tree, "privacy": privacy}, Path("test.yaml"), ())
-        task = build_task(resolved, CPU)
-        flat = build_model(resolved, task, CPU)
-        said: list[str] = []
-        assert resolved.config.federated is not None
-        from pfl_bench.building import build_algorithm
-
-        algorithm = build_algorithm(resolved, resolved.config.federated)
-        engine = build_engine(
-            resolved, resolved.config.federated, task, flat, algorithm, said.append
-        )
-        return engine.description, said
-
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        assert picked(False, "softmax")[0] == "vectorized, 24 lanes"
-        for private in (False, True):
-            description, said = picked(private, "cnn")
-            assert description == "vectorized, 1 lanes"
-            assert any("auto picked 'vectorized' for cpu" in text for text in said)
-        assert picked(True, "softmax", engine_lanes=4) == (
-            "sequential",
-            [
-                "engine: auto picked 'sequential' for cpu: of private runs, more lanes than one "
-                "are taken when they are named",
-                "engine: engine_lanes=4 is not used by 'sequential'",
-            ],
-        )
-        assert picked(True, "softmax", engine_lanes=1)[0] == "vectorized, 1 lanes"
-        assert picked(True, "softmax", engine="vectorized", engine_lanes=4)[0].endswith("4 lanes")
-        torch.set_num_threads(2)
-        assert picked(False, "softmax")[0] == "sequential"
-    finally:
-        torch.set_num_threads(threads)
+def test_engine_lanes_are_refused_where_there_are_none() -> None:
+    resolved = make_config("federated", federated__engine="sequential", federated__engine_lanes=4)
+    task = build_task(resolved, CPU)
+    model = build_model(resolved, task, CPU)
+    assert resolved.config.federated is not None
+    algorithm = build_algorithm(resolved, resolved.config.federated)
     with pytest.raises(ConfigError, match="engine_lanes"):
-        picked(False, "softmax", engine="sequential", engine_lanes=4)
-
-
-def test_lstms_are_left_to_the_sequential_engine(stores: Callable[[str], Path]) -> None:
-    resolved = configure(
-        {"name": "reddit", "data": str(stores("reddit"))}, {"name": "stacked_lstm"}
-    )
-    model = build_model(resolved, build_task(resolved, CPU), CPU)
-    assert not is_measured_faster(model, "float32")
+        build_engine(resolved, resolved.config.federated, task, model, algorithm, print)
 
 
 def test_lanes_follow_from_the_size_of_the_model() -> None:

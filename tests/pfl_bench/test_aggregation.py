@@ -17,9 +17,6 @@ from pfl_bench import plugins
 from pfl_bench.aggregation import LeavesRoundsOut, _kept
 from pfl_bench.aggregation.krum import squared_distances
 from pfl_bench.building import build_aggregation
-from pfl_bench.costs import StepFlops
-from pfl_bench.crew.start import start_crew
-from pfl_bench.crew.types import Alone
 from pfl_bench.run_log import read_metrics
 from pfl_bench.runner import run
 from pfl_bench.types import ConfigError
@@ -271,17 +268,6 @@ def test_what_clients_send_beside_updates_is_refused(algorithm: dict[str, Any], 
 def test_no_mechanism_covers_them(name: str) -> None:
     with pytest.raises(ConfigError, match=f"aggregation: {name} is no sum"):
         make_config("private_federated", federated__aggregation={"name": name, **ROBUST[name]})
-
-
-def test_auto_comes_to_one_process() -> None:
-    class Split:
-        num_users, num_examples = 60, 10**9
-
-    def crew(config: Any) -> Any:
-        split: Any = Split()
-        return start_crew(config, split, StepFlops(1e12, 1e12), torch.device("cpu"))
-
-    assert isinstance(crew(aggregated("krum", federated__cohort_size=16)), Alone)
 
 
 @pytest.mark.parametrize("name", ROBUST)

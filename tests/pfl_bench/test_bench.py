@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from tests.helpers import REPOSITORY
 
@@ -24,7 +25,7 @@ def bench() -> Iterator[SimpleNamespace]:
     scripts = str(REPOSITORY / "scripts")
     sys.path.insert(0, scripts)
     try:
-        names = "common femnist local_training options page remote scale sides workload"
+        names = "common defaults femnist local_training options page remote scale sides workload"
         yield SimpleNamespace(
             **{name: importlib.import_module(f"benchmarks.{name}") for name in names.split()}
         )
@@ -219,3 +220,40 @@ def test_scale_measures_a_cohort_and_says_whether_it_holds(
     text = bench.scale.table({100: small, 10_000: large}, options)
     assert "time at 10,000 is at most 1.1 times that at 100: yes (1.050)" in text
     assert "memory at 10,000 is at most 1.1 times that at 100: no (1.143)" in text
+
+
+def test_the_command_is_timed_round_by_round_and_interrupted(
+    bench: SimpleNamespace, store: Path, tmp_path: Path
+) -> None:
+    job = bench.workload.Job(str(store), _load(bench), private=True)
+    tree = bench.workload.configuration(job)
+    tree["federated"] |= {"num_rounds": 100_000, "workers": 1}
+    config = tmp_path / "row.yaml"
+    config.write_text(yaml.safe_dump(tree))
+    times = bench.defaults.Times()
+    bench.defaults.run_command(config, tmp_path / "run", 0.2, times)
+    assert 0 < times.wall[0] < times.start[0]
+    assert 0 < times.processor[0] < times.start[0]
+    assert not (tmp_path / "run" / "summary.json").exists()
+    config.write_text("version: 1\n")
+    with pytest.raises(SystemExit, match="ended early"):
+        bench.defaults.run_command(config, tmp_path / "other", 0.2, bench.defaults.Times())
+
+
+def test_defaults_stand_beside_the_best_by_hand(bench: SimpleNamespace) -> None:
+    def side(wall: list[float]) -> dict[str, list[float]]:
+        return {"wall": wall, "processor": wall, "start": wall}
+
+    result = {
+        "workload": "w",
+        "private": True,
+        "picked": "sequential",
+        "sides": {
+            "defaults": side([1.0, 1.0, 2.0]),
+            "sequential, 1 workers": side([0.9, 1.1, 2.0]),
+            "vectorized, 1 workers": side([5.0, 5.0, 5.0]),
+            "pfl, threads": side([2.0, 3.0, 8.0]),
+        },
+    }
+    row = bench.defaults.table([result]).splitlines()[2]
+    assert "| sequential, 1 workers | 1.00 (0.90-1.10) | 3.00 (2.00-4.00) |" in row

@@ -18,11 +18,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pfl_bench.building import build_forward, build_model, build_task
+from pfl_bench.building import build_model, build_task
 from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.costs import StepFlops, measure_step
-from pfl_bench.crew import processes, stalls, start
-from pfl_bench.crew.cores import usable_cores
+from pfl_bench.crew import cores, processes, stalls
+from pfl_bench.crew.cores import most_by_memory, usable_cores
 from pfl_bench.crew.following import follow
 from pfl_bench.crew.launched import is_launched, is_restarted
 from pfl_bench.crew.orders import Begin, Evaluate, Train
@@ -30,7 +29,7 @@ from pfl_bench.crew.processes import LeadOfProcesses
 from pfl_bench.crew.start import start_crew
 from pfl_bench.crew.types import Alone, Crew, Failure
 from pfl_bench.federated import FederatedTrainer
-from pfl_bench.types import ConfigError, CrewError, FederatedSplit
+from pfl_bench.types import ConfigError, CrewError
 from privacy.errors import PlanError
 from privacy.mechanism import NoiseScale
 from tests.helpers import make_config
@@ -315,56 +314,35 @@ def test_processes_that_would_train_otherwise_are_refused(tmp_path: Path) -> Non
         FederatedTrainer(resolved, task, model, tmp_path, lambda text: None, OfTwoKinds())
 
 
-def measured(resolved: ResolvedConfig) -> tuple[FederatedSplit, StepFlops]:
-    task = build_task(resolved, CPU)
-    model = build_model(resolved, task, CPU)
-    split = task.split("train")
-    return split, measure_step(build_forward(resolved, task, model), model, split)
-
-
-def test_a_run_of_seconds_has_no_workers_and_one_of_minutes_one_a_core(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    short = make_config("federated")
-    split, step = measured(short)
-    assert start_crew(short, split, step, CPU).size == 1
-    assert start_crew(make_config("federated", federated__workers=1), split, step, CPU).size == 1
-    long = {"federated__num_rounds": 100_000}
-    monkeypatch.setattr(start, "_limit", None)
-    monkeypatch.setattr(start, "usable_cores", lambda: 12)
-    monkeypatch.setattr(start, "_available_memory", lambda: 100 << 30)
-    # No more than there are hands of twelve clients.
-    assert start._automatic(make_config("federated", **long), split, step) == 8
-    many = {**long, "federated__cohort_size": 60}
-    assert start._automatic(make_config("federated", **many), split, step) == 12
-    start.limit_cores(5)  # As one of several runs on a machine has them.
-    assert start._automatic(make_config("federated", **many), split, step) == 5
-    monkeypatch.setattr(start, "_available_memory", lambda: 7 << 30)
-    assert start._automatic(make_config("federated", **many), split, step) == 3
-    monkeypatch.setattr(start, "_available_memory", lambda: 0)
-    assert start._automatic(make_config("federated", **many), split, step) == 1
-    monkeypatch.setattr(start, "_available_memory", lambda: None)
-    private = make_config("private_federated", **many)
-    assert start._automatic(private, split, step) == 5
-    # Lanes of a private run: its noise belongs to a number of processes.
-    lanes = make_config("private_federated", federated__engine="vectorized", **many)
-    assert start._automatic(lanes, split, step) == 1
-
-
 def test_workers_on_a_gpu_are_refused_and_others_have_none() -> None:
     config = make_config("federated", federated__workers=2)
-    split, step = measured(config)
     with pytest.raises(ConfigError, match=r"federated\.workers: 2 processes would share one cuda"):
-        start_crew(config, split, step, torch.device("cuda"))
-    assert start_crew(make_config("central"), split, step, CPU).size == 1
+        start_crew(config, torch.device("cuda"))
+    assert start_crew(make_config("central"), CPU).size == 1
+    assert start_crew(make_config("federated", federated__workers=1), CPU).size == 1
     # "auto" leaves a GPU to one.
-    assert start_crew(make_config("federated"), split, step, torch.device("cuda")).size == 1
+    assert start_crew(make_config("federated"), torch.device("cuda")).size == 1
 
 
 def test_cores_and_memory_of_this_machine_are_known() -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
-    memory = start._available_memory()
-    assert memory is None or memory > 1 << 20
+    fitting = most_by_memory(0)
+    assert fitting is None or fitting >= 1
+    assert most_by_memory(1 << 60) in (None, 1)
+
+
+def test_a_containers_limits_are_kept_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "_CONTAINER", tmp_path)
+    there, fitting = usable_cores(), most_by_memory(1 << 20)
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "memory.max").write_text(f"{1 << 20}\n")
+    (tmp_path / "memory.stat").write_text("anon 4096\nfile 900000\n")
+    assert usable_cores() == 1
+    assert most_by_memory(1 << 20) in (None, 1)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert usable_cores() == there
+    assert (fitting is None) == (most_by_memory(1 << 20) is None)
 
 
 def test_ranks_of_torchrun_are_told_by_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:

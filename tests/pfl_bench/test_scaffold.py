@@ -11,11 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pfl_bench.building import build_algorithm, build_engine, build_model, build_task
+from pfl_bench.building import (
+    build_algorithm,
+    build_engine,
+    build_model,
+    build_task,
+    needs_one_process,
+)
 from pfl_bench.client_stages import download_bytes, upload_bytes
 from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.costs import StepFlops
-from pfl_bench.crew import start
 from pfl_bench.engine.sequential import Options, SequentialEngine
 from pfl_bench.federated import FederatedTrainer
 from pfl_bench.flat_model import FlatModel
@@ -247,21 +251,15 @@ def test_lanes_processes_and_weights_are_refused(tmp_path: Path) -> None:
         run(scaffold(federated__weighting="examples"), tmp_path / "run")
 
 
-def test_auto_takes_one_process_where_clients_are_remembered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On a machine of eight cores, for a run of hours."""
-    monkeypatch.setattr(start, "usable_cores", lambda: 8)
-    monkeypatch.setattr(start, "_available_memory", lambda: None)
-    split = build_task(make_config("federated"), CPU).split("train")
-    long = {"federated__num_rounds": 10**6, "federated__cohort_size": 60}
+def test_auto_takes_one_process_where_clients_are_remembered() -> None:
     feedback = {"name": "top_k", "fraction": 0.1, "error_feedback": True}
-
-    def processes(config: ResolvedConfig) -> int:
-        return start._automatic(config, split, StepFlops(10**6, 10**6))
-
-    assert processes(make_config("federated", **long)) == 8
     without = {"name": "top_k", "fraction": 0.1}
-    assert processes(make_config("federated", federated__compression=without, **long)) == 8
-    assert processes(make_config("federated", federated__compression=feedback, **long)) == 1
-    assert processes(scaffold(**long)) == 1
+
+    def one(config: ResolvedConfig) -> bool:
+        assert config.config.federated is not None
+        return needs_one_process(config, config.config.federated)
+
+    assert not one(make_config("federated"))
+    assert not one(make_config("federated", federated__compression=without))
+    assert one(make_config("federated", federated__compression=feedback))
+    assert one(scaffold())

@@ -1,0 +1,90 @@
+"""From measured times to engine, lanes and workers: arithmetic alone, so that it can be tested."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Of two processes beside one another, how fast each is beside one alone: caches and memory are
+# shared. Measured on two cores: 0.75 to 0.95 (docs/performance.md).
+_EFFICIENCY = 0.8
+# Until worker processes have loaded torch and the data, and what each of them adds to a round.
+_START_SECONDS, _START_SECONDS_EACH = 5.0, 0.1
+_ROUND_SECONDS_EACH = 5e-4
+# What is simpler is taken unless the other is faster by so much.
+_MARGIN = 0.03
+_DESCRIPTION = re.compile(r"(\w+)(?:, (\d+) lanes)?(?:, .+)?")
+_PROCESSES = re.compile(r"(\d+) worker processes")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An engine, and how many lanes it has.
+
+    Attributes:
+        engine: Name of the engine.
+        lanes: Clients that it trains at once; None for an engine without lanes.
+    """
+
+    engine: str
+    lanes: int | None = None
+
+    @property
+    def description(self) -> str:
+        """The engine's own description."""
+        return self.engine if self.lanes is None else f"{self.engine}, {self.lanes} lanes"
+
+    @classmethod
+    def of(cls, description: str) -> Candidate | None:
+        """Read a description; what follows the lanes, such as processes, is left out."""
+        found = _DESCRIPTION.fullmatch(description)
+        return None if found is None else cls(found[1], int(found[2]) if found[2] else None)
+
+
+SEQUENTIAL = Candidate("sequential")
+
+
+def workers_of(processes: str) -> int | None:
+    """Workers by their description in a run's folder; "" is one, None is no worker processes."""
+    found = _PROCESSES.fullmatch(processes)
+    if found is not None:
+        return int(found[1])
+    return None if processes else 1
+
+
+def fastest(seconds: Mapping[Candidate, float]) -> Candidate:
+    """The candidate to take.
+
+    Args:
+        seconds: Of each, what a client takes.
+
+    Returns:
+        The fastest; but an engine that trains one client at a time rather than one with lanes, and
+        the sequential one rather than any other, where they are as fast within a few percent.
+    """
+
+    def handicapped(candidate: Candidate) -> float:
+        steps = 0 if candidate == SEQUENTIAL else (1 if candidate.lanes in (None, 1) else 2)
+        return seconds[candidate] * (1 + _MARGIN * steps)
+
+    return min(seconds, key=handicapped)
+
+
+def pick_workers(round_seconds: float, num_rounds: int, most: int) -> int:
+    """The number of processes with which a run is expected to end first.
+
+    Args:
+        round_seconds: What the clients of a round take one process.
+        num_rounds: Rounds of the run.
+        most: Processes that cores, memory and clients allow, at least 1.
+    """
+
+    def whole(workers: int) -> float:
+        if workers == 1:
+            return num_rounds * round_seconds
+        shared = round_seconds / (1 + (workers - 1) * _EFFICIENCY)
+        started = _START_SECONDS + _START_SECONDS_EACH * workers
+        return num_rounds * (shared + _ROUND_SECONDS_EACH * workers) + started
+
+    return min(range(1, most + 1), key=whole)
