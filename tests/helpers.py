@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from pfl_bench.private_seed import derive
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+# Tests see the same noise whatever code they test; those about seeds set ``privacy__nonce=None``.
+NONCE = "tests"
 FEDERATED: dict[str, Any] = {
     "version": 1,
     "name": "small",
@@ -39,6 +42,7 @@ PRIVACY: dict[str, Any] = {
     "population_size": 60,
     "noise_cohort_size": 30,
     "epsilon": 5.0,
+    "nonce": NONCE,
 }
 CENTRAL: dict[str, Any] = {
     **{k: v for k, v in FEDERATED.items() if k != "federated"},
@@ -46,7 +50,11 @@ CENTRAL: dict[str, Any] = {
 }
 CENTRAL_DP: dict[str, Any] = {
     **CENTRAL,
-    "privacy": {"mechanism": {"name": "gaussian", "clip_norm": 1.0}, "epsilon": 5.0},
+    "privacy": {
+        "mechanism": {"name": "gaussian", "clip_norm": 1.0},
+        "epsilon": 5.0,
+        "nonce": NONCE,
+    },
 }
 TREES = {
     "federated": FEDERATED,
@@ -86,7 +94,18 @@ def seed_of(
     engine: str = "",
     traces: str = "",
 ) -> int:
-    """The private seed of a configuration, for data, a model and devices of such digests."""
+    """The private seed of a configuration, for data, a model and devices of such digests.
+
+    The nonce of these helpers is left out.
+    """
+    privacy = config.config.privacy
+    assert privacy is not None
+    if privacy.nonce == NONCE:
+        own = {**config.tree, "privacy": {**config.tree["privacy"], "nonce": None}}
+        typed = config.config.model_copy(
+            update={"privacy": privacy.model_copy(update={"nonce": None})}
+        )
+        config = replace(config, config=typed, tree=own)
     return derive(config, data, model, torch.device(device), engine, traces).value
 
 

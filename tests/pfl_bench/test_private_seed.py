@@ -22,7 +22,12 @@ from privacy.audit.check import Check
 from privacy.ledger import read_ledger
 from tests.helpers import REPOSITORY, make_config, seed_of
 
-NOISE = {"privacy__epsilon": None, "privacy__noise_multiplier": 1.0, "federated__num_rounds": 2}
+NOISE = {
+    "privacy__nonce": None,
+    "privacy__epsilon": None,
+    "privacy__noise_multiplier": 1.0,
+    "federated__num_rounds": 2,
+}
 PRINT = "from pfl_bench.machine import code_digest; print(code_digest())"
 
 
@@ -121,8 +126,8 @@ def test_a_bad_nonce_is_refused(nonce: Any) -> None:
 
 @pytest.mark.parametrize("setting", ["private_federated", "central_dp"])
 def test_statement_and_record_say_that_noise_is_pinned(setting: str, tmp_path: Path) -> None:
-    changes = NOISE if setting == "private_federated" else {}
-    run(make_config(setting, **changes, privacy__nonce="mine"), tmp_path / "pinned")
+    changes = NOISE if setting == "private_federated" else {"privacy__nonce": None}
+    run(make_config(setting, **{**changes, "privacy__nonce": "mine"}), tmp_path / "pinned")
     run(make_config(setting, **changes), tmp_path / "own")
     for name, nonce in (("pinned", "mine"), ("own", None)):
         notes = json.loads((tmp_path / name / "privacy.json").read_text())["notes"]
@@ -161,7 +166,7 @@ from tests.pfl_bench.test_private_seed import NOISE
 
 for name in ("own", "again", "pinned"):
     nonce = {"privacy__nonce": 1} if name == "pinned" else {}
-    run(make_config("private_federated", **NOISE, **nonce), Path(sys.argv[1]) / name)
+    run(make_config("private_federated", **{**NOISE, **nonce}), Path(sys.argv[1]) / name)
 """
 
 

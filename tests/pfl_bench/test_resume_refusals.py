@@ -158,7 +158,7 @@ def test_a_damaged_record_of_the_environment(content: str, tmp_path: Path) -> No
 def test_code_that_draws_other_cohorts_and_noise_is_refused(
     keep: int | None, error: type[Exception], tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    config = make_config("private_federated")
+    config = make_config("private_federated", privacy__nonce=None)
     cut(config, tmp_path, keep)
     monkeypatch.setattr(machine, "code_digest", lambda: "sha256:other")
     with pytest.raises(RunFolderError, match=r"code sha256:\w+ -> sha256:other"):

@@ -216,6 +216,7 @@ NOISE: tuple[Blind, ...] = (
         "infinite",
         0.1,
         plant=noising(alike_in_two_layers),
+        expects=("noise_repeats",),
     ),
     blind(
         "noise_where_used",
@@ -238,6 +239,7 @@ NOISE: tuple[Blind, ...] = (
         "infinite",
         1e-5,
         plant=noising(in_half),
+        expects=("noise_repeats",),
     ),
     blind(
         "noise_without_outliers",
@@ -247,6 +249,7 @@ NOISE: tuple[Blind, ...] = (
         "infinite",
         0.01,
         plant=noising(without_outliers),
+        expects=("noise_replay", "noise_tails"),
     ),
     blind(
         "bias_bare",
@@ -256,6 +259,7 @@ NOISE: tuple[Blind, ...] = (
         "infinite",
         0.1,
         plant=noising(bias_bare),
+        expects=("noise_complete", "noise_repeats"),
     ),
     blind(
         "less_noise_in_the_end",
@@ -278,6 +282,7 @@ NOISE: tuple[Blind, ...] = (
         "up to 8 (both draws released)",
         0.1,
         plant=noising(better_of_two),
+        expects=("noise_replay",),
     ),
     blind(
         "noise_of_a_pool",
@@ -287,6 +292,7 @@ NOISE: tuple[Blind, ...] = (
         "infinite",
         0.1,
         plant=noising(of_a_pool),
+        expects=("noise_fresh", "noise_replay"),
     ),
     blind(
         "noise_permuted",
@@ -319,6 +325,7 @@ NOISE: tuple[Blind, ...] = (
         "about 4.3, and infinite for an empty cohort",
         0.05,
         plant=shared_by_clients,
+        expects=("noise_replay", "noise_scale"),
     ),
     blind(
         "round_in_three_bits",
@@ -366,11 +373,7 @@ NOISE: tuple[Blind, ...] = (
         1.0,
         plant=of_the_user,
         changes=LOCAL,
-        expects=(
-            "denominator",
-            "noise_fresh",
-            "noise_independent",
-        ),
+        expects=("noise_fresh", "noise_replay"),
     ),
     blind(
         "count_noise_of_the_update",
@@ -381,5 +384,6 @@ NOISE: tuple[Blind, ...] = (
         0.1,
         plant=count_from_update_noise,
         changes=ADAPTIVE,
+        expects=("count_fresh", "noise_replay"),
     ),
 )

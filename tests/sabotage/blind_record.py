@@ -276,6 +276,7 @@ RECORD: tuple[Blind, ...] = (
         0.2,
         plant=strategy_too_large,
         changes=BANDED,
+        expects=("noise_replay",),
     ),
     blind(
         "replayed_otherwise",
@@ -286,6 +287,7 @@ RECORD: tuple[Blind, ...] = (
         1.0,
         plant=replayed_otherwise,
         interrupt_after=HALF + 3,
+        expects=("central_step", "metrics", "noise_replay"),
     ),
     blind(
         "record_left_behind",
@@ -297,5 +299,6 @@ RECORD: tuple[Blind, ...] = (
         plant=going_on_from_the_model,
         interrupt_after=HALF + 3,
         between=checkpoint_without_ledger,
+        expects=("central_chain",),
     ),
 )

@@ -160,6 +160,7 @@ RELEASE: tuple[Blind, ...] = (
         "above 4.07; the divisor is bare",
         0.05,
         plant=largest_cohort_divides,
+        expects=("noise_replay", "noise_scale"),
     ),
     blind(
         "clean_count_moves_bound",
@@ -181,6 +182,7 @@ RELEASE: tuple[Blind, ...] = (
         1.0,
         plant=plain_bits,
         changes=ADAPTIVE,
+        expects=("noise_replay",),
     ),
     blind(
         "step_along_the_sum",
@@ -190,6 +192,7 @@ RELEASE: tuple[Blind, ...] = (
         "infinite",
         0.1,
         plant=step_along_the_sum,
+        expects=("central_step",),
     ),
     blind(
         "step_by_the_clean_norm",
@@ -199,6 +202,7 @@ RELEASE: tuple[Blind, ...] = (
         "infinite",
         0.1,
         plant=step_by_the_clean_norm,
+        expects=("central_step",),
     ),
     blind(
         "released_twice",
@@ -208,6 +212,7 @@ RELEASE: tuple[Blind, ...] = (
         "8.1",
         0.1,
         plant=released_twice,
+        expects=("central_step",),
     ),
     blind(
         "trained_before",
@@ -217,5 +222,6 @@ RELEASE: tuple[Blind, ...] = (
         "infinite",
         0.1,
         plant=trained_before,
+        expects=("central_chain",),
     ),
 )

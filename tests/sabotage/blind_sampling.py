@@ -133,6 +133,7 @@ SAMPLING: tuple[Blind, ...] = (
         "up to 24 (no amplification against who knows the twin)",
         1.0,
         plant=cohorts(workers_share_coins),
+        expects=("cohort_replay",),
     ),
     blind(
         "cohort_prefetched_twice",
@@ -152,6 +153,7 @@ SAMPLING: tuple[Blind, ...] = (
         "about 5",
         1.0,
         plant=cohorts(cooled_down),
+        expects=("cohort_replay",),
     ),
     blind(
         "fair_sampling",
@@ -171,6 +173,7 @@ SAMPLING: tuple[Blind, ...] = (
         "4.5",
         1.0,
         plant=cohorts(small_users_left_out),
+        expects=("cohort_replay",),
     ),
     blind(
         "cohort_cut_to_memory",
@@ -180,6 +183,7 @@ SAMPLING: tuple[Blind, ...] = (
         "up to 17, of the users whom the cut reaches",
         1.0,
         plant=cohorts(cut_to_memory),
+        expects=("cohort_replay",),
     ),
     blind(
         "last_user_never_drawn",
@@ -189,6 +193,7 @@ SAMPLING: tuple[Blind, ...] = (
         "4.07",
         1.0,
         plant=cohorts(never_the_last),
+        expects=("cohort_replay",),
     ),
     blind(
         "cohorts_restart_at_resume",
@@ -210,6 +215,7 @@ SAMPLING: tuple[Blind, ...] = (
         0.02,
         plant=rate_of_the_group,
         changes=CYCLIC,
+        expects=("cohort_replay",),
     ),
     blind(
         "user_in_two_hands",
@@ -219,5 +225,6 @@ SAMPLING: tuple[Blind, ...] = (
         "up to 17",
         1.0,
         plant=dealt_twice,
+        expects=("users_distinct",),
     ),
 )

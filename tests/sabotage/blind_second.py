@@ -230,6 +230,7 @@ SECOND: tuple[Blind, ...] = (
         "up to 24 (no amplification against who knows the neighbours)",
         1.0,
         plant=cohorts(coins_shifted),
+        expects=("cohort_replay",),
     ),
     blind(
         "trained_are_the_first",
@@ -239,6 +240,7 @@ SECOND: tuple[Blind, ...] = (
         "24",
         1.0,
         plant=trained_are_the_first,
+        expects=("users_distinct",),
     ),
     blind(
         "groups_dealt_anew",
@@ -290,6 +292,7 @@ SECOND: tuple[Blind, ...] = (
         "infinite",
         0.1,
         plant=noising(of_sixteen_bits),
+        expects=("noise_repeats", "noise_replay"),
     ),
     blind(
         "noise_partly_shared",
@@ -360,6 +363,7 @@ SECOND: tuple[Blind, ...] = (
         0.1,
         plant=bands_reversed,
         changes=BANDED,
+        expects=("noise_replay",),
     ),
     blind(
         "rate_on_plateau",
@@ -369,5 +373,6 @@ SECOND: tuple[Blind, ...] = (
         "infinite in principle: a bit a round without noise",
         0.1,
         plant=rate_on_plateau,
+        expects=("central_step", "metrics"),
     ),
 )

@@ -12,6 +12,7 @@ from pfl_bench import federated
 from pfl_bench.federated import FederatedTrainer
 from pfl_bench.private_rounds import PrivateRounds
 from privacy.mechanism import Release
+from tests.helpers import change_checkpoint
 from tests.sabotage.clipping_bugs import move_by_bare_mean
 from tests.sabotage.planting import COHORT, Bug, Patch, Plant
 
@@ -75,10 +76,10 @@ def train_between_rounds(patch: Patch) -> None:
 
 
 def other_final_model(folder: Path) -> None:
-    path = max((folder / "checkpoints").glob("step-*.pt"))
-    state = torch.load(path, weights_only=True)
-    state["trainer"]["central"] += 0.01
-    torch.save(state, path)
+    def move(state: dict[str, Any]) -> None:
+        state["trainer"]["central"] += 0.01
+
+    change_checkpoint(max((folder / "checkpoints").glob("step-*.pt")), move)
 
 
 CENTRAL_BUGS = (
