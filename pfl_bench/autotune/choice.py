@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # Of two processes beside one another, how fast each is beside one alone: caches and memory are
-# shared. Measured on two cores: 0.75 to 0.95 (docs/performance.md).
+# shared. An estimate: two workers on two cores were 1.5 to 2.0 times one (docs/performance.md).
 _EFFICIENCY = 0.8
 # Until worker processes have loaded torch and the data, and what each of them adds to a round.
 _START_SECONDS, _START_SECONDS_EACH = 5.0, 0.1
