@@ -78,8 +78,13 @@ class DivergenceWatch:
         return {"start": self._start, "found": self.found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` gave."""
-        self._start, self.found = state["start"], state["found"]
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            TypeError: What was found is no mapping.
+        """
+        found = state["found"]
+        self._start, self.found = float(state["start"]), None if found is None else {**found}
 
 
 def usual_mend(setting: str) -> str:

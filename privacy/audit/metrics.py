@@ -1,4 +1,7 @@
-"""The lines of ``metrics.jsonl``, which a run writes beside its ledger, as an audit takes them."""
+"""The lines of ``metrics.jsonl``, which a run writes beside its ledger, as an audit takes them.
+
+Guarantee: none of its own. The numbers are those of the file, unchanged.
+"""
 
 from __future__ import annotations
 

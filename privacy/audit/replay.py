@@ -1,4 +1,7 @@
-"""What the recorded seed of a run gives anew: who took part, and the first draws of the noise."""
+"""What the recorded seed of a run gives anew: who took part, and the first draws of the noise.
+
+Guarantee: none of its own. It draws for an audit alone, and releases nothing.
+"""
 
 from __future__ import annotations
 

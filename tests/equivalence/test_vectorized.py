@@ -518,6 +518,7 @@ def test_a_private_run_is_repeated_bit_for_bit_and_by_no_other_engine(tmp_path: 
     (tmp_path / "a" / "summary.json").unlink()
     for changes in ({"federated__engine": "sequential"}, {"federated__engine_lanes": 4}):
         settings = {"federated__engine": "vectorized", "federated__engine_lanes": 3, **changes}
+        settings["privacy__nonce"] = None
         if settings["federated__engine"] == "sequential":
             del settings["federated__engine_lanes"]
         with pytest.raises(RunFolderError, match=r"federated\.engine"):
@@ -527,7 +528,7 @@ def test_a_private_run_is_repeated_bit_for_bit_and_by_no_other_engine(tmp_path: 
 def test_private_runs_by_two_engines_share_no_noise(tmp_path: Path) -> None:
     def seed(**federated: Any) -> int:
         settings = {f"federated__{key}": value for key, value in federated.items()}
-        resolved = make_config("private_federated", **settings)
+        resolved = make_config("private_federated", **settings, privacy__nonce=None)
         task = build_task(resolved, torch.device("cpu"))
         model = build_model(resolved, task, torch.device("cpu"))
         return FederatedTrainer(resolved, task, model, tmp_path, lambda text: None)._cohort_seed

@@ -304,6 +304,7 @@ def test_workers_are_bounded_by_cores_clients_memory_and_what_must_be_one(
         return found.workers
 
     monkeypatch.setattr(settling, "cores_of_this_run", lambda: 12)
+    monkeypatch.setattr(settling, "most_by_memory", lambda more: None)
     workers()
     kept({"sequential": 1.0})
     assert workers() == 12

@@ -18,13 +18,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from pfl_bench import machine
 from pfl_bench.building import build_model, build_task
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.crew import cores, processes, stalls
 from pfl_bench.crew.cores import most_by_memory, usable_cores
 from pfl_bench.crew.following import follow
 from pfl_bench.crew.launched import is_launched, is_restarted
-from pfl_bench.crew.orders import Begin, Evaluate, Train
+from pfl_bench.crew.orders import Begin, Built, Evaluate, Train
 from pfl_bench.crew.processes import LeadOfProcesses
 from pfl_bench.crew.start import start_crew
 from pfl_bench.crew.types import Alone, Crew, Failure
@@ -235,8 +236,8 @@ def test_a_follower_builds_trains_and_evaluates_its_part() -> None:
     )
     follow(crew)
     assert crew.failed == []
-    (engine, _), (trained, vectors), (measured, _) = crew.brought
-    assert engine == "sequential"
+    (built, _), (trained, vectors), (measured, _) = crew.brought
+    assert built == Built("sequential", machine.identity(CPU))
     [result] = trained.results
     [node] = trained.nodes
     assert (node.level, node.place) == (0, 1)
@@ -303,7 +304,7 @@ class OfTwoKinds(Ordered):
         pass
 
     def take(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
-        return "vectorized, 1 lanes", iter(())
+        return Built("vectorized, 1 lanes", machine.identity(CPU)), iter(())
 
 
 def test_processes_that_would_train_otherwise_are_refused(tmp_path: Path) -> None:

@@ -235,7 +235,8 @@ def test_a_ledger_with_fewer_rounds_than_the_checkpoint_is_refused(
 def test_runs_of_one_seed_do_not_share_noise_or_cohorts(tmp_path: Path) -> None:
     ledgers = []
     for name, epsilon in (("a", 5.0), ("b", 5.1), ("c", 5.0)):
-        run(make_config("private_federated", privacy__epsilon=epsilon), tmp_path / name)
+        changes = {"privacy__epsilon": epsilon, "privacy__nonce": None}
+        run(make_config("private_federated", **changes), tmp_path / name)
         ledgers.append(read_ledger(tmp_path / name / "ledger.jsonl"))
     cohorts = [[line["realised_cohort"] for line in ledger] for ledger in ledgers]
     assert cohorts[0] != cohorts[1]

@@ -139,7 +139,21 @@ def reports_of_more(patch: Patch) -> None:
     patch.setattr(privunit, "_report", report)
 
 
+def without_a_direction(total: Tensor, stddev: float, rng: np.random.Generator) -> Tensor:
+    noise = normal(total, stddev, rng)
+    unit = normal(total, 1.0, np.random.default_rng(7))
+    unit /= unit.norm()
+    return noise - torch.dot(noise, unit) * unit
+
+
 DRAW_BUGS = (
+    Bug(
+        "noise_without_a_direction",
+        "noise in all directions but one that is always the same, across all elements",
+        "in `noised_mean`",
+        expects=("noise_replay",),
+        plant=noise_of(without_a_direction),
+    ),
     Bug(
         "noise_cut_at_three",
         "noise cut off at three standard deviations",

@@ -154,11 +154,9 @@ def test_two_ledgers_show_noise_that_two_runs_share(
 ) -> None:
     if shared:
         noise_named_by_seed(monkeypatch)
-    run(configured({"federated__local_learning_rate": 0.1}), tmp_path / "slower")
-    if shared:
-        run(configured({}), tmp_path / "run")
-    else:
-        copy_finished(configured({}), tmp_path / "run")
+    own = {"privacy__nonce": None}
+    run(configured({**own, "federated__local_learning_rate": 0.1}), tmp_path / "slower")
+    run(configured(own), tmp_path / "run")
     one, other = (first_noise(tmp_path / name) for name in ("run", "slower"))
     alike = [
         first == pytest.approx(second, abs=1e-4) for first, second in zip(one, other, strict=True)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from pfl_bench.engine.sequential import SequentialEngine
-from tests.sabotage.noise_bugs import noise_of, normal
 from tests.sabotage.planting import Bug, Patch
 
 
@@ -28,13 +25,6 @@ def train_on_from_the_last(patch: Patch) -> None:
     patch.setattr(SequentialEngine, "_train_client", train)
 
 
-def without_a_direction(total: Tensor, stddev: float, rng: np.random.Generator) -> Tensor:
-    noise = normal(total, stddev, rng)
-    unit = normal(total, 1.0, np.random.default_rng(7))
-    unit /= unit.norm()
-    return noise - torch.dot(noise, unit) * unit
-
-
 UNSEEN = (
     Bug(
         "client_trains_on",
@@ -43,13 +33,5 @@ UNSEEN = (
         unseen="the record begins where an update is taken in: what an update was computed from, "
         "only training it again would show",
         plant=train_on_from_the_last,
-    ),
-    Bug(
-        "noise_without_a_direction",
-        "noise in all directions but one that is always the same, across all elements",
-        "in `noised_mean`",
-        unseen="one direction of many is a small part of every number that is recorded; only who "
-        "knows which one it is could project the noise on it",
-        plant=noise_of(without_a_direction),
     ),
 )

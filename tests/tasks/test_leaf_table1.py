@@ -84,7 +84,17 @@ def test_what_was_gathered_is_counted_before_anything_is_dropped(tmp_path: Path)
 
 
 def prepared(task: str, source: Path, out: Path, *options: str) -> None:
-    command = ["data", "prepare", task, "--source", str(source), "--out", str(out), *options]
+    command = [
+        "data",
+        "prepare",
+        task,
+        "--source",
+        str(source),
+        "--out",
+        str(out),
+        "--force",
+        *options,
+    ]
     assert main(command) == 0
 
 
