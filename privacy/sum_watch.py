@@ -81,6 +81,10 @@ class Reports:
         return {field.name: finite(getattr(self, field.name)) for field in fields(self)}
 
 
+# What a ledger's line holds of reports.
+REPORT_KEYS = tuple(field.name for field in fields(Reports))
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What was seen of a part of a round that was summed apart.

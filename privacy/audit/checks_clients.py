@@ -24,6 +24,7 @@ from privacy.audit.evidence import Evidence
 from privacy.audit.subject import Subject, as_number
 from privacy.errors import PrivacyError
 from privacy.privunit import CapDesign, design
+from privacy.sum_watch import REPORT_KEYS
 
 # Rounding of a length, relative, for each root of the reports that are summed in float32.
 _ROUNDING = 1e-5
@@ -52,7 +53,7 @@ def check_report_noise(evidence: Evidence, subject: Subject) -> Check:
     at = np.flatnonzero(counted > 0)
     if not len(at):
         return judge(name, claim, problems, "nobody has reported")
-    columns = {key: evidence[f"reports.{key}"][at] for key in _KEYS}
+    columns = {key: evidence[f"reports.{key}"][at] for key in REPORT_KEYS}
     if subject.configured.mechanism == "privunit":
         made = _privunit(evidence, columns, at)
     else:
@@ -63,18 +64,6 @@ def check_report_noise(evidence: Evidence, subject: Subject) -> Check:
     return judge(name, claim, problems + found, f"{total} reports: {text}", numbers, power)
 
 
-_KEYS = (
-    "count",
-    "shortest",
-    "longest",
-    "quietest",
-    "loudest",
-    "directed",
-    "along",
-    "along_squares",
-    "clipped",
-    "excess_squares",
-)
 _Found = tuple[list[str], str, dict[str, Any], str]
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from privacy.audit.central_columns import CentralColumns
 from privacy.errors import LedgerError
 from privacy.noise_record import NEAR_ZERO, PEAKS, SEGMENTS, TAILS
+from privacy.sum_watch import REPORT_KEYS
 
 BINS = 34
 HEAD = 8
@@ -47,18 +48,7 @@ _PLAIN = (
 )
 _NESTED = {
     "probe": ("norm", "moved", "bit"),
-    "reports": (
-        "count",
-        "shortest",
-        "longest",
-        "quietest",
-        "loudest",
-        "directed",
-        "along",
-        "along_squares",
-        "clipped",
-        "excess_squares",
-    ),
+    "reports": REPORT_KEYS,
     "noise": (
         "count",
         "sum",
