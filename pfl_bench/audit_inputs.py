@@ -67,9 +67,10 @@ def environment_seed(environment: Mapping[str, Any]) -> int | None:
     recorded = environment.get("private_seed")
     value = recorded.get("value") if isinstance(recorded, Mapping) else None
     try:
-        return None if value is None else int(str(value), 16)
+        number = -1 if value is None else int(str(value), 16)
     except ValueError:
         return None
+    return number if number >= 0 else None
 
 
 def seed_of_parts(environment: Mapping[str, Any], resolved: ResolvedConfig) -> int | None:

@@ -229,6 +229,8 @@ def build_engine(
     settings: dict[str, Any] = {"data_workers": options.data_workers}
     if "lanes" in module.Options.model_fields:
         settings["lanes"] = options.engine_lanes
+        if "keeps_lanes" in module.Options.model_fields:
+            settings["keeps_lanes"] = resolved.config.privacy is not None
     elif options.engine_lanes is not None:
         raise ConfigError(
             f"federated.engine_lanes: {options.engine_lanes}, but the engine '{name}' has no "

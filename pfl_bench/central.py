@@ -27,7 +27,7 @@ from pfl_bench.dp_sgd import PrivateSteps
 from pfl_bench.flat_model import FlatModel, clip_each, clip_global
 from pfl_bench.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.precision import new_loss_sum
-from pfl_bench.private_seed import PrivateSeed
+from pfl_bench.private_seed import OtherSeedError, PrivateSeed
 from pfl_bench.reading import Piece, read_ahead
 from pfl_bench.rng import Purpose, seed_torch, stream, torch_seed
 from pfl_bench.types import ConfigError, FederatedSplit, Task
@@ -327,10 +327,17 @@ class CentralTrainer:
         if self.plan is not None:
             state["noise_generator"] = self._private.generator.get_state()
             state["ledger"] = self._digest
+            state["seed"] = self._batch_seed
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave."""
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            RunFolderError: A private run began with other streams.
+        """
+        if self.plan is not None and state["seed"] != self._batch_seed:
+            raise OtherSeedError(self._ledger_path.parent)
         self._model.vector.copy_(state["central"])
         self._model.load_buffers(state["buffers"])
         self._optimizer.load_state_dict(state["optimizer"])

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from pfl_bench.types import ConfigError
+
 PACKAGES = ("pfl_bench", "privacy", "tasks")
 # Libraries that compute, decode or calibrate what a run releases; those absent are None.
 LIBRARIES = (
@@ -29,19 +31,35 @@ LIBRARIES = (
     "transformers",
     "sentencepiece",
 )
-# Environment variables by which libraries choose other instructions or another order of sums.
+# Environment variables by which libraries choose other instructions or another order of sums begin
+# so; of those, the ones that end so only print, or set threads, which are recorded by themselves.
 SWITCHES = (
-    "ATEN_CPU_CAPABILITY",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "DNNL_MAX_CPU_ISA",
-    "MKL_CBWR",
-    "MKL_DEBUG_CPU_TYPE",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "NVIDIA_TF32_OVERRIDE",
-    "ONEDNN_MAX_CPU_ISA",
-    "OPENBLAS_CORETYPE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "ATEN_",
+    "DNNL_",
+    "GLIBC_TUNABLES",
+    "KMP_DETERMINISTIC_REDUCTION",
+    "MKL_",
+    "NPY_",
+    "ONEDNN_",
+    "OPENBLAS_",
+    "PYTORCH_MPS_",
+    "TORCH_MKLDNN_",
 )
+CUDA_SWITCHES = ("CUBLAS", "CUDNN_", "DISABLE_ADDMM_CUDA_LT", "NVIDIA_TF32_OVERRIDE", "TORCH_")
+_NO_SWITCHES = ("_VERBOSE", "_NUM_THREADS")
+# Of /proc/cpuinfo: what libraries choose their kernels by. Virtual machines often hide the name.
+_OF_PROCESSOR = (
+    "model name",
+    "cpu family",
+    "model",
+    "stepping",
+    "cache size",
+    "CPU implementer",
+    "CPU part",
+    "CPU variant",
+    "Features",
+)
+_FLAGS = ("avx", "fma", "amx", "sse", "f16c")
 
 
 @functools.cache
@@ -50,16 +68,29 @@ def code_digest() -> str:
 
     It covers every module of the three packages, wherever their parts lie: engines, algorithms,
     mechanisms and all tasks. It does not cover what else a plug-in imports.
+
+    Raises:
+        ConfigError: There are no source files.
     """
     digest = hashlib.sha256()
+    found: set[str] = set()
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
         folders = [] if spec is None else list(spec.submodule_search_locations or [])
         for folder in map(Path, folders):
             for path in sorted(folder.rglob("*.py")):
-                name = f"{package}/{path.relative_to(folder).as_posix()}"
-                content = hashlib.sha256(path.read_bytes()).hexdigest()
-                digest.update(f"{name} {content}\n".encode())
+                place = path.relative_to(folder)
+                # Editors leave locks and copies there, whose names begin with a dot.
+                if path.is_file() and not any(part.startswith(".") for part in place.parts):
+                    content = hashlib.sha256(path.read_bytes()).hexdigest()
+                    digest.update(f"{package}/{place.as_posix()} {content}\n".encode())
+                    found.add(package)
+    if found != set(PACKAGES):
+        raise ConfigError(
+            "privacy: the source files of pfl_bench, privacy and tasks cannot be read, and the "
+            "seed of a private run's noise is derived from them; install pfl-bench from its wheel "
+            "or its checkout, as folders of .py files"
+        )
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -85,6 +116,27 @@ def processor_name() -> str:
     except OSError:
         pass
     return platform.processor()
+
+
+def processor_details() -> dict[str, str]:
+    """What libraries choose their kernels by, as far as the platform tells."""
+    details = {"system": platform.system(), "libc": " ".join(platform.libc_ver())}
+    if platform.system() == "Darwin":
+        return details | {"macos": platform.mac_ver()[0], "name": platform.processor()}
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return details
+    for line in lines:
+        if not line.strip():
+            break  # the first of the cores
+        key, _, value = (part.strip() for part in line.partition(":"))
+        if key in _OF_PROCESSOR:
+            details[key] = value
+        elif key == "flags":
+            # Not all: a new kernel of the system lists more of them.
+            details[key] = " ".join(flag for flag in value.split() if flag.startswith(_FLAGS))
+    return details
 
 
 def cpu_capability() -> str:
@@ -130,10 +182,10 @@ def arithmetic(device: torch.device) -> dict[str, Any]:
     """
     found: dict[str, Any] = {
         "machine": platform.machine(),
-        "processor": processor_name(),
+        "processor": processor_details(),
         "cpu_capability": cpu_capability(),
         "threads": torch.get_num_threads(),
-        "switches": {name: os.environ[name] for name in SWITCHES if name in os.environ},
+        "switches": _switches(SWITCHES + (CUDA_SWITCHES if device.type == "cuda" else ())),
         "device": device.type,
     }
     if device.type == "cuda":
@@ -141,3 +193,11 @@ def arithmetic(device: torch.device) -> dict[str, Any]:
         found["cuda"] = torch.version.cuda
         found["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return found
+
+
+def _switches(prefixes: tuple[str, ...]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(prefixes) and not name.endswith(_NO_SWITCHES)
+    }

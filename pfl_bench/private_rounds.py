@@ -17,8 +17,9 @@ from pfl_bench.cohort_training import Intake
 from pfl_bench.config_file import ResolvedConfig
 from pfl_bench.config_training import FederatedOptions
 from pfl_bench.participants import Participants
+from pfl_bench.private_seed import OtherSeedError
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import Algorithm, ConfigError, FederatedSplit, RunFolderError
+from pfl_bench.types import Algorithm, ConfigError, FederatedSplit
 from privacy.aggregate import Aggregate
 from privacy.central_record import CentralRecord
 from privacy.ledger import Ledger
@@ -313,12 +314,7 @@ class PrivateRounds:
                 drawn anew in the midst of it, and what the plan says of them would not hold.
         """
         if state.get("seed") != self._seed:
-            raise RunFolderError(
-                f"{self._path.parent}: this run's cohorts and noise were drawn from another seed "
-                "than it has today, because code, versions, processor or settings are others than "
-                "when it began; resume under those that environment.json names, or start in a new "
-                "folder with --out"
-            )
+            raise OtherSeedError(self._path.parent)
         self._observer.load_state_dict(state["observer"])
         self._history.load_state_dict(state["history"])
         self._digest = state["ledger"]

@@ -16,12 +16,29 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from pfl_bench import machine
 from pfl_bench.config_file import ResolvedConfig
+from pfl_bench.types import RunFolderError
+
+
+class OtherSeedError(RunFolderError):
+    """A checkpoint of a private run was written under another seed than the run has today.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"{folder}: this run's cohorts and noise were drawn from another seed than it has "
+            "today, because code, versions, processor or settings are others than when it began; "
+            "resume under those that environment.json names, or start in a new folder with --out"
+        )
 
 
 @dataclass(frozen=True)
@@ -64,6 +81,7 @@ def derive(
         traces: Digest of the simulated devices; empty without them.
     """
     tree = resolved.training_tree
+    files = _digest_of_settings(tree["model"].get("weights"))
     # Where files lie decides nothing: their content is in the digests.
     for section, path in (("task", "data"), ("model", "weights")):
         tree[section] = {key: value for key, value in tree[section].items() if key != path}
@@ -74,11 +92,23 @@ def derive(
         "configuration": _digest(tree),
         "data": checksum,
         "initial_model": initial_digest,
+        "model_files": files,
         "engine": engine,
         "simulated_devices": traces,
         **machine.identity(device),
     }
     return PrivateSeed(value_of(resolved.config.seed, nonce, parts), nonce, parts)
+
+
+def _digest_of_settings(weights: str | None) -> str:
+    """Digest of the settings beside a model's weights, where those are a folder; else empty.
+
+    They decide what the same tensors compute, such as an activation or the number of heads.
+    """
+    if weights is None or not Path(weights).is_dir():
+        return ""
+    paths = sorted(Path(weights).glob("*.json"))
+    return _digest([[path.name, path.read_text(encoding="utf-8")] for path in paths])
 
 
 def value_of(seed: int, nonce: str | int | None, parts: Mapping[str, Any]) -> int:

@@ -278,8 +278,7 @@ class RunFolder:
             if before != today:
                 changed.append((f"{key} {before} -> {today}", mend.format(before)))
         if not changed:
-            self._check_private_seed(recorded.get("private_seed"), now.get("private_seed"))
-            return []
+            return self._check_private_seed(recorded, now)
         what = ", ".join(text for text, _ in changed)
         if self._is_private:
             raise RunFolderError(
@@ -293,16 +292,21 @@ class RunFolder:
             "both; environment.json lists each under 'resumptions'"
         ]
 
-    def _check_private_seed(
-        self, before: dict[str, Any] | None, now: dict[str, Any] | None
-    ) -> None:
-        if before is None or now is None or before["value"] == now["value"]:
-            return
-        changed = machine.differences(before["parts"], now["parts"])
+    def _check_private_seed(self, recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+        before, today = recorded.get("private_seed"), now.get("private_seed")
+        if before is None or today is None:
+            return []
+        changed = machine.differences(before["parts"], today["parts"])
+        what = "; ".join(changed) or "the recorded seed does not follow from its parts"
+        if before["value"] == today["value"]:
+            # Pinned by a nonce.
+            return [f"goes on by other parts than it began with ({what})"] if changed else []
+        commit = (recorded.get("git") or {}).get("commit")
+        where = f" (commit {commit} of the code)" if commit else ""
         raise RunFolderError(
             f"{self.path}: this private run began with other code, versions, processor or settings "
-            f"({'; '.join(changed)}). It would go on with other cohorts and other noise; resume "
-            "under what it began with, or start in a new folder with --out"
+            f"({what}). It would go on with other cohorts and other noise; resume under what it "
+            f"began with{where}, or start in a new folder with --out"
         )
 
     def _recorded_environment(self) -> dict[str, Any] | None:
@@ -323,6 +327,16 @@ class RunFolder:
                     f"{path}: damaged: '{section}' is no mapping. Restore the file from a copy, or "
                     "start in a new folder with --out"
                 )
+        seed = recorded.get("private_seed", {"value": "", "parts": {}})
+        if not (
+            isinstance(seed, dict)
+            and isinstance(seed.get("value"), str)
+            and isinstance(seed.get("parts"), dict)
+        ):
+            raise RunFolderError(
+                f"{path}: damaged: 'private_seed' has no value and parts. Restore the file from a "
+                "copy, or start in a new folder with --out"
+            )
         if not isinstance(recorded.get("resumptions", []), list):
             raise RunFolderError(
                 f"{path}: damaged: 'resumptions' is no list; remove it, or restore the file"

@@ -31,6 +31,7 @@ from pfl_bench.divergence import DivergenceWatch, describe_divergence, usual_men
 from pfl_bench.evaluation import initial_loss
 from pfl_bench.evaluator import Evaluator
 from pfl_bench.files import to_json_value, write_json
+from pfl_bench.machine import code_digest
 from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.run_folder import SUMMARY_VERSION, RunFolder, environment
 from pfl_bench.run_log import RunLog
@@ -120,6 +121,8 @@ class _Run:
         self._config: RunConfig = resolved.config
         self._folder = folder
         self._notices = _Notices()
+        if resolved.config.privacy is not None:
+            code_digest()  # of the files as they are loaded, not as they are minutes later
         set_threads(self._config)
         self._device = resolve_device(self._config.device)
         self._task = build_task(resolved, self._device)

@@ -36,12 +36,15 @@ class Options(BaseModel):
     Attributes:
         data_workers: Threads that read clients ahead of training; 0 reads in line.
         lanes: Clients that train at once; None for as many as ``lanes.number`` says.
+        keeps_lanes: Whether a run must end where that many do not fit into a GPU's memory, instead
+            of going on with half: the seed of a private run's noise takes in how many they are.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     data_workers: int = Field(default=0, ge=0)
     lanes: int | None = Field(default=None, ge=1)
+    keeps_lanes: bool = False
 
 
 @dataclass(slots=True)
@@ -145,6 +148,13 @@ class VectorizedEngine:
             except torch.OutOfMemoryError:
                 if self._lanes == 1:
                     raise
+                if self._options.keeps_lanes:
+                    raise ConfigError(
+                        f"federated.engine_lanes: out of memory in round {round_index} with "
+                        f"{self._lanes} lanes, and the noise of a private run belongs to their "
+                        f"number; set federated.engine_lanes={self._lanes // 2} and begin in a new "
+                        "folder with --out"
+                    ) from None
                 self._lanes //= 2
             else:
                 return

@@ -404,6 +404,20 @@ def test_out_of_memory_halves_the_lanes_and_goes_on(monkeypatch: pytest.MonkeyPa
     assert_equal(ours, theirs)
 
 
+def test_a_private_run_keeps_its_lanes_or_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its noise belongs to their number: with fewer, other sums would have the same noise."""
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("as on a GPU")
+
+    monkeypatch.setattr(VectorizedEngine, "_step", full)
+    lanes = {"federated__engine": "vectorized", "federated__engine_lanes": 4}
+    with pytest.raises(ConfigError, match=r"out of memory .* federated\.engine_lanes=2"):
+        run(make_config("private_federated", **lanes), tmp_path / "run")
+
+
 def test_one_lane_that_has_no_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     both, users = on_ragged(perceptron(), LOCAL, lanes=1)
 

@@ -17,7 +17,7 @@ from pfl_bench import machine
 from pfl_bench.auditing import audit_run
 from pfl_bench.crew.orders import Built, await_followers
 from pfl_bench.runner import run
-from pfl_bench.types import ConfigError
+from pfl_bench.types import ConfigError, RunFolderError
 from privacy.audit.check import Check
 from privacy.ledger import read_ledger
 from tests.helpers import REPOSITORY, make_config, seed_of
@@ -83,7 +83,7 @@ def test_a_new_plug_in_moves_the_digest(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["code_digest", "library_versions", "processor_name", "cpu_capability"]
+    "name", ["code_digest", "library_versions", "processor_details", "cpu_capability"]
 )
 def test_code_versions_and_instructions_move_the_seed(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -97,11 +97,78 @@ def test_code_versions_and_instructions_move_the_seed(
     assert seed_of(pinned) == kept
 
 
-def test_a_switch_moves_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "moves"),
+    [
+        ("MKL_CBWR", True),
+        ("ONEDNN_DEFAULT_FPMATH_MODE", True),
+        ("GLIBC_TUNABLES", True),
+        ("MKL_VERBOSE", False),
+        ("MKL_NUM_THREADS", False),
+        # Of CUDA alone, and set by runs on it for the process.
+        ("CUBLAS_WORKSPACE_CONFIG", False),
+        ("HOME", False),
+    ],
+)
+def test_a_switch_moves_the_seed(name: str, moves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config("private_federated")
     before = seed_of(config)
-    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    assert seed_of(config) != before
+    monkeypatch.setenv(name, "BF16")
+    assert (seed_of(config) != before) == moves
+
+
+def test_what_editors_leave_is_no_code(copy: Path) -> None:
+    lock = copy / "tasks" / "digits" / ".#task.py"
+    other = copy / "tasks" / "digits" / ".ipynb_checkpoints"
+    lock.symlink_to("nobody@nowhere")
+    other.mkdir()
+    (other / "task-checkpoint.py").write_text("x = 1\n", encoding="utf-8")
+    try:
+        assert python(copy, "-c", PRINT).stdout.strip() == machine.code_digest()
+    finally:
+        lock.unlink()
+        shutil.rmtree(other)
+
+
+def test_settings_beside_weights_move_the_seed(tmp_path: Path) -> None:
+    """They decide what the same tensors compute, such as ALBERT's number of heads."""
+    config = make_config("private_federated")
+    config.tree["model"]["weights"] = str(tmp_path)
+    seeds = []
+    for heads in (2, 4):
+        (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": heads}))
+        seeds.append(seed_of(config))
+    assert seeds[0] != seeds[1]
+
+
+@pytest.mark.parametrize("setting", ["private_federated", "central_dp"])
+@pytest.mark.parametrize("seed", ["text", {}, {"value": 3, "parts": {}}, {"value": "3"}])
+def test_a_damaged_record_of_the_seed_is_named(setting: str, seed: Any, tmp_path: Path) -> None:
+    changes = NOISE if setting == "private_federated" else {"central__num_epochs": 2}
+    config = make_config(setting, **changes)
+    run(config, tmp_path)
+    (tmp_path / "summary.json").unlink()
+    path = tmp_path / "environment.json"
+    environment = json.loads(path.read_text()) | {"private_seed": seed}
+    path.write_text(json.dumps(environment))
+    with pytest.raises(RunFolderError, match="'private_seed' has no value and parts"):
+        run(config, tmp_path, resume=True)
+
+
+def test_central_training_is_resumed_under_its_own_seed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config("central_dp", privacy__nonce=None, checkpoint__every=1)
+    run(config, tmp_path)
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "checkpoints" / "step-00000004.pt").unlink()
+    path = tmp_path / "environment.json"
+    environment = json.loads(path.read_text())
+    del environment["private_seed"]
+    path.write_text(json.dumps(environment))
+    monkeypatch.setattr(machine, "code_digest", lambda: "sha256:other")
+    with pytest.raises(RunFolderError, match="another seed"):
+        run(config, tmp_path, resume=True)
 
 
 def test_a_nonce_pins_the_seed_whatever_else_changes() -> None:
