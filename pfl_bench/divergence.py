@@ -82,9 +82,12 @@ class DivergenceWatch:
 
         Raises:
             TypeError: What was found is no mapping.
+            KeyError: It lacks a part.
         """
         found = state["found"]
-        self._start, self.found = float(state["start"]), None if found is None else {**found}
+        if found is not None:
+            found = {key: found[key] for key in ("metric", "round", "unit", "value", "start")}
+        self._start, self.found = float(state["start"]), found
 
 
 def usual_mend(setting: str) -> str:

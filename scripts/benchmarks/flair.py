@@ -92,6 +92,8 @@ def configuration(
             "hypothetical_population": True,
             "noise_cohort_size": NOISE_COHORT,
             "noise_multiplier": NOISE_MULTIPLIER,
+            # The same cohorts whatever the code, so that two versions can be compared.
+            "nonce": "bench",
         }
     return tree
 

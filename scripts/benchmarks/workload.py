@@ -118,6 +118,8 @@ def configuration(job: Job) -> dict[str, Any]:
             "population_size": 1_000_000,
             "hypothetical_population": True,
             "noise_multiplier": load.noise_multiplier,
+            # The same cohorts whatever the code, so that two versions can be compared.
+            "nonce": "bench",
         }
     return tree
 
