@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -94,14 +94,20 @@ def code_digest() -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def library_versions() -> dict[str, str | None]:
-    """Versions of Python and of the libraries that compute; None for one that is absent."""
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    for name in LIBRARIES:
+def versions_of(names: Sequence[str]) -> dict[str, str | None]:
+    """Versions of distributions; None for one that is absent."""
+    versions: dict[str, str | None] = {}
+    for name in names:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = None
+    return versions
+
+
+def library_versions() -> dict[str, str | None]:
+    """Versions of Python and of the libraries that compute; None for one that is absent."""
+    versions = {"python": platform.python_version(), **versions_of(LIBRARIES)}
     # Builds of one version differ in their libraries, such as "2.9.0+cpu".
     versions["torch"] = str(torch.__version__)
     return versions

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -437,13 +436,7 @@ def environment(
 
 def package_versions() -> dict[str, str | None]:
     """Versions of the packages that can change a result; None for one that is absent."""
-    versions: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions
+    return machine.versions_of(PACKAGES)
 
 
 def _git_state() -> dict[str, Any] | None:

@@ -38,7 +38,7 @@ from pfl_bench.flat_model import FlatModel
 from pfl_bench.forward import Forward
 from pfl_bench.hands import number_of_hands
 from pfl_bench.lanes.number import automatic_lanes
-from pfl_bench.machine import processor_name
+from pfl_bench.machine import cpu_capability, processor_name
 from pfl_bench.profiling import phase
 from pfl_bench.types import Algorithm, LocalTraining, Task
 
@@ -226,7 +226,7 @@ def _work(
         "pfl_bench": pfl_bench.__version__,
         "torch": torch.__version__,
         "processor": processor_name(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "instructions": cpu_capability(),
         "threads": torch.get_num_threads(),
         "task": resolved.tree["task"]["name"],
         "data": parts.task.facts.checksum,
