@@ -1,6 +1,6 @@
 """pfl-bench: a benchmark toolkit for differentially private federated learning."""
 
-from pfl_bench._rooms import check_rooms
+from pfl_bench._shadowing import check_rooms
 
 __version__ = "0.1.0"
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from pfl_bench.cli import main
+from pfl_bench.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -86,3 +86,36 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise RunFolderError(f"{path} holds {type(value).__name__}, expected one JSON object")
     return value
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read ``metrics.jsonl``; a torn last line, which a kill leaves behind, is no error."""
+    if not path.exists():
+        return []
+    lines = read_text(path).split("\n")
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise RunFolderError(
+                f"{path}, line {number} is not JSON ({error.msg}); expected one object a round"
+            ) from None
+        if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+            raise RunFolderError(
+                f"{path}, line {number} is {line[:60]!r}; expected an object with an integer "
+                '"round"'
+            )
+        rows.append(row)
+    return rows
+
+
+def drop_after(path: Path, step: int) -> None:
+    """Drop the lines of rounds after ``step``: a resumed run writes them again."""
+    if path.exists():
+        kept = [row for row in read_metrics(path) if row["round"] <= step]
+        write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))

@@ -30,12 +30,14 @@ class PluginKind:
         package: Package that is scanned.
         module: Module inside a plug-in's folder; None when a plug-in is one file.
         function: What its modules expose beside ``Options``.
+        has_options: Whether its modules have ``Options``.
     """
 
     word: str
     package: str
     module: str | None = None
     function: str = "build"
+    has_options: bool = True
 
 
 TASK = PluginKind("task", "tasks", "task")
@@ -43,13 +45,14 @@ MODEL = PluginKind("task's models", "tasks", "models")
 PREPARE = PluginKind("preparable task", "tasks", "prepare", "prepare")
 GENERATE = PluginKind("task with a generator", "tasks", "generate", "generate")
 STATISTICS = PluginKind("task with statistics", "tasks", "statistics", "statistics")
-ALGORITHM = PluginKind("algorithm", "pfl_bench.algorithms")
+CATALOGUE = PluginKind("catalogue of data sets", "tasks.common", "catalogue", "DATA_SETS", False)
+ALGORITHM = PluginKind("algorithm", "pfl_bench.federated.algorithms")
 MECHANISM = PluginKind("mechanism", "privacy.mechanisms")
 METRIC = PluginKind("metric family", "pfl_bench.metrics")
-ENGINE = PluginKind("engine", "pfl_bench.engine")
-AGGREGATION = PluginKind("aggregation", "pfl_bench.aggregation")
-COMPRESSION = PluginKind("compression", "pfl_bench.compression")
-SELECTION = PluginKind("selection", "pfl_bench.selection")
+ENGINE = PluginKind("engine", "pfl_bench.client.engines")
+AGGREGATION = PluginKind("aggregation", "pfl_bench.federated.aggregation")
+COMPRESSION = PluginKind("compression", "pfl_bench.federated.compression")
+SELECTION = PluginKind("selection", "pfl_bench.simulation.selection")
 
 KINDS = (
     TASK,
@@ -57,6 +60,7 @@ KINDS = (
     PREPARE,
     GENERATE,
     STATISTICS,
+    CATALOGUE,
     ALGORITHM,
     MECHANISM,
     METRIC,
@@ -94,12 +98,13 @@ def load(kind: PluginKind, name: str) -> ModuleType:
         raise PluginError(f"no {kind.word} named '{name}'{hint} There are: {', '.join(names)}.")
     path = f"{kind.package}.{name}" + (f".{kind.module}" if kind.module else "")
     module = importlib.import_module(path)
-    wanted = ("Options", kind.function)
+    wanted = ("Options", kind.function) if kind.has_options else (kind.function,)
     missing = [attribute for attribute in wanted if not hasattr(module, attribute)]
     if missing:
+        model = "a pydantic model 'Options' and " if kind.has_options else ""
         raise PluginError(
-            f"plug-in module {path} lacks {' and '.join(missing)}: a {kind.word} exposes a "
-            f"pydantic model 'Options' and a function '{wanted[1]}'."
+            f"plug-in module {path} lacks {' and '.join(missing)}: a {kind.word} exposes {model}"
+            f"'{kind.function}'."
         )
     return module
 

@@ -6,5 +6,6 @@ here.
 
 Guarantee: what a private run releases (the sequence of noised sums) is (epsilon, delta)
 differentially private for the unit, the adjacency and the sampling that its statement names
-(``privacy.statement``); ``privacy.plan`` refuses the combinations for which that would be untrue.
+(``privacy.statement.statement``); ``privacy.plan.plan`` refuses the combinations for which that
+would be untrue.
 """

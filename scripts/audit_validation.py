@@ -24,17 +24,17 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from privacy.amplification import Composition, Participation, sampled_gaussian
-from privacy.audit.f_dp import ComposedFamily, audit_scores_composed, audit_scores_gaussian
-from privacy.audit.gaussian_dp import mu_of_epsilon
-from privacy.audit.one_run import audit_scores, log_likelihood_ratio
-from privacy.audit.one_shot import audit_final, audit_held_out
-from privacy.audit.per_round import (
+from privacy.calibration import calibrate_noise_multiplier
+from privacy.empirical.f_dp import ComposedFamily, audit_scores_composed, audit_scores_gaussian
+from privacy.empirical.gaussian_dp import mu_of_epsilon
+from privacy.empirical.one_run import audit_scores, log_likelihood_ratio
+from privacy.empirical.one_shot import audit_final, audit_held_out
+from privacy.empirical.per_round import (
     StepTrials,
     epsilon_of_run,
     mu_by_clopper_pearson,
     mu_by_normal,
 )
-from privacy.calibration import calibrate_noise_multiplier
 
 Array = NDArray[np.float64]
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl_bench import checkpoint
-from pfl_bench.checkpoint import load_latest
-from pfl_bench.config_file import ResolvedConfig, resolve
-from pfl_bench.private_seed import derive
+from pfl_bench.config.loading import ResolvedConfig, resolve
+from pfl_bench.federated.private_seed import derive
+from pfl_bench.runs import checkpoint
+from pfl_bench.runs.checkpoint import load_latest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

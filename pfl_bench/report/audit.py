@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.audit_file import AUDIT_FILE, AUDIT_VERSION, ledger_digest
 from pfl_bench.files import read_json
-from pfl_bench.report.rows import as_float
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import format_epsilon
+from pfl_bench.runs.audit_file import AUDIT_FILE, AUDIT_VERSION, ledger_digest
+from pfl_bench.runs.rows import as_float
 from pfl_bench.types import RunFolderError
 
 # Failures first, then what was not looked at: that is what a reader should see.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pfl_bench.report.canvas import GRID, INK, PALETTE, render
-from pfl_bench.report.rows import as_float
 from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.runs.rows import as_float
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pfl_bench.metrics import lower_is_better
 from pfl_bench.report.panels import step_unit
-from pfl_bench.report.rows import as_float
 from pfl_bench.report.run_folder import RunRecord
-from pfl_bench.verdict import lower_is_better
+from pfl_bench.runs.rows import as_float
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 AMOUNTS = ("flops", "bytes_down", "bytes_up")

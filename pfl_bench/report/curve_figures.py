@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from pfl_bench.config.views import Figure
+from pfl_bench.metrics import lower_is_better
 from pfl_bench.report import curves, panels
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.systems import read_devices
 from pfl_bench.report.table import format_value
-from pfl_bench.systems.trace_file import DEVICES
-from pfl_bench.verdict import lower_is_better
-from pfl_bench.views import Figure
+from pfl_bench.simulation.devices.trace_file import DEVICES
 
 HOUR_S = 3600.0
 _CLOCK = "systems/total_simulated_seconds"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pfl_bench.config.views import Figure, LoadedView
 from pfl_bench.report import panels
 from pfl_bench.report.boxes import box_keys, box_of, draw_boxes
 from pfl_bench.report.costs import bytes_text, flops_text, price_of
@@ -13,7 +14,6 @@ from pfl_bench.report.curve_figures import HOUR_S, Parts, draw_curves
 from pfl_bench.report.points import Point, draw_points
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import format_value
-from pfl_bench.views import Figure, LoadedView
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
 
-from pfl_bench.report.rows import RowResult
 from pfl_bench.report.table import format_epsilon, format_value, latex_escape
-from privacy.statement import small
+from pfl_bench.runs.rows import RowResult
+from privacy.statement.statement import small
 
 _TOLERANCE = "tolerance "
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.divergence import describe_divergence
 from pfl_bench.files import write_atomically
 from pfl_bench.report import panels, table
 from pfl_bench.report.audit import audits
 from pfl_bench.report.costs import budget_lines, clock_lines, cost_lines
 from pfl_bench.report.figures import DrawnFigure
 from pfl_bench.report.grid import make_grid
-from pfl_bench.report.rows import RowResult, as_float, rows_from_summaries
 from pfl_bench.report.run_folder import RunRecord, read_run
 from pfl_bench.report.strata import strata_tables
 from pfl_bench.report.systems import system_panels
 from pfl_bench.report.words import StatementWords, describe
+from pfl_bench.runs.divergence import describe_divergence
+from pfl_bench.runs.rows import RowResult, as_float, rows_from_summaries
 from pfl_bench.types import RunFolderError
 
 _SETTINGS = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from pfl_bench.report import canvas, curves
 from pfl_bench.report.boxes import Box, box_of, draw_boxes
-from pfl_bench.report.rows import headline_metrics
 from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.runs.rows import headline_metrics
 
 _MAX_HEADLINES = 4
 _PERCENTILE = re.compile(r"^(?P<stem>[^/]+/client_.+)_p50$")

@@ -9,9 +9,8 @@ from typing import Any
 
 import yaml
 
-from pfl_bench.files import read_json, read_text
-from pfl_bench.report.rows import as_float, rows_from_summaries
-from pfl_bench.run_log import read_metrics
+from pfl_bench.files import read_json, read_metrics, read_text
+from pfl_bench.runs.rows import as_float, rows_from_summaries
 from pfl_bench.types import RunFolderError
 
 _FORMAT_VERSION = 1

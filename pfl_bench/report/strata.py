@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pfl_bench.report.rows import as_float, headline_metrics
+from pfl_bench.metrics import lower_is_better
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import format_value
-from pfl_bench.verdict import lower_is_better
+from pfl_bench.runs.rows import as_float, headline_metrics
 
 _SHOWN = 5
 

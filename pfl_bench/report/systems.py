@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pfl_bench.files import read_metrics
 from pfl_bench.report.canvas import INK, PALETTE, dashes, render
 from pfl_bench.report.panels import Panel, headline_keys
 from pfl_bench.report.run_folder import RunRecord
-from pfl_bench.run_log import read_metrics
-from pfl_bench.systems.devices import Devices
-from pfl_bench.systems.timeline import TIMELINES, Outcome, RoundTimeline
-from pfl_bench.systems.trace_file import DEVICES, read_trace_file
+from pfl_bench.simulation.devices.devices import Devices
+from pfl_bench.simulation.devices.timeline import TIMELINES, Outcome, RoundTimeline
+from pfl_bench.simulation.devices.trace_file import DEVICES, read_trace_file
 from pfl_bench.types import DataError, RunFolderError
 
 if TYPE_CHECKING:

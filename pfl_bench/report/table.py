@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from pfl_bench.report.rows import RowResult as RowResult
-from pfl_bench.report.rows import rows_from_summaries as rows_from_summaries
-from privacy.statement import round_up, small
+from pfl_bench.runs.rows import RowResult as RowResult
+from pfl_bench.runs.rows import rows_from_summaries as rows_from_summaries
+from privacy.statement.statement import round_up, small
 
 TableFormat = Literal["md", "csv", "latex"]
 

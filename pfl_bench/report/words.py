@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pfl_bench.report.rows import as_float
 from pfl_bench.report.table import format_epsilon
-from privacy.statement import small
+from pfl_bench.runs.rows import as_float
+from privacy.statement.statement import small
 
 _UNITS = {
     "user": "one user: all the examples that this user holds, in every round",

@@ -5,6 +5,7 @@ a task, an engine and a trainer can be written and read without one another. Who
 imports it from here, not from the module that has it.
 """
 
+from pfl_bench.types.client_updates import ClientStage, HasStage, HasState, Outgoing, Resizes
 from pfl_bench.types.data import DataFacts, Examples, FederatedSplit, RemoteFile, SplitBy
 from pfl_bench.types.errors import (
     ConfigError,
@@ -22,6 +23,8 @@ from pfl_bench.types.layers import (
     GivesProducts,
     KeepProduct,
 )
+from pfl_bench.types.processes import Alone, Crew, Evaluate
+from pfl_bench.types.round_counts import Tally
 from pfl_bench.types.tasks import (
     BatchTransform,
     GivesExampleLosses,
@@ -43,34 +46,43 @@ from pfl_bench.types.training import (
 
 __all__ = [
     "Algorithm",
+    "Alone",
     "BatchTransform",
+    "ClientStage",
     "ComputesInLanes",
     "ConfigError",
     "CorrectsSteps",
     "CountsFlops",
+    "Crew",
     "CrewError",
     "DataError",
     "DataFacts",
     "DepartsFromRow",
     "Engine",
+    "Evaluate",
     "Examples",
     "FederatedSplit",
     "GivesExampleLosses",
     "GivesProducts",
     "HasColumns",
+    "HasStage",
+    "HasState",
     "KeepProduct",
     "LocalResult",
     "LocalTraining",
     "Metric",
+    "Outgoing",
     "PersonalModels",
     "PluginError",
     "ReadsOnDevice",
     "RemoteFile",
+    "Resizes",
     "RunFolderError",
     "Sampler",
     "SendsMore",
     "SkipsOutputs",
     "SplitBy",
+    "Tally",
     "Task",
     "TransformsBatches",
     "UserInputError",

@@ -21,7 +21,7 @@ from privacy.audit.described import contradictions, describe
 from privacy.audit.evidence import Evidence
 from privacy.audit.subject import Subject, as_number
 from privacy.errors import PrivacyError
-from privacy.statement import json_epsilon
+from privacy.statement.statement import json_epsilon
 
 # Relative; far above what two runs of one accountant differ by, far below what matters.
 _TOLERANCE = 1e-6

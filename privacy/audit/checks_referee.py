@@ -28,10 +28,10 @@ from privacy.audit.check import Check, judge, skip
 from privacy.audit.checks_accounting import accounted_rounds, compositions
 from privacy.audit.described import Described, describe
 from privacy.audit.evidence import Evidence
-from privacy.audit.gaussian_dp import epsilon_of_mu
 from privacy.audit.referee import Bounds
 from privacy.audit.subject import Subject, as_number
-from privacy.statement import json_epsilon
+from privacy.empirical.gaussian_dp import epsilon_of_mu
+from privacy.statement.statement import json_epsilon
 
 # By how much an epsilon may lie above the upper bound: pld's pessimistic rounding is 1 % at most
 # from epsilon 0.1 on, prv adds 0.01 or 0.2 % of the bound by rdp.

@@ -17,7 +17,7 @@ from privacy.audit.checks_record import SIDES
 from privacy.audit.evidence import Evidence
 from privacy.audit.subject import Subject, as_number
 from privacy.errors import PrivacyError
-from privacy.statement import json_epsilon
+from privacy.statement.statement import json_epsilon
 
 COVERS = (
     "It covers the releases of all these runs together, each with the scheme, cohorts, noise and "

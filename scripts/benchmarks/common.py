@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pfl_bench.building import build_model, build_task, resolve_device
-from pfl_bench.config_file import resolve
-from pfl_bench.crew.start import start_crew
-from pfl_bench.federated import FederatedTrainer
-from pfl_bench.machine import processor_name
-from pfl_bench.run_folder import package_versions
+from pfl_bench.client.machine import processor_name
+from pfl_bench.config.loading import resolve
+from pfl_bench.federated.parts import build_model, build_task, resolve_device
+from pfl_bench.federated.trainer import FederatedTrainer
+from pfl_bench.federated.workers.start import start_crew
+from pfl_bench.runs.folder import package_versions
 
 # What arithmetic the processor has units for.
 _UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")

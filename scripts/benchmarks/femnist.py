@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.rounds import run
 from benchmarks.workload import SEED, Workload
-from pfl_bench.store import FieldSpec, StoreWriter
+from pfl_bench.data import FieldSpec, StoreWriter
 
 NUM_CLASSES = 62
 NUM_USERS, MEAN_EXAMPLES = 200, 226.83

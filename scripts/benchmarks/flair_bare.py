@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.local_training import autocast
-from pfl_bench.forward import Forward
+from pfl_bench.client.forward import Forward
+from pfl_bench.federated.sampling import build_sampler
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.sampling import build_sampler
 from pfl_bench.types import FederatedSplit
 
 

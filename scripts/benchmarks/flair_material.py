@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from benchmarks.flair_bare import Batches, train_locally
-from pfl_bench.building import build_forward, build_model, build_task
-from pfl_bench.config_file import resolve
+from pfl_bench.config.loading import resolve
+from pfl_bench.federated.parts import build_forward, build_model, build_task
 
 
 @dataclass(frozen=True)

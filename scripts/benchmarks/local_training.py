@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from benchmarks.plain_lstm import PlainLstm
 from benchmarks.workload import SEED, Job, configuration
-from pfl_bench.building import build_model, build_task
-from pfl_bench.config_file import resolve
+from pfl_bench.config.loading import resolve
+from pfl_bench.federated.parts import build_model, build_task
+from pfl_bench.federated.sampling import build_sampler
 from pfl_bench.rng import Purpose, seed_torch, stream
-from pfl_bench.sampling import build_sampler
 from pfl_bench.types import FederatedSplit
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tasks.leaf.lstm import StackedLstm
+from tasks.common.lstm.stacked_lstm import StackedLstm
 
 
 class PlainLstm(nn.Module):

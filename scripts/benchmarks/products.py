@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.common import Machine
-from pfl_bench.products import weights_come_first
+from pfl_bench.client.factored_gradients import weights_come_first
 
 # Inputs and outputs of the linear layers of FEMNIST's two networks and of Reddit's LSTM.
 LAYERS = ((9216, 128), (3136, 2048), (256, 10_000))

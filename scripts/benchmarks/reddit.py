@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.rounds import run
 from benchmarks.workload import SEED, Workload
-from pfl_bench.store import FieldSpec, StoreWriter
+from pfl_bench.data import FieldSpec, StoreWriter
 
 LOAD = Workload(
     "reddit", "stacked_lstm", 10, 5, 0.1, gradient_clip=5.0, noise_multiplier=0.01, plain="lstm"

@@ -87,7 +87,7 @@ def measure(path: Path, cohort: int, rounds: int, cold: bool) -> dict[str, Any]:
         all of its users' examples (median, first, slowest); MiB that opening and reading added to
         the process, and that a cohort's examples take where they are kept.
     """
-    from pfl_bench.sampling import PoissonSampler
+    from pfl_bench.federated.sampling import PoissonSampler
     from tasks.reddit.task import Options, build
 
     if cold:

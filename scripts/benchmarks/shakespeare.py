@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.rounds import run
 from benchmarks.workload import SEED, Workload
-from pfl_bench.store import FieldSpec, StoreWriter
+from pfl_bench.data import FieldSpec, StoreWriter
 
 LOAD = Workload(
     "shakespeare", "stacked_lstm", 5, 10, 0.05, noise_multiplier=0.01, plain="last_step"

@@ -76,12 +76,11 @@ class _Split:
 
 def _select(selection: str, options: argparse.Namespace) -> list[float]:
     """Processor seconds that each round takes but for its training; losses are drawn."""
-    from pfl_bench.cohort_training import Tally
-    from pfl_bench.config_file import resolve
+    from pfl_bench.config.loading import resolve
     from pfl_bench.rng import Purpose, stream
-    from pfl_bench.systems.cohorts import SimulatedParticipants
-    from pfl_bench.systems.sources import open_devices
-    from pfl_bench.types import LocalTraining
+    from pfl_bench.simulation.devices.cohorts import SimulatedParticipants
+    from pfl_bench.simulation.devices.sources import open_devices
+    from pfl_bench.types import LocalTraining, Tally
 
     tree = {
         "version": 1,

@@ -19,10 +19,10 @@ from peers.common import (
     poisson,
     refusal,
 )
-from pfl_bench.sampling import build_sampler
+from pfl_bench.federated.sampling import build_sampler
 from privacy.amplification import Participation
 from privacy.calibration import calibrate_noise_multiplier, default_delta
-from privacy.plan import make_plan
+from privacy.plan.plan import make_plan
 
 
 @cache
@@ -50,7 +50,7 @@ def rounds_as_epochs() -> Row:
         true=exactly(epsilon(poisson(USERS, COHORT), noise, ROUNDS, delta, "rdp")),
         here="the rounds that run are the rounds that are accounted: one setting, and the ledger "
         "counts them",
-        test="tests/privacy/test_plan.py::test_epsilon_alone_calibrates_the_simulated_deployment",
+        test="tests/privacy/plan/test_plan.py::test_epsilon_alone_calibrates_the_simulated_deployment",
         evidence=f"noise multiplier {plan.noise.noise_multiplier:.3f}",
     )
 
@@ -100,7 +100,7 @@ def drawn_twice() -> Row:
         claimed=epsilon(poisson(users, cohort), noise, rounds, delta, "pld"),
         true=(least_epsilon(weights, 0, noise, rounds, delta, 1e-4), math.inf),
         here="no sampler draws a user twice in a round; the ledger counts the distinct users",
-        test="tests/pfl_bench/test_rng_and_sampling.py::"
+        test="tests/pfl_bench/federated/test_rng_and_sampling.py::"
         "test_no_user_is_drawn_twice_and_the_order_is_sorted",
         evidence=f"{len(drawn)} users drawn, {len(set(drawn.tolist()))} distinct",
     )
@@ -125,7 +125,7 @@ def ten_million() -> Row:
         true=exactly(epsilon(poisson(USERS, COHORT), noise, ROUNDS, delta, "pld")),
         here="population_size has no default; another than the data's is refused unless it is "
         "declared hypothetical, which the statement then says",
-        test="tests/privacy/test_plan.py::test_refusals_say_why_and_what_to_do",
+        test="tests/privacy/plan/test_plan.py::test_refusals_say_why_and_what_to_do",
         evidence=refusal(lambda: make_plan(plan_request(population_size=10**7))),
     )
 

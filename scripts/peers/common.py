@@ -14,7 +14,7 @@ from privacy.amplification import Participation, sampled_gaussian
 from privacy.errors import PrivacyError
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.mechanisms import gaussian
-from privacy.plan import PlanRequest
+from privacy.plan.plan import PlanRequest
 
 # FLAIR's private setting: training users, cohort, rounds.
 USERS, COHORT, ROUNDS = 41_131, 5_000, 5_000

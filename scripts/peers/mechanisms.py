@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from peers.common import Row, epsilon, exactly, plan_request, poisson, refusal
-from pfl_bench.config_file import load_config
+from pfl_bench.config.loading import load_config
 from privacy.accountant import compose_epsilon
 from privacy.aggregate import Aggregate
 from privacy.amplification import Participation, sampled_gaussian
@@ -18,7 +18,7 @@ from privacy.clipping import clip
 from privacy.mechanism import NoiseScale
 from privacy.mechanisms import adaptive_gaussian, gaussian, local_gaussian
 from privacy.mechanisms.adaptive_gaussian import split_noise
-from privacy.plan import make_plan
+from privacy.plan.plan import make_plan
 
 
 def raised_noise() -> Row:
@@ -43,7 +43,7 @@ def raised_noise() -> Row:
         true=exactly(epsilon(sampling, noise, rounds, delta, "rdp")),
         here="noise_multiplier is always the effective one; the update's has another name, and "
         "the accountant never sees it",
-        test="tests/privacy/test_mechanisms.py::"
+        test="tests/privacy/mechanisms/test_mechanisms.py::"
         "test_update_and_count_together_cost_the_effective_multiplier",
         evidence=f"accounted {noise:g}, update {mechanism.update_noise_multiplier:.4f}",
     )
@@ -70,7 +70,7 @@ def uncentred_bit() -> Row:
         true=exactly(epsilon(poisson(users, cohort), whole, rounds, delta, "rdp")),
         here="bits are centred, so one user moves their sum by 1/2; sums are divided by the "
         "configured cohort",
-        test="tests/privacy/test_mechanisms.py::"
+        test="tests/privacy/mechanisms/test_mechanisms.py::"
         "test_one_user_moves_the_sums_by_at_most_what_the_noise_is_scaled_to",
         evidence=f"one user moved the sum of bits by {abs(aggregate.bit_sum):g}",
     )
@@ -109,7 +109,7 @@ def wrong_sign() -> Row:
         claimed=1.0,
         true=exactly(theirs),
         here="the bound converges to the quantile from either side",
-        test="tests/privacy/test_mechanisms.py::test_the_bound_converges_to_the_quantile",
+        test="tests/privacy/mechanisms/test_mechanisms.py::test_the_bound_converges_to_the_quantile",
         evidence=f"the bound here after the same rounds: {ours:.3f}",
     )
 
@@ -138,7 +138,7 @@ def next_bound() -> Row:
         claimed=noise,
         true=exactly((update**-2 + (2.0 * count) ** -2) ** -0.5),
         here="a release carries the bound that clipped it and the noise that was scaled to it",
-        test="tests/privacy/test_mechanisms.py::test_update_noise_has_the_scale_that_is_accounted",
+        test="tests/privacy/mechanisms/test_mechanisms.py::test_update_noise_has_the_scale_that_is_accounted",
         evidence=f"noise of {share:.4f} times the bound that clipped",
     )
 
@@ -157,7 +157,7 @@ def weighted_mean() -> Row:
         claimed=noise,
         true=exactly(noise / (share * cohort)),
         here="weighting by examples is refused with a private mechanism",
-        test="tests/privacy/test_mechanisms.py::test_private_mechanisms_refuse_weights",
+        test="tests/privacy/mechanisms/test_mechanisms.py::test_private_mechanisms_refuse_weights",
         evidence=refusal(lambda: make_plan(plan_request(weighting="examples"))),
     )
 
@@ -208,7 +208,7 @@ def local_epsilon() -> Row:
         true=exactly(compose_epsilon([composed], delta, "pld")),
         here="every Gaussian is accounted by rdp, pld or prv; a local report's sensitivity is two "
         "bounds",
-        test="tests/privacy/test_local_gaussian.py::"
+        test="tests/privacy/mechanisms/test_local_gaussian.py::"
         "test_the_accounting_is_dp_accountings_for_a_sensitivity_of_two",
         evidence=f"epsilon {near:.4g} if two updates were one bound apart",
     )
@@ -236,6 +236,6 @@ def two_truths() -> Row:
         claimed=8.0,
         true=exactly(theirs),
         here="an override always wins over the file, and is marked in the run's config.yaml",
-        test="tests/pfl_bench/test_config_file.py::test_an_override_wins_over_the_file",
+        test="tests/pfl_bench/config/test_config_file.py::test_an_override_wins_over_the_file",
         evidence=f"epsilon here {ours:g}",
     )

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from pfl_bench.store import new_folder
-from tasks.fedscale.generating import GENERATED_MARK
-from tasks.fedscale.layout import COLUMNS, FOLDER
-from tasks.leaf.dealing import Progress
+from pfl_bench.data import new_folder
+from tasks.common.fedscale.generating import GENERATED_MARK
+from tasks.common.fedscale.layout import COLUMNS, FOLDER
+from tasks.common.leaf.partition import Progress
 
 # Most of Amazon's stars are five.
 STARS = np.array([0.08, 0.06, 0.10, 0.20, 0.56])

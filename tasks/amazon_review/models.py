@@ -10,11 +10,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, model_validator
 from torch import Tensor, nn
 
-from pfl_bench.store import open_store
+from pfl_bench.data import open_store
 from pfl_bench.types import ConfigError, DataFacts
-from tasks.sent140.embeddings import read_vectors
-from tasks.sent140.models import BagOfWords
-from tasks.sent140.words import SPECIAL, UNKNOWN_ID
+from tasks.common.text.bag_of_words import BagOfWords
+from tasks.common.text.embeddings import read_vectors
+from tasks.common.text.words import SPECIAL, UNKNOWN_ID
 
 BAG, VECTORS = "bag_log_reg", "vector_log_reg"
 

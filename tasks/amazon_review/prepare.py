@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from pfl_bench.store import FieldSpec
-from pfl_bench.types import DataError, SplitBy
+from pfl_bench.data import FieldSpec
+from pfl_bench.types import DataError
 from tasks.amazon_review.reading import (
     JSON_LOOKED_FOR,
     MAPPING_LOOKED_FOR,
@@ -22,12 +22,12 @@ from tasks.amazon_review.reading import (
     read_fedscale,
     read_json,
 )
-from tasks.fedscale.generating import GENERATED_MARK
-from tasks.leaf.dealing import Dealing, DealOptions, Gathering, Progress, write_dealt
-from tasks.leaf.forms import choose_form
-from tasks.leaf.json_files import UNSPLIT
-from tasks.sent140.embeddings import read_words
-from tasks.sent140.words import (
+from tasks.common.fedscale.generating import GENERATED_MARK
+from tasks.common.fedscale.layout import published_as
+from tasks.common.leaf.forms import choose_form
+from tasks.common.leaf.partition import Dealing, DealOptions, Gathering, Progress, write_dealt
+from tasks.common.text.embeddings import read_words
+from tasks.common.text.words import (
     PAD_ID,
     SPECIAL,
     UNKNOWN_ID,
@@ -157,19 +157,6 @@ def _gather(reviews: Iterator[Review], gathering: Gathering, progress: Progress)
             )
         done += len(block)
         progress("reading reviews", done, None)
-
-
-def published_as(gathering: Gathering) -> SplitBy | None:
-    """Whether FedScale's splits divide clients, as its paper says, or some client is in several."""
-    if UNSPLIT in gathering.splits:
-        return None
-    seen: set[str] = set()
-    for split in gathering.splits:
-        clients = gathering.clients(split)
-        if not seen.isdisjoint(clients):
-            return "example"
-        seen.update(clients)
-    return "user"
 
 
 def _words(text: np.ndarray[Any, Any]) -> list[str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from pfl_bench.types import DataError
-from tasks.fedscale.layout import FOLDER, find_mappings, read_mapping
-from tasks.leaf.json_files import UNSPLIT
+from tasks.common.fedscale.layout import FOLDER, find_mappings, read_mapping
+from tasks.common.leaf.json_files import UNSPLIT
 
 MOST_STARS = 5
 JSON_LOOKED_FOR = (

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfl_bench.store import Store, open_store
+from pfl_bench.data import Store, open_store
 from pfl_bench.types import DataError, Examples
-from tasks.fedscale.stored import LabelledTask, TaskOptions
-from tasks.sent140.words import PAD_ID
+from tasks.common.fedscale.stored import LabelledTask, TaskOptions
+from tasks.common.text.words import PAD_ID
 
 TASK_NAME = "amazon_review"
 # Of the store's facts, what a summary repeats.

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from pfl_bench.store import new_folder
+from pfl_bench.data import new_folder
 from tasks.celeba.drawing import Looks, draw_face
 from tasks.celeba.images import ARCHIVE, FOLDER
 from tasks.celeba.published import GENERATED_MARK
 from tasks.celeba.tables import ATTRIBUTES, IDENTITIES
-from tasks.leaf.dealing import Progress
+from tasks.common.leaf.partition import Progress
 
 PARTITION = "list_eval_partition.txt"
 SIZE = (178, 218)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from pfl_bench.types import DataError
-from tasks.pictures import PictureError, opened
+from tasks.common.vision.pictures import PictureError, opened
 
 FOLDER, ARCHIVE = "img_align_celeba", "img_align_celeba.zip"
 # Where the files lie in the publisher's folders and in LEAF's.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from pfl_bench.store import FieldSpec
+from pfl_bench.data import FieldSpec
 from pfl_bench.types import ConfigError, DataError
 from tasks.celeba.images import ARCHIVE, FOLDER, PLACES, ImageSource, find, why_unreadable
 from tasks.celeba.leaf_json import LABEL, read_json
@@ -32,10 +32,10 @@ from tasks.celeba.tables import (
     read_attributes,
     read_identities,
 )
-from tasks.leaf.dealing import DealOptions, Gathering, Progress, write_dealt
-from tasks.leaf.forms import choose_form
-from tasks.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
-from tasks.leaf.json_files import UNSPLIT, find_files
+from tasks.common.leaf.forms import choose_form
+from tasks.common.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
+from tasks.common.leaf.json_files import UNSPLIT, find_files
+from tasks.common.leaf.partition import DealOptions, Gathering, Progress, write_dealt
 
 SIDE = 84
 NAMES_SHOWN = 10

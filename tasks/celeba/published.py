@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from tasks.leaf import table1 as leaf
+from tasks.common.leaf import table1 as leaf
 
 # Source: Liu et al. 2015 (CelebA) and the data set's README.
 IMAGES, IDENTITIES, NUM_ATTRIBUTES = 202_599, 10_177, 40
@@ -22,7 +22,8 @@ def table1(sizes: Collection[int]) -> dict[str, Any]:
         sizes: Images of each celebrity.
 
     Returns:
-        As ``tasks.leaf.table1.compare``; the sentences are also of all images and celebrities.
+        As ``tasks.common.leaf.table1.compare``; the sentences are also of all images and
+        celebrities.
     """
     num_images = sum(sizes)
     return leaf.compare(

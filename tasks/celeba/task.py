@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.store import Store, StoredTask, open_store
+from pfl_bench.data import Store, StoredTask, open_store
 from pfl_bench.types import ConfigError, DataError, Examples
 from tasks.celeba.transform import ToNumbers
-from tasks.pictures import PictureError, opened
+from tasks.common.vision.pictures import PictureError, opened
 
 TASK_NAME = "celeba"
 KEPT_BYTES_LIMIT = 8 << 30

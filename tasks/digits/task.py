@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.store import InMemorySplit
+from pfl_bench.data import InMemorySplit
 from pfl_bench.types import DataError, DataFacts
 from tasks.digits.partition import deal
 

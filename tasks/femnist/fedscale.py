@@ -18,15 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.fedscale.layout import FOLDER
-from tasks.fedscale.published import Counts, table5
-from tasks.fedscale.samples import LeftOut, grouped, read_ahead
-from tasks.fedscale.streaming import BadSamples, Options, open_layout
-from tasks.fedscale.survey import Labels
+from tasks.common.fedscale.layout import FOLDER
+from tasks.common.fedscale.published import Counts, table5
+from tasks.common.fedscale.samples import LeftOut, grouped, read_ahead
+from tasks.common.fedscale.streaming import BadSamples, Options, open_layout
+from tasks.common.fedscale.survey import Labels
+from tasks.common.leaf.partition import Gathering, Progress
+from tasks.common.vision.pictures import PictureError, opened
 from tasks.femnist.forms import NUM_CHARACTERS, SIDE, Form, Reading
 from tasks.femnist.nist import RAW_SIDE, to_grey
-from tasks.leaf.dealing import Gathering, Progress
-from tasks.pictures import PictureError, opened
 
 # Source: Lai et al. 2022 (FedScale), table 5.
 PUBLISHED = Counts(clients=3_400, samples=640_000, rounding=10_000)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.store import FieldSpec
+from pfl_bench.data import FieldSpec
 from pfl_bench.types import DataError, SplitBy
 
 SIDE = 28

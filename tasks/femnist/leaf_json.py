@@ -9,6 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError, SplitBy
+from tasks.common.leaf.json_files import (
+    LOOKED_FOR,
+    UNSPLIT,
+    LeafUser,
+    check_splits,
+    find_files,
+    read_users,
+)
+from tasks.common.leaf.partition import Gathering, Progress
 from tasks.femnist.forms import (
     NUM_CHARACTERS,
     NUM_PIXELS,
@@ -18,15 +27,6 @@ from tasks.femnist.forms import (
     rounding_facts,
     to_bytes,
     to_labels,
-)
-from tasks.leaf.dealing import Gathering, Progress
-from tasks.leaf.json_files import (
-    LOOKED_FOR,
-    UNSPLIT,
-    LeafUser,
-    check_splits,
-    find_files,
-    read_users,
 )
 
 

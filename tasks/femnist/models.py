@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from pfl_bench.types import ConfigError, DataFacts
-from tasks.flair.normalization import use_group_norm
+from tasks.common.vision.normalization import use_group_norm
 
 IMAGE_SHAPE = (1, 28, 28)
 

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.fedscale.layout import FOLDER
+from tasks.common.fedscale.layout import FOLDER
+from tasks.common.leaf.partition import Gathering, Progress
+from tasks.common.leaf.plan import UNSPLIT
+from tasks.common.vision.pictures import PictureError, opened
 from tasks.femnist.forms import NUM_CHARACTERS, SIDE, Form, Reading
-from tasks.leaf.dealing import Gathering, Progress
-from tasks.leaf.plan import UNSPLIT
-from tasks.pictures import PictureError, opened
 
 SEARCH_DEPTH = 3
 RAW_SIDE = 128

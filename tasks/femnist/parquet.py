@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
+from tasks.common.leaf.json_files import UNSPLIT
+from tasks.common.leaf.partition import Gathering, Progress
+from tasks.common.vision.pictures import PictureError
 from tasks.femnist.fedscale import read_picture
 from tasks.femnist.forms import NUM_CHARACTERS, Form, Reading
-from tasks.leaf.dealing import Gathering, Progress
-from tasks.leaf.json_files import UNSPLIT
-from tasks.pictures import PictureError
 
 COLUMNS = ("image", "writer_id", "character")
 NUM_IMAGES = 814_277

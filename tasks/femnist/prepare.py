@@ -8,13 +8,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pfl_bench.types import ConfigError, DataError, RemoteFile
-from tasks.fedscale.streaming import BadSamples
+from tasks.common.fedscale.streaming import BadSamples
+from tasks.common.leaf.forms import choose_form
+from tasks.common.leaf.options import FORM_NAMES
+from tasks.common.leaf.partition import DealOptions, Gathering, Progress, write_dealt
+from tasks.common.leaf.table1 import FEMNIST, compare
 from tasks.femnist import fedscale, leaf_json, nist, parquet, qmnist, tff
 from tasks.femnist.forms import FIELDS, SIDE, Form
-from tasks.leaf.dealing import DealOptions, Gathering, Progress, write_dealt
-from tasks.leaf.forms import choose_form
-from tasks.leaf.options import FORM_NAMES
-from tasks.leaf.table1 import FEMNIST, compare
 
 FORMS: tuple[Form, ...] = (
     *leaf_json.FORMS,

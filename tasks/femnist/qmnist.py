@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
+from tasks.common.leaf.partition import Gathering, Progress
+from tasks.common.leaf.plan import UNSPLIT
 from tasks.femnist.forms import NUM_DIGITS, SIDE, Form, Reading
 from tasks.femnist.idx import find_idx, read_idx
-from tasks.leaf.dealing import Gathering, Progress
-from tasks.leaf.plan import UNSPLIT
 
 UBYTE, INT = 0x08, 0x0C
 CLASS_COLUMN, WRITER_COLUMN, NUM_COLUMNS = 0, 2, 8

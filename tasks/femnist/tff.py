@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
+from tasks.common.leaf.partition import Gathering, Progress
 from tasks.femnist.forms import (
     NUM_CHARACTERS,
     NUM_DIGITS,
@@ -20,7 +21,6 @@ from tasks.femnist.forms import (
     to_bytes,
     to_labels,
 )
-from tasks.leaf.dealing import Gathering, Progress
 
 
 def _paths(source: Path, stem: str) -> dict[str, Path]:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from tasks.pictures import PictureError, opened
+from tasks.common.vision.pictures import PictureError, opened
 
 # Kinds that make an image unusable; all other kinds are reported only.
 BAD_KINDS = ("missing", "unreadable", "wrong_size", "contradictory", "without_user")

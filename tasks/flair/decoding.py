@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pfl_bench.types import ConfigError, DataError
-from tasks.pictures import PictureError, opened
+from tasks.common.vision.pictures import PictureError, opened
 
 Bytes = NDArray[np.uint8]
 JPEG_START = b"\xff\xd8"

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pfl_bench.store import new_folder
+from pfl_bench.data import new_folder
 from tasks.flair.drawing import DRAWING, FINE_TO_COARSE, GLYPHS
 from tasks.flair.drawing_pool import PICTURES_A_BATCH, Batch, choose_processes, draw_in_order
 from tasks.flair.labels import RELATIONSHIP

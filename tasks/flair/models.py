@@ -14,16 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from pfl_bench.types import ConfigError, DataFacts
-from tasks.flair.normalization import (
+from tasks.common.vision.normalization import (
     batchnorm_names,
     freeze_statistics,
-    num_groups,
     use_group_norm,
 )
+from tasks.common.vision.small_cnn import SMALL_CNN, small_cnn
 from tasks.flair.pretrained import find_weights, load_weights
 from tasks.flair.trainable import Train, keep_trainable
-
-SMALL_CNN = "small_cnn"
 
 
 class Options(BaseModel):
@@ -61,28 +59,6 @@ class Options(BaseModel):
                 "normalization: group, or another network"
             )
         return self
-
-
-def small_cnn(num_classes: int) -> nn.Module:
-    """Build a network for images of 24 to 64 pixels a side; 24,913 parameters at 17 classes.
-
-    It ends in the maximum over the image, as a label asks whether something is anywhere in it.
-
-    Args:
-        num_classes: Number of logits.
-
-    Returns:
-        A network from shape (n, 3, side, side) to logits of shape (n, num_classes).
-    """
-    layers: list[nn.Module] = []
-    for inputs, outputs in ((3, 16), (16, 32), (32, 64)):
-        layers += [
-            nn.Conv2d(inputs, outputs, kernel_size=3, padding=1),
-            nn.GroupNorm(num_groups(outputs), outputs),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        ]
-    return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(64, num_classes))
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:

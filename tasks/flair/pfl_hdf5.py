@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.store import FORMAT
+from pfl_bench.data import FORMAT
 from pfl_bench.types import DataError
 from tasks.flair.catalogue import Catalogue
 from tasks.flair.checking import FINE, MAX_WORKERS, Finding, RawImage

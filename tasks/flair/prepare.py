@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from pfl_bench.store import FieldSpec, StoreWriter
+from pfl_bench.data import FieldSpec, StoreWriter
 from pfl_bench.types import ConfigError, DataError, RemoteFile
+from tasks.common.leaf.forms import choose_form
 from tasks.flair import folder, parquet, pfl_hdf5, published, tarballs
 from tasks.flair.catalogue import SHOWN, Catalogue
 from tasks.flair.checking import BAD_KINDS, Check
 from tasks.flair.labels import UNKNOWN, Labels
 from tasks.flair.reading import Form, Images, Job, Progress
 from tasks.flair.spool import ImageSpool
-from tasks.leaf.forms import choose_form
 
 FORMS: tuple[Form, ...] = (tarballs.FORM, folder.FORM, parquet.FORM, pfl_hdf5.FORM)
 FIELDS = {

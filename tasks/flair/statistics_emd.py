@@ -20,9 +20,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.store import StoreSplit
+from pfl_bench.data import StoreSplit
 from pfl_bench.types import DataError
-from tasks.pictures import PictureError, opened
+from tasks.common.vision.pictures import PictureError, opened
 
 Progress = Callable[[str, int, int | None], None]
 Channels = Literal["rgb", "luminance"]

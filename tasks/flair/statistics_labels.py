@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.store import StoreSplit
+from pfl_bench.data import StoreSplit
 from pfl_bench.types import DataError
 
 _BLOCK_EXAMPLES = 1 << 15

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.store import Store, StoreSplit, gather, open_store
+from pfl_bench.data import Store, StoreSplit, gather, open_store
 from pfl_bench.types import ConfigError, DataError, DataFacts, Examples
 from tasks.flair.decoding import Decoder
 from tasks.flair.transform import CropFlipNormalize

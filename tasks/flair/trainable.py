@@ -13,7 +13,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from pfl_bench.types import ConfigError
-from tasks.flair.normalization import FrozenStatisticsNorm
+from tasks.common.vision.normalization import FrozenStatisticsNorm
 
 Train = Literal["all", "head", "last_block", "film", "lora"]
 

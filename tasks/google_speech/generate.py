@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.fedscale import generating
-from tasks.fedscale.generating import Options
-from tasks.fedscale.survey import Progress
+from tasks.common.fedscale import generating
+from tasks.common.fedscale.generating import Options
+from tasks.common.fedscale.survey import Progress
 from tasks.google_speech.wav import write_wav
 from tasks.google_speech.words import SAMPLE_RATE, WORDS
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from pfl_bench.types import ConfigError, DataFacts
-from tasks.flair.models import small_cnn
-from tasks.flair.normalization import use_group_norm
+from tasks.common.vision.normalization import use_group_norm
+from tasks.common.vision.small_cnn import small_cnn
 
 
 class Options(BaseModel):

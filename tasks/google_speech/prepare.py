@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.store import FieldSpec
+from pfl_bench.data import FieldSpec
 from pfl_bench.types import DataError
-from tasks.fedscale.client_data_map import find_map, open_map
-from tasks.fedscale.generating import GENERATED_MARK
-from tasks.fedscale.layout import FOLDER
-from tasks.fedscale.published import Counts, looks_full, table5
-from tasks.fedscale.streaming import Options, open_layout, write_store
-from tasks.fedscale.survey import Labels, Progress
+from tasks.common.fedscale.client_data_map import find_map, open_map
+from tasks.common.fedscale.generating import GENERATED_MARK
+from tasks.common.fedscale.layout import FOLDER
+from tasks.common.fedscale.published import Counts, looks_full, table5
+from tasks.common.fedscale.streaming import Options, open_layout, write_store
+from tasks.common.fedscale.survey import Labels, Progress
 from tasks.google_speech.release import ARCHIVE, FILES, is_release, open_release
 from tasks.google_speech.wav import read_wav
 from tasks.google_speech.words import INPUT_SHAPE, WORDS

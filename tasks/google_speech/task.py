@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfl_bench.store import Store, open_store
+from pfl_bench.data import Store, open_store
 from pfl_bench.types import Examples
-from tasks.fedscale.stored import LabelledTask, TaskOptions
+from tasks.common.fedscale.stored import LabelledTask, TaskOptions
 from tasks.google_speech.features import LogMel
 from tasks.google_speech.words import INPUT_SHAPE, SAMPLE_RATE
 

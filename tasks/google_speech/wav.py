@@ -8,7 +8,7 @@ import wave
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.fedscale.samples import SampleError
+from tasks.common.fedscale.samples import SampleError
 from tasks.google_speech.words import SAMPLE_RATE
 
 # A minute; published clips have at most a second.

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from tasks.pictures import opened
+from tasks.common.vision.pictures import opened
 
 FORMATS = ("JPEG", "PNG")
 # Decoding at an eighth of the size finds a cut file all the same, in half the time.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.store import FieldSpec
-from tasks.fedscale.client_data_map import find_map, open_map, read_classes
-from tasks.fedscale.generating import GENERATED_MARK
-from tasks.fedscale.published import Counts, looks_full, table5
-from tasks.fedscale.streaming import Options, open_layout, write_store
-from tasks.fedscale.survey import Labels, Progress
+from pfl_bench.data import FieldSpec
+from tasks.common.fedscale.client_data_map import find_map, open_map, read_classes
+from tasks.common.fedscale.generating import GENERATED_MARK
+from tasks.common.fedscale.published import Counts, looks_full, table5
+from tasks.common.fedscale.streaming import Options, open_layout, write_store
+from tasks.common.fedscale.survey import Labels, Progress
 from tasks.openimage.pictures import check_picture
 
 __all__ = ["Options", "prepare"]

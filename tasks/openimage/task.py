@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from pfl_bench.store import Store, open_store
+from pfl_bench.data import Store, open_store
 from pfl_bench.types import ConfigError, DataError, Examples
-from tasks.fedscale.stored import LabelledTask, TaskOptions
+from tasks.common.fedscale.stored import LabelledTask, TaskOptions
+from tasks.common.vision.pictures import PictureError
 from tasks.openimage.pictures import decode_picture
 from tasks.openimage.transform import FlipNormalize
-from tasks.pictures import PictureError
 
 TASK_NAME = "openimage"
 KEPT_BYTES_LIMIT = 8 << 30

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pfl_bench.types import DataError
-from tasks.leaf.json_files import find_files
+from tasks.common.leaf.json_files import find_files
 
 SUFFIXES = (".json", ".jsonl", ".ndjson")
 PACKED = (".gz", ".bz2", ".xz", ".zst")

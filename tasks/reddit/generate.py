@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pfl_bench.store import StoreWriter, new_folder
+from pfl_bench.data import StoreWriter, new_folder
 from pfl_bench.types import DataError
-from tasks.leaf.dealing import Progress
-from tasks.reddit.drawing import FEWEST, MOST, Block, draw_blocks
+from tasks.common.leaf.partition import Progress
+from tasks.common.text.drawing import FEWEST, MOST, Block, draw_blocks
 from tasks.reddit.prepare import GENERATED_MARK
 from tasks.reddit.sequences import BOS, EOS, PAD, PAD_ID, UNK, UNK_ID, store_fields
 

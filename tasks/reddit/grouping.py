@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple, Self
 
-from pfl_bench.store.temporary import TemporaryFolder
+from pfl_bench.data.temporary import TemporaryFolder
 from pfl_bench.types import DataError
 
 _BUFFER = 64 << 10

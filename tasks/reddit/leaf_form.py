@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.leaf.dealing import Gathering, Progress
-from tasks.leaf.json_files import UNSPLIT, LeafUser, check_splits, read_users
+from tasks.common.leaf.json_files import UNSPLIT, LeafUser, check_splits, read_users
+from tasks.common.leaf.partition import Gathering, Progress
 from tasks.reddit.dumps import to_seconds
 from tasks.reddit.sequences import pack
 
@@ -29,7 +29,7 @@ def gather(
 
     Args:
         source: The folder, for messages.
-        files: The files by split, as ``tasks.leaf.json_files.find_files`` finds them.
+        files: The files by split, as ``tasks.common.leaf.json_files.find_files`` finds them.
         length: Tokens that a sequence must have.
         gathering: Takes the comments.
         subreddits: Number of each subreddit; grows.

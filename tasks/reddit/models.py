@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from pfl_bench.types import ConfigError, DataFacts
-from tasks.leaf.linear_cross_entropy import linear_cross_entropy
-from tasks.leaf.lstm import StackedLstm
+from tasks.common.lstm.linear_cross_entropy import linear_cross_entropy
+from tasks.common.lstm.stacked_lstm import StackedLstm
 
 # What LEAF's code draws the weights from, in both directions.
 INIT_SCALE = 0.1

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tasks.leaf.dealing import DealOptions
+from tasks.common.leaf.partition import DealOptions
 from tasks.reddit.cleaning import Cleaning
 from tasks.reddit.sequences import MAX_LENGTH
 from tasks.reddit.vocabulary import Rule

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.leaf.parts import Part
+from tasks.common.leaf.parts import Part
 
 _DIGEST = 16
 _RECORD = np.dtype([("digest", f"V{_DIGEST}"), ("split", "u1")])

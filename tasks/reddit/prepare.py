@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import ConfigError
-from tasks.leaf.dealing import Dealing, Gathering, Progress, write_dealt
-from tasks.leaf.forms import choose_form
-from tasks.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
-from tasks.leaf.json_files import UNSPLIT, find_files
+from tasks.common.leaf.forms import choose_form
+from tasks.common.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
+from tasks.common.leaf.json_files import UNSPLIT, find_files
+from tasks.common.leaf.partition import Dealing, Gathering, Progress, write_dealt
 from tasks.reddit import leaf_form, raw_form
 from tasks.reddit.dumps import LOOKED_FOR as DUMPS_LOOKED_FOR
 from tasks.reddit.dumps import find_dumps

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from pfl_bench.types import ConfigError, DataError
-from tasks.leaf.dealing import Dealing, DealOptions, Gathering, Progress
-from tasks.leaf.json_files import UNSPLIT
+from tasks.common.leaf.json_files import UNSPLIT
+from tasks.common.leaf.partition import Dealing, DealOptions, Gathering, Progress
 from tasks.reddit.cleaning import Cleaner, Cleaning, tokenizer_name
 from tasks.reddit.dumps import LOOKED_FOR, read_comments
 from tasks.reddit.grouping import AuthorBuckets, Cleaned

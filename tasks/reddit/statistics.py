@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from pfl_bench.store import Store, StoreSplit
+from pfl_bench.data import Store, StoreSplit
 from pfl_bench.types import DataError
-from tasks.leaf.table1 import REDDIT, TITLE
+from tasks.common.leaf.table1 import REDDIT, TITLE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pfl_bench.store import Store, StoredTask, open_store
+from pfl_bench.data import Store, StoredTask, open_store
 from pfl_bench.types import Examples
 from tasks.reddit.models import NextTokens
 

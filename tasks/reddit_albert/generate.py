@@ -1,7 +1,8 @@
 """Generates made-up comments, a text file a client, as FedScale publishes Reddit.
 
-The comments are those of ``tasks.reddit.drawing``: numbers of users and comments and their skew are
-Reddit's, the words are numbered, the users made up, and ``GENERATED.txt`` in the folder says so.
+The comments are those of ``tasks.common.text.drawing``: numbers of users and comments and their
+skew are Reddit's, the words are numbered, the users made up, and ``GENERATED.txt`` in the folder
+says so.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pfl_bench.store import new_folder
+from pfl_bench.data import new_folder
 from pfl_bench.types import DataError
-from tasks.fedscale.generating import GENERATED_MARK
-from tasks.leaf.dealing import Progress
-from tasks.reddit.drawing import FEWEST, MOST, draw_blocks
+from tasks.common.fedscale.generating import GENERATED_MARK
+from tasks.common.leaf.partition import Progress
+from tasks.common.text.drawing import FEWEST, MOST, draw_blocks
 
 # Of ten clients one is for val and two for test: whole clients, as in FedScale.
 SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfl_bench.store import StoredSplit
+from pfl_bench.data import StoredSplit
 from pfl_bench.types import Examples
 
 SPECIAL = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")

@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from pfl_bench.store import FieldSpec
+from pfl_bench.data import FieldSpec
 from pfl_bench.types import ConfigError, DataError
-from tasks.amazon_review.prepare import published_as
-from tasks.fedscale.generating import GENERATED_MARK
-from tasks.fedscale.layout import SPELLINGS
-from tasks.leaf.dealing import DealOptions, Gathering, Progress, write_dealt
-from tasks.leaf.json_files import UNSPLIT
+from tasks.common.fedscale.generating import GENERATED_MARK
+from tasks.common.fedscale.layout import SPELLINGS, published_as
+from tasks.common.leaf.json_files import UNSPLIT
+from tasks.common.leaf.partition import DealOptions, Gathering, Progress, write_dealt
 from tasks.reddit_albert.albert import MOST_POSITIONS
 from tasks.reddit_albert.masking import END_ID, FIRST_WORD, PAD_ID, START_ID, UNKNOWN_ID
 from tasks.reddit_albert.tokens import Pieces, Tokenizer, Words, count_words

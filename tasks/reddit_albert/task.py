@@ -12,9 +12,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.store import Store, StoredTask, open_store
+from pfl_bench.data import Store, StoredTask, open_store
 from pfl_bench.types import DataError, Examples
-from tasks.fedscale.stored import DealtSplit, TaskOptions
+from tasks.common.fedscale.stored import DealtSplit, TaskOptions
 from tasks.reddit_albert.masking import FIRST_WORD, NOT_COUNTED, HideTokens, MaskedSplit
 
 TASK_NAME = "reddit_albert"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pfl_bench.types import ConfigError, DataError
+from tasks.common.text.words import choose_vocabulary, split_words
 from tasks.reddit_albert.albert import import_transformers
 from tasks.reddit_albert.masking import FIRST_WORD, SPECIAL, UNKNOWN_ID
-from tasks.sent140.words import choose_vocabulary, split_words
 
 FILES = ("tokenizer.json", "spiece.model")
 
@@ -51,7 +51,7 @@ class Words:
 
 
 def words_of(text: str) -> list[str]:
-    """Words of a text, in small letters; see ``tasks.sent140.words.split_words``."""
+    """Words of a text, in small letters; see ``tasks.common.text.words.split_words``."""
     return split_words(text, lowercase=True)
 
 

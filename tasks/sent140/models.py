@@ -9,14 +9,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from pfl_bench.store import open_store
+from pfl_bench.data import open_store
 from pfl_bench.types import ConfigError, DataFacts
-from tasks.leaf.lstm import StackedLstm
-from tasks.sent140.embeddings import read_vectors
-from tasks.sent140.words import PAD_ID, SPECIAL, UNKNOWN_ID
+from tasks.common.lstm.stacked_lstm import StackedLstm
+from tasks.common.text.bag_of_words import FIRST_WORD, BagOfWords
+from tasks.common.text.embeddings import read_vectors
+from tasks.common.text.words import PAD_ID, UNKNOWN_ID
 
 BAG, LSTM = "bag_log_reg", "stacked_lstm"
-FIRST_WORD = len(SPECIAL)
 
 
 class Options(BaseModel):
@@ -70,45 +70,6 @@ class Options(BaseModel):
                 "trained anyway"
             )
         return self
-
-
-class BagOfWords(nn.Module):
-    """Softmax regression on how often each word occurs, without making the counts.
-
-    The row of counts times the weights is the sum of the weights of a tweet's words. Padding and
-    unknown words count for nothing, as in LEAF. The bias is a table with one row because Opacus
-    has a rule for such tables, and none for a parameter outside of a layer; and it is a sum of
-    looked-up rows, not an ``EmbeddingBag``, because Opacus' rule for that counts a word that
-    occurs twice once.
-
-    Args:
-        num_words: Words that count: the vocabulary without padding and unknown.
-        num_classes: Number of logits.
-        init: As in ``Options``.
-    """
-
-    def __init__(self, num_words: int, num_classes: int, init: str) -> None:
-        super().__init__()
-        self.weight = nn.Embedding(num_words, num_classes)
-        self.bias = nn.Embedding(1, num_classes)
-        if init == "zeros":
-            nn.init.zeros_(self.weight.weight)
-            nn.init.zeros_(self.bias.weight)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Logits of shape (n, num_classes) of tweets of shape (n, L), int64."""
-        rows = self.weight((inputs - FIRST_WORD).clamp_min(0))
-        words: Tensor = (rows * (inputs >= FIRST_WORD).unsqueeze(2)).sum(dim=1)
-        bias: Tensor = self.bias(inputs.new_zeros(len(inputs)))
-        return words + bias
-
-    def own_flops(self, inputs: Tensor) -> int:
-        """FLOPs of a forward and a backward pass on tweets of shape (n, L).
-
-        Each place, padding too, is multiplied by whether it counts and added, for each class; and
-        so is its gradient.
-        """
-        return 4 * inputs.numel() * self.weight.embedding_dim
 
 
 class TweetLstm(nn.Module):

@@ -10,17 +10,15 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from pfl_bench.store import FieldSpec
+from pfl_bench.data import FieldSpec
 from pfl_bench.types import ConfigError, DataError, SplitBy
-from tasks.leaf.dealing import Dealing, DealOptions, Gathering, Progress, write_dealt
-from tasks.leaf.forms import choose_form
-from tasks.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
-from tasks.leaf.json_files import UNSPLIT, find_files
-from tasks.leaf.options import FORM_NAMES
-from tasks.sent140.embeddings import read_words
-from tasks.sent140.published import Tally
-from tasks.sent140.reading import Tweet, csv_files, read_csv, read_leaf
-from tasks.sent140.words import (
+from tasks.common.leaf.forms import choose_form
+from tasks.common.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
+from tasks.common.leaf.json_files import UNSPLIT, find_files
+from tasks.common.leaf.options import FORM_NAMES
+from tasks.common.leaf.partition import Dealing, DealOptions, Gathering, Progress, write_dealt
+from tasks.common.text.embeddings import read_words
+from tasks.common.text.words import (
     PAD_ID,
     SPECIAL,
     UNKNOWN_ID,
@@ -28,6 +26,8 @@ from tasks.sent140.words import (
     split_words,
     to_ids,
 )
+from tasks.sent140.published import Tally
+from tasks.sent140.reading import Tweet, csv_files, read_csv, read_leaf
 
 LOOKED_FOR = {
     "csv": "training.1600000.processed.noemoticon.csv (any training*.csv) and perhaps "

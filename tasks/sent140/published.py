@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.leaf.table1 import SENT140, compare, looks_full
+from tasks.common.leaf.table1 import SENT140, compare, looks_full
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Tally:
         """The counts of table 1, and by what they differ from it if this looks like all of it.
 
         Returns:
-            As ``tasks.leaf.table1.compare``.
+            As ``tasks.common.leaf.table1.compare``.
         """
         return compare(self.users.values(), SENT140, self.counted)
 

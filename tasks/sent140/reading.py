@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from pfl_bench.types import DataError
-from tasks.leaf.json_files import UNSPLIT, check_splits, find_files, read_users
+from tasks.common.leaf.json_files import UNSPLIT, check_splits, find_files, read_users
 
 NUM_COLUMNS = 6
 COLUMNS = "polarity, id, date, query, user, text"

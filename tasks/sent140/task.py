@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.store import Store, StoredTask, open_store
+from pfl_bench.data import Store, StoredTask, open_store
 from pfl_bench.types import DataError, Examples
-from tasks.sent140.words import PAD_ID
+from tasks.common.text.words import PAD_ID
 
 TASK_NAME = "sent140"
 CLASSES = ("negative", "positive")

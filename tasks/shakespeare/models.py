@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from pfl_bench.types import ConfigError, DataFacts
-from tasks.leaf.lstm import StackedLstm
+from tasks.common.lstm.stacked_lstm import StackedLstm
 
 
 class Options(BaseModel):

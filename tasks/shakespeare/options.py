@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.leaf.dealing import DealOptions
+from tasks.common.leaf.partition import DealOptions
 
 
 class Options(DealOptions):

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pfl_bench.store import FieldSpec
+from pfl_bench.data import FieldSpec
 from pfl_bench.types import ConfigError, DataError
-from tasks.leaf.dealing import Dealing, DealOptions, Gathering, Progress, write_dealt
-from tasks.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
-from tasks.leaf.json_files import find_files
+from tasks.common.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
+from tasks.common.leaf.json_files import find_files
+from tasks.common.leaf.partition import Dealing, DealOptions, Gathering, Progress, write_dealt
 from tasks.shakespeare import gutenberg
 from tasks.shakespeare.characters import CHARACTERS
 from tasks.shakespeare.options import Options

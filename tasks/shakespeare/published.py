@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.leaf.table1 import SHAKESPEARE, compare
+from tasks.common.leaf.table1 import SHAKESPEARE, compare
 
 _BINS = np.arange(0, 20_001, 2000)
 
@@ -19,7 +19,7 @@ def describe(sizes: Collection[int]) -> dict[str, Any]:
         sizes: Windows of each user, at least one user.
 
     Returns:
-        As ``tasks.leaf.table1.compare``; "table1" has beside it "sd_over_mean", "skewness"
+        As ``tasks.common.leaf.table1.compare``; "table1" has beside it "sd_over_mean", "skewness"
         (population; None if all users are alike), and "histogram": users with 0 to 1,999 windows,
         2,000 to 3,999, ... 18,000 to 20,000 (larger users are in no bin, as in LEAF's).
     """

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.leaf.dealing import Gathering, Progress
-from tasks.leaf.json_files import UNSPLIT, LeafUser, check_splits, read_users
+from tasks.common.leaf.json_files import UNSPLIT, LeafUser, check_splits, read_users
+from tasks.common.leaf.partition import Gathering, Progress
 from tasks.shakespeare import gutenberg
 from tasks.shakespeare.characters import CHARACTERS, OTHER, encode
 from tasks.shakespeare.options import Options

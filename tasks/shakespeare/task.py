@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.store import StoredTask, open_store
+from pfl_bench.data import StoredTask, open_store
 from pfl_bench.types import Examples
 
 TASK_NAME = "shakespeare"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.leaf.plan import bounds
+from tasks.common.leaf.plan import bounds
 
 LENGTH = 80
 SPLITS = ("train", "val", "test")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.types import ConfigError, DataError, SplitBy
+from pfl_bench.types import ConfigError, SplitBy
 from tasks.synthetic.generator import Pool
 
 SPLITS = ("train", "val", "test")
@@ -120,27 +120,6 @@ def drop_small(pools: Mapping[str, Pool], min_examples: int) -> tuple[dict[str, 
             None if pool.clusters is None else pool.clusters[stay],
         )
     return kept, len(small)
-
-
-def published_as(pools: Mapping[str, Pool]) -> SplitBy | None:
-    """How a publisher split the data: None if not at all.
-
-    Raises:
-        DataError: The splits share some users, and others are not in train.
-    """
-    if UNSPLIT in pools:
-        return None
-    totals = Counter(name for pool in pools.values() for name in pool.names)
-    if max(totals.values()) == 1:
-        return "user"
-    strangers = sorted(totals.keys() - set(pools["train"].names))
-    if strangers:
-        raise DataError(
-            f"the splits {', '.join(pools)} share some users, but {len(strangers)} are not in "
-            f"train, such as {strangers[0]!r}; splits must divide users (no user twice) or each "
-            "user's examples (every user in train): split the whole data anew"
-        )
-    return "example"
 
 
 def whole(pool: Pool) -> Share:

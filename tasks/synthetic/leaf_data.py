@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.leaf.json_files import LOOKED_FOR, check_splits, find_files, read_users
+from tasks.common.leaf.json_files import LOOKED_FOR, check_splits, find_files, read_users
 from tasks.synthetic.dividing import UNSPLIT
 from tasks.synthetic.generator import Pool
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pfl_bench.store import InMemorySplit
+from pfl_bench.data import InMemorySplit
 from tasks.synthetic.dividing import Share
 from tasks.synthetic.generator import Pool
 

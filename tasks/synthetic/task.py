@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from pfl_bench.types import ConfigError, DataError, DataFacts, SplitBy
+from tasks.common.leaf.plan import published_split_by
 from tasks.synthetic.dividing import (
     SPLITS,
     UNSPLIT,
     deal_evenly,
     divide,
     drop_small,
-    published_as,
     whole,
 )
 from tasks.synthetic.generator import Pool, Recipe, Style, generate
@@ -198,7 +198,8 @@ def build(options: Options) -> SyntheticTask:
         source = f"LEAF-format synthetic data, {options.data}"
         variant = "synthetic-json"
     kept, num_dropped = drop_small(pools, options.min_examples)
-    published = published_as(kept)
+    clients = {split: list(pool.names) for split, pool in kept.items()}
+    published = None if UNSPLIT in clients else published_split_by(clients)
     if published is not None:
         given = [name for name in SPLIT_OPTIONS if name in options.model_fields_set]
         if options.partition == "iid" and "split_seed" in given:

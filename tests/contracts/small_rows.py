@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pfl_bench.row_files import kind_of
+from pfl_bench.config.row_files import kind_of
 from tests.contracts.small_stores import (
     FLAIR_USERS,
     LEAF_USERS,

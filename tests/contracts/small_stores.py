@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pfl_bench.store import FieldSpec, StoreWriter
+from pfl_bench.data import FieldSpec, StoreWriter
 
 COARSE = [
     "animal",

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from pfl_bench import plugins
-from pfl_bench.cli import main
-from pfl_bench.config import Expected
-from pfl_bench.config_file import ResolvedConfig, load_config, validate_options
+from pfl_bench.cli.main import main
+from pfl_bench.config.loading import ResolvedConfig, load_config, validate_options
+from pfl_bench.config.row_files import kind_of, rows_below
+from pfl_bench.config.schema import Expected
+from pfl_bench.config.sweeps import load_sweep
+from pfl_bench.config.views import check_measured, load_view
 from pfl_bench.files import read_json
-from pfl_bench.row_files import kind_of, rows_below
-from pfl_bench.runner import run
-from pfl_bench.sweeps import load_sweep
-from pfl_bench.verdict import compare
-from pfl_bench.views import check_measured, load_view
+from pfl_bench.runs.published import compare
+from pfl_bench.runs.runner import run
 from tests.contracts.small_rows import CONFIGS, FILES, ROWS, write_small_files
 from tests.contracts.small_rows import shortened as shortened_tree
 from tests.helpers import REPOSITORY

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pfl_bench import runner
-from pfl_bench.building import build_model
-from pfl_bench.flat_model import FlatModel
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.federated.parts import build_model
+from pfl_bench.runs import runner
 from tests.contracts.small_stores import write_flair
 from tests.contracts.test_configs import CONFIGS, shortened
 from tests.helpers import REPOSITORY, TREES, make_config
@@ -31,10 +31,10 @@ SCRIPT = """
 import gc, json, sys
 from pathlib import Path
 import torch
-from pfl_bench.building import build_forward, build_model, build_task
-from pfl_bench.config_file import load_config
-from pfl_bench.evaluator import Evaluator
-from pfl_bench.runner import run
+from pfl_bench.federated.parts import build_forward, build_model, build_task
+from pfl_bench.config.loading import load_config
+from pfl_bench.evaluation.evaluator import Evaluator
+from pfl_bench.runs.runner import run
 
 def peak_mb():
     lines = Path("/proc/self/status").read_text().splitlines()

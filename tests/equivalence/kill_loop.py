@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from pfl_bench.checkpoint import load_latest
-from pfl_bench.run_log import read_metrics
-from pfl_bench.runner import run
+from pfl_bench.files import read_metrics
+from pfl_bench.runs.checkpoint import load_latest
+from pfl_bench.runs.runner import run
 from tests.forking import fork
 from tests.helpers import make_config
 

@@ -30,9 +30,9 @@ os.environ.setdefault("PFL_BENCH_CACHE", "off")
 
 import torch
 
-from pfl_bench.checkpoint import load_latest
-from pfl_bench.config_file import load_config
-from pfl_bench.runner import run
+from pfl_bench.config.loading import load_config
+from pfl_bench.runs.checkpoint import load_latest
+from pfl_bench.runs.runner import run
 from tests.contracts.small_rows import CONFIGS, ROWS, shortened, write_small_files
 from tests.helpers import make_config
 

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from pfl_bench import plugins, precision
-from pfl_bench.building import build_forward, build_model, build_task, resolve_device
-from pfl_bench.costs import measure_step
+from pfl_bench import plugins
+from pfl_bench.client import precision
+from pfl_bench.client.costs import measure_step
+from pfl_bench.federated.parts import build_forward, build_model, build_task, resolve_device
+from pfl_bench.files import read_metrics
 from pfl_bench.metrics.multilabel import MultiLabel
 from pfl_bench.metrics.next_token import NextToken
-from pfl_bench.run_log import read_metrics
-from pfl_bench.runner import run
+from pfl_bench.runs.runner import run
 from tests.emulated_mps import MPS, emulated_mps
 from tests.helpers import REPOSITORY, make_config
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pfl_bench.building import build_task
-from pfl_bench.engine.sequential import Options, SequentialEngine
-from pfl_bench.flat_model import FlatModel, batchnorm_layers
-from pfl_bench.forward import Forward
+from pfl_bench.client.engines.sequential import Options, SequentialEngine
+from pfl_bench.client.flat_model import FlatModel, batchnorm_layers
+from pfl_bench.client.forward import Forward
+from pfl_bench.federated.parts import build_task
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import LocalTraining
 from tests.helpers import make_config

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pfl_bench.building import build_model, build_task
-from pfl_bench.central import CentralTrainer
-from pfl_bench.config_file import resolve
-from pfl_bench.engine.sequential import Options, SequentialEngine
-from pfl_bench.flat_model import FlatModel, clip_each
-from pfl_bench.forward import Forward
-from pfl_bench.reading import read_ahead
+from pfl_bench.client.engines.sequential import Options, SequentialEngine
+from pfl_bench.client.flat_model import FlatModel, clip_each
+from pfl_bench.client.forward import Forward
+from pfl_bench.client.prefetch import read_ahead
+from pfl_bench.config.loading import resolve
+from pfl_bench.federated.parts import build_model, build_task
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.runner import run
+from pfl_bench.runs.runner import run
+from pfl_bench.trainers.central import CentralTrainer
 from pfl_bench.types import ConfigError, LocalTraining, Task
 from tests.helpers import make_config, make_tree, seed_of
 

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pfl_bench.building import build_algorithm, build_forward, build_model, build_task
-from pfl_bench.config_file import resolve
-from pfl_bench.engine import sequential
-from pfl_bench.engine.sequential import SequentialEngine
-from pfl_bench.flat_model import FlatModel
-from pfl_bench.forward import Forward
-from pfl_bench.optimizers import rate_factor
+from pfl_bench.client.engines import sequential
+from pfl_bench.client.engines.sequential import SequentialEngine
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.client.forward import Forward
+from pfl_bench.client.optimizers import rate_factor
+from pfl_bench.config.loading import resolve
+from pfl_bench.federated.parts import build_algorithm, build_forward, build_model, build_task
+from pfl_bench.files import read_metrics
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.run_log import read_metrics
-from pfl_bench.runner import run
+from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, LocalTraining
 from tests.contracts import small_stores
 from tests.equivalence.test_processes import InTurn
@@ -98,7 +98,7 @@ def by_torch(split: Any, user: int, index: int, local: LocalTraining, hidden: in
     return moved - nn.utils.parameters_to_vector(start)
 
 
-# The larger one has gradients that are products (``pfl_bench.products``).
+# The larger one has gradients that are products (``pfl_bench.client.factored_gradients``).
 @pytest.mark.parametrize("hidden", [16, 4096])
 @pytest.mark.parametrize("changes", STEPS, ids="-".join)
 def test_a_client_does_what_torch_s_sgd_does(changes: dict[str, Any], hidden: int) -> None:

@@ -13,22 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pfl_bench import precision
-from pfl_bench.auditing import audit_run
-from pfl_bench.building import build_forward, build_model, build_task
-from pfl_bench.cli import main
-from pfl_bench.config_file import ResolvedConfig, resolve
-from pfl_bench.engine import sequential, vectorized
-from pfl_bench.flat_model import FlatModel
-from pfl_bench.lanes.convolution import convolve
-from pfl_bench.lanes.frame import Frame
-from pfl_bench.lanes.layers import find
-from pfl_bench.lanes.weights import LaneWeights
-from pfl_bench.products import SMALLEST, Product, ProductGradients
-from pfl_bench.runner import run
+from pfl_bench.cli.main import main
+from pfl_bench.client import precision
+from pfl_bench.client.batched.convolution import convolve
+from pfl_bench.client.batched.layers import find
+from pfl_bench.client.batched.slot_weights import LaneWeights
+from pfl_bench.client.batched.step_context import Frame
+from pfl_bench.client.engines import sequential, vectorized
+from pfl_bench.client.factored_gradients import SMALLEST, Product, ProductGradients
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.config.loading import ResolvedConfig, resolve
+from pfl_bench.federated.parts import build_forward, build_model, build_task
+from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, LocalResult, LocalTraining
 from privacy.ledger import read_ledger
-from tasks.leaf.lstm import LARGE_HIDDEN_SIZE, LstmLayer
+from tasks.common.lstm.stacked_lstm import LARGE_HIDDEN_SIZE, LstmLayer
 from tests.contracts import small_stores
 from tests.helpers import make_config, seed_of
 

@@ -19,16 +19,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from pfl_bench import federated
-from pfl_bench.checkpoint import load_latest
-from pfl_bench.cli import main
-from pfl_bench.cohort_training import CohortTraining
-from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.crew.following import follow
-from pfl_bench.crew.orders import Begin
-from pfl_bench.crew.types import Failure
-from pfl_bench.run_log import read_metrics
-from pfl_bench.runner import run
+from pfl_bench.cli.main import main
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated import trainer as federated
+from pfl_bench.federated.cohort import CohortTraining
+from pfl_bench.federated.workers.messages import Begin, Failure
+from pfl_bench.federated.workers.worker_loop import follow
+from pfl_bench.files import read_metrics
+from pfl_bench.runs.checkpoint import load_latest
+from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, CrewError
 from privacy import aggregate as aggregates
 from tasks.digits import task as digits

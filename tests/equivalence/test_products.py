@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pfl_bench import products
-from pfl_bench.flat_model import FlatModel, clip_each, clip_global, descend
-from pfl_bench.products import Product, ProductGradients
-from tasks.leaf import lstm
-from tasks.leaf.lstm import LstmLayer, StackedLstm
+from pfl_bench.client import factored_gradients as products
+from pfl_bench.client.factored_gradients import Product, ProductGradients
+from pfl_bench.client.flat_model import FlatModel, clip_each, clip_global, descend
+from tasks.common.lstm import stacked_lstm as lstm
+from tasks.common.lstm.stacked_lstm import LstmLayer, StackedLstm
 
 
 @pytest.fixture(autouse=True)

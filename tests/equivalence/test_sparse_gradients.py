@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pfl_bench import products
-from pfl_bench.engine.sequential import Options, SequentialEngine
-from pfl_bench.flat_model import FlatModel, clip_each, clip_global, descend
-from pfl_bench.forward import Forward
-from pfl_bench.products import Product, ProductGradients
+from pfl_bench.client import factored_gradients as products
+from pfl_bench.client.engines.sequential import Options, SequentialEngine
+from pfl_bench.client.factored_gradients import Product, ProductGradients
+from pfl_bench.client.flat_model import FlatModel, clip_each, clip_global, descend
+from pfl_bench.client.forward import Forward
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import DataFacts, Examples, LocalTraining
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from pfl_bench.checkpoint import load_latest
-from pfl_bench.cli import main
+from pfl_bench.cli.main import main
+from pfl_bench.runs.checkpoint import load_latest
 from tests.helpers import REPOSITORY
 
 pytestmark = [
@@ -38,8 +38,8 @@ LIMIT = 180.0
 # and the ledger has its line.
 ASKED_TO_END = """
 import os, signal, sys
-from pfl_bench.cli import main
-from pfl_bench.federated import FederatedTrainer
+from pfl_bench.cli.main import main
+from pfl_bench.federated.trainer import FederatedTrainer
 
 real = FederatedTrainer._take_central_step
 
@@ -54,7 +54,7 @@ sys.exit(main())
 # Training moves a buffer of the model, on all ranks: all refuse it, at about the same time.
 MOVING_BUFFER = """
 import sys, torch
-from pfl_bench.cli import main
+from pfl_bench.cli.main import main
 from tasks.digits import models
 
 class Counting(torch.nn.Linear):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from pfl_bench.building import build_model, build_task
-from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.federated import FederatedTrainer
-from pfl_bench.flat_model import FlatModel
-from pfl_bench.runner import run
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated.parts import build_model, build_task
+from pfl_bench.federated.trainer import FederatedTrainer
+from pfl_bench.runs.runner import run
 from pfl_bench.types import DataFacts, Examples
 from tests.helpers import central_of, make_config
 

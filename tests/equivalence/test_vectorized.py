@@ -13,26 +13,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pfl_bench.building import (
+from pfl_bench.client.batched import layers
+from pfl_bench.client.batched.auto_slots import automatic_lanes
+from pfl_bench.client.engines import sequential, vectorized
+from pfl_bench.client.engines.sequential import SequentialEngine
+from pfl_bench.client.engines.vectorized import VectorizedEngine
+from pfl_bench.client.factored_gradients import weights_come_first
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.client.forward import Forward
+from pfl_bench.config.loading import ResolvedConfig, resolve
+from pfl_bench.data.in_memory import InMemorySplit
+from pfl_bench.federated.parts import (
     build_algorithm,
     build_engine,
     build_forward,
     build_model,
     build_task,
 )
-from pfl_bench.config_file import ResolvedConfig, resolve
-from pfl_bench.engine import sequential, vectorized
-from pfl_bench.engine.sequential import SequentialEngine
-from pfl_bench.engine.vectorized import VectorizedEngine
-from pfl_bench.federated import FederatedTrainer
+from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.files import read_json
-from pfl_bench.flat_model import FlatModel
-from pfl_bench.forward import Forward
-from pfl_bench.lanes import layers
-from pfl_bench.lanes.number import automatic_lanes
-from pfl_bench.products import weights_come_first
-from pfl_bench.runner import run
-from pfl_bench.store.in_memory import InMemorySplit
+from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, Engine, LocalResult, LocalTraining, RunFolderError
 from privacy.ledger import read_ledger
 from tests.contracts import small_stores

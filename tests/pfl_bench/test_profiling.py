@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pfl_bench import profiling
-from pfl_bench.cli import main
+from pfl_bench.cli.main import main
 from pfl_bench.profiling import TRACED_ROUNDS, Overhead, Profile, phase, timed
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pfl_bench import plugins
-from pfl_bench.runner import run
+from pfl_bench.runs.runner import run
 from privacy import drawn_ahead as module
 from privacy.aggregate import Aggregate
 from privacy.drawn_ahead import SMALLEST, DrawnAhead, drawn_ahead

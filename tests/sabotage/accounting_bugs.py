@@ -8,14 +8,17 @@ from typing import Any
 
 from dp_accounting import dp_event
 
-from pfl_bench import federated, private_rounds
-from privacy import accountant, plan, plan_checks
+from pfl_bench.federated import privacy_session as private_rounds
+from pfl_bench.federated import trainer as federated
+from privacy import accountant
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.mechanisms import adaptive_gaussian, gaussian
 from privacy.mechanisms.banded_matrix_factorization import BandedMatrixFactorization
 from privacy.mechanisms.local_gaussian import LocalGaussian
 from privacy.mechanisms.tree_aggregation import TreeAggregation
-from privacy.plan import PlanRequest, PrivacyPlan, Setting
+from privacy.plan import checks as plan_checks
+from privacy.plan import plan
+from privacy.plan.plan import PlanRequest, PrivacyPlan, Setting
 from tests.sabotage.planting import (
     ADAPTIVE,
     BANDED,

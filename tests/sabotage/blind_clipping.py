@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_bench.cohort_training import CohortTraining, Intake
-from pfl_bench.crew import following
-from pfl_bench.crew.orders import SharedTraining
-from pfl_bench.crew.types import Crew
-from pfl_bench.hands import SumTree
+from pfl_bench.federated.cohort import CohortTraining, Intake
+from pfl_bench.federated.shards import SumTree
+from pfl_bench.federated.workers import worker_loop
+from pfl_bench.federated.workers.messages import SharedTraining
+from pfl_bench.types import Crew
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome, clip_factor, l2_norm
 from privacy.mechanism import Release
@@ -202,11 +202,11 @@ def follow_unclipped(crew: Crew) -> None:
         gaussian.add_clipped_ = real
 
 
-real_follow = following.follow
+real_follow = worker_loop.follow
 
 
 def worker_unclipped(patch: Patch) -> None:
-    patch.setattr(following, "follow", follow_unclipped)
+    patch.setattr(worker_loop, "follow", follow_unclipped)
 
 
 CLIPPING: tuple[Blind, ...] = (

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_bench import federated
-from pfl_bench.cohort_training import Intake
+from pfl_bench.federated import trainer as federated
+from pfl_bench.federated.cohort import Intake
 from pfl_bench.rng import Purpose, stream
 from privacy.aggregate import Aggregate
 from privacy.mechanism import Release

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfl_bench import federated
-from pfl_bench.federated import FederatedTrainer
-from pfl_bench.sampling import PoissonSampler
+from pfl_bench.federated import trainer as federated
+from pfl_bench.federated.sampling import PoissonSampler
+from pfl_bench.federated.trainer import FederatedTrainer
 from privacy.clipping import ClipOutcome, add_clipped_, l2_norm
 from privacy.mechanism import mean_of
 from privacy.mechanisms import gaussian

@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pfl_bench import federated, private_rounds
-from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.federated import FederatedTrainer
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated import privacy_session as private_rounds
+from pfl_bench.federated import trainer as federated
+from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.rng import Purpose
-from privacy import accountant, plan, plan_types
+from privacy import accountant
 from privacy.clipping import l2_norm
 from privacy.ledger import Ledger
 from privacy.mechanisms import adaptive_gaussian, banded_matrix_factorization
-from privacy.plan import PrivacyPlan
-from privacy.plan_types import PlanRequest
+from privacy.plan import plan
+from privacy.plan import types as plan_types
+from privacy.plan.plan import PrivacyPlan
+from privacy.plan.types import PlanRequest
 from tests.sabotage.blind_planting import (
     Blind,
     Vector,

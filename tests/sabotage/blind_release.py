@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_bench.crew.orders import SharedTraining
-from pfl_bench.federated import FederatedTrainer
+from pfl_bench.federated.trainer import FederatedTrainer
+from pfl_bench.federated.workers.messages import SharedTraining
 from privacy.aggregate import Aggregate
 from privacy.clipping import l2_norm
 from privacy.mechanism import Release

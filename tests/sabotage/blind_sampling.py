@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pfl_bench.crew import orders
+from pfl_bench.federated.sampling import CyclicPoissonSampler, PoissonSampler
+from pfl_bench.federated.workers import messages
 from pfl_bench.rng import Purpose
-from pfl_bench.sampling import CyclicPoissonSampler, PoissonSampler
 from tasks.digits import task
 from tests.sabotage.blind_planting import (
     Blind,
@@ -110,7 +110,7 @@ def rate_of_the_group(patch: Patch) -> None:
 
 def dealt_twice(patch: Patch) -> None:
     """The borders of two hands overlap: one user is trained in the place of the next."""
-    real = orders.deal
+    real = messages.deal
 
     def deal(users: Users, costs: Any, number: int) -> list[Users]:
         dealt = [hand.copy() for hand in real(users, costs, number)]
@@ -121,7 +121,7 @@ def dealt_twice(patch: Patch) -> None:
             witness(len(trained) - len(set(trained.tolist())))
         return dealt
 
-    patch.setattr(orders, "deal", deal)
+    patch.setattr(messages, "deal", deal)
 
 
 SAMPLING: tuple[Blind, ...] = (
@@ -220,7 +220,7 @@ SAMPLING: tuple[Blind, ...] = (
     blind(
         "user_in_two_hands",
         "a user is trained twice, in the place of another; the record has both",
-        "`orders.deal`",
+        "`messages.deal`",
         "one user moves the sum by twice the bound",
         "up to 17",
         1.0,

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_bench import federated
-from pfl_bench.cohort_training import Intake
-from pfl_bench.crew.orders import SharedTraining
-from pfl_bench.engine.sequential import SequentialEngine
-from pfl_bench.federated import FederatedTrainer
+from pfl_bench.client.engines.sequential import SequentialEngine
+from pfl_bench.federated import trainer as federated
+from pfl_bench.federated.cohort import Intake
+from pfl_bench.federated.sampling import PoissonSampler
+from pfl_bench.federated.trainer import FederatedTrainer
+from pfl_bench.federated.workers.messages import SharedTraining
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.sampling import PoissonSampler
 from privacy import drawn_ahead, mechanism
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome, add_clipped_l1_, clip_factor, l2_norm

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl_bench import federated
-from pfl_bench.federated import FederatedTrainer
-from pfl_bench.private_rounds import PrivateRounds
+from pfl_bench.federated import trainer as federated
+from pfl_bench.federated.privacy_session import PrivateRounds
+from pfl_bench.federated.trainer import FederatedTrainer
 from privacy.mechanism import Release
 from tests.helpers import change_checkpoint
 from tests.sabotage.clipping_bugs import move_by_bare_mean

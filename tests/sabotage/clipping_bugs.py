@@ -10,17 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pfl_bench import cohort_training, federated, hands
-from pfl_bench.algorithms import fedavg
-from pfl_bench.engine.sequential import SequentialEngine
+from pfl_bench.client.engines.sequential import SequentialEngine
+from pfl_bench.federated import cohort as cohort_training
+from pfl_bench.federated import shards as hands
+from pfl_bench.federated import trainer as federated
+from pfl_bench.federated.algorithms import fedavg
 from pfl_bench.types import LocalResult
-from privacy import clipping, plan_checks
+from privacy import clipping
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome, clip, l2_norm
 from privacy.mechanism import Release
 from privacy.mechanisms import adaptive_gaussian, gaussian, laplace
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
 from privacy.mechanisms.gaussian import Gaussian, accumulate_clipped
+from privacy.plan import checks as plan_checks
 from tasks.digits import models
 from tests.sabotage.planting import ADAPTIVE, CLIP_NORM, COHORT, LAPLACE, ROUNDS, Bug, Patch
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_bench import cohort_training
+from pfl_bench.federated import cohort as cohort_training
 from privacy.aggregate import Aggregate
 from privacy.mechanism import Release
 from privacy.mechanisms import privunit

@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from pfl_bench import private_seed
-from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.private_seed import PrivateSeed
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated import private_seed
+from pfl_bench.federated.private_seed import PrivateSeed
 from privacy.accountant import compose_epsilon
 from privacy.amplification import Participation, sampled_gaussian
 from privacy.ledger import canonical_line, read_ledger

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_bench import cohort_training, federated
+from pfl_bench.federated import cohort as cohort_training
+from pfl_bench.federated import trainer as federated
 from pfl_bench.rng import Purpose
 from pfl_bench.rng import stream as real_stream
 from privacy.aggregate import Aggregate

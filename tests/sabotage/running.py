@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.auditing import audit_run
-from pfl_bench.cli import explain
-from pfl_bench.config_file import ResolvedConfig
-from pfl_bench.federated import FederatedTrainer
-from pfl_bench.runner import run
+from pfl_bench.cli.main import explain
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated.trainer import FederatedTrainer
+from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.runner import run
 from pfl_bench.types import UserInputError
-from privacy import calibration, plan_types
+from privacy import calibration
 from privacy.accountant import compose_epsilon
 from privacy.audit import checks_accounting, outside
 from privacy.audit.check import Check
 from privacy.errors import PrivacyError
+from privacy.plan import types as plan_types
 from tasks.digits import task
 from tests.helpers import make_config
 from tests.sabotage.planting import SMALL, Bug, Patch, nothing

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench import federated, sampling
-from pfl_bench.sampling import CyclicPoissonSampler, FixedSizeSampler, PoissonSampler
-from pfl_bench.systems.limits import Limits
-from privacy import plan
+from pfl_bench.federated import sampling
+from pfl_bench.federated import trainer as federated
+from pfl_bench.federated.sampling import CyclicPoissonSampler, FixedSizeSampler, PoissonSampler
+from pfl_bench.simulation.devices.limits import Limits
 from privacy.mechanisms import gaussian
+from privacy.plan import plan
 from tasks.digits import task
 from tests.sabotage.planting import (
     CYCLIC,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pfl_bench.runner import run
+from pfl_bench.runs.runner import run
 from privacy.ledger import read_ledger
 from tests.sabotage.bugs import BUGS, UNSEEN
 from tests.sabotage.folder_bugs import noise_named_by_seed

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pfl_bench.engine.sequential import SequentialEngine
+from pfl_bench.client.engines.sequential import SequentialEngine
 from tests.sabotage.planting import Bug, Patch
 
 

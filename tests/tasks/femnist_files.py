@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pfl_bench.store import Store
+from pfl_bench.data import Store
 from pfl_bench.types import DataError
 from tasks.femnist.prepare import Options, prepare
 

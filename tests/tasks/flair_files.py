@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pfl_bench.store import Store
+from pfl_bench.data import Store
 from pfl_bench.types import DataError
 from tasks.flair.prepare import Options, prepare
 from tests.helpers import REPOSITORY

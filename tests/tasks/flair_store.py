@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from pfl_bench.store import FieldSpec, StoreWriter
+from pfl_bench.data import FieldSpec, StoreWriter
 
 COARSE = ("animal", "food", "structure")
 FINE = ("cat", "dog", "food", "house", "structure")

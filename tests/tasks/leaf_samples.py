@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pfl_bench.store import FieldSpec
-from tasks.leaf.dealing import Dealing, DealOptions, Gathering
+from pfl_bench.data import FieldSpec
+from tasks.common.leaf.partition import Dealing, DealOptions, Gathering
 
 # Each example is a number that is in all of its fields.
 FIELDS = {

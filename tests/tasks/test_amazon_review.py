@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch.nn import functional
 
-from pfl_bench.store import Store
+from pfl_bench.data import Store
 from pfl_bench.types import DataError
 from tasks.amazon_review import generate, models, prepare, task
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pfl_bench.store import Store
+from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError
 from tasks.celeba.drawing import SKINS, Looks, draw_face
 from tasks.celeba.generate import NAMES, generate
@@ -20,7 +20,7 @@ from tasks.celeba.generate import Options as GenerateOptions
 from tasks.celeba.prepare import Options, column_names, prepare
 from tasks.celeba.published import IDENTITIES, IMAGES, table1
 from tasks.celeba.tables import read_identities
-from tasks.leaf.table1 import CELEBA
+from tasks.common.leaf.table1 import CELEBA
 
 ATTRIBUTES_FILE, IDENTITY_FILE = "list_attr_celeba.txt", "identity_CelebA.txt"
 

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from pfl_bench.config_file import resolve
-from pfl_bench.runner import run
-from pfl_bench.store import FieldSpec, Store, StoreWriter
+from pfl_bench.config.loading import resolve
+from pfl_bench.data import FieldSpec, Store, StoreWriter
+from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, DataFacts, HasColumns, TransformsBatches
 from tasks.celeba import generate, models, prepare, task
 

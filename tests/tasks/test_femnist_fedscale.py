@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pfl_bench.store import Store
+from pfl_bench.data import Store
 from pfl_bench.types import ConfigError
 from tasks.femnist.fedscale import CODES
 from tasks.femnist.nist import class_of_code

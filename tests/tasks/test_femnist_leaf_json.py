@@ -14,7 +14,7 @@ import ijson
 import numpy as np
 import pytest
 
-from pfl_bench.store import Store
+from pfl_bench.data import Store
 from pfl_bench.types import DataError
 from tests.tasks.femnist_files import (
     REAL_DATA,

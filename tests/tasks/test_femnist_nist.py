@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pfl_bench.store import Store
+from pfl_bench.data import Store
 from tasks.femnist.nist import class_of_code
 from tests.tasks.femnist_files import contents, pooled, prepared, refused, write_png
 

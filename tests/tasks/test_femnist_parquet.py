@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from pfl_bench.store import Store
+from pfl_bench.data import Store
 from tasks.femnist import parquet
 from tests.tasks.femnist_files import make_users, pairs, pooled, prepared, refused
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from pfl_bench.store import Store
+from pfl_bench.data import Store
 from pfl_bench.types import ConfigError
 from tasks.femnist.prepare import Options, prepare
 from tests.tasks.femnist_files import (

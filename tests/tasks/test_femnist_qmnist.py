@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pfl_bench.store import Store
+from pfl_bench.data import Store
 from pfl_bench.types import DataError
 from tasks.femnist.idx import read_idx
 from tests.tasks.femnist_files import REAL_DATA, contents, pooled, prepared, refused, write_idx

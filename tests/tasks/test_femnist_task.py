@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pfl_bench.store import FieldSpec, StoreWriter
+from pfl_bench.data import FieldSpec, StoreWriter
 from pfl_bench.types import DataError, Task
 from tasks.femnist.task import FemnistTask, Options, build
 from tests.tasks.femnist_files import make_users, pairs, prepared, write_leaf

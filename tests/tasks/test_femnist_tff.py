@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from pfl_bench.store import Store
+from pfl_bench.data import Store
 from tests.tasks.femnist_files import contents, make_users, prepared, refused, write_tff
 
 TRAIN = make_users({"f0000_14": 4, "f0001_41": 3})

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pfl_bench.config_file import resolve
-from pfl_bench.runner import run
+from pfl_bench.config.loading import resolve
+from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError
 from tests.tasks.flair_store import write_store
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
-from pfl_bench.cli import main
-from pfl_bench.store import Store
+from pfl_bench.cli.main import main
+from pfl_bench.data import Store
 from pfl_bench.types import DataError
 from tasks.flair.drawing import FINE_TO_COARSE, GLYPHS, Camera, draw_picture
 from tasks.flair.drawing_pool import (

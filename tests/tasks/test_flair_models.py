@@ -8,16 +8,16 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pfl_bench.flat_model import FlatModel, batchnorm_layers
+from pfl_bench.client.flat_model import FlatModel, batchnorm_layers
 from pfl_bench.types import ConfigError, DataFacts
-from tasks.flair import models
-from tasks.flair.normalization import (
+from tasks.common.vision.normalization import (
     FrozenStatisticsNorm,
     batchnorm_names,
     freeze_statistics,
     num_groups,
     use_group_norm,
 )
+from tasks.flair import models
 from tasks.flair.trainable import LowRankAdapter
 
 

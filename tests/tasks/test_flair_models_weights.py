@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.models import get_model, list_models
 
-from pfl_bench.config_file import resolve
-from pfl_bench.flat_model import FlatModel, batchnorm_layers
-from pfl_bench.runner import run
+from pfl_bench.client.flat_model import FlatModel, batchnorm_layers
+from pfl_bench.config.loading import resolve
+from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataFacts
+from tasks.common.vision.normalization import FrozenStatisticsNorm
 from tasks.flair import models, pretrained
-from tasks.flair.normalization import FrozenStatisticsNorm
 from tests.tasks.flair_store import write_store
 
 FACTS = DataFacts("drawn by a test", "test", "sha256:0", 5, (3, 64, 64), "user")

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from pfl_bench.cli import main
-from pfl_bench.download import check_declaration
-from pfl_bench.store import Store
+from pfl_bench.cli.main import main
+from pfl_bench.data import Store
+from pfl_bench.data.download import check_declaration
 from pfl_bench.types import ConfigError
 from tasks.flair import published
 from tasks.flair.labels import make_labels

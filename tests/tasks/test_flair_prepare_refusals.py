@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
-from pfl_bench.cli import main
+from pfl_bench.cli.main import main
 from tasks.flair import task
 from tasks.flair.catalogue import Catalogue
 from tests.tasks.flair_files import (

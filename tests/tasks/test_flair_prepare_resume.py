@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from pfl_bench.store import Store
+from pfl_bench.data import Store
 from pfl_bench.types import DataError
 from tasks.flair.prepare import Options, prepare
 from tests.helpers import REPOSITORY
-from tests.pfl_bench.test_store_full_disk import small_disk
+from tests.pfl_bench.data.test_store_full_disk import small_disk
 from tests.tasks.flair_files import (
     SIDE,
     WRITERS,

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pfl_bench.config_file import ResolvedConfig, load_config
+from pfl_bench.config.loading import ResolvedConfig, load_config
+from pfl_bench.config.row_files import rows_below
+from pfl_bench.config.views import load_view
 from pfl_bench.report.table import format_epsilon
-from pfl_bench.row_files import rows_below
-from pfl_bench.views import load_view
 from privacy.calibration import default_delta, epsilon_of_rounds
 from privacy.mechanisms import adaptive_gaussian
-from privacy.plan import PlanRequest, PrivacyPlan, make_plan
+from privacy.plan.plan import PlanRequest, PrivacyPlan, make_plan
 from tests.helpers import REPOSITORY
 
 FLAIR = REPOSITORY / "configs" / "flair"

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from scipy.stats import wasserstein_distance
 
-from pfl_bench.cli import main
-from pfl_bench.store import FieldSpec, Store, StoreWriter
+from pfl_bench.cli.main import main
+from pfl_bench.data import FieldSpec, Store, StoreWriter
 from pfl_bench.types import ConfigError, DataError
 from tasks.flair import statistics_emd as emd
 from tasks.flair.statistics import NOTICE, Options, format_statistics, statistics

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.nn import functional
 from torchvision.transforms import v2
 
-from pfl_bench.store import Store
+from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError, ReadsOnDevice, TransformsBatches
 from tasks.flair.decoding import Decoder, num_components
 from tasks.flair.task import FlairTask, Options, build

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from pfl_bench.config_file import resolve
-from pfl_bench.runner import run
-from pfl_bench.store import Store
+from pfl_bench.config.loading import resolve
+from pfl_bench.data import Store
+from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, DataFacts, TransformsBatches
-from tasks.fedscale.samples import SampleError
+from tasks.common.fedscale.samples import SampleError
 from tasks.google_speech import generate, models, prepare, release, task
 from tasks.google_speech.features import LogMel, mel_filters, mel_frequencies
 from tasks.google_speech.wav import read_wav, write_wav

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from pfl_bench.config_file import resolve
-from pfl_bench.runner import run
-from pfl_bench.store import FieldSpec, Store, StoreWriter
+from pfl_bench.config.loading import resolve
+from pfl_bench.data import FieldSpec, Store, StoreWriter
+from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, DataFacts, TransformsBatches
 from tasks.openimage import generate, models, prepare, task
 from tasks.openimage.transform import MEAN, STD, FlipNormalize

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.config_file import resolve
-from pfl_bench.flat_model import FlatModel
-from pfl_bench.products import Product, ProductGradients
-from pfl_bench.runner import run
+from pfl_bench.client.factored_gradients import Product, ProductGradients
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.config.loading import resolve
+from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, DataFacts, TransformsBatches
 from tasks.reddit_albert import generate, models, prepare, task, tokens
 from tasks.reddit_albert.masking import FIRST_WORD, HIDDEN, MASK_ID, NOT_COUNTED, HideTokens

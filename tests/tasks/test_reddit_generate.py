@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from pfl_bench.cli import main
-from pfl_bench.store import Store
+from pfl_bench.cli.main import main
+from pfl_bench.data import Store
 from pfl_bench.types import DataError
-from tasks.reddit.drawing import comment_counts
+from tasks.common.text.drawing import comment_counts
 from tasks.reddit.generate import Options, generate
 from tasks.reddit.options import Options as PrepareOptions
 from tasks.reddit.prepare import prepare

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pfl_bench.cli import main
-from pfl_bench.store import Store
+from pfl_bench.cli.main import main
+from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError
 from tasks.reddit.options import Options
 from tasks.reddit.prepare import prepare

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pfl_bench.flat_model import FlatModel, clip_global, descend
-from pfl_bench.forward import Forward
-from pfl_bench.products import ProductGradients
-from pfl_bench.store import Store, StoreWriter
+from pfl_bench.client.factored_gradients import ProductGradients
+from pfl_bench.client.flat_model import FlatModel, clip_global, descend
+from pfl_bench.client.forward import Forward
+from pfl_bench.data import Store, StoreWriter
 from pfl_bench.types import DataError, DataFacts
 from tasks.reddit import models
 from tasks.reddit.models import Options as ModelOptions

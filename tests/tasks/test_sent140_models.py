@@ -10,12 +10,12 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.config_file import resolve
-from pfl_bench.costs import StepFlops, measure_step
-from pfl_bench.flat_model import FlatModel
-from pfl_bench.forward import Forward
-from pfl_bench.runner import run
-from pfl_bench.store import FieldSpec, StoreWriter
+from pfl_bench.client.costs import StepFlops, measure_step
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.client.forward import Forward
+from pfl_bench.config.loading import resolve
+from pfl_bench.data import FieldSpec, StoreWriter
+from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, DataFacts
 from tasks.sent140 import models, task
 

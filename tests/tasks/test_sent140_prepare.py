@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pfl_bench.store import Store
+from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError
-from tasks.leaf.table1 import SENT140
+from tasks.common.leaf.table1 import SENT140
+from tasks.common.text.embeddings import read_vectors, read_words
+from tasks.common.text.words import choose_vocabulary, split_words, to_ids
 from tasks.sent140 import prepare as module
-from tasks.sent140.embeddings import read_vectors, read_words
 from tasks.sent140.prepare import Options, prepare
 from tasks.sent140.published import Tally
-from tasks.sent140.words import choose_vocabulary, split_words, to_ids
 from tests.helpers import REPOSITORY
 
 REAL = REPOSITORY.parent / "shared" / "data" / "sent140"

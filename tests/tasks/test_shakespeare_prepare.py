@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pfl_bench.cli import main
-from pfl_bench.store import Store
+from pfl_bench.cli.main import main
+from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError, HasColumns, Task
 from tasks.shakespeare import gutenberg
 from tasks.shakespeare.characters import decode

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.nn import functional
 
-from pfl_bench.cli import main
-from pfl_bench.config_file import load_config
-from pfl_bench.runner import run
+from pfl_bench.cli.main import main
+from pfl_bench.config.loading import load_config
+from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, HasColumns, Task
 from tasks.synthetic import models
 from tasks.synthetic.dividing import counts

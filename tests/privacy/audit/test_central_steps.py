@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from pfl_bench.auditing import audit_run
-from pfl_bench.config_training import OptimizerOptions
-from pfl_bench.optimizers import build_optimizer, set_rate
-from pfl_bench.runner import run
+from pfl_bench.client.optimizers import build_optimizer, set_rate
+from pfl_bench.config.training import OptimizerOptions
+from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.runner import run
 from privacy.audit.central_columns import sketch_row
 from privacy.audit.central_steps import CentralOptimizer, steps_of
 from privacy.central_record import CentralRecord, Sketcher, central_state, users_digest

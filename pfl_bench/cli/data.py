@@ -1,0 +1,251 @@
+"""``pfl-bench data``: prepare, download, generate and describe data."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rich.progress import Progress, TaskID
+
+from pfl_bench import plugins
+from pfl_bench.cli.targets import check_new
+from pfl_bench.config.loading import validate_options
+from pfl_bench.types import ConfigError, DataError, RemoteFile
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the action that was asked for."""
+    actions = {
+        "prepare": _prepare,
+        "download": _download,
+        "generate": _generate,
+        "stats": _stats,
+        "list": _list,
+        "traces": _traces,
+    }
+    return actions[arguments.action](arguments)
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    module = plugins.load(plugins.PREPARE, arguments.task)
+    where = f"pfl-bench data prepare {arguments.task}"
+    options = validate_options(module.Options, arguments.overrides, where)
+    source, out = Path(arguments.source), Path(arguments.out)
+    if not source.is_dir():
+        raise DataError(f"--source {source}: no such folder; give the folder of the raw files")
+    check_new(out, arguments.force)
+    with ProgressPrinter() as progress:
+        facts = module.prepare(source, out, options, progress)
+    _print_facts(facts)
+    print(f"store: {out}", file=sys.stderr)
+    return 0
+
+
+def _download(arguments: argparse.Namespace) -> int:
+    from pfl_bench.data.download import download
+
+    module = plugins.load(plugins.PREPARE, arguments.task)
+    files: tuple[RemoteFile, ...] = getattr(module, "FILES", ())
+    prepare = f"pfl-bench data prepare {arguments.task}"
+    if not files:
+        raise DataError(
+            f"pfl-bench data download {arguments.task}: this task has no download; its README "
+            f"(tasks/{arguments.task}/README.md) says where its files are published. With the "
+            f"files: {prepare} --source DIR --out FILE.h5"
+        )
+    target = Path(arguments.out or Path("data") / arguments.task)
+    advice = (
+        f"Without network: put the files ({', '.join(file.name for file in files)}) into a folder "
+        f"DIR yourself and call {prepare} --source DIR --out FILE.h5"
+    )
+    try:
+        with ProgressPrinter() as progress:
+            paths = download(files, target, progress, advice)
+    except KeyboardInterrupt:
+        print(
+            f"What has come is kept in {target}: the same command goes on from there.",
+            file=sys.stderr,
+        )
+        raise
+    print(f"downloaded and verified: {len(paths)} files in {target}", file=sys.stderr)
+    print(getattr(module, "FILES_NOTE", f"These are the files of {arguments.task}."))
+    print(f"next: {prepare} --source {shlex.quote(str(target))} --out {arguments.task}.h5")
+    return 0
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    module = plugins.load(plugins.GENERATE, arguments.task)
+    where = f"pfl-bench data generate {arguments.task}"
+    options = validate_options(module.Options, arguments.overrides, where)
+    out = Path(arguments.out)
+    with ProgressPrinter() as progress:
+        facts = module.generate(out, options, progress)
+    options_given = facts.pop("prepare_options")
+    _print_facts(facts)
+    if options_given is None:
+        return 0
+    given = "".join(f" {text}" for text in options_given)
+    prepare = f"pfl-bench data prepare {arguments.task} --source {shlex.quote(str(out))}"
+    print(f"next: {prepare} --out {arguments.task}-mini.h5{given}")
+    return 0
+
+
+def _stats(arguments: argparse.Namespace) -> int:
+    from pfl_bench.data import Store
+    from pfl_bench.report.statistics import format_statistics, store_statistics
+
+    folder = None if arguments.plots is None else Path(arguments.plots)
+    with Store(Path(arguments.file)) as store:
+        module = _statistics_module(store.task, arguments.overrides)
+        if module is not None:
+            where = f"pfl-bench data stats {arguments.file}"
+            options = validate_options(module.Options, arguments.overrides, where)
+        if folder is not None:
+            # Before the work, so that a wrong DIR is told at once.
+            from pfl_bench.report.statistics.pictures import make_folder
+
+            make_folder(folder)
+        statistics = store_statistics(store)
+        text = format_statistics(statistics)
+        if module is not None:
+            with ProgressPrinter() as progress:
+                own = module.statistics(store, options, progress)
+            statistics["task_statistics"] = own
+            text = f"{text}\n\n{module.format_statistics(own)}"
+    if folder is not None:
+        statistics["plots"] = _plot(statistics, module, folder)
+    print(json.dumps(statistics) if arguments.json else text)
+    for path in statistics.get("plots", ()):
+        print(f"plot: {path}", file=sys.stderr)
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from pfl_bench.report.text_columns import aligned
+
+    families = plugins.available(plugins.CATALOGUE)
+    listed = [
+        asdict(found)
+        for family in families
+        for found in plugins.load(plugins.CATALOGUE, family).DATA_SETS
+    ]
+    if arguments.json:
+        print(json.dumps({"data_sets": listed}))
+        return 0
+    heads = ("name", "domain", "clients", "samples", "tasks", "archive", "licence", "source")
+    rows = [heads]
+    for found in listed:
+        tasks = ", ".join(found["tasks"]) or "-"
+        counts = {name: f"{found[name]:,}" for name in ("clients", "samples")}
+        texts = {**found, **counts, "tasks": tasks}
+        rows.append(tuple(texts[head] for head in heads))
+    to_left = [place for place, head in enumerate(heads) if head not in ("clients", "samples")]
+    print("\n".join(aligned(rows, to_left)))
+    return 0
+
+
+def _statistics_module(task: str, overrides: Sequence[str]) -> ModuleType | None:
+    """The statistics that a task has of its own, if it has any."""
+    if task in plugins.available(plugins.STATISTICS):
+        return plugins.load(plugins.STATISTICS, task)
+    if overrides:
+        raise ConfigError(
+            f"pfl-bench data stats: {' '.join(overrides)}: task {task!r} has no statistics of its "
+            "own, so there is nothing to set; leave key=value out"
+        )
+    return None
+
+
+def _plot(statistics: dict[str, Any], module: ModuleType | None, folder: Path) -> list[str]:
+    """Draw the statistics; gives the paths of the pictures."""
+    from pfl_bench.report.statistics import figures, pictures
+
+    facts, task, notice = statistics["facts"], statistics["task"], None
+    with pictures.picture_style():
+        drawn = figures.store_figures(statistics)
+        if module is not None:
+            drawn |= module.figures(statistics["task_statistics"])
+            notice = statistics["task_statistics"]["notice"]
+    heading = f"{task} ({facts['variant']}): {facts['source']}"
+    return [str(path) for path in pictures.write_pictures(drawn, folder, heading, notice)]
+
+
+def _traces(arguments: argparse.Namespace) -> int:
+    from pfl_bench.config.devices import SOURCES
+    from pfl_bench.simulation.devices.fedscale import LeftOut
+    from pfl_bench.simulation.devices.sources import open_devices
+    from pfl_bench.simulation.devices.trace_file import check_target, write_trace_file
+
+    where = f"pfl-bench data traces {arguments.source}"
+    given = [f"name={arguments.source}", *arguments.overrides]
+    source = validate_options(SOURCES[arguments.source], given, where)
+    if getattr(source, "num_devices", 1) is None:
+        raise ConfigError(f"{where}: give num_devices=N, how many to make up")
+    if arguments.leave_out_bad and arguments.source != "fedscale":
+        raise ConfigError(
+            f"{where}: --leave-out-bad is for the source fedscale alone; leave it out, and mend "
+            "what is wrong"
+        )
+    out = None if arguments.out is None else Path(arguments.out)
+    if out is not None:
+        check_target(out)
+    left_out = LeftOut() if arguments.leave_out_bad else None
+    devices = open_devices(source, 1, left_out)
+    if out is not None:
+        write_trace_file(out, devices)
+    facts = devices.facts()
+    if left_out is not None:
+        facts["left_out"] = {str(path): number for path, number in left_out.counts.items()}
+        facts["first_left_out"] = left_out.first
+    if arguments.json:
+        print(json.dumps(facts))
+    else:
+        _print_facts(facts)
+    if out is not None:
+        print(f"devices: {out}", file=sys.stderr)
+    return 0
+
+
+def _print_facts(facts: dict[str, Any]) -> None:
+    for key, value in facts.items():
+        shown = json.dumps(value) if isinstance(value, (dict, list)) else value
+        print(f"{key}: {shown}")
+
+
+class ProgressPrinter:
+    """Shows (what, done, total): a bar on a terminal, else a plain line each ten seconds."""
+
+    def __init__(self) -> None:
+        self._bars = Progress() if sys.stderr.isatty() else None
+        self._tasks: dict[str, TaskID] = {}
+        self._last = time.monotonic()
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        """Show that ``done`` of ``total`` (None: unknown) are through."""
+        if self._bars is not None:
+            if what not in self._tasks:
+                self._tasks[what] = self._bars.add_task(what, total=total)
+            self._bars.update(self._tasks[what], completed=done, total=total)
+        elif time.monotonic() - self._last > 10.0:
+            self._last = time.monotonic()
+            of = "" if total is None else f"/{total}"
+            print(f"{what}: {done}{of}", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Callable[[str, int, int | None], None]:
+        """Start the bars."""
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the bars down."""
+        if self._bars is not None:
+            self._bars.stop()

@@ -1,0 +1,339 @@
+"""The command line. Only the standard library is imported here, so that --help answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import sys
+from collections.abc import Sequence
+
+EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+# What the user's machine, not our code, is to be blamed for.
+_MACHINE_ERRORS = {
+    errno.ENOSPC: "no space is left on the device",
+    errno.EDQUOT: "the disk quota is exceeded",
+    errno.EFBIG: "the file size limit is exceeded",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission is denied",
+    errno.EPERM: "the operation is not permitted",
+    errno.EIO: "the disk reports an error (input/output error)",
+    errno.ESTALE: "the network file system has lost this file (stale file handle)",
+    errno.ENOTDIR: "part of this path is a file, not a folder",
+    errno.EISDIR: "this is a folder, where a file is written or read",
+    errno.EEXIST: "this is in the way",
+}
+# What neither space nor another folder mends.
+_OTHER_ERRORS = {
+    errno.ENAMETOOLONG: "this name is too long for a file; give a shorter one: --out, or the row's "
+    "name",
+    errno.EMFILE: "too many files are open; allow more (ulimit -n 1024), or use fewer "
+    "federated.workers",
+    errno.ENFILE: "this machine has too many files open; end other programs, then go on",
+    errno.ENOMEM: "memory ran out; end other programs, or use fewer federated.workers",
+    errno.EAGAIN: "no more processes can be started; allow more (ulimit -u), or use fewer "
+    "federated.workers",
+}
+_SMALLER = (
+    "end other programs, or use fewer federated.workers or smaller batches. Where a run was under "
+    "way, --resume goes on"
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="pfl-bench",
+        description="Benchmarks for differentially private federated learning: one command a row "
+        "of a published table, epsilons that can be audited.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _add_run(commands)
+    _add_table(commands)
+    _add_sweep(commands)
+    _add_data(commands)
+    _add_privacy(commands)
+    _add_audit(commands)
+    _add_report(commands)
+    return parser
+
+
+def _path(text: str) -> str:
+    """A path on the command line; an empty one, as of a variable that is not set, is none."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty; give a path, or leave the option out")
+    return text
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = commands.add_parser("run", help="run one row")
+    run.add_argument("config", metavar="CONFIG.yaml", help="file, or a bundled demo/<row>.yaml")
+    run.add_argument("overrides", nargs="*", metavar="key=value", help="wins over the file")
+    run.add_argument(
+        "--out", metavar="DIR", type=_path, help="run folder (default: runs/NAME/seed-N)"
+    )
+    run.add_argument("--resume", action="store_true", help="go on with an unfinished run")
+    run.add_argument("--seed", type=int, metavar="N", help="same as seed=N")
+    run.add_argument("--profile", action="store_true", help="write where the time goes")
+    run.set_defaults(module="run")
+
+
+def _add_table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    table = commands.add_parser("table", help="run every row of a folder; done rows are skipped")
+    table.add_argument(
+        "folder", metavar="FOLDER", help="folder of rows or a view, or a bundled one"
+    )
+    table.add_argument("overrides", nargs="*", metavar="key=value", help="applied to every row")
+    table.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds a row (default 1)")
+    table.add_argument("--only", metavar="ROW", help="run this row alone")
+    table.add_argument("--format", choices=("md", "csv", "latex"), default="md")
+    table.add_argument(
+        "--out", metavar="DIR", type=_path, help="folder of the runs (default: runs/FOLDER)"
+    )
+    _add_launcher(table)
+    table.set_defaults(module="table")
+
+
+def _add_sweep(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    sweep = commands.add_parser(
+        "sweep", help="one row with every combination of some settings, best on val first"
+    )
+    sweep.add_argument("sweep", metavar="SWEEP.yaml", help="row, metric and grid of values")
+    sweep.add_argument("overrides", nargs="*", metavar="key=value", help="applied to every run")
+    sweep.add_argument("--only", type=int, metavar="N", help="run the Nth combination alone")
+    sweep.add_argument("--format", choices=("md", "csv", "latex"), default="md")
+    sweep.add_argument(
+        "--out", metavar="DIR", type=_path, help="folder of the runs (default: runs/SWEEP)"
+    )
+    _add_launcher(sweep)
+    sweep.set_defaults(module="sweep")
+
+
+def _add_launcher(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--launcher",
+        choices=("local", "slurm"),
+        help="each run a job: a process here, or a job of a Slurm cluster (default: no jobs)",
+    )
+    command.add_argument(
+        "--jobs", type=int, metavar="K", help="at most K jobs at once (local: as the cores allow)"
+    )
+    command.add_argument(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of the Slurm jobs, such as time=60 or partition=gpu; repeat for more",
+    )
+    command.add_argument(
+        "--no-wait",
+        dest="wait",
+        action="store_false",
+        help="submit to Slurm and end; the same command shows the table later",
+    )
+
+
+def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    data = commands.add_parser("data", help="prepare, download, generate and describe data")
+    actions = data.add_subparsers(dest="action", metavar="ACTION", required=True)
+    prepare = actions.add_parser("prepare", help="raw public files -> store")
+    prepare.add_argument("task", metavar="TASK")
+    prepare.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
+    prepare.add_argument("--source", required=True, metavar="DIR")
+    prepare.add_argument("--out", required=True, metavar="FILE.h5", type=_path)
+    prepare.add_argument("--force", action="store_true", help="replace FILE.h5 if it exists")
+    download = actions.add_parser("download", help="fetch the published files")
+    download.add_argument("task", metavar="TASK")
+    download.add_argument(
+        "--out", metavar="DIR", type=_path, help="target folder (default: data/TASK)"
+    )
+    generate = actions.add_parser("generate", help="made-up data in a task's published format")
+    generate.add_argument("task", metavar="TASK")
+    generate.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
+    generate.add_argument("--out", required=True, metavar="DIR", type=_path, help="folder to make")
+    stats = actions.add_parser("stats", help="users, examples, skew of a store")
+    stats.add_argument("file", metavar="FILE.h5")
+    stats.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
+    stats.add_argument("--json", action="store_true")
+    stats.add_argument("--plots", metavar="DIR", help="also draw them, as PNG files in DIR")
+    traces = actions.add_parser("traces", help="devices of clients -> one file that opens fast")
+    traces.add_argument("source", choices=("generated", "fedscale", "csv", "file"))
+    traces.add_argument("overrides", nargs="*", metavar="key=value", help="the source's options")
+    traces.add_argument(
+        "--out", metavar="FILE.npz", type=_path, help="file to write (default: only describe)"
+    )
+    traces.add_argument(
+        "--leave-out-bad", action="store_true", help="leave bad clients of FedScale's files out"
+    )
+    traces.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    listing = actions.add_parser("list", help="FedScale's 20 data sets: size, source, licence")
+    listing.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    data.set_defaults(module="data")
+
+
+def _add_privacy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    privacy = commands.add_parser("privacy", help="privacy calculations without a run")
+    actions = privacy.add_subparsers(dest="action", metavar="ACTION", required=True)
+    calibrate = actions.add_parser("calibrate", help="noise multiplier for an epsilon")
+    calibrate.add_argument("--epsilon", type=float, required=True, metavar="E")
+    epsilon = actions.add_parser("epsilon", help="epsilon of a noise multiplier")
+    epsilon.add_argument("--noise-multiplier", type=float, required=True, metavar="Z")
+    solve = actions.add_parser(
+        "solve", help="any one of epsilon, noise, rounds, cohort, population: leave it out"
+    )
+    solve.add_argument("--epsilon", type=float, metavar="E")
+    solve.add_argument("--noise-multiplier", type=float, metavar="Z")
+    table = actions.add_parser("table", help="epsilon of several rounds, by each accountant")
+    table.add_argument("--noise-multiplier", type=float, required=True, nargs="+", metavar="Z")
+    table.add_argument("--rounds", type=int, required=True, nargs="+", metavar="T")
+    table.add_argument(
+        "--accountant", choices=("rdp", "pld", "prv"), nargs="+", help="default: all three"
+    )
+    table.add_argument("--format", choices=("md", "csv", "latex", "json"), default="md")
+    table.add_argument("--plot", metavar="FILE.png|svg", help="draw epsilon against rounds")
+    for action in (calibrate, epsilon, solve, table):
+        required = action is not solve
+        action.add_argument("--population", type=int, required=required, metavar="N")
+        action.add_argument("--cohort", type=int, required=required, metavar="C")
+        if action is not table:
+            action.add_argument("--rounds", type=int, required=required, metavar="T")
+            action.add_argument("--accountant", choices=("rdp", "pld", "prv"), default="rdp")
+            action.add_argument(
+                "--explain", action="store_true", help="the guarantee in plain words, too"
+            )
+            action.add_argument("--json", action="store_true")
+        _add_privacy_setting(action)
+    explain = actions.add_parser("explain", help="a run's guarantee in plain words")
+    explain.add_argument("run", metavar="RUN_DIR")
+    explain.add_argument("--json", action="store_true")
+    privacy.set_defaults(module="privacy")
+
+
+def _add_privacy_setting(action: argparse.ArgumentParser) -> None:
+    action.add_argument("--delta", type=float, metavar="D", help="default: N^-1.1")
+    action.add_argument(
+        "--sampling",
+        choices=("poisson", "cyclic_poisson", "fixed_size", "full", "selected"),
+        default="poisson",
+        help="how a round's users are drawn (default poisson; selected: by devices and a selector)",
+    )
+    action.add_argument(
+        "--separation",
+        type=int,
+        default=1,
+        metavar="B",
+        help="rounds between two of one user (cyclic_poisson, selected)",
+    )
+    action.add_argument(
+        "--max-participations",
+        type=int,
+        metavar="K",
+        help="rounds of one user at most (selected)",
+    )
+    action.add_argument(
+        "--noise-cohort",
+        type=int,
+        metavar="C_LG",
+        help="cohort whose noise is simulated: the epsilons of both, labelled",
+    )
+    action.add_argument(
+        "--users", type=int, metavar="U", help="users of the run itself (default: N)"
+    )
+    action.add_argument("--mechanism", metavar="NAME", help="default: gaussian")
+    action.add_argument("overrides", nargs="*", metavar="key=value", help="options of --mechanism")
+
+
+def _add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    audit = commands.add_parser("audit", help="derive every privacy claim of a run anew")
+    audit.add_argument("run", metavar="RUN_DIR")
+    audit.add_argument(
+        "--tuned-runs",
+        type=int,
+        default=10,
+        metavar="K",
+        help="also bound epsilon of a search over K such runs (default 10)",
+    )
+    audit.add_argument("--data", metavar="FILE", help="the data, where they have moved")
+    audit.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    audit.set_defaults(module="audit")
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    report = commands.add_parser("report", help="one self-contained page of run folders")
+    report.add_argument("runs", nargs="+", metavar="RUN_DIR")
+    report.add_argument("--out", default="report.html", metavar="FILE.html", type=_path)
+    report.add_argument("--force", action="store_true", help="replace FILE.html if it exists")
+    report.set_defaults(module="report")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: Arguments without the program's name; None for the process's own.
+
+    Returns:
+        0 done, 1 a check or a row failed, 2 the user's input is wrong, 130 interrupted.
+    """
+    parser = build_parser()
+    arguments = _parse(parser, argv)
+    if arguments.version:
+        from pfl_bench import __version__
+
+        print(__version__)
+        return EXIT_DONE
+    if arguments.command is None:
+        parser.print_help()
+        return EXIT_INPUT
+    try:
+        module = importlib.import_module(f"pfl_bench.cli.{arguments.module}")
+        return int(module.main(arguments))
+    except KeyboardInterrupt:
+        again = "with --resume goes on" if arguments.command == "run" else "begins or goes on"
+        print(f"pfl-bench: interrupted; the same command {again}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe such as `| head` went away: nothing is wrong, nothing is left to say.
+        sys.stdout = None
+        return EXIT_DONE
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        print(f"pfl-bench: {message}", file=sys.stderr)
+        from pfl_bench.types import CrewError
+
+        return EXIT_FAILED if isinstance(error, CrewError) else EXIT_INPUT
+
+
+def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse, with key=value overrides allowed before and after the options."""
+    arguments, rest = parser.parse_known_args(argv)
+    foreign = [text for text in rest if text.startswith("-") or "=" not in text]
+    if foreign or (rest and not hasattr(arguments, "overrides")):
+        parser.error(f"unrecognized arguments: {' '.join(foreign or rest)}")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
+    return arguments
+
+
+def explain(error: Exception) -> str | None:
+    """What to tell the user of an error that is theirs or their machine's; None for one of ours."""
+    from pfl_bench.types import CrewError, UserInputError
+    from privacy.errors import PrivacyError
+
+    if isinstance(error, (UserInputError, CrewError, PrivacyError)):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return f"memory ran out ({error or 'no more could be had'}); {_SMALLER}"
+    if isinstance(error, OSError) and error.errno in _OTHER_ERRORS:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{_OTHER_ERRORS[error.errno]}. Where a run was under way, --resume goes on"
+    if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
+        where = f"{error.filename}: " if error.filename else ""
+        return (
+            f"{where}{_MACHINE_ERRORS[error.errno]}; free space or give another --out, then go on "
+            "with --resume where a run was under way"
+        )
+    return None

@@ -1,0 +1,219 @@
+"""``pfl-bench privacy``: calculations without a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pfl_bench.cli import privacy_settings as shared
+from pfl_bench.types import RunFolderError
+from privacy.calibration import calibrate_noise_multiplier, default_delta
+from privacy.statement.statement import json_epsilon, round_up, small
+
+if TYPE_CHECKING:
+    from privacy.solving import MechanismComposition, Solution
+
+_DIGITS = 6
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Answer one action of ``pfl-bench privacy``."""
+    if arguments.action == "explain":
+        return _explain_run(arguments)
+    shared.check_noise_cohort(arguments)
+    composition = shared.mechanism_composition(arguments)
+    if arguments.action == "table":
+        from pfl_bench.cli import privacy_table
+
+        return privacy_table.main(arguments, composition)
+    if arguments.action == "solve":
+        return _solve(arguments, composition)
+    if arguments.action == "calibrate":
+        noise = _calibrate(arguments, composition)
+    else:
+        noise = arguments.noise_multiplier
+    pair = shared.make_pair(
+        arguments,
+        composition,
+        noise,
+        arguments.rounds,
+        arguments.population,
+        arguments.cohort,
+        arguments.accountant,
+    )
+    answer = _answer(arguments, pair, noise, arguments.rounds)
+    if arguments.action == "calibrate":
+        answer["target_epsilon"] = arguments.epsilon
+    _print(arguments, answer, pair, arguments.rounds)
+    return 0
+
+
+def _calibrate(arguments: argparse.Namespace, composition: MechanismComposition) -> float:
+    """Noise of the deployment, for the rounds of the arguments."""
+    from functools import partial
+
+    size, cohort = arguments.population, arguments.noise_cohort or arguments.cohort
+    participation = shared.participation_of(arguments, size, cohort)
+    return calibrate_noise_multiplier(
+        arguments.epsilon,
+        default_delta(size) if arguments.delta is None else arguments.delta,
+        arguments.sampling,
+        size,
+        cohort,
+        arguments.rounds,
+        arguments.accountant,
+        separation=arguments.separation,
+        max_participations=arguments.max_participations,
+        composition=partial(composition, participation),
+    )
+
+
+def _solve(arguments: argparse.Namespace, composition: MechanismComposition) -> int:
+    """Find the one number that is left out."""
+    from privacy.errors import PrivacyError
+    from privacy.solving import Question, solve
+
+    cohort = arguments.noise_cohort or arguments.cohort
+    if shared.simulates(arguments) and arguments.cohort is None:
+        raise PrivacyError(
+            "--cohort is left out with --noise-cohort or --users: the budget is the simulated "
+            "deployment's, whose epsilon the cohort of the run does not change; give --cohort, or "
+            "leave both out to solve for the cohort"
+        )
+    solution = solve(
+        Question(
+            epsilon=arguments.epsilon,
+            noise_multiplier=arguments.noise_multiplier,
+            rounds=arguments.rounds,
+            cohort_size=cohort,
+            population_size=arguments.population,
+            delta=arguments.delta,
+            scheme=arguments.sampling,
+            accountant=arguments.accountant,
+            separation=arguments.separation,
+            max_participations=arguments.max_participations,
+        ),
+        composition,
+    )
+    solved = solution.participation
+    pair = shared.make_pair(
+        arguments,
+        composition,
+        solution.noise_multiplier,
+        solution.rounds,
+        solved.population_size,
+        int(arguments.cohort or solved.cohort_size),
+        arguments.accountant,
+    )
+    answer = _answer(arguments, pair, solution.noise_multiplier, solution.rounds)
+    answer |= _solved(solution)
+    if arguments.epsilon is not None:
+        answer["target_epsilon"] = arguments.epsilon
+    _print(arguments, answer, pair, solution.rounds)
+    return 0
+
+
+def _solved(solution: Solution) -> dict[str, Any]:
+    beyond = None
+    if solution.beyond is not None:
+        value, epsilon = solution.beyond
+        beyond = {solution.unknown: value, "epsilon": json_epsilon(epsilon)}
+    return {"solved_for": solution.unknown, "rule": solution.rule, "beyond": beyond}
+
+
+def _answer(
+    arguments: argparse.Namespace, pair: shared.Pair, noise: float, rounds: int
+) -> dict[str, Any]:
+    """The answer as JSON takes it: one epsilon, or two labelled ones."""
+    answer: dict[str, Any] = {"unit": "user", "sampling": arguments.sampling}
+    if arguments.mechanism is not None:
+        answer["mechanism"] = arguments.mechanism
+    if arguments.separation != 1:
+        answer["separation"] = arguments.separation
+    if arguments.max_participations is not None:
+        answer["max_participations"] = arguments.max_participations
+    if shared.simulates(arguments):
+        answer |= {
+            "rounds": rounds,
+            "accountant": arguments.accountant,
+            "noise_multiplier": noise,
+            "simulated": shared.accounted_to_json(pair.simulated),
+            "actual": shared.accounted_to_json(pair.actual),
+        }
+        return answer
+    only = shared.accounted_to_json(pair.simulated)
+    # In this order, which is what the command has always printed.
+    answer |= {key: only[key] for key in ("population_size", "cohort_size", "sampling_probability")}
+    answer |= {"rounds": rounds, "delta": only["delta"], "accountant": arguments.accountant}
+    return answer | {"noise_multiplier": noise, "epsilon": only["epsilon"]}
+
+
+def _print(
+    arguments: argparse.Namespace, answer: dict[str, Any], pair: shared.Pair, rounds: int
+) -> None:
+    told = None
+    if arguments.explain:
+        from privacy.statement.explaining import explain, sections
+
+        guarantee = shared.guarantee_of(arguments, pair, rounds)
+        answer, told = answer | {"explanation": sections(guarantee)}, explain(guarantee)
+    if arguments.json:
+        print(json.dumps(answer))
+        return
+    for key, value in answer.items():
+        if key in ("simulated", "actual"):
+            print(f"{f'epsilon ({key})':22} {_setting(value)}")
+        elif key == "beyond" and value is not None:
+            (name, number), (_, epsilon) = value.items()
+            over = f"{name} {_text(name, number)} has epsilon {_text('epsilon', epsilon)}"
+            print(f"{'beyond':22} {over}")
+        elif key not in ("explanation", "beyond"):
+            print(f"{key:22} {_text(key, value)}")
+    if told is not None:
+        print(f"\n{told}")
+
+
+def _text(key: str, value: Any) -> str:
+    """A value as text; what a user may type again is no weaker than what was calculated."""
+    if key == "epsilon" and isinstance(value, float):
+        return round_up(value, _DIGITS)
+    if key in ("delta", "noise_multiplier"):
+        return small(value, _DIGITS)
+    return f"{value:.6g}" if isinstance(value, float) else f"{value}"
+
+
+def _setting(accounted: dict[str, Any]) -> str:
+    return (
+        f"{_text('epsilon', accounted['epsilon'])} at delta {_text('delta', accounted['delta'])}: "
+        f"{accounted['cohort_size']} of {accounted['population_size']} a round (q = "
+        f"{accounted['sampling_probability']:.4g}), noise multiplier "
+        f"{_text('noise_multiplier', accounted['noise_multiplier'])}"
+    )
+
+
+def _explain_run(arguments: argparse.Namespace) -> int:
+    """Explain the statement of a run folder."""
+    from pfl_bench.files import read_json
+    from privacy.statement.explaining import explain, sections
+    from privacy.statement.guarantee import Guarantee
+    from privacy.statement.statement import PrivacyStatement
+
+    path = Path(arguments.run) / "privacy.json"
+    document = read_json(path)
+    if document is None:
+        raise RunFolderError(
+            f"{path} does not exist: {arguments.run} is not the folder of a private run that has "
+            "begun; give one, such as runs/demo/private_federated/seed-0"
+        )
+    try:
+        guarantee = Guarantee.of(PrivacyStatement.from_json_dict(document))
+        told, text = sections(guarantee), explain(guarantee)
+    except (ValueError, TypeError, AttributeError, KeyError, ArithmeticError) as error:
+        raise RunFolderError(
+            f"{path} is not a privacy statement: {error}; run the row again, or give another "
+            "run's folder"
+        ) from None
+    print(json.dumps({"run": arguments.run, "explanation": told}) if arguments.json else text)
+    return 0

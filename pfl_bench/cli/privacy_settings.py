@@ -1,0 +1,219 @@
+"""What the actions of ``pfl-bench privacy`` share: their arguments as settings to be accounted.
+
+Guarantee: unit user. With ``--noise-cohort`` or ``--users`` there are two settings, as in a run's
+statement: *simulated*, a deployment of ``--population`` users of whom ``--noise-cohort`` take part
+in a round; and *actual*, a run of ``--users`` users of whom ``--cohort`` take part, with noise
+scaled by the ratio of the cohorts. Without them both are one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from pfl_bench.types import ConfigError
+from privacy.accountant import check_accountant, compose_epsilon
+from privacy.amplification import Composition, Participation, sampled_gaussian
+from privacy.calibration import default_delta
+from privacy.errors import PlanError
+from privacy.statement.statement import NOT_COVERED, PATTERN_NOT_COVERED, Accounted, json_epsilon
+
+if TYPE_CHECKING:
+    from privacy.solving import MechanismComposition
+    from privacy.statement.guarantee import Guarantee
+
+# Their rounds compose as sampled Gaussians: no need to load them, and torch with them.
+_PLAIN = ("gaussian", "adaptive_gaussian")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two settings of a calculation, which are equal if nothing is simulated.
+
+    Attributes:
+        adjacency: Under which both are accounted.
+        simulated: The deployment.
+        actual: The run.
+    """
+
+    adjacency: str
+    simulated: Accounted
+    actual: Accounted
+
+
+def simulates(arguments: argparse.Namespace) -> bool:
+    """Whether a simulated and an actual setting are told apart."""
+    return arguments.noise_cohort is not None or arguments.users is not None
+
+
+def participation_of(arguments: argparse.Namespace, population: int, cohort: int) -> Participation:
+    """How users take part, from so many and in cohorts of so many.
+
+    Raises:
+        PrivacyError: The arguments do not fit one another.
+    """
+    return Participation(
+        arguments.sampling,
+        population,
+        cohort,
+        arguments.separation,
+        arguments.max_participations,
+    )
+
+
+def check_noise_cohort(arguments: argparse.Namespace) -> None:
+    """Check ``--noise-cohort`` and ``--users``.
+
+    Raises:
+        ConfigError: One of them is less than 1.
+    """
+    for flag, value in (("--noise-cohort", arguments.noise_cohort), ("--users", arguments.users)):
+        if value is not None and value < 1:
+            raise ConfigError(
+                f"pfl-bench privacy: {flag} is {value}, but must be a whole number of users, at "
+                "least 1"
+            )
+
+
+def mechanism_composition(arguments: argparse.Namespace) -> MechanismComposition:
+    """What the rounds of ``--mechanism`` compose to, with its key=value options.
+
+    Raises:
+        ConfigError: There are options but no mechanism, or a wrong option.
+        PluginError: There is no such mechanism.
+        PlanError: It is not private.
+    """
+    name, options = arguments.mechanism, arguments.overrides
+    where = "pfl-bench privacy"
+    if name is None and options:
+        raise ConfigError(
+            f"{where}: {' '.join(options)}: there is no --mechanism that it could be an option of; "
+            "give one, or leave key=value out"
+        )
+    if (name is None or name in _PLAIN) and not options:
+        return sampled_gaussian
+    from pfl_bench import plugins
+    from pfl_bench.config.loading import validate_options
+    from privacy.mechanism import NoiseScale
+
+    kind = plugins.options_type(plugins.MECHANISM, name)
+    given = {text.partition("=")[0] for text in options}
+    if "clip_norm" in kind.model_fields and "clip_norm" not in given:
+        # Noise is in multiples of it, so that no epsilon depends on it.
+        options = ["clip_norm=1.0", *options]
+    typed = validate_options(kind, options, f"{where} --mechanism {name}")
+
+    def built(cohort: float, noise_cohort: float, rounds: int) -> Any:
+        # Without noise none can be infeasible, and the multiplier is asked for when composing.
+        noise = NoiseScale(0.0, cohort, noise_cohort, rounds, arguments.separation)
+        return plugins.build(plugins.MECHANISM, name, typed, noise)
+
+    cohort = arguments.cohort or arguments.noise_cohort or 1
+    mechanism = built(cohort, arguments.noise_cohort or cohort, _most(arguments.rounds))
+    if not mechanism.is_private:
+        raise PlanError(
+            f"the mechanism {name} neither clips nor noises, so that there is nothing to account; "
+            "choose a private one, such as gaussian"
+        )
+    in_use = lru_cache(maxsize=8)(built)
+
+    def composition(participation: Participation, noise: float, rounds: int) -> Composition:
+        cohort = participation.cohort_size
+        # Where the rounds are asked for, none are planned that noise could be fitted to.
+        planned = 0 if arguments.rounds is None else rounds
+        composed: Composition = in_use(cohort, cohort, planned).composition(
+            participation, noise, rounds
+        )
+        return composed
+
+    return composition
+
+
+def make_pair(
+    arguments: argparse.Namespace,
+    composition: MechanismComposition,
+    noise_multiplier: float,
+    rounds: int,
+    population: int,
+    cohort: int,
+    accountant: str,
+    coarseness: float = 1.0,
+) -> Pair:
+    """Account both settings.
+
+    Args:
+        arguments: Those of the command: sampling, separation, delta, noise cohort and users.
+        composition: What the mechanism's rounds compose to.
+        noise_multiplier: z of the deployment, or of the run if nothing is simulated.
+        rounds: Number of rounds, at least 0.
+        population: Users of the deployment, and of the run unless ``--users`` says others.
+        cohort: Users of a round of the run, and of the deployment unless ``--noise-cohort`` does.
+        accountant: "rdp", "pld" or "prv".
+        coarseness: At least 1: of the grid of "pld", for pictures; still an upper bound.
+
+    Raises:
+        PrivacyError: A number is out of its range, or the accountant does not know the mechanism.
+    """
+    noise_cohort, users = arguments.noise_cohort or cohort, arguments.users or population
+    if composition is sampled_gaussian:
+        # It says what to do in the words of the command, before any event is made.
+        check_accountant(accountant, arguments.sampling)
+
+    def accounted(size: int, drawn: int, noise: float) -> tuple[str, Accounted]:
+        participation = participation_of(arguments, size, drawn)
+        delta = default_delta(size) if arguments.delta is None else arguments.delta
+        composed = composition(participation, noise, rounds)
+        return composed.adjacency, Accounted(
+            population_size=size,
+            cohort_size=drawn,
+            sampling=arguments.sampling,
+            sampling_probability=participation.sampling_probability,
+            noise_multiplier=noise,
+            delta=delta,
+            epsilon=compose_epsilon([composed], delta, accountant, coarseness),
+            separation=arguments.separation,
+            max_participations=arguments.max_participations,
+        )
+
+    adjacency, simulated = accounted(population, noise_cohort, noise_multiplier)
+    if not simulates(arguments):
+        return Pair(adjacency, simulated, simulated)
+    scaled = noise_multiplier * cohort / noise_cohort
+    return Pair(adjacency, simulated, accounted(users, cohort, scaled)[1])
+
+
+def guarantee_of(arguments: argparse.Namespace, pair: Pair, rounds: int) -> Guarantee:
+    """What a calculation promises, to be explained."""
+    from privacy.statement.guarantee import Guarantee
+
+    not_covered = NOT_COVERED
+    if arguments.sampling == "selected":
+        not_covered += PATTERN_NOT_COVERED
+    return Guarantee(
+        unit="user",
+        adjacency=pair.adjacency,
+        mechanism=arguments.mechanism or "gaussian",
+        accountant=arguments.accountant,
+        rounds=rounds,
+        simulated=pair.simulated,
+        actual=pair.actual,
+        not_covered=not_covered,
+    )
+
+
+def accounted_to_json(accounted: Accounted) -> dict[str, Any]:
+    """One of two settings, as JSON takes it."""
+    return {
+        "population_size": accounted.population_size,
+        "cohort_size": accounted.cohort_size,
+        "sampling_probability": accounted.sampling_probability,
+        "noise_multiplier": accounted.noise_multiplier,
+        "delta": accounted.delta,
+        "epsilon": json_epsilon(accounted.epsilon),
+    }
+
+
+def _most(rounds: int | list[int] | None) -> int:
+    return max(rounds) if isinstance(rounds, list) else rounds or 0

@@ -1,0 +1,22 @@
+"""``pfl-bench report``: one self-contained page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from pfl_bench.cli.targets import check_new
+from pfl_bench.report.page import write_report
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Write the page of one or more run folders."""
+    out, runs = Path(arguments.out), [Path(run) for run in arguments.runs]
+    # A run's own page is made of its folder alone, and can be made anew at any time.
+    is_own = out.name == "report.html" and [out.parent.resolve()] == [p.resolve() for p in runs]
+    if not is_own:
+        check_new(out, arguments.force)
+    page = write_report(runs, out)
+    print(f"report: {page}", file=sys.stderr)
+    return 0

@@ -1,0 +1,271 @@
+"""What commands that run several rows share: finding them, running one, printing a table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, explain
+from pfl_bench.config.errors import blame
+from pfl_bench.config.loading import ResolvedConfig, load_config, resolve
+from pfl_bench.types import ConfigError
+
+if TYPE_CHECKING:
+    from pfl_bench.config.schema import RunConfig
+    from pfl_bench.runs.launchers import Launcher
+
+
+def choose(names: Mapping[str, Path], only: str, folder: Path) -> tuple[str, Path]:
+    """The one row that ``--only`` means, by its name in the folder or its file's.
+
+    Raises:
+        ConfigError: It is no row, or several.
+    """
+    wanted = only.removesuffix(".yaml")
+    chosen = [(name, row) for name, row in names.items() if wanted in (name, row.stem)]
+    if len(chosen) != 1:
+        near = get_close_matches(wanted, names, n=1, cutoff=0.4)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        problem = "is several rows" if chosen else "is no row"
+        raise ConfigError(f"--only {only}: {problem} of {folder}{hint} Rows: {', '.join(names)}")
+    return chosen[0]
+
+
+def short_name(path: Path) -> Path:
+    """The path of a folder or file under the configs, else its last part."""
+    parts = path.resolve().parts
+    for marker in ("configs", "bundled_configs"):
+        if marker in parts and parts[-1] != marker:
+            return Path(*parts[parts.index(marker) + 1 :])
+    return Path(path.resolve().name)
+
+
+def check_seeds(seeds: int) -> None:
+    """Check the number of seeds a row.
+
+    Raises:
+        ConfigError: It is not positive.
+    """
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds}: give 1 or more")
+
+
+def with_seeds(row: Path, arguments: argparse.Namespace) -> list[ResolvedConfig]:
+    """A row's configuration, once for each of its seeds."""
+    first = load_config(row, arguments.overrides)
+    more = range(first.config.seed + 1, first.config.seed + arguments.seeds)
+    return [first, *(load_config(row, [*arguments.overrides, f"seed={s}"]) for s in more)]
+
+
+def check_names(configurations: Iterable[ResolvedConfig]) -> None:
+    """Check that no two rows have one name, under which their runs would be averaged.
+
+    Raises:
+        ConfigError: Two files give their rows the same name, or an override does.
+    """
+    files: dict[str, Path] = {}
+    for resolved in configurations:
+        name = resolved.config.name
+        first = files.setdefault(name, resolved.source)
+        if first != resolved.source:
+            place = blame("name", resolved.source, resolved.overrides)
+            raise ConfigError(
+                f"{place}'{name}' is the name of {first} and of {resolved.source}, so that their "
+                "runs would be averaged as seeds of one row; give each row a name of its own"
+            )
+
+
+Plans = Sequence[tuple[Path, ResolvedConfig]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What became of several runs.
+
+    Attributes:
+        summaries: Each run's summary, in order; None for one that is not finished.
+        failed: Folders of the runs that failed.
+        under_way: Folders of the runs whose jobs were not waited for.
+        is_input: Whether the user's input was refused each time, and no job broke.
+    """
+
+    summaries: tuple[dict[str, Any] | None, ...]
+    failed: tuple[Path, ...]
+    under_way: tuple[Path, ...] = ()
+    is_input: bool = True
+
+    def exit_code(self) -> int:
+        """Name the runs that failed, and give the status that they leave."""
+        for run_folder in self.failed:
+            print(f"failed: {run_folder} (see above)", file=sys.stderr)
+        if self.failed and self.is_input and not (any(self.summaries) or self.under_way):
+            return EXIT_INPUT
+        return EXIT_FAILED if self.failed else EXIT_DONE
+
+
+def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
+    """Run what is not done: here, one after another, or as jobs where the command says so.
+
+    Args:
+        plans: The runs' folders and configurations.
+        arguments: Those of the command, with the options of ``--launcher``.
+        out: The folder of all of them, whose ``jobs`` has the jobs' files.
+
+    Raises:
+        ConfigError: The jobs cannot be launched so.
+    """
+    if arguments.launcher is not None:
+        return _run_as_jobs(plans, arguments, out / "jobs")
+    for option, given in (
+        ("--jobs", arguments.jobs is not None),
+        ("--slurm", bool(arguments.slurm)),
+        ("--no-wait", not arguments.wait),
+    ):
+        if given:
+            raise ConfigError(f"{option} belongs to --launcher local or slurm; give that too")
+    summaries = [run_one(run_folder, resolved) for run_folder, resolved in plans]
+    failed = [plan[0] for plan, summary in zip(plans, summaries, strict=True) if summary is None]
+    return Batch(tuple(summaries), tuple(failed))
+
+
+def run_one(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | None:
+    """Run or resume one run and write its page; None, with the reason printed, if it is refused.
+
+    Rows fail by the user's input alone; other errors are ours and are raised.
+    """
+    try:
+        return _train(run_folder, resolved)
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        _print_failure(run_folder, message)
+        return None
+
+
+def _train(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any]:
+    from pfl_bench.files import read_json
+    from pfl_bench.report.page import write_report
+    from pfl_bench.runs.runner import run
+
+    finished = read_json(run_folder / "summary.json") is not None
+    summary = run(resolved, run_folder, resume=True)
+    if finished:
+        print(f"{run_folder}: finished before; not run again", file=sys.stderr)
+    else:
+        write_report([run_folder], run_folder / "report.html")
+    return summary
+
+
+def _print_failure(run_folder: Path, message: str) -> None:
+    place = "" if message.startswith(str(run_folder)) else f"{run_folder}: "
+    print(f"pfl-bench: {place}{message}", file=sys.stderr)
+
+
+def _run_as_jobs(plans: Plans, arguments: argparse.Namespace, jobs: Path) -> Batch:
+    from pfl_bench.runs.launchers import Run, launch
+
+    launcher = _launcher(plans, arguments, jobs)
+    runs = [
+        Run(
+            run_folder,
+            # The tree, not the file, which may be edited before the job begins.
+            partial(
+                train_in_job,
+                run_folder,
+                resolved.tree,
+                resolved.source,
+                resolved.overrides,
+                resolved.not_the_row,
+            ),
+            partial(_is_finished, run_folder, resolved),
+        )
+        for run_folder, resolved in plans
+    ]
+    ended = launch(runs, launcher, jobs, arguments.wait)
+    failures = {folder: failure for folder, failure in ended.items() if failure is not None}
+    for folder, failure in failures.items():
+        log = "" if failure.log is None else f"\n  log of its job: {failure.log}"
+        _print_failure(folder, f"{failure.reason}{log}")
+    done = [folder in ended and folder not in failures for folder, _ in plans]
+    return Batch(
+        tuple(
+            _summary(*plan) if is_done else None for plan, is_done in zip(plans, done, strict=True)
+        ),
+        tuple(failures),
+        tuple(folder for folder, _ in plans if folder not in ended),
+        all(failure.is_input for failure in failures.values()),
+    )
+
+
+def _launcher(plans: Plans, arguments: argparse.Namespace, jobs: Path) -> Launcher:
+    from pfl_bench.runs.launchers import LocalLauncher, SlurmLauncher
+    from pfl_bench.runs.launchers.local import usual_slots
+
+    if arguments.launcher == "slurm":
+        return SlurmLauncher(jobs, arguments.slurm, arguments.jobs)
+    for option, given in (("--slurm", arguments.slurm), ("--no-wait", not arguments.wait)):
+        if given:
+            raise ConfigError(
+                f"{option} belongs to --launcher slurm, which keeps a queue; the queue of "
+                "--launcher local is the command itself"
+            )
+    slots = arguments.jobs
+    if slots is None:
+        slots = usual_slots([_cores_of(resolved.config) for _, resolved in plans])
+    return LocalLauncher(jobs, slots)
+
+
+def _cores_of(config: RunConfig) -> int | None:
+    """Cores that a run is given where several go on at once; None for all."""
+    if config.federated is None:
+        return config.num_threads
+    # Runs beside one another need no worker processes, whose number no result depends on.
+    workers = 1 if config.federated.workers == "auto" else config.federated.workers
+    return workers * (config.num_threads or 1)
+
+
+def train_in_job(
+    run_folder: Path,
+    tree: dict[str, Any],
+    source: Path,
+    overrides: tuple[str, ...],
+    not_the_row: tuple[str, ...] = (),
+) -> str | None:
+    """What a job does: run or resume; return why the user's input is refused, else None."""
+    try:
+        resolved = replace(resolve(tree, source, overrides), not_the_row=not_the_row)
+        _train(run_folder, resolved)
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        print(f"pfl-bench: {message}", file=sys.stderr)
+        return message
+    return None
+
+
+def _is_finished(run_folder: Path, resolved: ResolvedConfig) -> bool:
+    return _summary(run_folder, resolved) is not None
+
+
+def _summary(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | None:
+    """The summary of this very run, if its folder holds it finished."""
+    from pfl_bench.runs.folder import RunFolder
+
+    return RunFolder(run_folder).prepare(resolved, resume=True) if run_folder.exists() else None
+
+
+def save_table(out: Path, text: str, fmt: str) -> None:
+    """Print a table and save it as OUT/table.FORMAT."""
+    from pfl_bench.files import write_atomically
+
+    print(text, end="")
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / f"table.{'tex' if fmt == 'latex' else fmt}", text)

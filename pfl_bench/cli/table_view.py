@@ -1,0 +1,115 @@
+"""``pfl-bench table`` of a view: other cells, and figures, of the runs of a folder's rows."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pfl_bench.cli import run_many
+from pfl_bench.cli.main import EXIT_FAILED
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.config.views import LoadedView, ViewRow, check_measured, load_view
+
+if TYPE_CHECKING:
+    from pfl_bench.report.run_folder import RunRecord
+    from pfl_bench.report.table import TableFormat
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One run that a view shows."""
+
+    row: ViewRow
+    folder: Path
+    resolved: ResolvedConfig
+
+
+def run_view(path: Path, arguments: argparse.Namespace) -> int:
+    """Run what is not done of a view's rows, in the viewed folder's own runs, and show them.
+
+    Args:
+        path: The view's file.
+        arguments: Those of ``pfl-bench table``; ``out`` is the folder of the viewed rows' runs.
+    """
+    view = load_view(path)
+    runs = Path(arguments.out) if arguments.out else Path("runs") / run_many.short_name(view.folder)
+    plans = _plans(view, runs, arguments)
+    here = path.parent
+    out = Path("runs") / run_many.short_name(here)
+    if arguments.out:
+        out = Path(arguments.out) / f"view-{here.resolve().name}"
+    batch = run_many.run_all([(p.folder, p.resolved) for p in plans], arguments, runs)
+    done = [
+        (plan, _with_the_views_cells(plan, summary))
+        for plan, summary in zip(plans, batch.summaries, strict=True)
+        if summary is not None
+    ]
+    has_failed = bool(done) and _print_view(view, plans, done, arguments.format, out)
+    return batch.exit_code() or (EXIT_FAILED if has_failed else 0)
+
+
+def _plans(view: LoadedView, runs: Path, arguments: argparse.Namespace) -> list[_Plan]:
+    rows = view.rows
+    if arguments.only is not None:
+        names = {row.row: file for row, file in rows}
+        wanted = next((row.row for row, _ in rows if row.label == arguments.only), arguments.only)
+        name, _ = run_many.choose(names, wanted, view.path.parent)
+        rows = tuple((row, file) for row, file in rows if row.row == name)
+    plans = []
+    for row, file in rows:
+        for resolved in run_many.with_seeds(file, arguments):
+            check_measured(view, row, resolved.config)
+            plans.append(_Plan(row, runs / row.row / f"seed-{resolved.config.seed}", resolved))
+    run_many.check_names(plan.resolved for plan in plans)
+    return plans
+
+
+def _with_the_views_cells(plan: _Plan, summary: dict[str, Any]) -> dict[str, Any]:
+    from pfl_bench.runs.published import compare_finished
+
+    if not plan.row.expected:
+        return summary
+    expected = compare_finished(plan.resolved, summary, plan.row.expected)
+    return {**summary, "expected": expected}
+
+
+def _print_view(
+    view: LoadedView,
+    plans: list[_Plan],
+    done: list[tuple[_Plan, dict[str, Any]]],
+    fmt: TableFormat,
+    out: Path,
+) -> bool:
+    """Print and save the table and the page; tell whether a row's verdict is a failure."""
+    from pfl_bench.report.figures import draw_figures
+    from pfl_bench.report.grid import format_grid, make_grid
+    from pfl_bench.report.page import write_page
+    from pfl_bench.report.run_folder import read_run
+    from pfl_bench.report.table import format_table
+    from pfl_bench.runs.rows import rows_from_summaries
+
+    rows = rows_from_summaries([summary for _, summary in done])
+    labels = None
+    # A grid is for the cells of a wide table; a view of figures alone has few numbers a row. And
+    # raw numbers are for programs, which take a line a cell.
+    if any(plan.row.expected for plan in plans):
+        labels = {summary["name"]: plan.row.shown_as for plan, summary in done}
+    if labels is None or fmt == "csv":
+        text = format_table(rows, fmt)
+    else:
+        text = format_grid(make_grid(rows, labels), "latex" if fmt == "latex" else "md")
+    run_many.save_table(out, text, fmt)
+    records = [replace(read_run(plan.folder), summary=summary) for plan, summary in done]
+    runs: dict[str, list[RunRecord]] = {}
+    for (plan, _), record in zip(done, records, strict=True):
+        runs.setdefault(plan.row.row, []).append(record)
+    figures = draw_figures(view, runs, [plan.row.row for plan in plans])
+    page = write_page(records, out / "report.html", labels, figures)
+    for figure in figures:
+        for note in figure.notes:
+            print(f"{figure.title}: {note}", file=sys.stderr)
+    print(f"report: {page.resolve()}", file=sys.stderr)
+    return any(row.is_failure for row in rows)

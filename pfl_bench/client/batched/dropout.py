@@ -1,0 +1,81 @@
+"""Dropout of several clients at once, each from its own stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pfl_bench.client.batched.step_context import Frame
+
+
+def drop(layer: nn.Dropout, frame: Frame, channels_last: bool) -> Callable[[Tensor], Tensor]:
+    """What replaces a dropout layer's forward pass.
+
+    On a CPU each lane's mask is what ``torch.nn.functional.dropout`` would draw for its real
+    examples alone, from a generator with the client's seed.
+
+    Args:
+        layer: The layer.
+        frame: Has the lanes' generators.
+        channels_last: Whether images have their channels last where clients train one by one: the
+            order in which a mask's elements are drawn.
+    """
+
+    def forward(inputs: Tensor) -> Tensor:
+        if not layer.training or layer.p == 0:
+            return inputs
+        if layer.p == 1:
+            return inputs * 0.0
+        order = _order(inputs, channels_last)
+        mask = _mask(inputs.permute(order).shape, order.index(0), layer.p, inputs, frame)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        mask = mask.permute(back)
+        # In the inputs' layout: what follows would be slow on a mixture.
+        scale = torch.empty_like(inputs).copy_(mask).div_(1.0 - layer.p)
+        return inputs * scale
+
+    return forward
+
+
+def _order(inputs: Tensor, channels_last: bool) -> list[int]:
+    """The axes in the order of memory where clients train one by one, slowest first."""
+    if inputs.ndim == 4:
+        return [0, 2, 3, 1] if channels_last else [0, 1, 2, 3]
+    strides = inputs.stride()
+    return sorted(range(inputs.ndim), key=lambda axis: -strides[axis])
+
+
+def _mask(
+    shape: Sequence[int], examples: int, probability: float, inputs: Tensor, frame: Frame
+) -> Tensor:
+    """Mask of all lanes, True (or 1) where an element is kept; anything on padding.
+
+    Args:
+        shape: Of the mask, axes in the order in which it is drawn.
+        examples: The axis of examples.
+        probability: That an element is dropped.
+        inputs: Give device and type.
+        frame: Sizes and generators.
+    """
+    assert frame.generators is not None
+    per_lane = shape[examples] // frame.count
+    keep = 1.0 - probability
+    if inputs.device.type != "cpu":
+        mask = inputs.new_zeros(shape)
+        for lane, (size, generator) in enumerate(zip(frame.sizes, frame.generators, strict=False)):
+            part = mask.narrow(examples, lane * per_lane, size)
+            part.copy_(torch.empty_like(part).bernoulli_(keep, generator=generator))
+        return mask
+    # The numbers that bernoulli_ draws and compares, in half of its time.
+    is_padded = any(size < per_lane for size in frame.sizes)
+    drawn = (torch.zeros if is_padded else torch.empty)(shape, dtype=torch.float64)
+    for lane, (size, generator) in enumerate(zip(frame.sizes, frame.generators, strict=False)):
+        part = drawn.narrow(examples, lane * per_lane, size)
+        if part.is_contiguous():
+            part.uniform_(generator=generator)
+        else:
+            whole = torch.empty(part.shape, dtype=part.dtype)
+            part.copy_(whole.uniform_(generator=generator))
+    return drawn < keep

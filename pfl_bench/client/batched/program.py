@@ -1,0 +1,301 @@
+"""One local step of several clients as one batched program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from pfl_bench.client.batched import layers
+from pfl_bench.client.batched.dropout import drop
+from pfl_bench.client.batched.gradients import Dense, Gradients
+from pfl_bench.client.batched.slot_weights import LaneWeights
+from pfl_bench.client.batched.step_context import Frame
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.client.forward import Forward
+from pfl_bench.types import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The batches of the first lanes, padded to the largest of them and laid end to end.
+
+    Attributes:
+        inputs: Shape (L * n, ...), on the device, as they were read.
+        targets: Shape (L * n, ...).
+        draws: Shape (L * n, k), or None.
+        shares: Shape (L, n): what an example counts for in its lane's mean; 0 for padding.
+        sizes: Real examples of each lane.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    draws: Tensor | None
+    shares: Tensor
+    sizes: Sequence[int]
+
+
+Step = tuple[Tensor, list[Gradients | None]]
+
+
+def unsupported(model: FlatModel) -> str | None:
+    """Why a model's layers cannot be replaced by those of ``lanes.layers``; None if they can."""
+    trained = {id(parameter) for parameter in model.parameters}
+    for name, layer in model.module.named_modules():
+        own = [p for p in layer.parameters(recurse=False) if id(p) in trained]
+        if not own:
+            continue
+        if layers.find(layer) is None:
+            return f"layer '{name}' ({type(layer).__name__}) has weights, and no form for lanes"
+        reason = layers.refusal(layer)
+        if reason is not None or "forward" in vars(layer):
+            return f"layer '{name}' ({type(layer).__name__}) {reason or 'is patched'}"
+    return None
+
+
+class LayerProgram:
+    """Steps by layers that are replaced, while a step runs, by those of ``lanes.layers``.
+
+    Args:
+        model: The model; ``unsupported`` says None of it.
+        forward: From a batch as it was read to its losses.
+        weights: The lanes' weights.
+    """
+
+    def __init__(self, model: FlatModel, forward: Forward, weights: LaneWeights) -> None:
+        self._forward = forward
+        self._frame = Frame(weights)
+        self._patches: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
+        self._dropouts: list[nn.Dropout] = []
+        trained = {id(parameter) for parameter in model.parameters}
+        for layer in model.module.modules():
+            if type(layer) is nn.Dropout:
+                self._dropouts.append(layer)
+                patch = drop(layer, self._frame, forward.channels_last)
+                self._patches.append((layer, patch))
+            elif type(layer) is nn.Flatten:
+                self._patches.append((layer, partial(layers.flatten, layer)))
+            elif any(id(p) in trained for p in layer.parameters(recurse=False)):
+                build = layers.find(layer)
+                assert build is not None
+                self._patches.append((layer, build(layer, self._frame)))
+        self._patches += layers.pool_first(model.module)
+
+    @property
+    def draws_masks(self) -> bool:
+        """Whether lanes need generators."""
+        return any(0 < layer.p < 1 for layer in self._dropouts)
+
+    def outputs(
+        self, batch: StepBatch, generators: Sequence[torch.Generator] | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The model's outputs, shape (L * n, ...), and the weights that they depend on."""
+        leaves = self._frame.begin(batch.sizes, generators)
+        for layer, patch in self._patches:
+            layer.forward = patch
+        try:
+            outputs = self._forward.outputs(batch.inputs, batch.draws)
+        finally:
+            for layer, _ in self._patches:
+                del layer.forward
+        return outputs, leaves
+
+    def step(self, batch: StepBatch, generators: Sequence[torch.Generator] | None) -> Step:
+        """Losses and gradients of a step.
+
+        Args:
+            batch: The lanes' batches.
+            generators: The lanes' generators of dropout masks, if the model draws any.
+
+        Returns:
+            Mean loss of each lane, shape (L,), and the gradient of each parameter.
+        """
+        outputs, leaves = self.outputs(batch, generators)
+        losses = self._forward.example_losses(outputs, batch.targets)
+        # No loss is summed over lanes: one that is not finite stays in its own.
+        shares = batch.shares.flatten()
+        found = torch.autograd.grad(losses, leaves, shares, allow_unused=True)
+        by_lane = (losses.detach() * shares).view(batch.shares.shape).sum(1)
+        return by_lane, self._frame.take(found)
+
+
+class VmapProgram:
+    """Steps by ``torch.func``: for models with layers that have no form for lanes.
+
+    Args:
+        model: The model.
+        forward: From a batch as it was read to its losses.
+        weights: The lanes' weights.
+    """
+
+    draws_masks = False
+
+    def __init__(self, model: FlatModel, forward: Forward, weights: LaneWeights) -> None:
+        self._module, self._forward, self._weights = model.module, forward, weights
+        trained = {id(p): at for at, p in enumerate(model.parameters)}
+        self._names = [
+            (name, trained[id(p)])
+            for name, p in model.module.named_parameters(remove_duplicate=False)
+            if id(p) in trained
+        ]
+
+    def outputs(
+        self, batch: StepBatch, generators: Sequence[torch.Generator] | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The model's outputs, shape (L * n, ...), and the weights that they depend on."""
+        lanes = len(batch.sizes)
+        weights = self._weights.active(lanes)
+        inputs = self._forward.prepare(batch.inputs, batch.draws)
+        by_lane = _split(inputs, lanes)
+        outputs = torch.func.vmap(self._call)(weights, by_lane)
+        return outputs.flatten(0, 1), weights
+
+    def step(self, batch: StepBatch, generators: Sequence[torch.Generator] | None) -> Step:
+        """See ``LayerProgram.step``."""
+        lanes = len(batch.sizes)
+        inputs = _split(self._forward.prepare(batch.inputs, batch.draws), lanes)
+        targets = _split(batch.targets, lanes)
+
+        def loss(
+            weights: list[Tensor], inputs: Tensor, targets: Tensor, shares: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            losses = self._forward.example_losses(self._call(weights, inputs), targets)
+            mean = (losses * shares).sum()
+            return mean, mean
+
+        # Layers that draw numbers raise an error here: they have no stream of their own.
+        compute = torch.func.vmap(torch.func.grad(loss, has_aux=True), randomness="error")
+        weights = self._weights.active(lanes)
+        gradients, losses = compute(weights, inputs, targets, batch.shares)
+        return losses, [Dense(gradient) for gradient in gradients]
+
+    def _call(self, weights: list[Tensor], inputs: Tensor) -> Tensor:
+        named = {name: weights[at] for name, at in self._names}
+        outputs: Tensor = self._forward.apply(
+            lambda given: torch.func.functional_call(self._module, named, (given,)), inputs
+        )
+        return outputs
+
+
+def _split(tensor: Tensor, lanes: int) -> Tensor:
+    """(L n, ...) to (L, n, ...)."""
+    return tensor.reshape(lanes, -1, *tensor.shape[1:])
+
+
+Program = LayerProgram | VmapProgram
+
+
+def build_program(model: FlatModel, forward: Forward, weights: LaneWeights) -> Program:
+    """Build the program of a model: by layers where each has its form, else by vmap."""
+    if unsupported(model) is None:
+        return LayerProgram(model, forward, weights)
+    return VmapProgram(model, forward, weights)
+
+
+def check(
+    program: Program, model: FlatModel, forward: Forward, weights: LaneWeights, batch: StepBatch
+) -> None:
+    """Try a program on a batch: each lane must compute what the model computes alone.
+
+    Lanes get weights that differ. The weights are left as they then are.
+
+    Args:
+        program: The program.
+        model: The model; its memory is used.
+        forward: The forward pass.
+        weights: The lanes' weights.
+        batch: Batches of all lanes.
+
+    Raises:
+        ConfigError: A lane's outputs depend on other lanes, on the original weights, or on random
+            numbers that come from no client's stream; or the loss is no mean over examples.
+    """
+    lanes = len(batch.sizes)
+    generator = torch.Generator().manual_seed(0)
+    start = model.vector.clone()
+    try:
+        vectors = [_perturbed(start, generator) for _ in range(lanes)]
+        for lane, vector in enumerate(vectors):
+            weights.load(lane, weights.views(vector))
+        _check_outputs(program, model, forward, vectors, batch)
+        _check_draws(program, model, batch)
+    except (RuntimeError, ValueError, NotImplementedError) as error:  # what torch.func refuses by
+        if isinstance(error, ConfigError | torch.OutOfMemoryError):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        why = unsupported(model)
+        raise ConfigError(
+            f"federated.engine: this model cannot be trained by the vectorized engine"
+            f"{f' ({why}, and vmap cannot either)' if why else ''}: {reason}; "
+            "use engine: sequential"
+        ) from error
+    finally:
+        model.vector.copy_(start)
+        model.module.train()
+
+
+def _perturbed(vector: Tensor, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(vector.shape, generator=generator).to(vector.device)
+    return vector + 0.1 * noise * vector.abs().mean()
+
+
+@torch.no_grad()
+def _check_outputs(
+    program: Program,
+    model: FlatModel,
+    forward: Forward,
+    vectors: Sequence[Tensor],
+    batch: StepBatch,
+) -> None:
+    model.module.eval()
+    given = program.outputs(batch, None)[0]
+    rows = len(given) // len(vectors)
+    tolerance = 1e-3 if forward.precision == "float32" else 5e-2
+    for lane in {0, len(vectors) - 1}:
+        model.vector.copy_(vectors[lane])
+        part = slice(lane * rows, lane * rows + batch.sizes[lane])
+        draws = None if batch.draws is None else batch.draws[part]
+        alone = forward.outputs(batch.inputs[part], draws)
+        own = given[part]
+        if alone.shape != own.shape or not _close(own, alone, tolerance):
+            raise ConfigError(
+                "federated.engine: a client's outputs in the vectorized engine are not those that "
+                "it has alone: the model computes over several examples, or uses a layer's weights "
+                "outside the layer; use engine: sequential"
+            )
+        losses = forward.example_losses(alone, batch.targets[part])
+        if not _close(losses.mean(), forward.mean_loss(alone, batch.targets[part]), tolerance):
+            raise ConfigError(
+                "federated.engine: the task's loss is not the plain mean of its examples' losses, "
+                "which the vectorized engine needs; use engine: sequential"
+            )
+
+
+def _close(ours: Tensor, alone: Tensor, tolerance: float) -> bool:
+    scale = alone.abs().max().clamp_min(1e-6)
+    return bool(((ours - alone).abs() <= tolerance * scale).all())
+
+
+def _check_draws(program: Program, model: FlatModel, batch: StepBatch) -> None:
+    model.module.train()
+    device = model.device
+    generators = [torch.Generator(device).manual_seed(0) for _ in batch.sizes]
+    before = _states(device)
+    program.step(batch, generators)
+    after = _states(device)
+    if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
+        raise ConfigError(
+            "federated.engine: the model draws random numbers in training other than by "
+            "torch.nn.Dropout, which the vectorized engine cannot draw from each client's stream; "
+            "use engine: sequential"
+        )
+
+
+def _states(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states

@@ -1,0 +1,94 @@
+"""The weights of all lanes: a tensor a parameter, its first axis the lane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pfl_bench.client.flat_model import FlatModel
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a parameter lies in a flat vector."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class LaneWeights:
+    """A copy of a model's trainable parameters for each lane, or of what has their shapes.
+
+    The lanes in use are the first ones: ``move`` fills a gap.
+
+    Args:
+        model: The model.
+        lanes: Number of lanes, L.
+
+    Attributes:
+        lanes: L.
+    """
+
+    def __init__(self, model: FlatModel, lanes: int) -> None:
+        self.lanes = lanes
+        self._index = {id(parameter): at for at, parameter in enumerate(model.parameters)}
+        self._places = [
+            _Place(tuple(p.shape), tuple(p.stride()), int(p.storage_offset())) for p in model.slices
+        ]
+        self._storage = [_storage(parameter, lanes) for parameter in model.slices]
+        self._leaves: dict[int, list[Tensor]] = {}
+
+    def place(self, parameter: Tensor) -> int | None:
+        """Place of a trainable parameter among all; None for one that is not trained."""
+        return self._index.get(id(parameter))
+
+    def active(self, count: int) -> list[Tensor]:
+        """Weights of the first lanes, of each parameter (count, *its shape), no gradients."""
+        return [storage[:count] for storage in self._storage]
+
+    def leaves(self, count: int) -> list[Tensor]:
+        """The same memory as ``active``, requiring gradients."""
+        if count not in self._leaves:
+            self._leaves[count] = [w.detach().requires_grad_() for w in self.active(count)]
+        return self._leaves[count]
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """The parameters in a flat vector, of shape (P,) and contiguous, as its views."""
+        start = vector.storage_offset()
+        return [vector.as_strided(p.shape, p.stride, start + p.offset) for p in self._places]
+
+    def load(self, lane: int, central: Sequence[Tensor]) -> None:
+        """Reset a lane to central parameters, given as ``views``."""
+        torch._foreach_copy_([storage[lane] for storage in self._storage], list(central))
+
+    def clear(self, lane: int) -> None:
+        """Reset a lane to zero."""
+        torch._foreach_zero_([storage[lane] for storage in self._storage])
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a lane's weights to another lane."""
+        for storage in self._storage:
+            storage[target].copy_(storage[source])
+
+    def update(self, lane: int, central: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+        """Write what a lane has learned, local minus central parameters.
+
+        Args:
+            lane: The lane.
+            central: Views of the central parameters.
+            out: Views of the vector that is written.
+        """
+        for storage, start, update in zip(self._storage, central, out, strict=True):
+            torch.sub(storage[lane], start, out=update)
+
+
+def _storage(parameter: Tensor, lanes: int) -> Tensor:
+    """Memory of a parameter's lanes; kernels of images have their channels last."""
+    if parameter.ndim != 4:
+        return parameter.new_empty(lanes, *parameter.shape)
+    outputs, inputs, height, width = parameter.shape
+    return parameter.new_empty(lanes, outputs, height, width, inputs).permute(0, 1, 4, 2, 3)

@@ -1,0 +1,336 @@
+"""The vectorized engine: several clients at once, each in a lane with weights of its own.
+
+All lanes take a step together, in one batched program; a lane takes the next client as soon as
+its client has finished, so that none waits for the longest. A batch is padded to the largest of
+its step, at most to the local batch size, and padding has no part in a mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from pfl_bench.client.batched.auto_slots import automatic_lanes
+from pfl_bench.client.batched.gradients import descend
+from pfl_bench.client.batched.program import StepBatch, build_program, check, unsupported
+from pfl_bench.client.batched.slot_weights import LaneWeights
+from pfl_bench.client.batches import Batch, local_batches, num_used
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.client.forward import Forward
+from pfl_bench.client.prefetch import read_ahead
+from pfl_bench.profiling import phase
+from pfl_bench.rng import Purpose, stream, torch_seed
+from pfl_bench.types import ConfigError, Examples, FederatedSplit, LocalResult, LocalTraining
+
+
+class Options(BaseModel):
+    """Options of the vectorized engine.
+
+    Attributes:
+        data_workers: Threads that read clients ahead of training; 0 reads in line.
+        lanes: Clients that train at once; None for as many as ``lanes.number`` says.
+        keeps_lanes: Whether a run must end where that many do not fit into a GPU's memory, instead
+            of going on with half: the seed of a private run's noise takes in how many they are.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    data_workers: int = Field(default=0, ge=0)
+    lanes: int | None = Field(default=None, ge=1)
+    keeps_lanes: bool = False
+
+
+@dataclass(slots=True)
+class _Client:
+    """A client in its lane.
+
+    Attributes:
+        user: Index of the user.
+        num_examples: Examples that it trains on, once each.
+        batches: Its batches that are still to come.
+        batch: The next of them; None when it has finished.
+        size: Examples of ``batch``.
+        steps: Steps that it has taken.
+        processed: Examples that went through them.
+    """
+
+    user: int
+    num_examples: int
+    batches: Iterator[Batch]
+    batch: Batch | None = None
+    size: int = 0
+    steps: int = 0
+    processed: int = 0
+
+    def advance(self) -> None:
+        """Look up the next batch."""
+        self.batch = next(self.batches, None)
+        self.size = 0 if self.batch is None else self.batch[0].shape[0]
+
+
+class VectorizedEngine:
+    """Trains clients in lanes; equal to the sequential engine to rounding.
+
+    A client's draws come from its own streams, named by (seed, round, user), as in the sequential
+    engine; on a GPU dropout masks are drawn from them in another way. Clients begin in the order of
+    their sizes, the largest first, and results come as clients finish.
+
+    Args:
+        options: See ``Options``.
+        model: Gives layers and shapes; its memory is not trained.
+        split: The training split.
+        forward: From a batch as it was read to its losses.
+        local: How a client trains.
+        seed: The run's seed.
+        notice: Called with what a person must know.
+
+    Attributes:
+        description: What decides the rounding of results.
+        trains_alone: Whether there is one lane, so that no client has another beside it.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        model: FlatModel,
+        split: FederatedSplit,
+        forward: Forward,
+        local: LocalTraining,
+        seed: int,
+        notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._options = options
+        self._model = model
+        self._split = split
+        self._forward = forward
+        self._local = local
+        self._seed = seed
+        self._notice = notice
+        self._lanes = options.lanes or automatic_lanes(model.num_parameters, model.device)
+        self.description = f"vectorized, {self._lanes} lanes"
+        self.trains_alone = self._lanes == 1
+        self._update = torch.empty_like(model.vector)
+        self._weights: LaneWeights | None = None
+        self._velocity: LaneWeights | None = None
+        self._is_checked = False
+        reason = unsupported(model)
+        if reason is not None:
+            notice(f"engine: {reason}; all layers go through torch.func.vmap")
+
+    def train(
+        self, users: NDArray[np.int64], round_index: int, central: Tensor
+    ) -> Iterator[LocalResult]:
+        """Train each user from the central parameters.
+
+        Args:
+            users: Indices into the training split.
+            round_index: The round, 1-based.
+            central: Shape (P,).
+
+        Yields:
+            One result a user, as they finish. Its ``update`` is overwritten by the next: use it
+            before asking for the next.
+        """
+        sizes = np.diff(self._split.offsets)[users]
+        left = dict.fromkeys(users[np.argsort(-sizes, kind="stable")].tolist())
+        while left:
+            try:
+                for result in self._train_lanes(list(left), round_index, central):
+                    del left[result.user]
+                    yield result
+            except torch.OutOfMemoryError:
+                if self._lanes == 1:
+                    raise
+                if self._options.keeps_lanes:
+                    raise ConfigError(
+                        f"federated.engine_lanes: out of memory in round {round_index} with "
+                        f"{self._lanes} lanes, and the noise of a private run belongs to their "
+                        f"number; set federated.engine_lanes={self._lanes // 2} and begin in a new "
+                        "folder with --out"
+                    ) from None
+                self._lanes //= 2
+            else:
+                return
+            # Behind the handler, which keeps what was in memory. Clients that were in a lane begin
+            # anew: their draws are the same, and nothing of them was given out.
+            self._weights = self._velocity = None
+            if self._model.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self._notice(
+                f"engine: out of memory in round {round_index}; going on with {self._lanes} lanes "
+                f"(set federated.engine_lanes={self._lanes} to begin with so many)"
+            )
+
+    def _train_lanes(
+        self, users: Sequence[int], round_index: int, central: Tensor
+    ) -> Iterator[LocalResult]:
+        self._model.module.train()
+        jobs = (partial(self._read, user, round_index) for user in users)
+        waiting = (
+            self._begin(user, examples, round_index)
+            for user, examples in read_ahead(jobs, self._options.data_workers)
+        )
+        if self._weights is None:
+            self._weights = LaneWeights(self._model, self._lanes)
+            if self._local.momentum:
+                self._velocity = LaneWeights(self._model, self._lanes)
+            self._program = build_program(self._model, self._forward, self._weights)
+            device = self._model.device
+            self._generators = [torch.Generator(device) for _ in range(self._lanes)]
+            self._losses = torch.zeros(self._lanes, device=device)
+        weights, start = self._weights, self._weights.views(central)
+        rate = self._local.rate(round_index)
+        update = weights.views(self._update)
+        clients: list[_Client] = []
+        while True:
+            while len(clients) < weights.lanes and self._has_room(clients):
+                client = next(waiting, None)
+                if client is None:
+                    break
+                self._place(client, len(clients), round_index, start)
+                clients.append(client)
+            if not clients:
+                return
+            self._step(clients, start, rate)
+            for lane in range(len(clients) - 1, -1, -1):
+                if clients[lane].batch is not None:
+                    continue
+                weights.update(lane, start, update)
+                yield self._result(clients[lane], lane)
+                following = next(waiting, None) if self._has_room(clients[:-1]) else None
+                if following is not None:
+                    self._place(following, lane, round_index, start)
+                    clients[lane] = following
+                    continue
+                last = clients.pop()
+                if lane < len(clients):
+                    self._move(len(clients), lane)
+                    clients[lane] = last
+
+    def _read(self, user: int, round_index: int) -> tuple[int, Examples]:
+        rng = stream(self._seed, Purpose.AUGMENTATION, round_index, user)
+        with phase("decoding"):
+            return user, self._split.read_user(user, rng)
+
+    def _begin(self, user: int, examples: Examples, round_index: int) -> _Client:
+        rng = stream(self._seed, Purpose.LOCAL_TRAINING, round_index, user)
+        batches = local_batches(examples, self._local, self._forward, rng, self._model.device)
+        client = _Client(user, num_used(len(examples), self._local), batches)
+        client.advance()
+        return client
+
+    def _place(self, client: _Client, lane: int, round_index: int, start: Sequence[Tensor]) -> None:
+        assert self._weights is not None
+        self._weights.load(lane, start)
+        if self._velocity is not None:
+            self._velocity.clear(lane)
+        self._losses[lane] = 0.0
+        if self._program.draws_masks:
+            seed = torch_seed(self._seed, Purpose.LOCAL_TRAINING, round_index, client.user)
+            self._generators[lane].manual_seed(seed)
+
+    def _has_room(self, clients: Sequence[_Client]) -> bool:
+        """Whether another client's batch, were it as large as these, is in proportion."""
+        if self._local.batch_fraction is None or not clients:
+            return True
+        # Batches of minibatch SGD are of any size: no more lanes than rows allow.
+        largest = max(client.size for client in clients)
+        return (len(clients) + 1) * largest <= self._lanes * self._local.batch_size
+
+    def _move(self, source: int, target: int) -> None:
+        assert self._weights is not None
+        self._weights.move(source, target)
+        if self._velocity is not None:
+            self._velocity.move(source, target)
+        self._losses[target] = self._losses[source]
+        drawn = self._generators
+        drawn[source], drawn[target] = drawn[target], drawn[source]
+
+    def _step(self, clients: Sequence[_Client], start: Sequence[Tensor], rate: float) -> None:
+        """Take a step in each lane, and look up its next batch."""
+        assert self._weights is not None
+        batch = self._assemble(clients)
+        if not self._is_checked:
+            check(self._program, self._model, self._forward, self._weights, batch)
+            for lane in range(len(clients)):
+                self._weights.load(lane, start)
+            self._is_checked = True
+        generators = self._generators if self._program.draws_masks else None
+        losses, gradients = self._program.step(batch, generators)
+        weights = self._weights.active(len(clients))
+        velocity = None if self._velocity is None else self._velocity.active(len(clients))
+        with torch.no_grad():
+            descend(weights, gradients, start, self._local, rate, velocity)
+        # Freed now, their memory serves the next step.
+        del gradients
+        self._losses[: len(clients)] += losses
+        for client in clients:
+            client.steps += 1
+            client.processed += client.size
+            client.advance()
+
+    def _assemble(self, clients: Sequence[_Client]) -> StepBatch:
+        sizes = [client.size for client in clients]
+        rows = max(sizes)
+        batches = [client.batch for client in clients if client.batch is not None]
+        inputs = _stack([batch[0] for batch in batches], rows)
+        targets = _stack([batch[1] for batch in batches], rows)
+        draws = None
+        if batches[0][2] is not None:
+            draws = _stack([batch[2] for batch in batches if batch[2] is not None], rows)
+        return StepBatch(inputs, targets, draws, self._shares(sizes, rows), sizes)
+
+    def _shares(self, sizes: Sequence[int], rows: int) -> Tensor:
+        device = self._model.device
+        if min(sizes) == rows:
+            return torch.full((len(sizes), rows), 1 / rows, device=device)
+        shares = np.zeros((len(sizes), rows), np.float32)
+        for lane, size in enumerate(sizes):
+            shares[lane, :size] = 1 / size
+        return torch.from_numpy(shares).to(device, non_blocking=True)
+
+    def _result(self, client: _Client, lane: int) -> LocalResult:
+        loss = self._losses[lane] / max(client.steps, 1)
+        return LocalResult(
+            client.user, self._update, client.num_examples, client.steps, loss, client.processed
+        )
+
+
+def _stack(parts: Sequence[Tensor], rows: int) -> Tensor:
+    """Batches end to end, each padded to ``rows`` by its own first example."""
+    pieces = []
+    for part in parts:
+        pieces.append(part)
+        missing = rows - part.shape[0]
+        if missing:
+            pieces.append(part[:1].expand(missing, *part.shape[1:]))
+    try:
+        return torch.cat(pieces)
+    except RuntimeError:
+        shapes = sorted({tuple(part.shape[1:]) for part in parts})
+        if len(shapes) == 1:
+            raise
+        raise ConfigError(
+            f"federated.engine: clients' examples differ in shape ({shapes[:4]}), and the "
+            "vectorized engine puts them into one batch; use engine: sequential"
+        ) from None
+
+
+def build(
+    options: Options,
+    model: FlatModel,
+    split: FederatedSplit,
+    forward: Forward,
+    local: LocalTraining,
+    seed: int,
+    notice: Callable[[str], None],
+) -> VectorizedEngine:
+    """Build the engine; see ``VectorizedEngine``."""
+    return VectorizedEngine(options, model, split, forward, local, seed, notice)

@@ -1,0 +1,123 @@
+"""How a batch goes through the model: transformed, laid out, in the run's precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pfl_bench.types import (
+    BatchTransform,
+    GivesExampleLosses,
+    SkipsOutputs,
+    Task,
+    TransformsBatches,
+)
+
+
+class Forward:
+    """The forward pass that engines, the central trainer and evaluation share.
+
+    Args:
+        module: The model.
+        task: Its loss, and its transform of batches if it has one.
+        device: Where the model lives.
+        precision: "float32", "tf32" (which ``pfl_bench.client.precision.use`` sets), or "bfloat16"
+        for
+            mixed precision.
+        channels_last: Whether batches of images are laid out with their channels last, or as
+            their axes are.
+
+    Attributes:
+        module: The model.
+        device: Where it lives.
+        precision: As given.
+        channels_last: As given.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        task: Task,
+        device: torch.device,
+        precision: str = "float32",
+        channels_last: bool = False,
+    ) -> None:
+        self.module = module
+        self.device = device
+        self._task_loss: Callable[[Tensor, Tensor], Tensor] = task.loss
+        self._example_losses: Callable[[Tensor, Tensor], Tensor] = self._losses_one_by_one
+        if isinstance(task, GivesExampleLosses):
+            self._example_losses = task.example_losses
+        # Which outputs are left out depends on the data: a GPU would have to be waited for.
+        self._skipping: SkipsOutputs | None = None
+        if isinstance(task, SkipsOutputs) and device.type == "cpu":
+            self._skipping = task
+        self._transform: BatchTransform | None = None
+        if isinstance(task, TransformsBatches):
+            self._transform = task.transform
+        self.precision = precision
+        self.channels_last = channels_last
+
+    def draw(self, count: int, rng: np.random.Generator) -> Tensor | None:
+        """Draw the augmentation of ``count`` training examples, on the CPU; None if there is none.
+
+        The stream is untouched if the task transforms nothing.
+        """
+        return None if self._transform is None else self._transform.draw(count, rng)
+
+    def prepare(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
+        """What the model takes, from a batch as it was read.
+
+        Args:
+            inputs: Shape (n, ...), on the device.
+            draws: Rows of what ``draw`` gave, on the device; None for evaluation.
+        """
+        if self._transform is not None:
+            inputs = self._transform(inputs, draws)
+        if inputs.ndim == 4:
+            layout = torch.channels_last if self.channels_last else torch.contiguous_format
+            inputs = inputs.contiguous(memory_format=layout)
+        return inputs
+
+    def outputs(self, inputs: Tensor, draws: Tensor | None = None) -> Tensor:
+        """The model's outputs on a batch as it was read, float32."""
+        return self.apply(self.module, self.prepare(inputs, draws))
+
+    def apply(self, module: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        """What a module makes of prepared inputs in the run's precision, float32."""
+        if self.precision != "bfloat16":
+            return module(inputs)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            outputs = module(inputs)
+        return outputs.float()
+
+    def loss(self, inputs: Tensor, targets: Tensor, draws: Tensor | None) -> Tensor:
+        """Mean loss of a training batch as it was read; a differentiable scalar."""
+        if self._skipping is None:
+            return self._task_loss(self.outputs(inputs, draws), targets)
+        loss = partial(self._skipping.training_loss, self.module, targets=targets)
+        return self.apply(loss, self.prepare(inputs, draws))
+
+    def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Loss of each example, shape (n,): those whose mean is the task's loss.
+
+        Args:
+            outputs: Of ``outputs``.
+            targets: As they were read.
+        """
+        return self._example_losses(outputs, targets)
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The task's loss of outputs, a scalar."""
+        return self._task_loss(outputs, targets)
+
+    def _losses_one_by_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        def loss(output: Tensor, target: Tensor) -> Tensor:
+            return self._task_loss(output.unsqueeze(0), target.unsqueeze(0))
+
+        losses: Tensor = torch.func.vmap(loss)(outputs, targets)
+        return losses

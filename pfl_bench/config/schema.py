@@ -1,0 +1,306 @@
+"""The typed, strict configuration of a run: one complete YAML file a row, no inheritance.
+
+Unknown, missing and wrong-typed keys are errors. Sections that belong to a plug-in (``task``,
+``model``, ``federated.algorithm``, ``privacy.mechanism``) are checked against the plug-in's own
+``Options`` by ``pfl_bench.config.loading``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, NonNegativeInt, model_validator
+
+from pfl_bench.config.attack import SPLIT as ATTACK_SPLIT
+from pfl_bench.config.attack import AttackOptions
+from pfl_bench.config.devices import SystemsOptions
+from pfl_bench.config.evaluation import EvaluationOptions
+from pfl_bench.config.logging import LoggingOptions
+from pfl_bench.config.training import (
+    CentralOptions,
+    FederatedOptions,
+    LocalOptions,
+    MultitaskOptions,
+    PositiveFloat,
+    PositiveInt,
+    Strict,
+)
+from pfl_bench.types import SplitBy
+from privacy.empirical.canary_options import CanaryOptions
+
+CONFIG_VERSION = 1
+Setting = Literal["central", "central_dp", "federated", "private_federated", "local", "multitask"]
+
+
+class PrivacyOptions(Strict):
+    """What privacy the run claims; without this section a run claims none.
+
+    Attributes:
+        mechanism: Plug-in name and options, such as {name: gaussian, clip_norm: 0.1}.
+        population_size: Users of the deployment whose privacy is computed (federated: required, no
+            default); "training_users" says that they are those of the data, however many.
+        hypothetical_population: Must be true when ``population_size`` is not the number of users
+            in the data; the statement then says so.
+        noise_cohort_size: Cohort whose noise is simulated; null for ``cohort_size`` itself.
+        epsilon: Target of the simulated deployment; with ``noise_multiplier``, a budget.
+        noise_multiplier: Effective z that the accountant sees; null to calibrate it to epsilon.
+        delta: null for N^-1.1.
+        nonce: Pins the noise and the cohorts, where they have to stay while code, versions or
+            machine change: all runs of one nonce and seed share them, and no two of those have a
+            joint guarantee. null: they are this run's own.
+        accountant: "rdp" (moments accountant), "pld" or "prv".
+        audit: Canary clients that measure a lower bound of epsilon; null for none.
+    """
+
+    mechanism: dict[str, Any]
+    population_size: PositiveInt | Literal["training_users"] | None = None
+    hypothetical_population: bool = False
+    noise_cohort_size: PositiveInt | None = None
+    epsilon: PositiveFloat | None = None
+    noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    accountant: Literal["rdp", "pld", "prv"] = "rdp"
+    nonce: NonNegativeInt | Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    audit: CanaryOptions | None = None
+
+    @model_validator(mode="after")
+    def _noise_is_determined(self) -> PrivacyOptions:
+        unset = self.epsilon is None and self.noise_multiplier is None
+        if unset and self.mechanism.get("name") != "none":
+            raise ValueError(
+                "give epsilon (the noise is calibrated to it), noise_multiplier, or both (epsilon "
+                "is then a budget that stops the run)"
+            )
+        return self
+
+
+class CheckpointOptions(Strict):
+    """How often a run can be resumed from.
+
+    Attributes:
+        every: Save each so many rounds (central training: epochs), and at the end.
+        keep: Checkpoints that are kept.
+    """
+
+    every: PositiveInt = 50
+    keep: PositiveInt = 2
+
+
+class Expected(Strict):
+    """A published or expected number that the run is compared with.
+
+    A run is compared if it is of the row as its file stands: other seeds, devices, processes, paths
+    of files, logging and evaluation beside the published metrics are the row's; any other override
+    is not. A run whose training diverged (``pfl_bench.runs.divergence``) is not compared either.
+
+    Attributes:
+        metric: Name in the summary, such as "test/accuracy".
+        value: The published value.
+        tolerance: Largest absolute difference that counts as reproduced.
+        source: Paper, table, cell; or the command that measured it.
+        variants: Variants of the data that the value holds for; null for any.
+        split_by: How the data have to be split for it; null for any way.
+        num_users: Users of the training split that it is of, give or take a tenth of them; null
+            for any number.
+        diverged: Whether the published training failed, so that its number, such as an accuracy at
+            chance, is also compared with that of a run which diverged.
+    """
+
+    metric: str
+    value: float
+    tolerance: Annotated[float, Field(ge=0)]
+    source: str
+    variants: list[str] | None = None
+    split_by: SplitBy | None = None
+    num_users: Annotated[int, Field(ge=1)] | None = None
+    diverged: bool = False
+
+
+TRAINERS = ("federated", "central", "local", "multitask")
+# Why no mechanism covers what a trainer does.
+_NOT_PRIVATE = {
+    "local": "local models never leave their clients, so there is no release to noise",
+    "multitask": (
+        "Mocha's clients send models of their own, and its relationship matrix tells which of "
+        "them are alike: neither is a clipped sum, so no mechanism here bounds what it reveals"
+    ),
+}
+
+
+class RunConfig(Strict):
+    """A whole run. Exactly one of the sections of trainers is present.
+
+    Attributes:
+        version: Version of this format.
+        name: Name of the row.
+        seed: Names all random streams.
+        device: "auto" takes CUDA, then MPS, then the CPU.
+        num_threads: Threads of torch on the CPU, in each process; null for one in federated
+            training (its cores are for ``federated.workers``), else for torch's default.
+        precision: "float32", which "auto" comes to; "tf32" for products and convolutions on an
+            NVIDIA GPU; or "bfloat16" for mixed precision (torch.autocast): parameters, updates,
+            losses and noise stay float32.
+        channels_last: Lay out batches of images with their channels last, which convolutions are
+            often faster on.
+        task: Plug-in name and options.
+        model: Name of one of the task's models and its options.
+        federated: Federated training.
+        central: Central training.
+        local: Local models.
+        multitask: Federated multi-task learning.
+        systems: Simulated devices, which decide who takes part; of federated training.
+        attack: Corrupted clients, of federated training.
+        privacy: The privacy claim.
+        evaluation: When and on what to evaluate.
+        checkpoint: How often to save.
+        logging: Weights & Biases.
+        expected: Numbers to compare with.
+    """
+
+    version: int
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    # Far more than cores there are; a system that cannot start as many ends the process.
+    num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    precision: Annotated[
+        Literal["auto", "float32", "tf32", "bfloat16"],
+        # Here and nowhere else: a row that says auto is the one that says nothing.
+        AfterValidator(lambda given: "float32" if given == "auto" else given),
+    ] = "float32"
+    channels_last: bool = False
+    task: dict[str, Any]
+    model: dict[str, Any]
+    federated: FederatedOptions | None = None
+    central: CentralOptions | None = None
+    local: LocalOptions | None = None
+    multitask: MultitaskOptions | None = None
+    systems: SystemsOptions | None = None
+    attack: AttackOptions | None = None
+    privacy: PrivacyOptions | None = None
+    evaluation: EvaluationOptions = EvaluationOptions()
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    logging: LoggingOptions = LoggingOptions()
+    expected: list[Expected] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _one_trainer(self) -> RunConfig:
+        given = [name for name in TRAINERS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"give exactly one of the sections {', '.join(map(repr, TRAINERS))}; given: "
+                f"{', '.join(map(repr, given)) or 'none'}"
+            )
+        if self.privacy is not None and given[0] in _NOT_PRIVATE:
+            raise ValueError(f"privacy: {_NOT_PRIVATE[given[0]]}; remove the section 'privacy'")
+        if self.federated is not None and self.privacy is not None:
+            if self.privacy.population_size is None:
+                raise ValueError(
+                    "privacy.population_size is required and has no default: the number of users "
+                    "of the deployment, or training_users for those of the data"
+                )
+        elif (
+            self.setting == "central_dp"
+            and self.central is not None
+            and (
+                self.precision != "float32"
+                or self.central.gradient_clip_norm
+                or self.central.gradient_clip_global_norm
+            )
+        ):
+            raise ValueError(
+                "example-level DP bounds each example's gradient in float32: remove "
+                "central.gradient_clip_norm and central.gradient_clip_global_norm, and set "
+                "precision to float32"
+            )
+        elif self.privacy is not None and (
+            self.privacy.population_size is not None
+            or self.privacy.noise_cohort_size is not None
+            or self.privacy.hypothetical_population
+            or self.privacy.audit is not None
+        ):
+            raise ValueError(
+                "central training protects examples, whose number the data give, and canaries are "
+                "clients: remove population_size, hypothetical_population, noise_cohort_size and "
+                "audit from 'privacy'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _who_takes_part(self) -> RunConfig:
+        federated = self.federated
+        if self.systems is None:
+            for key in ("selection", "max_participations"):
+                if federated is not None and getattr(federated, key) is not None:
+                    raise ValueError(
+                        f"federated.{key} is of runs with simulated devices: add the section "
+                        "'systems', such as {source: {name: generated}}, or remove it"
+                    )
+            if federated is not None and federated.sampling == "selected":
+                raise ValueError(
+                    "federated.sampling is 'selected', but without the section 'systems' nothing "
+                    "selects: add it, such as {source: {name: generated}}, or set poisson"
+                )
+        elif federated is None:
+            raise ValueError(
+                "systems: devices are simulated in federated training alone; remove the section"
+            )
+        elif federated.sampling not in ("poisson", "selected"):
+            raise ValueError(
+                f"federated.sampling is '{federated.sampling}', but with the section 'systems' "
+                "devices and federated.selection decide who takes part: set sampling to selected, "
+                "and federated.selection, such as {name: uniform}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _attack_and_defence(self) -> RunConfig:
+        federated, attack = self.federated, self.attack
+        name = "mean" if federated is None else federated.aggregation.get("name")
+        if self.privacy is not None and name != "mean":
+            raise ValueError(
+                f"federated.aggregation: {name} is no sum of clipped updates, so that no mechanism "
+                "covers it, and it would not be used: remove it, or the section 'privacy' (of "
+                "which mechanism gaussian with noise_multiplier 0 bounds norms and claims nothing)"
+            )
+        evaluated = [*self.evaluation.splits, *self.evaluation.final_splits]
+        if attack is None:
+            return self
+        if federated is None:
+            raise ValueError("attack: clients attack federated training; remove the section")
+        if ATTACK_SPLIT in evaluated and not attack.has_target:
+            raise ValueError(
+                f"evaluation: labels '{attack.labels}' aim at no label that could be counted as a "
+                f"success, so there is no split '{ATTACK_SPLIT}'; what the attack does is the fall "
+                "of test/accuracy against corrupted_fraction 0"
+            )
+        if ATTACK_SPLIT in evaluated and self.evaluation.adaptation is not None:
+            raise ValueError(
+                f"evaluation.adaptation: clients would fine-tune on attacked examples; take "
+                f"'{ATTACK_SPLIT}' out of the splits, or adaptation out of evaluation"
+            )
+        if attack.boost == "replace" and (
+            federated.central_optimizer.name != "sgd"
+            or federated.central_optimizer.momentum > 0
+            or federated.central_schedule.warmup > 0
+            or federated.central_schedule.decay != "constant"
+            or federated.weighting != "uniform"
+        ):
+            raise ValueError(
+                "attack.boost: replace reckons with a central step along the plain mean (sgd "
+                "without momentum, at a constant rate, weighting uniform); give boost a number "
+                "instead"
+            )
+        return self
+
+    @property
+    def setting(self) -> Setting:
+        """Which of the settings this run is; the mechanism "none" is no privacy."""
+        private = self.privacy is not None and self.privacy.mechanism.get("name") != "none"
+        if self.local is not None:
+            return "local"
+        if self.multitask is not None:
+            return "multitask"
+        if self.central is not None:
+            return "central_dp" if private else "central"
+        return "private_federated" if private else "federated"

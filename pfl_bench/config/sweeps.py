@@ -1,0 +1,218 @@
+"""Sweeps: one row with every combination of some settings, chosen by validation data alone."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from pfl_bench.config.loading import ResolvedConfig, resolve
+from pfl_bench.config.row_files import read_typed
+from pfl_bench.config.training import Strict
+from pfl_bench.config.yaml_text import apply_override, read_yaml
+from pfl_bench.types import ConfigError
+
+Scalar = bool | int | float | str | None
+# A sweep sets these itself: no run of it may test, and each has a name of its own.
+_OWN_KEYS = ("evaluation.final_splits", "evaluation.select_best", "expected", "name")
+_MAX_SLUG = 120
+
+
+class Sweep(Strict):
+    """A sweep as its file has it.
+
+    Attributes:
+        version: Version of the configuration format.
+        row: File of the row, from the folder of the sweep's file.
+        metric: What the best model of each run is chosen by, and the best run, such as
+            "val/c_ap": higher is better; of losses, perplexities and standard deviations, by
+            client or stratum too, lower.
+        grid: The values of each dotted key.
+    """
+
+    version: int
+    row: str
+    metric: Annotated[str, Field(pattern=r"^[^/]+/.+$")]
+    grid: Annotated[
+        dict[str, Annotated[list[Scalar], Field(min_length=1)]],
+        Field(min_length=1),
+    ]
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One point of the grid.
+
+    Attributes:
+        number: Its place in the grid, from 1.
+        values: The value of each key.
+        slug: Its values as the name of a folder.
+        overrides: What ``pfl-bench run`` takes to train it.
+        resolved: The configuration, which tests nothing.
+    """
+
+    number: int
+    values: dict[str, Scalar]
+    slug: str
+    overrides: tuple[str, ...]
+    resolved: ResolvedConfig
+
+
+@dataclass(frozen=True)
+class LoadedSweep:
+    """A sweep whose every combination is a valid configuration.
+
+    Attributes:
+        path: Its file.
+        row: File of the row.
+        metric: See ``Sweep``.
+        base: The row as it stands, with the overrides of the command.
+        keys: Keys of the grid.
+        combinations: The points of the grid, the last key fastest.
+    """
+
+    path: Path
+    row: Path
+    metric: str
+    base: ResolvedConfig
+    keys: tuple[str, ...]
+    combinations: tuple[Combination, ...]
+
+
+def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
+    """Read a sweep and resolve each of its combinations.
+
+    Args:
+        path: The sweep's file.
+        overrides: Texts ``key=value`` for all runs; one of a key of the grid leaves the grid that
+            value alone.
+
+    Raises:
+        ConfigError: The file is no sweep, the row or a combination is wrong, or test data would be
+            looked at.
+    """
+    sweep = read_typed(path, Sweep)
+    row = path.parent / sweep.row
+    if not row.is_file():
+        raise ConfigError(
+            f"{path}: row: '{sweep.row}' is no file; give the row's place as seen from the sweep's "
+            f"folder, such as ../table1/federated.yaml (looked for {row.resolve()})"
+        )
+    grid, shared = _narrowed(sweep.grid, overrides, path)
+    tree = read_yaml(row)
+    base = _resolved(tree, row, overrides)
+    _check_splits(base, sweep.metric, path)
+    combinations = []
+    for number, values in enumerate(itertools.product(*grid.values()), start=1):
+        point = dict(zip(grid, values, strict=True))
+        texts = (*shared, *(override_text(key, value) for key, value in point.items()))
+        slug = _slug(point)
+        own = (
+            "evaluation.final_splits=[]",
+            f"evaluation.select_best={sweep.metric}",
+            "expected=[]",
+            f"name={base.config.name}-{re.sub('[^A-Za-z0-9._-]', '-', slug)}",
+        )
+        resolved = _resolved(tree, row, (*texts, *own))
+        combinations.append(Combination(number, point, slug, texts, resolved))
+    return LoadedSweep(path, row, sweep.metric, base, tuple(grid), tuple(combinations))
+
+
+def _resolved(tree: Mapping[str, Any], row: Path, overrides: Sequence[str]) -> ResolvedConfig:
+    """As ``load_config``, of a file that was read: reading it takes most of the time."""
+    changed = copy.deepcopy(dict(tree))
+    for text in overrides:
+        apply_override(changed, text)
+    return resolve(changed, row, tuple(overrides))
+
+
+def _narrowed(
+    grid: Mapping[str, Sequence[Scalar]], overrides: Sequence[str], path: Path
+) -> tuple[dict[str, list[Scalar]], tuple[str, ...]]:
+    """The grid with the keys that the command fixes, and the command's other overrides."""
+    narrowed = {key: list(values) for key, values in grid.items()}
+    for key, values in narrowed.items():
+        _check_key(key, f"{path}: grid.{key}")
+        texts = [override_text(key, value) for value in values]
+        if len(set(texts)) < len(texts):
+            raise ConfigError(f"{path}: grid.{key}: a value stands twice: {', '.join(texts)}")
+    shared = []
+    for text in overrides:
+        key = text.partition("=")[0].strip()
+        _check_key(key, f"override '{text}'")
+        if key in narrowed:
+            narrowed[key] = [_read_value(key, text)]
+        else:
+            shared.append(text)
+    return narrowed, tuple(shared)
+
+
+def _check_key(key: str, where: str) -> None:
+    if key in _OWN_KEYS:
+        raise ConfigError(
+            f"{where}: a sweep sets {key} itself, so that none of its runs looks at test data or "
+            "has another's name; leave it out"
+        )
+
+
+def _check_splits(base: ResolvedConfig, metric: str, path: Path) -> None:
+    """Check that the metric is measured while a run trains, and test data are not."""
+    splits, split = base.config.evaluation.splits, metric.partition("/")[0]
+    if "test" in splits or split == "test":
+        raise ConfigError(
+            f"{path}: metric '{metric}', evaluation.splits {splits}: a sweep may not look at test "
+            "data, whose one use is to test what was chosen; take a metric of val and "
+            "evaluation.splits=[val]"
+        )
+    if split not in splits:
+        raise ConfigError(
+            f"{path}: metric: '{metric}' is of a split that the row does not evaluate while it "
+            f"trains; its evaluation.splits are {splits}"
+        )
+
+
+def override_text(key: str, value: Scalar) -> str:
+    """Write a setting as ``key=value``, so that reading it gives the same value."""
+    if value is None:
+        return f"{key}=null"
+    if isinstance(value, bool):
+        return f"{key}={str(value).lower()}"
+    if not isinstance(value, str):
+        return f"{key}={value!r}"
+    plain = f"{key}={value}"
+    try:
+        is_plain = _read_value(key, plain) == value
+    except ConfigError:
+        is_plain = False
+    return plain if is_plain else f"{key}={json.dumps(value)}"
+
+
+def _read_value(key: str, text: str) -> Any:
+    """The value of an override, as the configuration reads it."""
+    node: dict[str, Any] = {}
+    apply_override(node, text)
+    for part in key.split("."):
+        node = node[part]
+    return node
+
+
+def _slug(point: Mapping[str, Scalar]) -> str:
+    """Name a combination by its values, so that its folder stays its own when the grid grows."""
+    lasts = [key.rpartition(".")[2] for key in point]
+    names = lasts if len(set(lasts)) == len(lasts) else list(point)
+    texts = [override_text(name, value) for name, value in zip(names, point.values(), strict=True)]
+    slug = re.sub(r"[^A-Za-z0-9._=,+-]", "-", ",".join(texts))
+    exact = ",".join(texts)
+    if slug == exact and len(slug) <= _MAX_SLUG:
+        return slug
+    # What is cut or rewritten is told apart by its digest.
+    digest = hashlib.sha256(exact.encode()).hexdigest()[:12]
+    return f"{slug[: _MAX_SLUG - 13]}-{digest}"

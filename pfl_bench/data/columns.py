@@ -1,0 +1,226 @@
+"""Reading slices of a store's datasets by position in the file."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from pfl_bench.data.layout import BLOCK_BYTES, ContentDigest, FieldSpec, offsets_name
+from pfl_bench.types import DataError
+
+
+class Descriptor:
+    """A file descriptor of one's own that says when it is closed.
+
+    It duplicates HDF5's, so it means the same file even if another one takes its path. Where the
+    platform cannot read by position, ``number`` is None and readers go through HDF5.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self.number: int | None = None
+        if hasattr(os, "preadv"):
+            self.number = os.dup(file.id.get_vfd_handle())
+
+    def close(self) -> None:
+        """Close the descriptor; reading by it is an error from then on."""
+        if self.number is not None and self.number >= 0:
+            os.close(self.number)
+        # Never a valid number: the system may give the old one to another file.
+        self.number = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Column:
+    """One dataset: rows of one shape and dtype.
+
+    Args:
+        dataset: An open HDF5 dataset that ``open_column`` has checked.
+        descriptor: The store's descriptor.
+        where: File, split and field, for messages.
+    """
+
+    def __init__(self, dataset: Any, descriptor: Descriptor, where: str) -> None:
+        self._dataset = dataset
+        self._descriptor = descriptor
+        self._where = where
+        self._row_shape: tuple[int, ...] = dataset.shape[1:]
+        self.num_rows: int = dataset.shape[0]
+        self.dtype: np.dtype[Any] = dataset.dtype.newbyteorder("=")
+        self.row_bytes = self.dtype.itemsize * math.prod(self._row_shape)
+        # None: not laid out in one piece (or nothing written), so HDF5 has to read it.
+        self._position: int | None = None
+        if descriptor.number is not None and dataset.dtype.isnative and dataset.size:
+            self._position = dataset.id.get_offset()
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Read the rows ``start:stop`` into a fresh array; the caller has checked the range.
+
+        Raises:
+            ValueError: The store is closed.
+            DataError: The file has been cut since it was opened, or cannot be read.
+        """
+        rows = np.empty((stop - start, *self._row_shape), dtype=self.dtype)
+        if not rows.size:
+            return rows
+        if self._position is None:
+            self._read_through_hdf5(rows, start, stop)
+            return rows
+        descriptor = self._descriptor.number
+        position = self._position + start * self.row_bytes
+        try:
+            got = os.preadv(descriptor, (rows,), position)  # type: ignore[arg-type]
+            if got != rows.nbytes:
+                self._read_rest(rows, got, position)
+        except OSError as error:
+            raise self._failure(error) from error
+        return rows
+
+    def _read_rest(self, rows: NDArray[Any], got: int, position: int) -> None:
+        # One call reads at most 2 GiB, and less when a signal or a network file system says so.
+        flat = rows.reshape(-1).view(np.uint8)
+        while got < flat.size:
+            more = os.preadv(self._descriptor.number, (flat[got:],), position + got)  # type: ignore[arg-type]
+            if more == 0:
+                raise OSError(f"the file ends at byte {position + got}")
+            got += more
+
+    def _read_through_hdf5(self, rows: NDArray[Any], start: int, stop: int) -> None:
+        if not self._dataset:
+            raise self._failure(OSError("closed"))
+        try:
+            rows[...] = self._dataset[start:stop]
+        except (OSError, RuntimeError) as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> Exception:
+        if self._descriptor.number == -1:
+            return ValueError(f"{self._where}: the store is closed; read inside its `with` block.")
+        return DataError(
+            f"{self._where}: cannot be read ({error}). The file was cut or changed after it was "
+            "opened, or its disk fails; copy or prepare it again."
+        )
+
+    def digest(self, digest: ContentDigest, split: str, name: str) -> None:
+        """Feed the whole dataset to a digest, in blocks."""
+        stored = self.dtype.newbyteorder("<")
+        digest.begin(split, name, stored.str, (self.num_rows, *self._row_shape))
+        step = max(1, BLOCK_BYTES // self.row_bytes)
+        for start in range(0, self.num_rows, step):
+            rows = self.read(start, min(start + step, self.num_rows))
+            digest.update(rows.astype(stored, copy=False))
+
+
+class RaggedColumn:
+    """A ragged field: items one after another, and where each example's items begin.
+
+    Args:
+        items: The items of all examples.
+        bounds: Example e owns the items ``bounds[e]:bounds[e + 1]``.
+        where: File, split and field, for messages.
+
+    Raises:
+        DataError: ``bounds`` does not begin at the first item or end at the last.
+    """
+
+    def __init__(self, items: Column, bounds: Column, where: str) -> None:
+        self._items = items
+        self._bounds = bounds
+        self._where = where
+        first, last = bounds.read(0, 1)[0], bounds.read(bounds.num_rows - 1, bounds.num_rows)[0]
+        if first != 0 or last != items.num_rows:
+            raise DataError(
+                f"{where}: items {first}:{last} belong to examples, but the file has "
+                f"{items.num_rows}; the file is damaged, copy or prepare it again."
+            )
+
+    def read(self, start: int, stop: int) -> list[NDArray[Any]]:
+        """Read the items of the examples ``start:stop``, an array each.
+
+        Raises:
+            ValueError: The store is closed.
+            DataError: The file is damaged or has been cut since it was opened.
+        """
+        bounds = self._bounds.read(start, stop + 1)
+        first, last = int(bounds[0]), int(bounds[-1])
+        if not 0 <= first <= last <= self._items.num_rows or (bounds[1:] < bounds[:-1]).any():
+            raise DataError(
+                f"{self._where}: the bounds of examples {start}:{stop} are damaged; copy or "
+                "prepare the file again."
+            )
+        items = self._items.read(first, last)
+        return np.split(items, bounds[1:-1] - first) if stop > start else []
+
+    def digest(self, digest: ContentDigest, split: str, name: str) -> None:
+        """Feed bounds and items to a digest, in blocks."""
+        self._bounds.digest(digest, split, offsets_name(name))
+        self._items.digest(digest, split, name)
+
+
+def open_column(
+    group: Any, name: str, spec: FieldSpec, rows: int | None, descriptor: Descriptor, where: str
+) -> Column:
+    """Check that a dataset is what the store says it is and lies within the file.
+
+    Args:
+        group: The split's HDF5 group.
+        name: Name of the dataset.
+        spec: Dtype and shape of a row.
+        rows: Rows that it must have; None for any number.
+        descriptor: The store's descriptor.
+        where: File, split and field, for messages.
+
+    Raises:
+        DataError: The dataset is missing, has another dtype or shape, or reaches past the end.
+    """
+    dataset = group.get(name)
+    if not isinstance(dataset, h5py.Dataset):
+        raise DataError(f"{where}: dataset {name!r} is missing; prepare the data again.")
+    # Compared before any value is read: HDF5 objects (dtype kind "O") never get further.
+    if dataset.dtype.newbyteorder("<") != spec.numpy_dtype:
+        raise DataError(
+            f"{where}: dataset {name!r} has dtype {dataset.dtype}, but the store announces "
+            f"{spec.dtype}; only numbers of that dtype are read. Prepare the data again."
+        )
+    expected = (dataset.shape[0] if rows is None and dataset.ndim else rows, *spec.shape)
+    if dataset.shape != expected:
+        raise DataError(
+            f"{where}: dataset {name!r} has shape {dataset.shape}, but {expected} was announced; "
+            "the file is damaged, copy or prepare it again."
+        )
+    _check_extent(dataset, name, where)
+    return Column(dataset, descriptor, where)
+
+
+def _check_extent(dataset: Any, name: str, where: str) -> None:
+    size = dataset.dtype.itemsize * math.prod(dataset.shape)
+    if not size:
+        return
+    if dataset.chunks is not None:
+        # What a file does not hold is read as zeros, however much a damaged header declares.
+        chunk = dataset.dtype.itemsize * math.prod(dataset.chunks)
+        held = dataset.id.get_num_chunks() * chunk
+        if held < size:
+            raise DataError(
+                f"{where}: dataset {name!r} declares {size} bytes, but the file holds at most "
+                f"{held} of them; it is damaged, copy or prepare it again."
+            )
+        return
+    position = dataset.id.get_offset()
+    if position is None or dataset.external or dataset.is_virtual:
+        raise DataError(
+            f"{where}: dataset {name!r} holds no data of its own in this file; prepare the data "
+            "again."
+        )
+    end, there = position + size, os.fstat(dataset.file.id.get_vfd_handle()).st_size
+    if end > there:
+        raise DataError(
+            f"{where}: the file is cut: dataset {name!r} needs bytes up to {end}, but the file "
+            f"has {there}. Copy it again, or prepare the data again."
+        )

@@ -1,0 +1,250 @@
+"""Writing a store: streaming, in bounded memory, whole or absent."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pfl_bench.data.assembly import assemble, synchronise_folder
+from pfl_bench.data.checks import (
+    check_client_id,
+    check_names,
+    check_train_differs_from_test,
+    columns_of,
+)
+from pfl_bench.data.layout import (
+    FieldSpec,
+    check_field_names,
+    check_list_name,
+    check_split_name,
+    ordered_splits,
+)
+from pfl_bench.data.spool import Spool
+from pfl_bench.data.temporary import TemporaryFolder
+from pfl_bench.types import DataError, SplitBy
+
+
+class StoreWriter:
+    """Writes one store; a context manager.
+
+    Data is spooled to hidden temporary files beside the target. When the block ends without an
+    exception the store is put together there, synchronised to disk and renamed to ``path`` in
+    one step; with an exception all of it is removed and a file that was at ``path`` stays as it
+    was. Memory does not grow with the examples, only with users and appends (some tens of bytes
+    each).
+
+    Users are sorted by identifier, so the order in which users arrive does not matter; the
+    examples of one user stay in the order in which they were appended.
+
+    Args:
+        path: The file to write, in an existing folder.
+        task: Name of the task that the store is made for.
+        variant: Machine name of the variant of the data.
+        source: One line for a human that says where the data comes from.
+        split_by: "user" if no user may be in two splits, "example" if each user's are divided.
+        num_classes: Classes of the target, at least 1; a field "targets" of integer kind must
+            lie in [0, num_classes).
+        input_shape: Shape of one example's input, without the leading axis.
+        fields: What each example has, by name; the order is the order in the digest.
+        extra: Further facts, JSON-serialisable.
+
+    Raises:
+        ValueError: An argument is malformed.
+        DataError: The folder of ``path`` is missing or is not one, or ``path`` is a folder.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        task: str,
+        variant: str,
+        source: str,
+        split_by: SplitBy,
+        num_classes: int,
+        input_shape: tuple[int, ...],
+        fields: Mapping[str, FieldSpec],
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_field_names(fields)
+        for name, text in (("task", task), ("variant", variant), ("source", source)):
+            if not isinstance(text, str) or not text:
+                raise ValueError(f"StoreWriter: {name} is {text!r}; it must be a non-empty string.")
+        if split_by not in ("user", "example"):
+            raise ValueError(f"StoreWriter: split_by is {split_by!r}; use 'user' or 'example'.")
+        if num_classes < 1:
+            raise ValueError(f"StoreWriter: num_classes is {num_classes}; it must be at least 1.")
+        self.path = Path(path)
+        _check_target(self.path)
+        self._facts = {"task": task, "variant": variant, "source": source, "split_by": split_by}
+        self._split_by = split_by
+        self._num_classes = int(num_classes)
+        self._input_shape = tuple(int(size) for size in input_shape)
+        self._fields = dict(fields)
+        self._extra: dict[str, Any] = {}
+        self._names: dict[str, list[str]] = {}
+        self._folder: Path | None = None
+        self._temporary: TemporaryFolder | None = None
+        self._spools: dict[str, Spool] = {}
+        for key, value in (extra or {}).items():
+            self.set_extra(key, value)
+
+    def __enter__(self) -> Self:
+        try:
+            self._temporary = TemporaryFolder(self.path, "partial")
+            self._folder = self._temporary.path
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._finalise()
+        except OSError as failure:
+            raise self._cannot_write(failure) from failure
+        finally:
+            for spool in self._spools.values():
+                spool.close()
+            self._spools = {}
+            if self._temporary is not None:
+                self._temporary.remove()
+                self._folder = self._temporary = None
+
+    def set_extra(self, key: str, value: Any) -> None:
+        """Record a further fact.
+
+        Args:
+            key: Name of the fact.
+            value: Anything that JSON can hold; NaN and infinity are not JSON.
+
+        Raises:
+            ValueError: ``value`` is not JSON-serialisable.
+        """
+        try:
+            self._extra[key] = json.loads(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self.path}: extra fact {key!r} is not JSON ({error}); use None, bool, int, "
+                "finite float, str, list or dict with string keys."
+            ) from error
+
+    def set_names(self, name: str, values: Sequence[str]) -> None:
+        """Record what numbers stand for: the words of a vocabulary, the values of a column.
+
+        Args:
+            name: Name of the list, such as "vocabulary"; for a column, the name of its field.
+            values: The names in the order of their numbers, from 0; any number of them. A list
+                of that name that was recorded before is replaced.
+
+        Raises:
+            ValueError: ``name`` is malformed.
+            DataError: A value is no string, is empty, is not valid Unicode or comes twice.
+        """
+        check_list_name(name)
+        self._names[name] = check_names(values, f"{self.path}: names {name!r}")
+
+    def append(self, split: str, client_id: str, **arrays: Any) -> None:
+        """Add examples of one client to a split.
+
+        Args:
+            split: Name of the split, such as "train".
+            client_id: The client; may come again, then the examples are added to those it has.
+            arrays: One a field: array of shape (n, *shape) with n >= 1, or a list of n 1-d
+                arrays if the field is ragged.
+
+        Raises:
+            ValueError: The split's name is malformed, or the writer is not open.
+            DataError: No example; arrays that differ in length; a missing or unknown field; a
+                wrong shape; a dtype whose values do not fit; a target outside [0, num_classes);
+                with split_by="user", a client of another split; or a disk that is full.
+        """
+        if self._folder is None:
+            raise ValueError(f"{self.path}: append needs an open writer: `with StoreWriter(...)`.")
+        where = f"{self.path}: split {split!r}, client {client_id!r}"
+        spool = self._spools.get(split)
+        if spool is None or client_id not in spool.clients:
+            self._check_newcomer(split, client_id, where)
+        count, columns = columns_of(arrays, self._fields, self._num_classes, where)
+        try:
+            if spool is None:
+                spool = self._spools[split] = Spool(self._folder, split, self._fields)
+            spool.append(client_id, count, columns)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def _check_newcomer(self, split: str, client_id: str, where: str) -> None:
+        check_split_name(split)
+        check_client_id(client_id, where)
+        if self._split_by == "example":
+            return
+        for other, spool in self._spools.items():
+            if other != split and client_id in spool.clients:
+                raise DataError(
+                    f"{self.path}: client {client_id!r} is in split {other!r} and in split "
+                    f"{split!r}, but split_by is 'user': every client belongs to one split. Keep "
+                    "the client in one of them, or prepare the data with split_by 'example'."
+                )
+
+    def _cannot_write(self, error: OSError) -> DataError:
+        others = f".{glob.escape(self.path.name)}.partial-*"
+        leftovers = [str(path) for path in self.path.parent.glob(others) if path != self._folder]
+        hint = f" Killed runs left {leftovers}: remove them if none is running." * bool(leftovers)
+        return DataError(
+            f"{self.path}: cannot write the store in {self.path.parent}: {error}. Temporary files "
+            f"and the result need about {2 * self._spooled_bytes() / 1e6:.0f} MB for the data so "
+            "far. Free space or choose a folder on another disk that you may write; nothing of "
+            f"this attempt was left behind.{hint}"
+        )
+
+    def _spooled_bytes(self) -> int:
+        return sum(spool.total_bytes() for spool in self._spools.values())
+
+    def _finalise(self) -> None:
+        if self._folder is None:
+            raise ValueError(f"{self.path}: the writer was not opened by `with`.")
+        names = ordered_splits(self._spools)
+        if "train" not in names:
+            raise DataError(
+                f"{self.path}: no client was put in split 'train' (splits with clients: "
+                f"{list(names) or 'none'}). A store needs training clients: check that the source "
+                "holds data and that the fractions of the split leave some for training."
+            )
+        for spool in self._spools.values():
+            spool.freeze()
+        if self._split_by == "example" and "test" in names:
+            check_train_differs_from_test(
+                self._spools["train"], self._spools["test"], self._fields, self.path
+            )
+        staged = self._folder / "store.h5"
+        attributes = {
+            **self._facts,
+            "num_classes": self._num_classes,
+            "input_shape": json.dumps(self._input_shape),
+            "extra": json.dumps(self._extra),
+        }
+        assemble(staged, self._spools, self._fields, self._names, attributes)
+        os.replace(staged, self.path)
+        synchronise_folder(self.path.parent)
+
+
+def _check_target(path: Path) -> None:
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name the file to write, such as {path / 'data.h5'}.")
+    parent = path.parent
+    if not parent.is_dir():
+        what = "is not a folder" if parent.exists() else "does not exist"
+        raise DataError(
+            f"{path}: cannot write the store: its folder {parent} {what}. Create that folder "
+            "first or choose another one."
+        )

@@ -1,0 +1,172 @@
+"""How a run evaluates its model: on which splits, with whose models, and what it will measure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.client.forward import Forward
+from pfl_bench.config.schema import RunConfig
+from pfl_bench.evaluation.fine_tuning import FineTuning
+from pfl_bench.evaluation.splits import (
+    Measured,
+    Strata,
+    examples_at_once,
+    measure,
+    measured_names,
+)
+from pfl_bench.metrics import build_metrics
+from pfl_bench.types import Alone, ConfigError, Crew, Evaluate, PersonalModels, Task
+
+
+class Evaluator:
+    """Evaluates the model that is in memory, or what clients make of it.
+
+    With ``evaluation.adaptation`` each client of a federated run fine-tunes the model first. A
+    private run may have that too: clients fine-tune what was released, on their own devices, and
+    send nothing. (What is measured of them is outside the statement, as all evaluation is.)
+
+    Args:
+        config: The configuration.
+        task: Data and families of metrics.
+        model: The model's memory.
+        forward: How a batch goes through it.
+        personal: Models of the clients' own that training gives; None for one model of all.
+        crew: The processes of the run, which evaluate a part each.
+
+    Raises:
+        ConfigError: What is to be measured does not fit the data or the training.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        model: FlatModel,
+        forward: Forward,
+        personal: PersonalModels | None,
+        crew: Crew | None = None,
+    ) -> None:
+        self._options = config.evaluation
+        self._expected = config.expected
+        self._crew = crew or Alone()
+        self._model = model
+        self._task = task
+        self._forward = forward
+        self._adaptation: FineTuning | None = None
+        if self._options.adaptation is not None:
+            if config.federated is None:
+                raise ConfigError(
+                    "evaluation.adaptation: clients fine-tune the model of federated training; "
+                    f"this run is of the setting '{config.setting}': remove the key"
+                )
+            self._adaptation = FineTuning(forward, model, self._options.adaptation, config.seed)
+        self._personal = self._adaptation or personal
+        self._strata()
+        self._measured: dict[str, tuple[str, ...]] = {}  # names, by split
+        self._check_wanted(personal is not None)
+
+    def evaluate(
+        self, splits: Sequence[str]
+    ) -> tuple[dict[str, float], dict[str, dict[str, dict[str, Any]]]]:
+        """Evaluate on some splits; afterwards the model is in memory as it was.
+
+        Returns:
+            What was measured, by name; and by split and column, what the examples of each of the
+            column's values came to.
+        """
+        if self._crew.size > 1:
+            self._crew.share(Evaluate(tuple(splits)), self._model.vector)
+        own = self.measure(splits, 0, self._crew.size)
+        others = [self._crew.take(rank)[0] for rank in range(1, self._crew.size)]
+        scalars: dict[str, float] = {}
+        tables = {}
+        for place, (name, (measured, strata)) in enumerate(zip(splits, own, strict=True)):
+            for parts in others:
+                measured.merge(parts[place])
+            scalars |= measured.result(self._task.split(name), self._personal is not None)
+            tables[name] = strata.tables()
+        return scalars, tables
+
+    def measure(self, splits: Sequence[str], rank: int, size: int) -> list[tuple[Measured, Strata]]:
+        """Evaluate on a part of some splits; afterwards the model is in memory as it was.
+
+        Args:
+            splits: Their names.
+            rank: Which part.
+            size: Of how many.
+
+        Returns:
+            What was accumulated of each split, and what tells its examples apart.
+        """
+        result = []
+        if self._adaptation is not None:
+            self._adaptation.begin()
+        for name in splits:
+            strata = self._strata()
+            measured = measure(
+                self._forward,
+                self._task.split(name),
+                build_metrics(self._task),
+                self._options.batch_size,
+                self._options.data_workers,
+                strata,
+                self._personal,
+                (rank, size),
+                examples_at_once(self._task.facts.input_shape, self._forward.device),
+            )
+            result.append((measured, strata))
+        if self._adaptation is not None:
+            self._adaptation.end()
+        return result
+
+    def _strata(self) -> Strata:
+        return Strata(self._task, self._options.strata)
+
+    def _check_wanted(self, is_trained_by_client: bool) -> None:
+        """Refuse, before anything is trained, what rests on values that will not be measured."""
+        options = self._options
+        if options.select_best is not None:
+            if is_trained_by_client:
+                raise ConfigError(
+                    "evaluation.select_best: each client has a model of its own, so there is none "
+                    "to select; remove the key"
+                )
+            self._check_measured("evaluation.select_best", options.select_best, options.splits)
+        for index, target in enumerate(options.budgets):
+            key = f"evaluation.budgets.{index}.metric"
+            self._check_measured(key, target.metric, options.splits)
+        for index, entry in enumerate(self._expected):
+            self._check_measured(f"expected.{index}.metric", entry.metric, options.final_splits)
+
+    def _check_measured(self, key: str, wanted: str, splits: Sequence[str]) -> None:
+        """Check that a metric is among those of some splits.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        split = wanted.partition("/")[0]
+        names = self._names(split) if split in splits else ()
+        if wanted in names:
+            return
+        names = names or tuple(name for other in splits for name in self._names(other))
+        near = get_close_matches(wanted, names, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else "."
+        rest = sorted(name for name in names if name not in near)
+        raise ConfigError(
+            f"{key}: '{wanted}' is not measured{hint} There are: "
+            f"{', '.join([*near, *rest]) or 'none'}"
+        )
+
+    def _names(self, split: str) -> tuple[str, ...]:
+        if split not in self._measured:
+            self._measured[split] = measured_names(
+                self._forward,
+                self._task.split(split),
+                build_metrics(self._task),
+                self._strata(),
+                self._personal is not None,
+            )
+        return self._measured[split]

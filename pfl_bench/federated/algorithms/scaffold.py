@@ -1,0 +1,171 @@
+"""SCAFFOLD: local steps that are corrected for how a client's gradient differs from the mean one.
+
+The centre keeps a control variate c, each client one of its own, c_i, both zero at first. With the
+client's gradient g (of its loss and ``local_weight_decay``), its K steps of the round's rate r from
+the central x are w <- w - r (g - c_i + c), and end in y. Then (option II of the paper)
+
+    c_i' = c_i - c + (x - y) / (K r),    c' = c + (1 / N) sum over the cohort of (c_i' - c_i)
+
+with N users in all, and x moves by the central optimizer along the mean of y - x, as in FedAvg. The
+client's own gradients are clipped, if clipping is set, before they are corrected. A client that
+takes no step, or whose rate is 0, or whose update is not finite, keeps its c_i and moves c by
+nothing. There is no local momentum: with it (x - y) / (K r) is no mean of gradients.
+
+N counts users who never take part, too: where only a few are ever available, c stays near zero, and
+so do the corrected steps of those who return. It then learns more slowly than FedAvg.
+
+Costs: c goes down beside x, and c_i' - c_i up beside the update: twice FedAvg's bytes both ways. A
+compression makes the update smaller, not the control variate. A simulation holds the c_i of all
+clients that were ever drawn, 4 P bytes each, in memory (not the GPU's) and in each checkpoint, and
+trains in one process.
+
+Privacy: none. What a client sends beside its update, and what it remembers, no clip bounds.
+
+Source: Karimireddy et al. 2020, algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from pfl_bench.client.costs import BYTES_PER_PARAMETER
+from pfl_bench.config.training import FederatedOptions
+from pfl_bench.types import ConfigError, LocalResult, LocalTraining, Outgoing
+from privacy.clipping import l2_norm
+
+
+class Options(BaseModel):
+    """SCAFFOLD has no options beyond those of every federated run."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Scaffold:
+    """See the module.
+
+    Args:
+        local_training: How clients train.
+    """
+
+    uploads = ("update", "control_variate")
+    downloads = ("central", "control_variate")
+
+    def __init__(self, local_training: LocalTraining) -> None:
+        self.local_training = local_training
+        self.stage = _SendsControlVariate(self)
+        self._num_users = 0
+        self._control = torch.zeros(0)
+        self._change = torch.zeros(0)
+        self._correction = torch.zeros(0)
+        # On the CPU: of many clients, they are more than a GPU holds.
+        self._own: dict[int, Tensor] = {}
+
+    def begin(self, num_users: int, central: Tensor) -> None:
+        """See ``CorrectsSteps``."""
+        self._num_users = num_users
+        self._control = torch.zeros_like(central)
+        self._change = torch.zeros_like(central)
+        self._correction = torch.zeros_like(central)
+
+    @property
+    def num_parameters(self) -> int:
+        """P."""
+        return self._control.numel()
+
+    def correction(self, user: int) -> Tensor | None:
+        """See ``CorrectsSteps``: c - c_i, or None while both are zero."""
+        if not self._own:
+            return None
+        self._correction.copy_(self._control)
+        own = self._own.get(user)
+        if own is not None:
+            self._correction.sub_(own.to(self._correction.device))
+        return self._correction
+
+    def learn(self, result: LocalResult, round_index: int) -> None:
+        """Replace a client's control variate by what its training has shown.
+
+        Args:
+            result: What its training gave.
+            round_index: The round, 1-based.
+        """
+        per_step = result.num_steps * self.local_training.rate(round_index)
+        if not per_step:
+            return
+        device = self._control.device
+        before = self._own.get(result.user)
+        moved = (result.update / -per_step).sub_(self._control)
+        if not math.isfinite(l2_norm(moved)):
+            return
+        # The difference c_i' - c_i is what was just computed; the sum is the client's new one.
+        self._change += moved
+        self._own[result.user] = (moved if before is None else moved + before.to(device)).cpu()
+
+    def central_gradient(self, mean_update: Tensor, out: Tensor) -> None:
+        """Write the negative mean update to ``out``, and move c: a round has ended."""
+        torch.neg(mean_update, out=out)
+        self._control.add_(self._change, alpha=1.0 / self._num_users)
+        self._change.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The control variates: c, and those of the clients that were drawn."""
+        return {"control": self._control, "clients": dict(self._own)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave."""
+        self._control.copy_(state["control"])
+        self._own = {int(user): own.cpu() for user, own in state["clients"].items()}
+
+
+class _SendsControlVariate:
+    """Sends the difference of a client's control variates beside its update.
+
+    Args:
+        algorithm: Keeps them.
+    """
+
+    keeps_state = True
+
+    def __init__(self, algorithm: Scaffold) -> None:
+        self._algorithm = algorithm
+
+    @property
+    def expected_bytes(self) -> float:
+        """An update and a control variate."""
+        return 2.0 * self._algorithm.num_parameters * BYTES_PER_PARAMETER
+
+    def send(self, outgoing: Outgoing, result: LocalResult, round_index: int) -> Outgoing:
+        """See ``ClientStage``."""
+        self._algorithm.learn(result, round_index)
+        outgoing.num_bytes += self._algorithm.num_parameters * BYTES_PER_PARAMETER
+        return outgoing
+
+
+def check(federated: FederatedOptions) -> None:
+    """Refuse what would not be SCAFFOLD.
+
+    Raises:
+        ConfigError: Clients weigh by their examples, but c is the plain mean of the c_i; or they
+            have momentum, but what they learn of their gradients is that of plain SGD.
+    """
+    if federated.local_momentum:
+        raise ConfigError(
+            f"federated.local_momentum: {federated.local_momentum:g} with scaffold, whose control "
+            "variates are mean gradients of plain local SGD, (central - local) / (steps * rate); "
+            "leave it out, or set the algorithm to fedavg"
+        )
+    if federated.weighting != "uniform":
+        raise ConfigError(
+            f"federated.weighting: '{federated.weighting}' with scaffold, whose control variate is "
+            "the plain mean over clients; set weighting: uniform, or the algorithm to fedavg"
+        )
+
+
+def build(options: Options, local_training: LocalTraining) -> Scaffold:
+    """Build SCAFFOLD for clients that train as ``local_training`` says."""
+    return Scaffold(local_training)

@@ -1,0 +1,214 @@
+"""From a round's clients to the sums of their updates: what each process of a run does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pfl_bench.client.costs import BYTES_PER_PARAMETER
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.config.training import FederatedOptions
+from pfl_bench.federated.shards import Node, SumTree
+from pfl_bench.profiling import phase, timed
+from pfl_bench.rng import Purpose, stream
+from pfl_bench.types import ClientStage, ConfigError, Engine, LocalResult, Outgoing, Resizes, Tally
+from privacy.aggregate import Aggregate
+from privacy.clipping import ClipOutcome
+from privacy.mechanism import Mechanism
+from privacy.observation import Observer
+from privacy.sum_watch import Seen
+
+
+class Intake:
+    """Takes clients' updates into the sum, by a mechanism and under an observer's eyes.
+
+    Args:
+        mechanism: Clips and sums.
+        seed: The private seed, which clients' own noise is drawn from.
+        observer: Watches a private run; None for others.
+    """
+
+    def __init__(self, mechanism: Mechanism, seed: int, observer: Observer | None) -> None:
+        self.mechanism = mechanism
+        self.observer = observer
+        self._seed = seed
+
+    def take_in(
+        self, aggregate: Aggregate, update: torch.Tensor, weight: float, index: int, client: int
+    ) -> ClipOutcome:
+        """Take one client's update into the sum.
+
+        Args:
+            aggregate: The round's sum, changed in place.
+            update: Shape (P,).
+            weight: Of the client.
+            index: The round, from 1.
+            client: Index of the user; those of canaries come after all users.
+        """
+        if self.observer is None:
+            return self.mechanism.accumulate(aggregate, update, weight)
+        clip_norm = self.mechanism.clip_norm
+        self.observer.before(aggregate, update)
+        outcome = self.mechanism.accumulate(
+            aggregate, update, weight, self._client_noise(index, client)
+        )
+        # The mechanism none clips nothing.
+        self.observer.after(aggregate, math.inf if clip_norm is None else clip_norm)
+        return outcome
+
+    def _client_noise(self, index: int, client: int) -> np.random.Generator | None:
+        if not self.mechanism.randomizes_clients:
+            return None
+        return stream(self._seed, Purpose.CLIENT_NOISE, index, client)
+
+
+@dataclass(slots=True)
+class HandResult:
+    """What training a hand came to, beside its sum.
+
+    Attributes:
+        tally: What was counted.
+        seen: What the observer saw; None without one.
+    """
+
+    tally: Tally
+    seen: Seen | None
+
+
+class CohortTraining:
+    """Trains hands of clients and sums what they send.
+
+    Args:
+        model: The clients' working copy.
+        engine: Trains them.
+        intake: Takes their updates in.
+        options: Weighting and expected cohort.
+        stages: What happens to updates before they are taken in.
+
+    Raises:
+        ConfigError: Updates are compressed that clients noise afterwards.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        engine: Engine,
+        intake: Intake,
+        options: FederatedOptions,
+        stages: Sequence[ClientStage],
+    ) -> None:
+        if intake.mechanism.randomizes_clients and any(isinstance(s, Resizes) for s in stages):
+            raise ConfigError(
+                f"federated.compression: under the mechanism {intake.mechanism.name} clients add "
+                "noise to what they send, which fills a compressed update again; leave compression "
+                "out, or choose a mechanism whose noise the centre adds, such as gaussian"
+            )
+        self.intake = intake
+        self._stages = stages
+        self.tree = SumTree()
+        self._model = model
+        self._engine = engine
+        self._options = options
+        self._buffers = model.buffers()
+
+    def train(
+        self,
+        hands: Sequence[NDArray[np.int64]],
+        first: int,
+        index: int,
+        central: torch.Tensor,
+        probed: int,
+    ) -> list[HandResult]:
+        """Train neighbouring hands from the central parameters; ``tree`` then has their sums.
+
+        Args:
+            hands: Indices into the training split.
+            first: Number of the first of them among the round's hands.
+            index: The round, from 1.
+            central: Shape (P,).
+            probed: Which of the clients, counted through these hands, is probed where not all are;
+                negative or too large for none.
+
+        Returns:
+            What each hand came to.
+
+        Raises:
+            ConfigError: Training moved a buffer of the model, which nothing carries to the centre.
+        """
+        self.tree.clear()
+        results = []
+        for place, users in enumerate(hands, start=first):
+            result, aggregate = HandResult(Tally(), None), None
+            if len(users):
+                model = self._model
+                aggregate = self.tree.zeros(
+                    model.num_parameters, model.device, self._options.cohort_size
+                )
+                result = self._train_hand(users, index, central, aggregate, probed)
+            probed -= len(users)
+            results.append(result)
+            with phase("aggregation"):
+                self.tree.push(Node(0, place, aggregate))
+        self._check_buffers()
+        return results
+
+    def _train_hand(
+        self,
+        users: NDArray[np.int64],
+        index: int,
+        central: torch.Tensor,
+        aggregate: Aggregate,
+        probed: int,
+    ) -> HandResult:
+        observer = self.intake.observer
+        if observer is not None:
+            observer.begin(probed)
+        loss = torch.zeros((), device=self._model.device)
+        tally = Tally()
+        for result in timed("local training", self._engine.train(users, index, central)):
+            tally.steps += result.num_steps
+            tally.processed += result.num_processed
+            outgoing = self._outgoing(result, index)
+            tally.bytes_up += outgoing.num_bytes
+            tally.users.append(result.user)
+            if self._options.selection is not None:
+                tally.clients.append((result.user, float(result.loss), result.num_examples))
+            with phase("clipping"):
+                outcome = self.intake.take_in(
+                    aggregate, outgoing.update, outgoing.weight, index, result.user
+                )
+            if outcome.finite:
+                loss += result.loss
+                tally.num_examples += result.num_examples
+                tally.num_steps += result.num_steps
+            else:
+                tally.lost.append(result.user)
+        tally.loss = float(loss)
+        return HandResult(tally, None if observer is None else observer.seen(aggregate))
+
+    def _outgoing(self, result: LocalResult, index: int) -> Outgoing:
+        by_examples = self._options.weighting == "examples"
+        weight = float(result.num_examples) if by_examples else 1.0
+        size = float(result.update.numel() * BYTES_PER_PARAMETER)
+        outgoing = Outgoing(result.update, weight, size)
+        for stage in self._stages:
+            outgoing = stage.send(outgoing, result, index)
+        return outgoing
+
+    def _check_buffers(self) -> None:
+        """Refuse a model whose buffers training moves: no update carries them, no clip bounds them.
+
+        Nothing of the round has been released when this is called.
+        """
+        for name, buffer in self._model.module.named_buffers():
+            if not torch.equal(buffer, self._buffers[name]):
+                raise ConfigError(
+                    f"model: training changed its buffer '{name}', which would leave the clients "
+                    "outside the update, neither averaged nor protected; use layers without "
+                    "running statistics, such as GroupNorm"
+                )

@@ -1,0 +1,326 @@
+"""What a private federated run has beside its training: plan, ledger, observer, canaries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.config.training import FederatedOptions
+from pfl_bench.federated.cohort import Intake
+from pfl_bench.federated.participants import Participants
+from pfl_bench.federated.parts import build_mechanism
+from pfl_bench.federated.private_seed import OtherSeedError
+from pfl_bench.rng import Purpose, stream
+from pfl_bench.types import Algorithm, ClientStage, ConfigError, FederatedSplit
+from privacy.aggregate import Aggregate
+from privacy.central_record import CentralRecord
+from privacy.ledger import Ledger
+from privacy.mechanism import Mechanism, NoiseScale, Release
+from privacy.observation import Observer, ParticipationHistory
+from privacy.plan.plan import PlanRequest, PrivacyPlan, make_plan
+from privacy.statement.statement import json_epsilon
+from privacy.sum_watch import WATCH_ALL
+
+if TYPE_CHECKING:
+    from privacy.empirical.canaries import Canaries
+
+
+def make_federated_plan(
+    resolved: ResolvedConfig,
+    options: FederatedOptions,
+    split: FederatedSplit,
+    algorithm: Algorithm,
+    stages: Sequence[ClientStage],
+    participants: Participants,
+    batchnorm_layers: tuple[str, ...],
+    num_parameters: int,
+    data_checksum: str,
+    artificial_users: bool,
+) -> PrivacyPlan | None:
+    """Build the plan of a run's configuration.
+
+    Args:
+        resolved: The configuration.
+        options: Its federated section.
+        split: The training split.
+        algorithm: How clients train.
+        stages: What happens to updates before they are sent.
+        participants: Who takes part.
+        batchnorm_layers: Names of the model's layers that gather running statistics.
+        num_parameters: Trainable parameters, P.
+        data_checksum: Digest of the data's content.
+        artificial_users: Whether examples were dealt to users who never had them.
+
+    Returns:
+        The plan; None for a run that claims no privacy.
+
+    Raises:
+        privacy.errors.PlanError: The accounting of the settings would be wrong.
+    """
+    privacy = resolved.config.privacy
+    if privacy is None or privacy.population_size is None:
+        return None
+    name = resolved.tree["privacy"]["mechanism"]["name"]
+    population = privacy.population_size
+    if population == "training_users":
+        population = split.num_users
+    mechanism_options, audit = resolved.mechanism_options, privacy.audit
+    return make_plan(
+        PlanRequest(
+            mechanism=name,
+            mechanism_build=lambda noise: build_mechanism(name, mechanism_options, noise),
+            mechanism_options=mechanism_options.model_dump() if mechanism_options else {},
+            scheme=options.sampling,
+            separation=options.separation,
+            population_size=population,
+            num_users=split.num_users,
+            hypothetical_population=privacy.hypothetical_population,
+            cohort_size=options.cohort_size,
+            noise_cohort_size=privacy.noise_cohort_size,
+            num_rounds=options.num_rounds,
+            weighting=options.weighting,
+            epsilon=privacy.epsilon,
+            noise_multiplier=privacy.noise_multiplier,
+            delta=privacy.delta,
+            accountant=privacy.accountant,
+            uploads=algorithm.uploads,
+            batchnorm_layers=batchnorm_layers,
+            num_parameters=num_parameters,
+            data_checksum=data_checksum,
+            selected_by=resolved.config.evaluation.select_best,
+            nonce=privacy.nonce,
+            artificial_users=artificial_users,
+            num_canaries=audit.count if audit else 0,
+            fresh_noise_for=(
+                "privacy.audit.kind worst_case" if audit and audit.kind == "worst_case" else None
+            ),
+            max_participations=options.max_participations,
+            participation_rests_on=participants.rests_on,
+            selection_uses_data=participants.uses_data,
+            client_state=_names_of_state(resolved, algorithm, stages),
+        )
+    )
+
+
+def _names_of_state(
+    resolved: ResolvedConfig, algorithm: Algorithm, stages: Sequence[ClientStage]
+) -> tuple[str, ...]:
+    """What remembers clients from round to round, as the configuration calls it."""
+    keys = {
+        "compression" if stage is not getattr(algorithm, "stage", None) else "algorithm": None
+        for stage in stages
+        if stage.keeps_state
+    }
+    federated = resolved.tree["federated"]
+    return tuple(f"federated.{key} '{federated[key]['name']}'" for key in keys)
+
+
+def make_observer(mechanism: Mechanism, noise: NoiseScale, num_parameters: int) -> Observer:
+    """Make what watches the rounds of a private run.
+
+    Args:
+        mechanism: What it watches.
+        noise: Of the run.
+        num_parameters: P; all clients are probed unless it is very large.
+    """
+    return Observer(
+        noise.cohort_size,
+        str(mechanism.clip_settings().get("norm", "l2")),
+        probes_all=num_parameters <= WATCH_ALL,
+    )
+
+
+class PrivateRounds:
+    """Takes a private run's clients in, watches what is released, and writes it down.
+
+    Args:
+        plan: What the run claims.
+        resolved: The configuration.
+        seed: The private seed, of which all streams here are.
+        initial: Shape (P,): the central parameters that the run begins with, in the memory where
+            they move.
+        path: The ledger's file.
+
+    Attributes:
+        intake: Takes clients' updates into the sum.
+    """
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        resolved: ResolvedConfig,
+        seed: int,
+        initial: torch.Tensor,
+        path: Path,
+    ) -> None:
+        self.plan = plan
+        self._seed = seed
+        self._initial = initial.clone()
+        self._central_record = CentralRecord(initial)
+        self._path = path
+        self._ledger: Ledger | None = None
+        self._digest: str | None = None
+        self._observer = make_observer(plan.mechanism, plan.noise, plan.request.num_parameters)
+        self.intake = Intake(plan.mechanism, seed, self._observer)
+        self._history = ParticipationHistory(plan.request.num_users)
+        self._num_canaries = 0
+        self._canaries: Canaries | None = None
+        options = resolved.config.privacy.audit if resolved.config.privacy else None
+        if options is not None:
+            from privacy.empirical.canaries import Canaries
+
+            in_l1 = plan.mechanism.clip_settings().get("norm") == "l1"
+            if in_l1 and options.seen_direction == "sphere":
+                raise ConfigError(
+                    f"privacy.audit: canaries in directions of the sphere have a bounded L2 norm, "
+                    f"but {plan.mechanism.name} clips in L1, which would shrink them to nothing; "
+                    "set privacy.audit.kind to one_run with direction: coordinate"
+                )
+            self._canaries = Canaries(
+                options,
+                plan.request.num_parameters,
+                plan.actual.participation,
+                plan.request.num_rounds,
+                plan.actual.noise_multiplier,
+                partial(stream, seed, Purpose.CANARIES),
+                initial.device,
+            )
+
+    def begin(self, done: int) -> None:
+        """Open the ledger; check that what goes on is what it has recorded.
+
+        Args:
+            done: Rounds that the run has behind it, from its checkpoint.
+
+        Raises:
+            privacy.errors.LedgerError: The ledger is damaged or of another run.
+        """
+        self._ledger = Ledger.open(self._path)
+        self._ledger.check_resume(done, self.plan.ledger_constants(), self._digest)
+
+    def ledger_digest(self, done: int) -> str:
+        """SHA-256 of the ledger's line of round ``done``."""
+        assert self._ledger is not None
+        return self._ledger.digest(done)
+
+    def choose_probe(self, index: int, num_users: int) -> int:
+        """Choose the client of a round that is probed where not all are.
+
+        Args:
+            index: The round, from 1.
+            num_users: How many take part.
+
+        Returns:
+            Which of them, from 0; -1 for none.
+        """
+        rng = stream(self._seed, Purpose.PROBE, index)
+        return int(rng.integers(num_users)) if num_users else -1
+
+    def add_canaries(self, aggregate: Aggregate, index: int) -> None:
+        """Take the round's canaries into the sum, by the same clip as clients."""
+        self._num_canaries = 0
+        clip_norm = self.plan.mechanism.clip_norm
+        if self._canaries is None:
+            return
+        assert clip_norm is not None
+        # The strongest observer knows what everybody else sends.
+        self._canaries.know_others(aggregate.total)
+        first = self.plan.request.num_users
+        for update in self._canaries.updates(index, clip_norm):
+            self.intake.take_in(aggregate, update, 1.0, index, first + self._num_canaries)
+            self._num_canaries += 1
+
+    def record(
+        self,
+        index: int,
+        users: NDArray[np.int64],
+        release: Release,
+        aggregate: Aggregate,
+        trained: Sequence[int],
+    ) -> None:
+        """Write the round's line of the ledger.
+
+        Args:
+            index: The round, from 1.
+            users: Who took part.
+            release: What was released.
+            aggregate: The sum that it was released from.
+            trained: Whose updates were taken in, as often as they were; without canaries.
+
+        Raises:
+            privacy.errors.LedgerError: The round was recorded before, and its replay differs.
+        """
+        drawn = self._history.add(users, index)
+        observed = self._observer.observe(release, aggregate) | drawn
+        observed |= self._central_record.round(release.mean_update, users, trained)
+        entry = self.plan.ledger_entry(
+            index, users, release, aggregate, observed, self._num_canaries
+        )
+        assert self._ledger is not None  # begin() has opened it
+        self._ledger.append(entry)
+        self._digest = self._ledger.digest(index)
+
+    def scalars(self, release: Release, fraction_clipped: float) -> dict[str, float]:
+        """What the round's line of metrics adds; the fraction of clients clipped is bare."""
+        scalars = {
+            "privacy/clip_norm": float(release.clip_norm or 0.0),
+            "privacy/update_noise_stddev": release.update_noise_stddev,
+            "privacy/fraction_clipped": fraction_clipped,
+        }
+        if release.noisy_fraction_unclipped is not None:
+            scalars["privacy/noisy_fraction_unclipped"] = release.noisy_fraction_unclipped
+        return scalars
+
+    def watch(self, index: int, release: Release, central: torch.Tensor) -> None:
+        """Let the canaries see what the round released, and where the model is after it."""
+        if self._canaries is not None:
+            self._canaries.observe(index, release.mean_update, central - self._initial)
+
+    def canary_result(self, done: int) -> dict[str, Any] | None:
+        """What the canaries show after ``done`` rounds; None without canaries."""
+        if self._canaries is None:
+            return None
+        actual = self.plan.actual
+        assert actual.delta is not None
+        result = self._canaries.result(
+            done, actual.delta, partial(self.plan.mechanism.composition, actual.participation)
+        )
+        return {**result, "upper_bound": json_epsilon(actual.epsilon(done))}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What changes from round to round beside the mechanism."""
+        canaries = None if self._canaries is None else self._canaries.state_dict()
+        return {
+            "observer": self._observer.state_dict(),
+            "history": self._history.state_dict(),
+            "canaries": canaries,
+            "ledger": self._digest,
+            "seed": self._seed,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            RunFolderError: The run began with other streams: groups, noise and canaries would be
+                drawn anew in the midst of it, and what the plan says of them would not hold.
+        """
+        if state.get("seed") != self._seed:
+            raise OtherSeedError(self._path.parent)
+        self._observer.load_state_dict(state["observer"])
+        self._history.load_state_dict(state["history"])
+        self._digest = state["ledger"]
+        if self._canaries is not None:
+            self._canaries.load_state_dict(state["canaries"])
+
+    def close(self) -> None:
+        """Close the ledger."""
+        if self._ledger is not None:
+            self._ledger.close()

@@ -1,0 +1,249 @@
+"""What the lead of a run orders, and what the others bring back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pfl_bench.client.machine import differences
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated.cohort import CohortTraining, HandResult
+from pfl_bench.federated.shards import Node, SumTree, deal, expected_costs, hands_of
+from pfl_bench.profiling import phase
+from pfl_bench.types import (
+    ConfigError,
+    Crew,
+    CrewError,
+    FederatedSplit,
+    LocalTraining,
+    Tally,
+    UserInputError,
+)
+from privacy.aggregate import Aggregate
+from privacy.errors import PrivacyError
+from privacy.mechanism import NoiseScale
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Build what the run needs.
+
+    Attributes:
+        resolved: The configuration.
+        noise: Scale of a private run's noise; None for a run without a plan.
+        seed: That of clients' own noise.
+        model_digest: Of the model that the run begins with.
+        data_checksum: Of its data.
+    """
+
+    resolved: ResolvedConfig
+    noise: NoiseScale | None
+    seed: int
+    model_digest: str
+    data_checksum: str
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a round's clients from the vector that comes along.
+
+    Attributes:
+        index: The round, from 1.
+        hands: The users of each hand.
+        probed: Which of the users, counted through the hands, is probed; -1 for none.
+        clip_norm: The bound of the round; None without clipping.
+    """
+
+    index: int
+    hands: list[NDArray[np.int64]]
+    probed: int
+    clip_norm: float | None
+
+    def train(
+        self, own: CohortTraining, rank: int, size: int, central: torch.Tensor
+    ) -> list[HandResult]:
+        """Train the hands of one of the processes; see ``CohortTraining.train``."""
+        mine = hands_of(rank, size, len(self.hands))
+        before = sum(len(hand) for hand in self.hands[: mine.start])
+        hands = self.hands[mine.start : mine.stop]
+        return own.train(hands, mine.start, self.index, central, self.probed - before)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a rank brings back from training, beside vectors.
+
+    Attributes:
+        results: Of its hands.
+        nodes: Of its tree, their aggregates without vectors.
+    """
+
+    results: list[HandResult]
+    nodes: list[Node]
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a rank brings back when it has built what ``Begin`` orders.
+
+    Attributes:
+        engine: What trains its clients, as far as it decides the rounding of results.
+        identity: Its code, versions and processor (``pfl_bench.client.machine``), of private runs.
+    """
+
+    engine: str
+    identity: Mapping[str, Any] | None
+
+
+def await_followers(crew: Crew, own: Built) -> None:
+    """Wait until all have built what ``Begin`` orders; so what is wrong is said before round 1.
+
+    Args:
+        crew: The processes, which this one leads.
+        own: What the lead has built.
+
+    Raises:
+        ConfigError: Another trains by another engine, or, in a private run, computes by other
+            code, versions or instructions, which the seed of the noise does not cover; or what is
+            wrong with its data or model.
+    """
+    for rank in range(1, crew.size):
+        built: Built
+        built, _ = crew.take(rank)
+        theirs, engine = built.engine, own.engine
+        if theirs != engine:
+            raise ConfigError(
+                f"federated.engine: process {rank} trains by '{theirs}', this one by '{engine}': "
+                "their updates would differ in the last bits, as machines do, which a private "
+                "run's noise belongs to; name the engine (and federated.engine_lanes), or take "
+                "machines of one kind"
+            )
+        if own.identity is not None and built.identity is not None:
+            changed = differences(own.identity, built.identity)
+            if changed:
+                raise ConfigError(
+                    f"federated: process {rank} computes otherwise than this one "
+                    f"({'; '.join(changed)}): the sums of a private run would have other last bits "
+                    "than its seed says, beside the same noise; give all processes one version of "
+                    "the code and its libraries, on machines of one kind"
+                )
+
+
+def bring(crew: Crew, tree: SumTree, results: list[HandResult]) -> None:
+    """Bring the lead what it did not train itself; see ``SharedTraining``."""
+    vectors = []
+    nodes = []
+    for node in tree.nodes:
+        numbers = None
+        if node.aggregate is not None:
+            total, clipped = node.aggregate.total, node.aggregate.clipped_total
+            # The sum before clients' own noise, of mechanisms that have one, comes second.
+            vectors += [total] if clipped is None else [total, clipped]
+            numbers = replace(node.aggregate, total=total[:0].clone(), clipped_total=None)
+        nodes.append(Node(node.level, node.place, numbers))
+    crew.bring(Trained(results, nodes), vectors)
+
+
+class SharedTraining:
+    """The lead's view of training: it deals clients to all processes, and adds up what comes back.
+
+    Args:
+        crew: The processes.
+        own: Trains the lead's own hands.
+        split: The training split.
+        local: How clients train, which tells what they cost.
+        hands: How many a round has.
+        cohort_size: The expected cohort.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        own: CohortTraining,
+        split: FederatedSplit,
+        local: LocalTraining,
+        hands: int,
+        cohort_size: int,
+    ) -> None:
+        self._crew = crew
+        self._own = own
+        self._sizes = np.diff(split.offsets)
+        self._local = local
+        self._hands = hands
+        self._cohort_size = cohort_size
+
+    def train(
+        self, users: NDArray[np.int64], index: int, central: torch.Tensor, probed: int
+    ) -> tuple[Aggregate, Tally]:
+        """Train a round's users.
+
+        Args:
+            users: Indices into the training split.
+            index: The round, from 1.
+            central: Shape (P,).
+            probed: Which of the users, counted through the hands, is probed; -1 for none.
+
+        Returns:
+            The sum of what they sent, valid until the next round, and what was counted.
+
+        Raises:
+            ConfigError: Training moved a buffer of the model.
+            CrewError: A process has died.
+        """
+        intake, tree = self._own.intake, self._own.tree
+        hands = deal(users, expected_costs(self._sizes[users], self._local), self._hands)
+        order = Train(index, hands, probed, intake.mechanism.clip_norm)
+        self._crew.share(order, central)
+        results = order.train(self._own, 0, self._crew.size, central)
+        for rank in range(1, self._crew.size):
+            part: Trained
+            with phase("waiting for processes"):
+                part, vectors = self._crew.take(rank)
+            results += part.results
+            with phase("aggregation"):
+                self._take_sums(part.nodes, vectors)
+        tally = Tally()
+        for result in results:
+            tally.merge(result.tally)
+        aggregate = tree.sum()
+        if aggregate is None:
+            aggregate = tree.zeros(central.numel(), central.device, self._cohort_size)
+        if intake.observer is not None:
+            seen = [result.seen for result in results if result.seen is not None]
+            intake.observer.merge(seen, aggregate)
+        return aggregate, tally
+
+    def _take_sums(self, nodes: Sequence[Node], vectors: Iterator[torch.Tensor]) -> None:
+        tree = self._own.tree
+        for node in nodes:
+            if node.aggregate is not None:
+                node.aggregate.total = tree.hold(next(vectors))
+                if self._own.intake.mechanism.randomizes_clients:
+                    node.aggregate.clipped_total = next(vectors).clone()
+            tree.push(node)
+
+
+class Failure:
+    """What a rank brings that cannot go on.
+
+    Args:
+        rank: Which it is.
+        error: Why.
+
+    Attributes:
+        error: What the lead raises: the user's error as it is, one of ours with its rank.
+    """
+
+    def __init__(self, rank: int, error: Exception) -> None:
+        if not isinstance(error, (UserInputError, PrivacyError)):
+            # In words: not every exception can be pickled, nor made again from what was.
+            error = CrewError(
+                f"rank {rank} of the run stopped with {type(error).__name__}: {error}; the run can "
+                "be resumed with --resume"
+            )
+        self.error = error

@@ -1,0 +1,180 @@
+"""The statistics of a store as a plain text table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from pfl_bench.report.statistics.sizes import PERCENTILES
+from pfl_bench.report.statistics.source import source_lines
+from pfl_bench.report.text_columns import aligned
+
+_TABLE_LABELS = 20
+_TABLE_VALUES = 5
+_ALL = "all"
+
+
+def format_statistics(statistics: Mapping[str, Any]) -> str:
+    """Lay out what ``store_statistics`` gives as a plain text table.
+
+    Args:
+        statistics: The result of ``store_statistics``.
+
+    Returns:
+        Lines without a trailing newline: facts, a row a split, what the source held if the store
+        says so, the histogram of users' sizes, the commonest labels, and the columns. A row "all"
+        has all splits together where there are several; of labels and skew, where these are of
+        different users.
+    """
+    facts = statistics["facts"]
+    parts = dict(statistics["splits"])
+    if statistics["all_splits"] is not None and len(parts) > 1:
+        parts[_ALL] = statistics["all_splits"]
+    sizes = dict(statistics["splits"])
+    if len(sizes) > 1:
+        sizes[_ALL] = statistics["all_users"]
+    lines = [
+        f"file      {statistics['path']}",
+        f"task      {statistics['task']} ({facts['variant']}, {facts['num_classes']} classes, "
+        f"split by {facts['split_by']})",
+        f"source    {facts['source']}",
+        f"checksum  {facts['checksum']}",
+        "",
+        "examples per user (sd: population)",
+        *_table(
+            ["split", "users", "examples", "mean", "sd", "min"]
+            + [f"p{rank}" for rank in PERCENTILES]
+            + ["max", "skewness"],
+            [_size_row(name, part) for name, part in sizes.items()],
+        ),
+        *source_lines(facts["extra"]),
+        "",
+        "users by number of examples",
+        *_histogram(statistics["size_histogram"]),
+        "",
+        "quantity skew: the largest users who hold as many examples as all others",
+        *_table(
+            ["split", "largest users", "share of users"],
+            [_skew_row(name, part["quantity_skew"]) for name, part in parts.items()],
+        ),
+    ]
+    labelled = {name: part["labels"] for name, part in parts.items() if part["labels"]}
+    if labelled:
+        lines += [
+            "",
+            "labels (TV: mean total-variation distance of a user's labels from the split's)",
+            *_table(
+                ["split", "labels", "classes", "distinct/user", "TV", "commonest class:count"],
+                [_label_row(name, labels) for name, labels in labelled.items()],
+            ),
+            "",
+            "share of users who have a class",
+            *_table(
+                ["split", "lowest", "highest", "most widespread class:share"],
+                [_share_row(name, labels) for name, labels in labelled.items()],
+            ),
+        ]
+    return "\n".join([*lines, *_columns(statistics)])
+
+
+def _histogram(histogram: Mapping[str, Any]) -> list[str]:
+    edges, users = histogram["edges"], histogram["users"]
+    rows = []
+    for place, (low, high) in enumerate(pairwise(edges)):
+        counts = [own[place] for own in users.values()]
+        if any(counts):
+            bin_name = f"{low:,}" if high == low + 1 else f"{low:,} - {high - 1:,}"
+            rows.append([bin_name, *(f"{count:,}" for count in counts)])
+    return _table(["examples", *users], rows)
+
+
+def _columns(statistics: Mapping[str, Any]) -> list[str]:
+    columns, lists = statistics["columns"], statistics["name_lists"]
+    lines: list[str] = []
+    if columns:
+        splits = list(statistics["splits"])
+        header = ["column", "names", *splits, "commonest value:examples, all splits"]
+        rows = [_column_row(name, column) for name, column in columns.items()]
+        lines += ["", "columns: how many values occur in each split", *_table(header, rows)]
+    others = [name for name in lists if name not in columns]
+    if others:
+        lines += ["", *(f"{name}: {lists[name]:,} names" for name in others)]
+    return lines
+
+
+def _column_row(name: str, column: Mapping[str, Any]) -> list[str]:
+    counts: Counter[str] = Counter()
+    for split in column["splits"].values():
+        counts.update(split["counts"])
+    commonest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shown = " ".join(f"{value}:{count}" for value, count in commonest[:_TABLE_VALUES])
+    more = len(counts) - _TABLE_VALUES
+    return [
+        name,
+        "-" if column["named"] is None else f"{column['named']:,}",
+        *(f"{split['distinct']:,}" for split in column["splits"].values()),
+        shown + (f" and {more} more" if more > 0 else ""),
+    ]
+
+
+def _size_row(name: str, split: Mapping[str, Any]) -> list[str]:
+    sizes = split["examples_per_user"]
+    percentiles = [f"{sizes['percentiles'][str(rank)]:g}" for rank in PERCENTILES]
+    return [
+        name,
+        f"{split['users']:,}",
+        f"{split['examples']:,}",
+        _decimal(sizes["mean"]),
+        _decimal(sizes["sd"]),
+        str(sizes["min"]),
+        *percentiles,
+        str(sizes["max"]),
+        _decimal(sizes["skewness"]),
+    ]
+
+
+def _skew_row(name: str, skew: Mapping[str, Any]) -> list[str]:
+    return [name, f"{skew['largest_users']:,}", f"{skew['largest_share']:.1%}"]
+
+
+def _label_row(name: str, labels: Mapping[str, Any]) -> list[str]:
+    counts: dict[str, int] = labels["counts"]
+    return [
+        name,
+        f"{sum(counts.values()):,}",
+        str(len(counts)),
+        _decimal(labels["mean_distinct_per_user"]),
+        _decimal(labels["mean_total_variation"]),
+        _highest({label: (count, f"{count}") for label, count in counts.items()}),
+    ]
+
+
+def _share_row(name: str, labels: Mapping[str, Any]) -> list[str]:
+    shares: dict[str, float] = labels["share_of_users"]
+    if not shares:
+        return [name, "-", "-", "-"]
+    return [
+        name,
+        f"{min(shares.values()):.1%}",
+        f"{max(shares.values()):.1%}",
+        _highest({label: (share, f"{share:.1%}") for label, share in shares.items()}),
+    ]
+
+
+def _highest(values: Mapping[str, tuple[float, str]]) -> str:
+    order = sorted(values, key=lambda label: (-values[label][0], int(label)))
+    more = len(order) - _TABLE_LABELS
+    shown = " ".join(f"{label}:{values[label][1]}" for label in order[:_TABLE_LABELS])
+    return shown + (f" and {more} more" if more > 0 else "")
+
+
+def _decimal(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    """Aligned columns; the first and a last wordy one flush left."""
+    wordy = {0} | ({len(header) - 1} if any(":" in row[-1] for row in rows) else set())
+    return aligned([header, *rows], wordy)

@@ -1,0 +1,299 @@
+"""Auditing a run folder: gathers what ``privacy.audit`` holds the ledger against."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pfl_bench import plugins
+from pfl_bench.client.flat_model import batchnorm_layers
+from pfl_bench.config.loading import ResolvedConfig, load_config
+from pfl_bench.federated.parts import build_mechanism, build_model, build_task
+from pfl_bench.files import read_json, write_json
+from pfl_bench.runs.audit_file import AUDIT_FILE, AUDIT_VERSION, LEDGER_FILE, ledger_digest
+from pfl_bench.runs.audit_inputs import (
+    central_optimizer,
+    environment_seed,
+    missing_files,
+    read_environment,
+    read_metric_columns,
+    read_saved,
+    seed_of_parts,
+)
+from pfl_bench.runs.audit_replay import make_replay
+from pfl_bench.types import RunFolderError, UserInputError
+from privacy.amplification import Composition, Participation, sampled_gaussian
+from privacy.audit.auditor import audit_with_evidence
+from privacy.audit.check import OUTCOMES, Check, verdict
+from privacy.audit.outside import COVERS, TunedRuns, tuned_runs
+from privacy.audit.replay import Replay
+from privacy.audit.subject import Compose, Configured, DataAtHand, Subject
+from privacy.ledger import iterate_ledger
+from privacy.mechanism import Mechanism, NoiseScale
+from privacy.plan.plan import tensor_digest
+from privacy.statement.statement import PrivacyStatement
+
+# DP-SGD is Opacus' own, and no plug-in.
+_DP_SGD = "dp_sgd"
+
+
+@dataclass(frozen=True)
+class RunAudit:
+    """An audit of a run folder.
+
+    Attributes:
+        subject: What the ledger was held against.
+        checks: What was found.
+        tuned: The bound for a search; None where the ledger could not be read.
+        selected_by: Metric by which the reported model was chosen; None for the last one.
+        ledger_sha256: Digest of the ledger that was read; empty if there is none.
+    """
+
+    subject: Subject
+    checks: tuple[Check, ...]
+    tuned: TunedRuns | None
+    selected_by: str | None
+    ledger_sha256: str
+
+    @property
+    def num_failed(self) -> int:
+        """Number of checks that failed."""
+        return sum(check.outcome == "failed" for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        """What the checks come to: "passed", "failed", or "incomplete" (files are lacking)."""
+        return verdict(self.checks)
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """The audit as ``audit.json`` has it."""
+        statement = self.subject.statement
+        outcomes = [check.outcome for check in self.checks]
+        tuned = self.tuned
+        return {
+            "format_version": AUDIT_VERSION,
+            "verdict": self.verdict,
+            "passed": self.verdict == "passed",
+            "counts": {key: outcomes.count(key) for key in OUTCOMES},
+            "missing": dict(self.subject.missing),
+            "ledger_sha256": self.ledger_sha256,
+            "status": statement["status"],
+            "unit": statement["unit"],
+            "epsilon": {side: statement[side]["epsilon"] for side in ("simulated", "actual")},
+            "checks": [check.to_json_dict() for check in self.checks],
+            "not_covered": list(statement["not_covered"]),
+            "selected_by": self.selected_by,
+            "tuned_runs": tuned
+            and {
+                "runs": tuned.runs,
+                "epsilon": tuned.epsilons,
+                "problems": tuned.problems,
+                "covers": COVERS,
+            },
+        }
+
+
+def audit_run(folder: Path, num_tuned_runs: int = 10, data: str | None = None) -> RunAudit:
+    """Audit a run and write ``audit.json`` into its folder.
+
+    Args:
+        folder: The run's folder, finished or not.
+        num_tuned_runs: Runs of a search, this one among them, whose joint epsilon is wanted.
+        data: The data file, where it is no longer where the configuration says.
+
+    Raises:
+        RunFolderError: It is no run folder, or its run claims no privacy.
+        UserInputError: A file of it is damaged.
+        privacy.errors.PrivacyError: The statement is damaged, or ``num_tuned_runs`` is not allowed.
+    """
+    resolved, statement = _read_claim(folder, data)
+    subject = _subject(folder, resolved, statement)
+    # Before it is read: lines that a run adds meanwhile make the audit stale.
+    digest = ledger_digest(folder)
+    checks, evidence = audit_with_evidence(iterate_ledger(folder / LEDGER_FILE), subject)
+    done = RunAudit(
+        subject=subject,
+        checks=tuple(checks),
+        tuned=None if evidence is None else tuned_runs(evidence, subject, num_tuned_runs),
+        selected_by=resolved.config.evaluation.select_best,
+        ledger_sha256=digest,
+    )
+    write_json(folder / AUDIT_FILE, done.to_json_dict())
+    return done
+
+
+def _read_claim(folder: Path, data: str | None) -> tuple[ResolvedConfig, dict[str, Any]]:
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise RunFolderError(
+            f"{folder}: not a run folder (it has no config.yaml); name the folder that "
+            "`pfl-bench run --out` wrote"
+        )
+    # YAML reads what JSON writes: quotes, and every character of a path.
+    overrides = () if data is None else (f"task.data={json.dumps(data)}",)
+    resolved = load_config(path, overrides)
+    statement = read_json(folder / "privacy.json")
+    if resolved.config.setting not in ("private_federated", "central_dp"):
+        raise RunFolderError(
+            f"{folder}: the run claims no privacy (setting {resolved.config.setting}), so that "
+            "there is nothing to audit; name the folder of a private run"
+        )
+    if statement is None:
+        raise RunFolderError(
+            f"{folder}: has no privacy.json, though its configuration is private; it did not "
+            "start, or the file was lost: run or resume it"
+        )
+    PrivacyStatement.from_json_dict(statement)
+    rounds = statement["rounds"]
+    if not isinstance(rounds, int) or rounds < 0 or not isinstance(statement["clip"], dict):
+        raise RunFolderError(
+            f"{folder / 'privacy.json'}: rounds is {rounds!r}, but must be a whole number, and "
+            "clip an object; the file is damaged"
+        )
+    return resolved, statement
+
+
+def _subject(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]) -> Subject:
+    configured = _configured(resolved)
+    environment = read_environment(folder)
+    saved, seed = read_saved(folder)
+    data = _data(resolved, configured.unit, environment)
+    is_federated = resolved.config.federated is not None
+    replay: Replay | str = "central training draws no cohorts"
+    if is_federated:
+        seeds = {
+            "environment.json": environment_seed(environment),
+            "its parts": seed_of_parts(environment, resolved),
+            "the checkpoint": seed,
+        }
+        known = {where: value for where, value in seeds.items() if value is not None}
+        replay = make_replay(resolved, known, data.num_units, data.num_parameters)
+    return Subject(
+        statement=statement,
+        configured=configured,
+        composition=_compose(configured),
+        data=data,
+        saved=saved,
+        summary=read_json(folder / "summary.json"),
+        canaries=read_json(folder / "canaries.json"),
+        metrics=read_metric_columns(folder),
+        central_optimizer=central_optimizer(resolved),
+        replay=replay,
+        missing=missing_files(folder, statement["status"] == "final", is_federated),
+    )
+
+
+def _configured(resolved: ResolvedConfig) -> Configured:
+    config, privacy = resolved.config, resolved.config.privacy
+    assert privacy is not None
+    federated, central = config.federated, config.central
+    if central is not None:
+        return Configured(
+            unit="example",
+            mechanism=_DP_SGD,
+            mechanism_options={"clip_norm": resolved.tree["privacy"]["mechanism"]["clip_norm"]},
+            sampling="poisson",
+            separation=1,
+            population_size=None,
+            hypothetical_population=False,
+            cohort_size=central.batch_size,
+            noise_cohort_size=None,
+            num_rounds=central.num_epochs,
+            weighting="uniform",
+            budget_epsilon=privacy.epsilon,
+            noise_multiplier=privacy.noise_multiplier,
+            delta=privacy.delta,
+            accountant=privacy.accountant,
+            noise_shape="gaussian",
+        )
+    assert federated is not None
+    name = resolved.tree["privacy"]["mechanism"]["name"]
+    options = resolved.mechanism_options
+    noise_cohort = privacy.noise_cohort_size or federated.cohort_size
+    scale = NoiseScale(
+        0.0,
+        federated.cohort_size,
+        noise_cohort,
+        num_rounds=federated.num_rounds,
+        separation=federated.separation,
+    )
+    mechanism = build_mechanism(name, options, scale)
+    population = privacy.population_size
+    return Configured(
+        unit="user",
+        mechanism=name,
+        mechanism_options={} if options is None else options.model_dump(mode="json"),
+        sampling=federated.sampling,
+        separation=federated.separation,
+        population_size=population if isinstance(population, int) else None,
+        hypothetical_population=privacy.hypothetical_population,
+        cohort_size=federated.cohort_size,
+        noise_cohort_size=privacy.noise_cohort_size,
+        num_rounds=federated.num_rounds,
+        weighting=federated.weighting,
+        budget_epsilon=privacy.epsilon,
+        noise_multiplier=privacy.noise_multiplier,
+        delta=privacy.delta,
+        accountant=privacy.accountant,
+        noise_shape=mechanism.noise_shape,
+        randomizes_clients=mechanism.randomizes_clients,
+        max_participations=federated.max_participations,
+    )
+
+
+def _compose(configured: Configured) -> Compose:
+    """How rounds of a recorded mechanism compose: asked of the mechanism, built anew."""
+
+    def composition(
+        name: str,
+        options: Mapping[str, Any],
+        participation: Participation,
+        noise_multiplier: float,
+        rounds: int,
+    ) -> Composition:
+        if name == _DP_SGD:
+            return sampled_gaussian(participation, noise_multiplier, rounds)
+        module = plugins.load(plugins.MECHANISM, name)
+        scale = NoiseScale(
+            0.0,
+            participation.cohort_size,
+            participation.cohort_size,
+            num_rounds=configured.num_rounds,
+            separation=participation.separation,
+        )
+        read = module.Options.model_validate_json(json.dumps(dict(options)))
+        mechanism: Mechanism = module.build(read, scale)
+        return mechanism.composition(participation, noise_multiplier, rounds)
+
+    return composition
+
+
+def _data(resolved: ResolvedConfig, unit: str, environment: Mapping[str, Any]) -> DataAtHand:
+    """What data and model say today; nothing of them where they cannot be opened."""
+    device = torch.device("cpu")
+    try:
+        task = build_task(resolved, device)
+        split = task.split("train")
+    except (UserInputError, OSError) as error:
+        return DataAtHand(why_absent=f"the data cannot be opened ({error}); --data names the file")
+    units = split.num_users if unit == "user" else split.num_examples
+    checksum = task.facts.checksum
+    try:
+        model = build_model(resolved, task, device)
+    except (UserInputError, OSError, ValueError) as error:
+        return DataAtHand(units, checksum, why_absent=f"the model cannot be built ({error})")
+    # A model that is drawn otherwise by this machine or this version is not the run's.
+    recorded = environment.get("model")
+    known = isinstance(recorded, Mapping) and recorded.get("initial_digest") == model.initial_digest
+    return DataAtHand(
+        units,
+        checksum,
+        model.num_parameters,
+        batchnorm_layers(model.module),
+        initial_sha256=tensor_digest(model.vector) if known else None,
+    )

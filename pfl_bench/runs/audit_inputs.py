@@ -1,0 +1,148 @@
+"""What an audit reads of a run's folder beside its ledger: checkpoint, metrics, central step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pfl_bench.client.optimizers import rate_factor
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated.private_seed import value_of
+from pfl_bench.files import read_json, read_metrics
+from pfl_bench.runs.checkpoint import load_latest
+from privacy.audit.central_columns import CentralState, sketch_row
+from privacy.audit.central_steps import CentralOptimizer
+from privacy.audit.metrics import NAMES, Metrics
+from privacy.audit.subject import Saved, as_number
+from privacy.central_record import central_state
+
+METRICS_FILE = "metrics.jsonl"
+# Algorithms whose central step goes along the release itself.
+_ALONG_RELEASE = ("fedavg", "fedprox", "minibatch_sgd", "reptile")
+
+
+def read_saved(folder: Path) -> tuple[Saved | None, int | None]:
+    """Read the newest checkpoint.
+
+    Args:
+        folder: The run's folder.
+
+    Returns:
+        What an audit needs of it, and the private seed that it has; None where there is none.
+
+    Raises:
+        RunFolderError: It is damaged.
+    """
+    state = load_latest(folder / "checkpoints")
+    if state is None:
+        return None, None
+    trainer = state["trainer"]
+    # A federated trainer keeps these with all else of its private rounds.
+    private = trainer.get("private") or trainer
+    central = trainer.get("central")
+    held = None
+    if isinstance(central, torch.Tensor) and central.dtype == torch.float32 and central.numel():
+        record = central_state(central)
+        held = CentralState(record["sha256"], tuple(sketch_row(record, "the checkpoint")))
+    saved = Saved(int(state["step"]), trainer.get("mechanism"), private.get("ledger"), held)
+    return saved, private.get("seed")
+
+
+def read_environment(folder: Path) -> dict[str, Any]:
+    """What ``environment.json`` says; empty if there is none.
+
+    Raises:
+        RunFolderError: It is damaged.
+    """
+    return read_json(folder / "environment.json") or {}
+
+
+def environment_seed(environment: Mapping[str, Any]) -> int | None:
+    """The private seed that an environment records; None for none that can be read."""
+    recorded = environment.get("private_seed")
+    value = recorded.get("value") if isinstance(recorded, Mapping) else None
+    try:
+        number = -1 if value is None else int(str(value), 16)
+    except ValueError:
+        return None
+    return number if number >= 0 else None
+
+
+def seed_of_parts(environment: Mapping[str, Any], resolved: ResolvedConfig) -> int | None:
+    """The private seed that follows from the parts that an environment records; None without."""
+    recorded = environment.get("private_seed")
+    parts = recorded.get("parts") if isinstance(recorded, Mapping) else None
+    if not isinstance(parts, Mapping) or resolved.config.privacy is None:
+        return None
+    return value_of(resolved.config.seed, resolved.config.privacy.nonce, parts)
+
+
+def read_metric_columns(folder: Path) -> Metrics | None:
+    """The scalars of ``metrics.jsonl`` that an audit compares; None if there is no such file.
+
+    Raises:
+        RunFolderError: A line is damaged.
+    """
+    if not (folder / METRICS_FILE).is_file():
+        return None
+    rows = read_metrics(folder / METRICS_FILE)
+    columns = {
+        name: np.array([as_number(row.get(name)) for row in rows], dtype=np.float64)
+        for name in NAMES
+    }
+    return Metrics(np.array([row["round"] for row in rows], dtype=np.int64), columns)
+
+
+def central_optimizer(resolved: ResolvedConfig) -> CentralOptimizer | str:
+    """The central step as configured; in words, why it is not taken anew."""
+    options = resolved.config.federated
+    if options is None:
+        return "the steps of central training are of gradients that no ledger records"
+    algorithm = resolved.tree["federated"]["algorithm"]["name"]
+    if algorithm not in _ALONG_RELEASE:
+        return f"what the algorithm {algorithm} makes of a release is not known to the audit"
+    chosen, schedule = options.central_optimizer, options.central_schedule
+    rounds = options.num_rounds
+    factors = [rate_factor(schedule, number, rounds) for number in range(1, rounds + 1)]
+    return CentralOptimizer(
+        name=chosen.name,
+        momentum=chosen.momentum,
+        beta1=chosen.beta1,
+        beta2=chosen.beta2,
+        epsilon=chosen.epsilon,
+        epsilon_hat=chosen.epsilon_hat,
+        weight_decay=chosen.weight_decay,
+        rates=options.central_learning_rate * np.array(factors),
+    )
+
+
+def missing_files(folder: Path, is_final: bool, is_federated: bool) -> dict[str, str]:
+    """Files that a run's folder lacks, and what each would show.
+
+    Args:
+        folder: The run's folder.
+        is_final: Whether the statement is of a run that has ended.
+        is_federated: Whether the run is federated, whose seed the environment holds.
+    """
+    return dict(_missing(folder, is_final, is_federated))
+
+
+def _missing(folder: Path, is_final: bool, is_federated: bool) -> Iterator[tuple[str, str]]:
+    if not any((folder / "checkpoints").glob("step-*.pt")):
+        yield (
+            "checkpoints",
+            (
+                "whether the model that the run ended with follows from the recorded releases, and "
+                "whether the ledger is the one that the model was saved beside"
+            ),
+        )
+    if not (folder / METRICS_FILE).is_file():
+        yield METRICS_FILE, "whether cohorts, bounds and noise of each round were really so"
+    if is_federated and not (folder / "environment.json").is_file():
+        yield "environment.json", "from which seed cohorts and noise were drawn"
+    if is_final and not (folder / "summary.json").is_file():
+        yield "summary.json", "which line of the ledger was the last, and which model was evaluated"

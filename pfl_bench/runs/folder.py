@@ -1,0 +1,464 @@
+"""The folder of a run: who may write it, whether it is fresh, unfinished or done."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import stat
+import subprocess
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import yaml
+from filelock import FileLock, Timeout
+
+from pfl_bench.client import machine
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.config.row_differences import tree_differences
+from pfl_bench.files import (
+    is_running,
+    read_json,
+    read_metrics,
+    to_json_value,
+    write_atomically,
+    write_json,
+)
+from pfl_bench.runs.checkpoint import newest
+from pfl_bench.runs.published import compare_finished
+from pfl_bench.runs.rows import check_summary
+from pfl_bench.types import DataFacts, RunFolderError
+
+SUMMARY_VERSION = 1
+_PRIVATE = ("private_federated", "central_dp")
+PACKAGES = (
+    "pfl-bench",
+    "torch",
+    "torchvision",
+    "opacus",
+    "dp-accounting",
+    "numpy",
+    "h5py",
+    "scikit-learn",
+    "pydantic",
+    "wandb",
+)
+# What may differ between a run and its resumption. Device, threads, processes and engine may be
+# *named* otherwise; check_environment compares what they come to.
+NOT_COMPARED = (
+    "logging",
+    "expected",
+    "num_threads",
+    "device",
+    "federated.workers",
+    "federated.engine",
+    "federated.engine_lanes",
+)
+# What decides the last bits of a sum: a private run goes on with it unchanged, others say it.
+_ARITHMETIC = (
+    ("packages", "torch", "install torch {}"),
+    ("packages", "numpy", "install numpy {}"),
+    ("packages", "torchvision", "install torchvision {}"),
+    ("packages", "opacus", "install opacus {}"),
+    ("", "python", "run it by Python {}"),
+    ("hardware", "machine", "resume on a machine of kind {}"),
+    (
+        "hardware",
+        "cpu_capability",
+        "resume on a processor whose instructions torch uses as {} (ATEN_CPU_CAPABILITY lowers it)",
+    ),
+    ("hardware", "accelerator", "resume on a machine with {}"),
+    ("hardware", "cuda", "install a torch built for CUDA {}"),
+)
+# Others on the machine must not read a private run's seed and ledger.
+_OWNER_ONLY = 0o700
+# What a killed writer of these leaves; readers of a folder write the other two without its lock.
+_PARTIAL = re.compile(r"^\.(?!report\.html\.|audit\.json\.).+\.(\d+)\.partial$")
+
+
+class RunFolder:
+    """One run's folder, locked while the context is open.
+
+    Args:
+        path: The folder; made when missing.
+
+    Raises:
+        RunFolderError: Another process holds it, or it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = FileLock(path / ".lock", timeout=0)
+        self._is_made_here = False
+        self._is_private = False
+        self._is_recorded = False
+
+    def __enter__(self) -> RunFolder:
+        """Make and lock the folder."""
+        try:
+            self._is_made_here = not self.path.exists()
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+        except Timeout:
+            raise RunFolderError(
+                f"{self.path}: another process is writing this run; wait for it, or give another "
+                "folder with --out"
+            ) from None
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.path}: this run folder cannot be made or written ({error.strerror}); give "
+                "another with --out"
+            ) from None
+        self._remove_leftovers()
+        return self
+
+    def _remove_leftovers(self) -> None:
+        """Remove what killed writers left: all of them held the lock, which is ours now."""
+        for folder in (self.path, self.checkpoints):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                found = _PARTIAL.match(path.name)
+                if found and path.is_file() and not is_running(int(found[1])):
+                    path.unlink(missing_ok=True)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Release the folder; what was made for a run that was refused is removed."""
+        # Only now nobody else has it: filelock takes an unlinked file for no lock.
+        (self.path / ".lock").unlink(missing_ok=True)
+        self._lock.release()
+        recorded = self.path / "config.yaml"
+        if self._is_recorded and isinstance(error, FileNotFoundError) and not recorded.exists():
+            raise RunFolderError(
+                f"{self.path}: this run folder was removed or moved while the run wrote to it, and "
+                "what it had saved with it; move it back and go on with --resume, or run again"
+            ) from None
+        if error is not None and self._is_made_here:
+            with suppress(OSError):  # it holds something, or somebody has removed it
+                self.path.rmdir()
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are."""
+        return self.path / "checkpoints"
+
+    def prepare(self, resolved: ResolvedConfig, resume: bool) -> dict[str, Any] | None:
+        """Decide whether the run may start here.
+
+        Args:
+            resolved: The configuration that is about to run.
+            resume: Whether the user asked to go on with what is there.
+
+        Returns:
+            The summary of this very run, if the folder holds it finished; else None.
+
+        Raises:
+            RunFolderError: The folder holds something else, or an unfinished run without
+                ``resume``.
+        """
+        recorded = self.path / "config.yaml"
+        if not recorded.exists():
+            foreign = [p.name for p in self.path.iterdir() if not p.name.startswith(".")]
+            if foreign:
+                raise RunFolderError(
+                    f"{self.path}: holds files but no run (found: {', '.join(sorted(foreign)[:5])})"
+                    "; give an empty or new folder with --out"
+                )
+            return None
+        differing = self._differences(recorded, resolved)
+        if differing:
+            raise RunFolderError(
+                f"{self.path}: holds a run of another configuration; these differ: "
+                f"{', '.join(differing)}. Give another folder with --out, or undo the difference"
+            )
+        summary = read_json(self.path / "summary.json")
+        if summary is None and not resume:
+            raise RunFolderError(
+                f"{self.path}: holds an unfinished run of this configuration; add --resume to go "
+                "on with it, or give another folder with --out"
+            )
+        return None if summary is None else self._compared_anew(summary, resolved)
+
+    def _compared_anew(self, summary: dict[str, Any], resolved: ResolvedConfig) -> dict[str, Any]:
+        """Compare a finished run with what the row publishes now, as today's rules have it."""
+        try:
+            check_summary(summary)
+        except RunFolderError as error:
+            raise RunFolderError(f"{self.path / 'summary.json'}: {error}") from None
+        expected = to_json_value(compare_finished(resolved, summary))
+        if expected != summary["expected"]:
+            summary = {**summary, "expected": expected}
+            write_json(self.path / "summary.json", summary)
+        return summary
+
+    def record(self, resolved: ResolvedConfig) -> list[str]:
+        """Write the configuration, which makes this the folder of that run.
+
+        Returns:
+            What a person must know: a private run's folder that others could read until now.
+        """
+        self._is_private = resolved.config.setting in _PRIVATE
+        notices = self._close_to_others() if self._is_private else []
+        recorded = self.path / "config.yaml"
+        if not recorded.exists():
+            write_atomically(recorded, resolved.to_yaml())
+        self._is_recorded = True
+        return notices
+
+    def _close_to_others(self) -> list[str]:
+        """Let only the owner into the folder: its ledger and seed undo the noise."""
+        before = stat.S_IMODE(self.path.stat().st_mode)
+        if not before & 0o077:
+            return []
+        with suppress(OSError):  # another's folder, or a file system that has no modes
+            self.path.chmod(_OWNER_ONLY)
+        after = stat.S_IMODE(self.path.stat().st_mode)
+        if after & 0o077:
+            return [
+                f"{self.path}: its mode stays {after:04o}: others on this machine can read the "
+                "private run's ledger and configuration, whose seed tells the noise; give a folder "
+                "of your own with --out"
+            ]
+        if self._is_made_here:
+            return []
+        return [
+            f"{self.path}: its mode was {before:04o} and is {after:04o} now: the seed and the "
+            "ledger of a private run are for its owner alone"
+        ]
+
+    def _differences(self, recorded: Path, resolved: ResolvedConfig) -> list[str]:
+        try:
+            before = yaml.safe_load(recorded.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise RunFolderError(f"{recorded}: damaged: {error}") from None
+        return [
+            f"{key} ({old!r} -> {new!r})"
+            for key, old, new in tree_differences(before, resolved.tree, NOT_COMPARED)
+        ]
+
+    def check_environment(self, now: dict[str, Any]) -> list[str]:
+        """Check that an unfinished run goes on with the data and the arithmetic it began with.
+
+        Rounds of a private run that are computed anew must come out the same: its versions and
+        instructions must be those that it began with.
+
+        Args:
+            now: What ``environment`` gives today.
+
+        Returns:
+            What a person must know of what has changed.
+
+        Raises:
+            RunFolderError: Data, device, threads or engine, or versions and instructions of a
+                private run, are others than recorded; or the record is missing or damaged.
+        """
+        recorded = self._recorded_environment()
+        if recorded is None:
+            return []
+        for section, key, mend in (
+            ("data", "checksum", "restore the data file that it began with"),
+            ("model", "initial_digest", "restore the file of weights that it began with"),
+            ("hardware", "device", "resume with device={}"),
+            ("hardware", "torch_threads", "resume with num_threads={}"),
+            ("engine", "name", "resume by this engine (federated.engine, engine_lanes): {}"),
+        ):
+            before, today = _values(recorded, now, section, key)
+            if before != today:
+                raise RunFolderError(
+                    f"{self.path}: this run began with {key} {before}, and would go on with "
+                    f"{today}: its results would not be those of one run. "
+                    f"{mend.format(before).capitalize()}, or start in a new folder with --out"
+                )
+        changed = []
+        for section, key, mend in _ARITHMETIC:
+            before, today = _values(recorded, now, section, key)
+            if before != today:
+                changed.append((f"{key} {before} -> {today}", mend.format(before)))
+        if not changed:
+            return self._check_private_seed(recorded, now)
+        what = ", ".join(text for text, _ in changed)
+        if self._is_private:
+            raise RunFolderError(
+                f"{self.path}: this private run would go on under another environment than it "
+                f"began with ({what}): a round that is computed anew could come out otherwise "
+                "under the same noise, and two such sums differ without any noise. To mend it: "
+                f"{'; '.join(mend for _, mend in changed)}. Or start in a new folder with --out"
+            )
+        return [
+            f"goes on under another environment than it began with ({what}): the results are of "
+            "both; environment.json lists each under 'resumptions'"
+        ]
+
+    def _check_private_seed(self, recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+        before, today = recorded.get("private_seed"), now.get("private_seed")
+        if before is None or today is None:
+            return []
+        changed = machine.differences(before["parts"], today["parts"])
+        what = "; ".join(changed) or "the recorded seed does not follow from its parts"
+        if before["value"] == today["value"]:
+            # Pinned by a nonce.
+            return [f"goes on by other parts than it began with ({what})"] if changed else []
+        commit = (recorded.get("git") or {}).get("commit")
+        where = f" (commit {commit} of the code)" if commit else ""
+        raise RunFolderError(
+            f"{self.path}: this private run began with other code, versions, processor or settings "
+            f"({what}). It would go on with other cohorts and other noise; resume under what it "
+            f"began with{where}, or start in a new folder with --out"
+        )
+
+    def _recorded_environment(self) -> dict[str, Any] | None:
+        """What the run began with; None for a run that has not begun."""
+        path = self.path / "environment.json"
+        recorded = read_json(path)
+        if recorded is None:
+            ledger = self.path / "ledger.jsonl"
+            if newest(self.checkpoints) or (ledger.exists() and ledger.stat().st_size):
+                raise RunFolderError(
+                    f"{path}: missing, though the run has begun: nothing tells with which data and "
+                    "versions. Restore the file from a copy, or start in a new folder with --out"
+                )
+            return None
+        for section in ("data", "model", "hardware", "engine", "packages"):
+            if not isinstance(recorded.get(section, {}), dict):
+                raise RunFolderError(
+                    f"{path}: damaged: '{section}' is no mapping. Restore the file from a copy, or "
+                    "start in a new folder with --out"
+                )
+        seed = recorded.get("private_seed", {"value": "", "parts": {}})
+        if not (
+            isinstance(seed, dict)
+            and isinstance(seed.get("value"), str)
+            and isinstance(seed.get("parts"), dict)
+        ):
+            raise RunFolderError(
+                f"{path}: damaged: 'private_seed' has no value and parts. Restore the file from a "
+                "copy, or start in a new folder with --out"
+            )
+        if not isinstance(recorded.get("resumptions", []), list):
+            raise RunFolderError(
+                f"{path}: damaged: 'resumptions' is no list; remove it, or restore the file"
+            )
+        return recorded
+
+    def check_metrics(self, done: int) -> None:
+        """Check that ``metrics.jsonl`` has a line of each round that a resumed run has behind it.
+
+        Raises:
+            RunFolderError: It is missing, damaged or cut.
+        """
+        path = self.path / "metrics.jsonl"
+        rounds = {row["round"] for row in read_metrics(path)}
+        lacking = next((index for index in range(1, done + 1) if index not in rounds), None)
+        if lacking is not None:
+            what = f"has no line of round {lacking}" if path.exists() else "is missing"
+            mend = f"delete the checkpoints after round {lacking - 1} to go on from there, "
+            raise RunFolderError(
+                f"{path} {what}, but the checkpoint has {done} rounds behind it: restore the file "
+                f"from a copy, {mend if lacking > 1 else ''}or start in a new folder with --out"
+            )
+
+    def flush_metrics(self) -> None:
+        """Have ``metrics.jsonl`` on the disk, before the checkpoint that goes on from its lines."""
+        descriptor = os.open(self.path / "metrics.jsonl", os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def write_environment(self, now: dict[str, Any], done: int) -> None:
+        """Record versions, hardware, commit and data of this start of the run.
+
+        What the run began with stays; each resumption is added under "resumptions".
+
+        Args:
+            now: What ``environment`` gives today.
+            done: Rounds (central training: epochs) that the run has behind it.
+        """
+        recorded = self._recorded_environment()
+        if recorded is None:
+            content = now
+        else:
+            again = [*recorded.get("resumptions", []), {"after": done, **now}]
+            content = {**recorded, "resumptions": again}
+        write_json(self.path / "environment.json", content)
+
+
+def _values(before: dict[str, Any], now: dict[str, Any], section: str, key: str) -> tuple[Any, Any]:
+    """What was recorded and what is; twice the latter for a key that older folders lack."""
+    today = (now[section] if section else now).get(key)
+    return (before.get(section, {}) if section else before).get(key, today), today
+
+
+def environment(
+    facts: DataFacts,
+    device: torch.device,
+    initial_digest: str,
+    engine: str | None,
+    processes: str = "",
+) -> dict[str, Any]:
+    """Describe versions, hardware, commit and data.
+
+    Args:
+        facts: What is known of the data.
+        device: Where the model lives.
+        initial_digest: Digest of the model that the run begins with.
+        engine: What trains clients; None where there are none.
+        processes: What several processes are called; empty for one.
+    """
+    hardware: dict[str, Any] = {
+        "machine": platform.machine(),
+        "processor": machine.processor_name(),
+        "logical_cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "device": str(device),
+        # As torch uses it: the variable ATEN_CPU_CAPABILITY lowers it.
+        "cpu_capability": machine.cpu_capability(),
+    }
+    if device.type == "cuda":
+        hardware["accelerator"] = torch.cuda.get_device_name(device)
+        hardware["cuda"] = torch.version.cuda
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": package_versions(),
+        "hardware": hardware,
+        "git": _git_state(),
+        "data": {"source": facts.source, "variant": facts.variant, "checksum": facts.checksum},
+        "model": {"initial_digest": initial_digest},
+        "engine": {"name": engine},
+        "processes": processes,
+    }
+
+
+def package_versions() -> dict[str, str | None]:
+    """Versions of the packages that can change a result; None for one that is absent."""
+    return machine.versions_of(PACKAGES)
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit of the checkout that this package runs from, or None for an installed package."""
+    home = Path(__file__).resolve().parent.parent
+    if not (home / ".git").exists():
+        return None
+    try:
+        commit = _git(home, "rev-parse", "HEAD")
+        changed = bool(_git(home, "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "uncommitted_changes": changed}
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

@@ -1,0 +1,128 @@
+"""One run as a job: what the job executes, and the record by which it is found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pfl_bench.files import write_json
+
+if TYPE_CHECKING:
+    from submitit.helpers import DelayedSubmission
+
+_RECORD = ".job.json"
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is to be had, by a job if need be.
+
+    Attributes:
+        folder: Its folder, which tells it from others.
+        train: Runs or resumes it; returns None, or why the user's input is refused. It is pickled.
+        is_finished: Whether the folder holds it finished. Raises UserInputError where the folder
+            cannot be used for it.
+    """
+
+    folder: Path
+    train: Callable[[], str | None]
+    is_finished: Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run is not finished.
+
+    Attributes:
+        reason: What to tell the user.
+        log: File with the job's own words; None where no job was begun.
+        is_input: Whether the user's input was refused, and not the job cut off or broken.
+    """
+
+    reason: str
+    log: Path | None
+    is_input: bool
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """Where the job of a run is found again, kept in the run's folder.
+
+    Attributes:
+        launcher: Name of the launcher that began it.
+        job_id: Its number: of Slurm, or of the local process that watches over it.
+        folder: Folder of its files: submission, result, log.
+        host: Name of the machine that submitted it.
+    """
+
+    launcher: str
+    job_id: str
+    folder: str
+    host: str
+
+    @property
+    def log(self) -> Path:
+        """File of what the job says."""
+        return Path(self.folder) / f"{self.job_id}_0_log.err"
+
+    def write(self, run_folder: Path) -> None:
+        """Keep the record in the run's folder, which is made when missing."""
+        run_folder.mkdir(parents=True, exist_ok=True)
+        write_json(run_folder / _RECORD, asdict(self))
+
+
+def read_record(run_folder: Path) -> JobRecord | None:
+    """The record of a run's last job; None if it never had one."""
+    try:
+        return JobRecord(**json.loads((run_folder / _RECORD).read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, TypeError):
+        # Written whole or not at all: what does not read is not ours, and names no job.
+        return None
+
+
+class RunJob:
+    """What a job executes, in the folder and with the devices of the command that submitted it.
+
+    Args:
+        run: The run.
+        cores: How many "auto" may take for worker processes; None for all.
+    """
+
+    def __init__(self, run: Run, cores: int | None = None) -> None:
+        self._train = run.train
+        self._cores = cores
+        self._cwd = Path.cwd()
+        self._command = sys.argv
+        self._devices = os.environ.get(_DEVICES)
+
+    def __call__(self) -> str | None:
+        """Run or resume; return why the user's input is refused, else None."""
+        os.chdir(self._cwd)
+        # The run's environment.json tells the command that the user gave.
+        sys.argv = self._command
+        if os.environ.get("SUBMITIT_EXECUTOR") == "local":
+            # The local executor hides all devices and has its jobs survive SIGTERM.
+            os.environ.pop(_DEVICES, None)
+            if self._devices is not None:
+                os.environ[_DEVICES] = self._devices
+            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        if self._cores is not None:
+            from pfl_bench.federated.workers.cores import limit_cores
+
+            limit_cores(self._cores)
+        return self._train()
+
+    def checkpoint(self) -> DelayedSubmission:
+        """What to begin again after preemption or time-out: the same, which resumes."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)

@@ -1,0 +1,99 @@
+"""Jobs as processes of this machine, a few at a time."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pfl_bench.federated.workers.cores import usable_cores
+from pfl_bench.runs.launchers.job import JobRecord, Run, RunJob
+from pfl_bench.runs.launchers.launchers import new_folder, record_of, require_submitit
+from pfl_bench.types import ConfigError
+
+if TYPE_CHECKING:
+    from submitit import Job
+
+_YEAR_IN_MINUTES = 365 * 24 * 60
+
+
+class LocalLauncher:
+    """Processes that go on when the command that began them ends.
+
+    Args:
+        jobs: Folder of the jobs' files.
+        slots: How many run at once.
+
+    Raises:
+        ConfigError: submitit is not installed, or ``slots`` is not positive.
+    """
+
+    name = "local"
+    interval = 0.5
+    patience = 0.0
+    stop_command = "kill"
+
+    def __init__(self, jobs: Path, slots: int) -> None:
+        if slots < 1:
+            raise ConfigError(f"--jobs {slots}: give 1 or more")
+        require_submitit(self.name)
+        self.slots: int | None = slots
+        self._slots = slots
+        self._jobs = jobs
+        # Kept, so that a process which ends is collected and not taken for one that runs.
+        self._begun: dict[JobRecord, Job[Any]] = {}
+
+    def submit(self, runs: Sequence[Run]) -> list[JobRecord]:
+        """Begin a process for each run."""
+        from submitit import LocalExecutor
+
+        executor = LocalExecutor(new_folder(self._jobs))
+        # Two minutes otherwise.
+        executor.update_parameters(timeout_min=_YEAR_IN_MINUTES)
+        records = []
+        for run in runs:
+            job = executor.submit(RunJob(run, max(1, usable_cores() // self._slots)))
+            records.append(record_of(self.name, job))
+            self._begun[records[-1]] = job
+        return records
+
+    def states(self, records: Sequence[JobRecord]) -> Mapping[JobRecord, str]:
+        """The jobs whose processes live; all of them are running."""
+        return {record: "running" for record in records if self._lives(record)}
+
+    def job(self, record: JobRecord) -> Job[Any]:
+        """The job as submitit's."""
+        from submitit import LocalJob
+
+        return self._begun.get(record) or LocalJob(record.folder, record.job_id)
+
+    def _lives(self, record: JobRecord) -> bool:
+        if record in self._begun:
+            return not self._begun[record].done()
+        if record.host != socket.gethostname():
+            return False
+        # A process of the same number may be another's by now; this one names its folder.
+        return record.folder in _command_line(record.job_id)
+
+
+def _command_line(process: str) -> str:
+    """The command of a process; "" if there is none, or it has ended."""
+    if Path("/proc/self/cmdline").exists():
+        try:
+            return Path("/proc", process, "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            return ""
+    command = ["ps", "-o", "args=", "-p", process]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def usual_slots(threads: Sequence[int | None]) -> int:
+    """How many runs go on at once where the user does not say: what the cores hold.
+
+    Args:
+        threads: Threads of each run; None for one that takes all cores.
+    """
+    cores = usable_cores()
+    return max(1, cores // max((cores if n is None else n for n in threads), default=1))

@@ -1,0 +1,225 @@
+"""Takes runs to their end by jobs, so that nothing runs twice."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from pfl_bench.runs.launchers.job import Failure, JobRecord, Run, read_record
+from pfl_bench.runs.launchers.launchers import Launcher
+from pfl_bench.types import UserInputError
+
+
+def launch(
+    runs: Sequence[Run], launcher: Launcher, jobs: Path, wait: bool = True
+) -> dict[Path, Failure | None]:
+    """Begin a job for every run that is neither finished nor under way, and wait for all.
+
+    Args:
+        runs: The runs.
+        launcher: What begins jobs.
+        jobs: Folder of the jobs' files; commands that use it take turns to submit.
+        wait: Whether to wait; else only what has ended by now is told.
+
+    Returns:
+        By the runs' folders, None for a finished run, else why it is not; without ``wait``, what
+        is still under way is left out.
+
+    Raises:
+        ConfigError: The launcher refused the jobs.
+        KeyboardInterrupt: The user does not want to wait; the jobs go on.
+    """
+    queue = _Queue(runs, launcher, jobs)
+    try:
+        while queue.advance() and wait:
+            time.sleep(launcher.interval)
+    except (KeyboardInterrupt, UserInputError):
+        queue.tell_how_to_come_back()
+        raise
+    if not wait:
+        queue.tell_how_to_come_back()
+    return queue.ended
+
+
+class _Queue:
+    def __init__(self, runs: Sequence[Run], launcher: Launcher, jobs: Path) -> None:
+        self.ended: dict[Path, Failure | None] = {}
+        self._launcher = launcher
+        self._jobs = jobs
+        self._waiting = {run.folder: run for run in runs}
+        self._watched: dict[Path, JobRecord] = {}
+        self._gone: dict[Path, float] = {}
+        self._states: dict[Path, str] = {}
+        self._told = ""
+
+    def advance(self) -> bool:
+        """Look at the jobs, begin what can begin; tell whether anything is left to wait for."""
+        self._look()
+        if self._waiting:
+            self._jobs.mkdir(parents=True, exist_ok=True)
+            # Another command on the same runs must not submit between our look and our record.
+            with FileLock(self._jobs / ".lock"):
+                self._begin()
+        self._tell()
+        return len(self._watched) + len(self._waiting) > 0
+
+    def _begin(self) -> None:
+        slots = self._launcher.slots
+        free = len(self._waiting) if slots is None else slots - len(self._watched)
+        # What was looked at before and waits for its turn is looked at again when it comes.
+        looked_at = [f for f in self._waiting if free > 0 or self._states.get(f) != "waiting"]
+        under_way = self._under_way(looked_at)
+        chosen: list[Run] = []
+        for folder in looked_at:
+            if folder in under_way:
+                print(f"{folder}: job {under_way[folder].job_id} has it already", file=sys.stderr)
+                self._watch(folder, under_way[folder])
+            elif _is_held(folder):
+                self._states[folder] = "running elsewhere"
+            elif not self._is_settled(self._waiting[folder]):
+                self._states[folder] = "waiting"
+                chosen.append(self._waiting[folder])
+        if chosen[: max(0, free)]:
+            self._submit(chosen[:free])
+
+    def _under_way(self, folders: Sequence[Path]) -> dict[Path, JobRecord]:
+        """The runs that an earlier command, or another one now, has begun a job for."""
+        read = {folder: read_record(folder) for folder in folders}
+        ours = {f: r for f, r in read.items() if r and r.launcher == self._launcher.name}
+        states = self._launcher.states(list(ours.values()))
+        if states is None:
+            # What has left its result has ended, perhaps long ago; of others nothing is known.
+            return {f: r for f, r in ours.items() if not self._has_result(r)}
+        return {f: r for f, r in ours.items() if r in states}
+
+    def _has_result(self, record: JobRecord) -> bool:
+        return self._launcher.job(record).paths.result_pickle.exists()
+
+    def _is_settled(self, run: Run) -> bool:
+        try:
+            if not run.is_finished():
+                return False
+        except UserInputError as error:
+            self._end(run.folder, Failure(str(error), None, is_input=True))
+            return True
+        print(f"{run.folder}: finished before; not run again", file=sys.stderr)
+        self._end(run.folder, None)
+        return True
+
+    def _submit(self, runs: Sequence[Run]) -> None:
+        # A job whose record is missing would be submitted again; and a terminal sends its signals
+        # to the local jobs too, which ignore what is ignored while they are begun.
+        with _ignored(signal.SIGINT, signal.SIGHUP):
+            for run, record in zip(runs, self._launcher.submit(runs), strict=True):
+                record.write(run.folder)
+                self._watch(run.folder, record)
+                print(f"{run.folder}: job {record.job_id} submitted", file=sys.stderr)
+
+    def _watch(self, folder: Path, record: JobRecord) -> None:
+        self._waiting.pop(folder, None)
+        self._watched[folder] = record
+        self._states[folder] = "pending"
+
+    def _look(self) -> None:
+        if not self._watched:
+            return
+        # Asked first: a job that ends in between has left its result when that is looked for.
+        states = self._launcher.states(list(self._watched.values()))
+        for folder, record in list(self._watched.items()):
+            job = self._launcher.job(record)
+            if job.paths.result_pickle.exists():
+                trouble = job.exception()
+                if trouble is None:
+                    reason = job.result()
+                    refused = None if reason is None else Failure(reason, record.log, True)
+                    self._end(folder, refused)
+                else:
+                    last = _last_line(str(trouble))
+                    self._end(folder, Failure(f"the job broke: {last}", record.log, False))
+            elif states is not None and record not in states:
+                self._miss(folder, record)
+            else:
+                self._gone.pop(folder, None)
+                if states is not None:
+                    self._states[folder] = states[record]
+
+    def _miss(self, folder: Path, record: JobRecord) -> None:
+        """A job is neither in the queue nor has it left a result."""
+        since = self._gone.setdefault(folder, time.monotonic())
+        if time.monotonic() - since < self._launcher.patience:
+            return
+        if _is_held(folder):
+            # Its watcher was killed, and it was not.
+            self._states[folder] = "running"
+            return
+        state = self._launcher.job(record).state
+        self._end(
+            folder,
+            Failure(
+                f"job {record.job_id} ended without a result ({state}); the same command resumes "
+                "the run by a new job",
+                record.log,
+                is_input=False,
+            ),
+        )
+
+    def _end(self, folder: Path, failure: Failure | None) -> None:
+        self.ended[folder] = failure
+        for left in (self._waiting, self._watched, self._states):
+            left.pop(folder, None)
+
+    def _tell(self) -> None:
+        counts = Counter(self._states.values())
+        counts["done"] = sum(failure is None for failure in self.ended.values())
+        counts["failed"] = len(self.ended) - counts["done"]
+        text = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()) if n)
+        if text != self._told:
+            print(f"runs: {text}", file=sys.stderr)
+            self._told = text
+
+    def tell_how_to_come_back(self) -> None:
+        """Say which jobs go on and what to do about them."""
+        if not self._watched:
+            return
+        numbers = " ".join(record.job_id for record in self._watched.values())
+        rest = f" and begins the {len(self._waiting)} others" if self._waiting else ""
+        print(
+            f"{self._launcher.name} jobs that go on: {numbers}; the same command comes back to them"
+            f"{rest}. To stop one: {self._launcher.stop_command} NUMBER",
+            file=sys.stderr,
+        )
+
+
+def _is_held(folder: Path) -> bool:
+    """Whether a process is writing this run now."""
+    if not (folder / ".lock").exists():
+        return False
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def _last_line(trace: str) -> str:
+    """The error at the end of a traceback, which submitit frames by lines of dashes."""
+    lines = trace.split("\n----")
+    body = lines[1] if len(lines) > 1 else trace
+    return next((line for line in reversed(body.splitlines()) if line.strip(" -")), trace)
+
+
+@contextlib.contextmanager
+def _ignored(*signals: signal.Signals) -> Iterator[None]:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

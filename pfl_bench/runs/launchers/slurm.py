@@ -1,0 +1,160 @@
+"""Jobs of a Slurm cluster: one array for all runs that are submitted together."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pfl_bench.config.yaml_text import apply_override
+from pfl_bench.runs.launchers.job import JobRecord, Run, RunJob
+from pfl_bench.runs.launchers.launchers import new_folder, record_of, require_submitit
+from pfl_bench.types import ConfigError
+
+if TYPE_CHECKING:
+    from submitit import Job, SlurmExecutor
+
+_COMMANDS = ("sbatch", "srun", "squeue", "scontrol")
+# A run resumes after each time-out; a run that never reaches a checkpoint must end some time.
+_MAX_TIMEOUTS = 50
+# What would start several processes on one run's folder, what --jobs says, and the log's place.
+_NOT_HERE = ("nodes", "ntasks_per_node", "array_parallelism", "num_gpus", "stderr_to_stdout")
+_LISTS = ("setup", "teardown", "srun_args")
+_TIME = re.compile(r"^(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?$")
+
+
+class SlurmLauncher:
+    """Submits to Slurm, whose queue keeps the jobs.
+
+    Args:
+        jobs: Folder of the jobs' files; all nodes must see it.
+        options: Texts ``KEY=VALUE`` of submitit's Slurm executor, the value read as YAML; ``time``
+            is required.
+        parallelism: How many jobs of one submission may run at once; None for Slurm's choice.
+
+    Raises:
+        ConfigError: submitit or Slurm's commands are missing, or an option is wrong.
+    """
+
+    name = "slurm"
+    interval = 10.0
+    # Network file systems show files of other nodes after their caches' time.
+    patience = 60.0
+    slots: int | None = None
+    stop_command = "scancel"
+
+    def __init__(self, jobs: Path, options: Sequence[str], parallelism: int | None) -> None:
+        require_submitit(self.name)
+        missing = [command for command in _COMMANDS if shutil.which(command) is None]
+        if missing:
+            raise ConfigError(
+                f"--launcher slurm: no command {', '.join(missing)} here; run it where jobs are "
+                "submitted (a login node of a Slurm cluster), or use --launcher local"
+            )
+        self._jobs = jobs
+        self._parameters = _parameters(options)
+        if parallelism is not None:
+            if parallelism < 1:
+                raise ConfigError(f"--jobs {parallelism}: give 1 or more")
+            self._parameters["array_parallelism"] = parallelism
+        self._executor()
+
+    def _executor(self) -> SlurmExecutor:
+        from submitit import SlurmExecutor
+
+        executor = SlurmExecutor(new_folder(self._jobs), max_num_timeout=_MAX_TIMEOUTS)
+        try:
+            executor.update_parameters(**self._parameters)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"--slurm: {error}") from None
+        return executor
+
+    def submit(self, runs: Sequence[Run]) -> list[JobRecord]:
+        """Submit a job for each run, together."""
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+        try:
+            jobs = self._executor().submit_array([RunJob(run) for run in runs])
+        except (FailedJobError, FailedSubmissionError) as error:
+            raise ConfigError(
+                f"sbatch refused the jobs: {error}; change the --slurm options (now: "
+                f"{', '.join(f'{k}={v}' for k, v in self._parameters.items())})"
+            ) from None
+        return [record_of(self.name, job) for job in jobs]
+
+    def states(self, records: Sequence[JobRecord]) -> Mapping[JobRecord, str] | None:
+        """The jobs that are in Slurm's queue; None, said once a look, if it does not answer."""
+        if not records:
+            return {}
+        command = ["squeue", "--me", "--array", "--noheader", "--format=%i|%T"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            print(f"squeue does not answer ({done.stderr.strip()}); waiting", file=sys.stderr)
+            return None
+        listed = dict(
+            line.strip().split("|", 1) for line in done.stdout.splitlines() if "|" in line
+        )
+        states = {record: listed[record.job_id] for record in records if record.job_id in listed}
+        running = ("RUNNING", "COMPLETING")
+        return {r: "running" if s in running else "pending" for r, s in states.items()}
+
+    def job(self, record: JobRecord) -> Job[Any]:
+        """The job as submitit's."""
+        from submitit import SlurmJob
+
+        return SlurmJob(record.folder, record.job_id)
+
+
+def _parameters(options: Sequence[str]) -> dict[str, Any]:
+    from submitit import SlurmExecutor
+
+    allowed = sorted(SlurmExecutor._valid_parameters() - set(_NOT_HERE))
+    parameters: dict[str, Any] = {"job_name": "pfl-bench"}
+    for text in options:
+        key, equals, value = text.partition("=")
+        if key == "time":
+            parameters[key] = _minutes(value)
+            continue
+        if not equals or key not in allowed:
+            near = get_close_matches(key, allowed, n=1, cutoff=0.4)
+            hint = f"; did you mean '{near[0]}'?" if near else "."
+            raise ConfigError(
+                f"--slurm {text}: write KEY=VALUE with a known key{hint} Known: "
+                f"{', '.join(allowed)}. A run is one process, --jobs says how many run at once, "
+                "and other options of sbatch go into additional_parameters={name: value}"
+            )
+        apply_override(parameters, text)
+        if key in _LISTS and not isinstance(parameters[key], list):
+            raise ConfigError(f"--slurm {text}: {key}: a list, such as {key}=[first, second]")
+        if key == "additional_parameters" and not isinstance(parameters[key], dict):
+            raise ConfigError(f"--slurm {text}: {key}: a mapping, such as {key}={{name: value}}")
+    if "time" not in parameters:
+        raise ConfigError(
+            "--launcher slurm: give each job's time limit by --slurm time=MINUTES or "
+            "time=HOURS:MINUTES:SECONDS; a run that reaches it is queued again and resumes"
+        )
+    return parameters
+
+
+def _minutes(text: str) -> int:
+    """Minutes of a time as sbatch reads it, seconds rounded up."""
+    found = _TIME.match(text)
+    if found is None:
+        raise ConfigError(
+            f"--slurm time={text}: write minutes, MM:SS, HH:MM:SS, or D-HH, D-HH:MM, D-HH:MM:SS"
+        )
+    first, second, third = (int(found[name] or 0) for name in ("first", "second", "third"))
+    if found["days"] is not None:
+        seconds = ((int(found["days"]) * 24 + first) * 60 + second) * 60 + third
+    elif found["third"] is not None:
+        seconds = (first * 60 + second) * 60 + third
+    else:
+        seconds = first * 60 + second
+    if seconds < 1:
+        raise ConfigError(f"--slurm time={text}: give more than no time")
+    return -(-seconds // 60)

@@ -1,0 +1,127 @@
+"""Published numbers beside measured ones, and which of two is the better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.config.schema import Expected, RunConfig
+from pfl_bench.runs.divergence import describe_divergence
+from pfl_bench.runs.rows import as_float
+
+
+def compare(
+    config: RunConfig,
+    summary: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    not_the_row: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Set measured numbers beside the published ones.
+
+    Args:
+        config: Has the published ones.
+        summary: The run's: "variant" and "data" of it; "num_users" of the data, where a published
+            number asks for it, by split; "diverged", if its training did; "departure", why its
+            model is not the row's, if it is not.
+        metrics: The measured ones.
+        not_the_row: How the run's configuration differs from the row that the numbers are of.
+
+    Returns:
+        One entry an expected number, its verdict "reproduced" (within tolerance), "differs",
+        "diverged", or "not comparable"; the reason of the last two in "why".
+    """
+    diverged = describe_divergence(summary.get("diverged"))
+    rows = []
+    for expected in config.expected:
+        measured = metrics.get(expected.metric)
+        why = _not_comparable(expected, config, summary, metrics, not_the_row)
+        if diverged and not expected.diverged:
+            verdict, why = "diverged", "; ".join(filter(None, (diverged, why)))
+        elif why or measured is None:
+            verdict = "not comparable"
+        else:
+            near = abs(measured - expected.value) <= expected.tolerance
+            verdict = "reproduced" if near else "differs"
+        rows.append(
+            {
+                "metric": expected.metric,
+                "published": expected.value,
+                "tolerance": expected.tolerance,
+                "source": expected.source,
+                "measured": measured,
+                "difference": None if measured is None else measured - expected.value,
+                "verdict": verdict,
+                "why": why,
+            }
+        )
+    return rows
+
+
+def compare_finished(
+    resolved: ResolvedConfig,
+    summary: Mapping[str, Any],
+    expected: Sequence[Expected] | None = None,
+) -> list[dict[str, Any]]:
+    """Compare a finished run by today's rules, with today's published numbers.
+
+    Args:
+        resolved: The run's configuration, from the row's file as it is now.
+        summary: What its ``summary.json`` holds, where non-finite numbers are texts.
+        expected: The published numbers; None for the row's own.
+
+    Returns:
+        What ``compare`` gives.
+    """
+    config = resolved.config
+    if expected is not None:
+        config = config.model_copy(update={"expected": list(expected)})
+    read = {name: as_float(value) for name, value in summary["metrics"].items()}
+    metrics = {name: value for name, value in read.items() if value is not None}
+    return compare(config, summary, metrics, resolved.not_the_row)
+
+
+def _not_comparable(
+    expected: Expected,
+    config: RunConfig,
+    summary: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    not_the_row: Sequence[str],
+) -> str:
+    """Why a measured number says nothing about the published one; empty if it does."""
+    if expected.metric not in metrics:
+        return f"not measured; there are: {', '.join(sorted(metrics))}"
+    if config.privacy is not None and config.privacy.audit is not None:
+        return "canaries (privacy.audit) have moved the model"
+    if not_the_row:
+        return f"not the row: {', '.join(not_the_row)}"
+    return _other_data(expected, summary) or str(summary.get("departure") or "")
+
+
+def _other_data(expected: Expected, summary: Mapping[str, Any]) -> str:
+    """Why the published number is not for these data; empty if it is."""
+    variant = summary["variant"]
+    if expected.variants is not None and variant not in expected.variants:
+        return f"data is {variant}; the published number is for {', '.join(expected.variants)}"
+    data = summary.get("data") or {}  # runs of before have less there
+    split_by = data.get("split_by")
+    if expected.split_by not in (None, split_by):
+        return (
+            f"the data are split by {split_by}; the published number is for a split by "
+            f"{expected.split_by}: prepare them as the head of the row says"
+        )
+    if expected.num_users is not None:
+        # Runs of before it was counted are compared anew when they are seen in another table.
+        num_users = data.get("num_users", {}).get("train")
+        if num_users is None:
+            return (
+                f"the published number is of {expected.num_users:,} training users, and the run "
+                "does not say of how many it is: run it anew"
+            )
+        # Copies and versions of one sample differ by a few users.
+        if abs(num_users - expected.num_users) > 0.1 * expected.num_users:
+            return (
+                f"the data have {num_users:,} training users; the published number is of "
+                f"{expected.num_users:,}: prepare them as the head of the row says"
+            )
+    return ""

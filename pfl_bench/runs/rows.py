@@ -1,0 +1,294 @@
+"""Rows of a table: what is published beside what was measured, over seeds.
+
+Pure functions over the ``summary.json`` objects of finished runs; nothing is read or written here.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pfl_bench.runs.divergence import describe_divergence
+from pfl_bench.types import RunFolderError
+
+FAILED = ("differs", "diverged")
+# What speaks for a run of which nothing is published, of whatever family measures it.
+_HEADLINES = ("accuracy", "c_ap")
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """One line of a table: a metric of a row, over all its seeds.
+
+    Attributes:
+        name: Name of the row.
+        setting: "central", "federated", "private_federated" or "central_dp".
+        variant: Variant of the data; several are joined by ", ".
+        metric: Full name of the metric, such as "test/accuracy".
+        published: The published value, None where nothing is published.
+        source: Where it is published: paper, table, cell.
+        measured: One value a seed, in the order of the seeds.
+        verdict: "reproduced", "differs", "diverged", "not comparable" or "nothing published".
+        epsilon_simulated: Epsilon of the simulated deployment, largest over seeds; may be inf.
+        epsilon_actual: Epsilon of the run itself, largest over seeds; may be inf.
+        delta_simulated: Delta of ``epsilon_simulated``.
+        note: What a reader must know to read the line; may be empty.
+        delta_actual: Delta of ``epsilon_actual``.
+    """
+
+    name: str
+    setting: str
+    variant: str
+    metric: str
+    published: float | None
+    source: str | None
+    measured: tuple[float, ...]
+    verdict: str
+    epsilon_simulated: float | None
+    epsilon_actual: float | None
+    delta_simulated: float | None
+    note: str
+    delta_actual: float | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the line is a reason for exit code 1."""
+        return self.verdict in FAILED
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over seeds; None without a measurement."""
+        return math.fsum(self.measured) / len(self.measured) if self.measured else None
+
+    @property
+    def sd(self) -> float | None:
+        """Standard deviation over seeds with ``ddof=1``; None below two seeds."""
+        if len(self.measured) < 2:
+            return None
+        if not all(math.isfinite(value) for value in self.measured):
+            return math.nan
+        return statistics.stdev(self.measured)
+
+    @property
+    def difference(self) -> float | None:
+        """Mean minus published; None where one of them is missing."""
+        if self.mean is None or self.published is None:
+            return None
+        return self.mean - self.published
+
+
+def as_float(value: Any) -> float | None:
+    """Read a number as run folders write it: non-finite ones are strings.
+
+    Args:
+        value: A JSON value.
+
+    Returns:
+        The number, or None when ``value`` is none.
+    """
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    if isinstance(value, str) and value in {"nan", "inf", "-inf"}:
+        return float(value)
+    return None
+
+
+def rows_from_summaries(summaries: Sequence[Mapping[str, Any]]) -> list[RowResult]:
+    """Group summaries by row over seeds, and compare each row with what is published.
+
+    A row with k expected values gives k lines. A row without gives one: that of its headline
+    metric.
+
+    Args:
+        summaries: Contents of ``summary.json``, one a run, in any order of seeds.
+
+    Returns:
+        The lines, rows in the order in which they first occur.
+
+    Raises:
+        RunFolderError: A summary lacks what a line needs.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for index, summary in enumerate(summaries):
+        check_summary(summary, index)
+        groups.setdefault(summary["name"], []).append(summary)
+    rows: list[RowResult] = []
+    for runs in groups.values():
+        runs.sort(key=lambda run: int(run["seed"]))
+        expected = [entry for run in runs for entry in run["expected"]]
+        if expected:
+            metrics = list(dict.fromkeys(str(entry["metric"]) for entry in expected))
+        else:
+            metrics = headline_metrics(runs[0]["metrics"])
+        rows += [_row(runs, metric) for metric in metrics]
+    return rows
+
+
+def headline_metrics(metrics: Mapping[str, Any]) -> list[str]:
+    """Name the metric that speaks for a run without expected values.
+
+    Args:
+        metrics: Final metrics of a run.
+
+    Returns:
+        One name, or none if there is no metric: of the test split, else of any, the accuracy, else
+        the macro average precision, else the first.
+    """
+    names = [name for name in metrics if name.startswith("test/")] or list(metrics)
+    for wanted in _HEADLINES:
+        named = [name for name in names if name.rsplit("/", 1)[-1] == wanted]
+        if named:
+            return named[:1]
+    return names[:1]
+
+
+def check_summary(summary: Mapping[str, Any], index: int = 0) -> None:
+    """Check the members that a line is made of.
+
+    Args:
+        summary: Content of a ``summary.json``.
+        index: Its place among several, for the message.
+
+    Raises:
+        RunFolderError: One is missing or is something else than pfl-bench writes.
+    """
+    kinds: dict[str, Any] = {
+        "name": str,
+        "setting": str,
+        "variant": str,
+        "seed": int,
+        "metrics": Mapping,
+        "expected": Sequence,
+    }
+    for key, kind in kinds.items():
+        if not isinstance(summary.get(key), kind):
+            raise RunFolderError(
+                f"summary {index} ({summary.get('name', 'without a name')!r}): {key!r} is "
+                f"{summary.get(key)!r}; expected a {kind.__name__.lower()} as pfl-bench writes it "
+                "into summary.json; run the row again"
+            )
+    found = summary.get("diverged")
+    if found and not (isinstance(found, Mapping) and {"metric", "round", "unit"} <= set(found)):
+        raise RunFolderError(
+            f"summary {index} ({summary['name']!r}): 'diverged' is {found!r}; expected null or an "
+            "object as pfl-bench writes it; run the row again"
+        )
+    for entry in summary["expected"]:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("metric"), str):
+            raise RunFolderError(
+                f"summary {index} ({summary['name']!r}): an entry of 'expected' is {entry!r}; "
+                "expected an object that names its 'metric'; run the row again"
+            )
+
+
+def _row(runs: Sequence[Mapping[str, Any]], metric: str) -> RowResult:
+    """Make one line out of the runs of one row."""
+    entries = [entry for run in runs for entry in run["expected"] if entry["metric"] == metric]
+    values = [_measured(run, metric) for run in runs]
+    measured = tuple(value for value in values if value is not None)
+    first = entries[0] if entries else {}
+    published = as_float(first.get("published"))
+    variants = list(dict.fromkeys(run["variant"] for run in runs))
+    epsilons = {side: _largest_epsilon(runs, side) for side in ("simulated", "actual")}
+    verdict, why = _verdict(entries, measured, published)
+    diverged = _distinct(filter(None, (describe_divergence(run.get("diverged")) for run in runs)))
+    if verdict != "diverged":
+        why = [*why, *diverged]
+    if diverged and not entries:
+        verdict = "diverged"
+    return RowResult(
+        name=runs[0]["name"],
+        setting=runs[0]["setting"],
+        variant=", ".join(variants),
+        metric=metric,
+        published=published,
+        source=first.get("source"),
+        measured=measured,
+        verdict=verdict,
+        epsilon_simulated=epsilons["simulated"][0],
+        epsilon_actual=epsilons["actual"][0],
+        delta_simulated=epsilons["simulated"][1],
+        note="; ".join([*why, *_notes(runs, values, variants)]),
+        delta_actual=epsilons["actual"][1],
+    )
+
+
+def _measured(run: Mapping[str, Any], metric: str) -> float | None:
+    """What a run measured for a metric."""
+    value = as_float(run["metrics"].get(metric))
+    if value is not None:
+        return value
+    for entry in run["expected"]:
+        if entry["metric"] == metric:
+            return as_float(entry.get("measured"))
+    return None
+
+
+def _verdict(
+    entries: Sequence[Mapping[str, Any]], measured: tuple[float, ...], published: float | None
+) -> tuple[str, list[str]]:
+    """Judge the mean over seeds; also say why where a run says why."""
+    if published is None:
+        return "nothing published", []
+    for verdict in ("diverged", "not comparable"):
+        of_it = [entry for entry in entries if entry.get("verdict") == verdict]
+        if of_it:
+            return verdict, _distinct(str(entry["why"]) for entry in of_it if entry.get("why"))
+    if not measured:
+        return "not comparable", ["nothing was measured"]
+    tolerance = as_float(entries[0].get("tolerance")) or 0.0
+    difference = abs(math.fsum(measured) / len(measured) - published)
+    # The published cell is rounded: without slack, 0.76 - 0.75 would exceed a tolerance of 0.01.
+    if difference <= tolerance * (1 + 1e-9) + 1e-12:
+        return "reproduced", [f"tolerance {tolerance:g}"]
+    return "differs", [f"tolerance {tolerance:g}"]
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
+
+
+def _notes(
+    runs: Sequence[Mapping[str, Any]], values: Sequence[float | None], variants: Sequence[str]
+) -> list[str]:
+    """Say what sets these runs apart from one clean row."""
+    notes = []
+    if len(variants) > 1:
+        notes.append("the seeds saw different data: " + ", ".join(variants))
+    seeds = [run["seed"] for run in runs]
+    repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if repeated:
+        notes.append("several runs of seed " + ", ".join(map(str, repeated)))
+    missing = [str(run["seed"]) for run, value in zip(runs, values, strict=True) if value is None]
+    if missing:
+        notes.append("not measured by seed " + ", ".join(missing))
+    stopped = [run for run in runs if run.get("status") == "budget_exhausted"]
+    if stopped:
+        rounds = ", ".join(sorted({str(run.get("rounds", "?")) for run in stopped}))
+        notes.append(f"stopped by the privacy budget after {rounds} rounds")
+    notes += [
+        f"the seeds differ in their {side} epsilon, the largest is shown"
+        for side in ("simulated", "actual")
+        if len({_epsilon(run, side) for run in runs}) > 1
+    ]
+    return notes
+
+
+def _epsilon(run: Mapping[str, Any], side: str) -> tuple[float | None, float | None]:
+    """Epsilon and delta of one side of a run's privacy statement."""
+    claim = (run.get("privacy") or {}).get(side) or {}
+    return as_float(claim.get("epsilon")), as_float(claim.get("delta"))
+
+
+def _largest_epsilon(
+    runs: Sequence[Mapping[str, Any]], side: str
+) -> tuple[float | None, float | None]:
+    """The claim that holds for every run: the largest epsilon, with its delta."""
+    claims = [_epsilon(run, side) for run in runs]
+    private = [claim for claim in claims if claim[0] is not None]
+    return max(private, key=lambda claim: claim[0] or 0.0, default=(None, None))

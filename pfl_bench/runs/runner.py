@@ -1,0 +1,406 @@
+"""Drives a run from configuration to summary: the parts that all trainers share."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.client.costs import CostMeter, measure_step
+from pfl_bench.client.machine import code_digest
+from pfl_bench.config.evaluation import EvaluationOptions
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.config.schema import RunConfig
+from pfl_bench.evaluation.evaluator import Evaluator
+from pfl_bench.evaluation.splits import initial_loss
+from pfl_bench.federated.autotune.settle import Parts, settle
+from pfl_bench.federated.parts import (
+    build_forward,
+    build_model,
+    build_task,
+    resolve_device,
+    set_threads,
+)
+from pfl_bench.federated.workers.start import start_crew
+from pfl_bench.files import to_json_value, write_json
+from pfl_bench.metrics import lower_is_better
+from pfl_bench.profiling import Overhead, Profile, phase
+from pfl_bench.runs.checkpoint import load_latest, restoring, save_checkpoint
+from pfl_bench.runs.divergence import DivergenceWatch, describe_divergence, usual_mend
+from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder, environment
+from pfl_bench.runs.log import RunLog
+from pfl_bench.runs.published import compare
+from pfl_bench.runs.wandb import WandbLogger
+from pfl_bench.trainers.base import HasCanaries, KeepsLedger
+from pfl_bench.trainers.factory import build_trainer
+from pfl_bench.types import ConfigError, Crew, CrewError, DepartsFromRow, Task
+from privacy.errors import BudgetExceededError
+from privacy.plan.plan import tensor_digest
+from privacy.statement.statement import round_up
+
+# What a line of progress shows beside the training loss, of whatever family measures it.
+HEADLINE_METRICS = ("accuracy", "perplexity", "c_ap", "o_ap")
+
+# Names that a trainer gives up to the evaluation of the training split, where that is asked for.
+_OF_STEPS = {"train/loss": "train/step_loss", "train/num_examples": "train/step_examples"}
+
+
+def run(
+    resolved: ResolvedConfig,
+    out: Path,
+    resume: bool = False,
+    crew: Crew | None = None,
+    profile: Profile | None = None,
+) -> dict[str, Any]:
+    """Run a configuration in a folder, or return what a finished run there has left.
+
+    Args:
+        resolved: The configuration.
+        out: The run's folder.
+        resume: Go on with an unfinished run of the same configuration.
+        crew: Processes that wait for orders; None for those that the configuration asks for.
+        profile: Collects where the time goes; written into the folder at the end.
+
+    Returns:
+        The summary, as in ``summary.json``.
+
+    Raises:
+        UserInputError: Configuration, data or folder do not fit.
+        privacy.errors.PrivacyError: The privacy claim could not be made truthfully.
+        CrewError: One of the processes has died; the folder can be resumed from.
+        OSError: The disk is full or went away; likewise.
+    """
+    with ExitStack() as stack:
+        if crew is not None:
+            stack.callback(crew.close)
+        folder = stack.enter_context(RunFolder(out))
+        finished = folder.prepare(resolved, resume)
+        if finished is not None:
+            return finished
+        if profile is not None:
+            stack.enter_context(profile)
+        return _Run(resolved, folder, crew, stack, profile).execute()
+
+
+class _Notices:
+    """What a person must know: kept until there is a log, then sent to it.
+
+    A trainer that held the run itself would be in a cycle with it. Of cycles Python frees the
+    memory late, however large it is: in one process, models of many runs would pile up.
+    """
+
+    def __init__(self) -> None:
+        self._early: list[str] = []
+        self._send: Callable[[str], None] = self._early.append
+
+    def add(self, text: str) -> None:
+        self._send(text)
+
+    def send_to(self, send: Callable[[str], None]) -> None:
+        self._send = send
+        for text in self._early:
+            send(text)
+
+
+class _Run:
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        folder: RunFolder,
+        crew: Crew | None,
+        stack: ExitStack,
+        profile: Profile | None,
+    ) -> None:
+        self._resolved = resolved
+        self._profile = profile
+        self._config: RunConfig = resolved.config
+        self._folder = folder
+        self._notices = _Notices()
+        if resolved.config.privacy is not None:
+            code_digest()  # of the files as they are loaded, not as they are minutes later
+        set_threads(self._config)
+        self._device = resolve_device(self._config.device)
+        self._task = build_task(resolved, self._device)
+        _check_splits(self._config.evaluation, self._task)
+        self._model = build_model(resolved, self._task, self._device)
+        module = self._model.module
+        self._departure = module.departure if isinstance(module, DepartsFromRow) else ""
+        if self._departure:
+            self._notices.add(f"model: {self._departure}")
+        self._forward = build_forward(resolved, self._task, self._model)
+        # Before the trainer is built, which may hook the model for gradients of single examples.
+        step = measure_step(self._forward, self._model, self._task.split("train"))
+        self._costs = CostMeter(step, self._config.evaluation.budgets)
+        start = initial_loss(self._forward, self._task.split("train"))
+        # From here on as if the user had named what "auto" comes to.
+        parts = Parts(self._task, self._model, self._forward, step)
+        processes = None if crew is None else crew.size
+        resolved = settle(resolved, parts, folder.path, processes, self._notices.add)
+        if crew is None:
+            crew = start_crew(resolved, self._device)
+            stack.callback(crew.close)
+        self._crew = crew
+        self._trainer = build_trainer(
+            resolved, self._task, self._model, folder.path, self._notices.add, crew
+        )
+        stack.callback(self._trainer.close)
+        self._divergence = DivergenceWatch(start, self._trainer.unit)
+        self._best: dict[str, Any] | None = None
+        self._strata: dict[str, Any] = {}
+        personal = getattr(self._trainer, "personal", None)
+        self._evaluator = Evaluator(
+            self._config, self._task, self._model, self._forward, personal, crew
+        )
+
+    def execute(self) -> dict[str, Any]:
+        started = time.monotonic()
+        trainer, path = self._trainer, self._folder.path
+        # Only now, when nothing of it was refused: a mended row may use the same folder.
+        for text in self._folder.record(self._resolved):
+            self._notices.add(text)
+        engine = getattr(trainer, "engine", None)
+        now = environment(
+            self._task.facts,
+            self._device,
+            self._model.initial_digest,
+            engine,
+            self._crew.description,
+        )
+        if self._trainer.private_seed is not None:
+            now["private_seed"] = self._trainer.private_seed.to_json_dict()
+        for text in self._folder.check_environment(now):
+            self._notices.add(text)
+        done = self._restore()
+        self._folder.check_metrics(done)
+        trainer.begin(done)
+        self._folder.write_environment(now, done)
+        # Until the run has ended, its folder states the most that it will have spent.
+        self._write_statement(None)
+        with RunLog(path, self._config.name, trainer.total, done) as log:
+            self._notices.send_to(log.notice)
+            wandb = WandbLogger.start(
+                self._config.logging.wandb, path, self._resolved.tree, self._config.name, log.notice
+            )
+            done, status = self._train(done, log, wandb)
+            with phase("checkpoint"):
+                self._save(done)
+            summary = self._summarise(done, status, time.monotonic() - started)
+            statement = self._write_statement(done)
+            if self._config.evaluation.strata:
+                write_json(path / "strata.json", self._strata)
+            # First: sending the rest to W&B may wait for a network.
+            write_json(path / "summary.json", summary)
+            if statement is not None:
+                wandb.statement(statement)
+            row = {key: summary[key] for key in ("name", "setting", "systems")}
+            wandb.table_row(row | summary["metrics"])
+            wandb.finish()
+        if self._profile is not None:
+            print(self._profile.write(path), file=sys.stderr)
+        return summary
+
+    def _train(self, done: int, log: RunLog, wandb: WandbLogger) -> tuple[int, str]:
+        trainer, config = self._trainer, self._config
+        started = time.perf_counter()
+        overhead = Overhead(
+            {
+                "evaluation": ("evaluation.every", config.evaluation.every),
+                "checkpoint": ("checkpoint.every", config.checkpoint.every),
+            }
+        )
+        for index in range(done + 1, trainer.total + 1):
+            if self._profile is not None:
+                self._profile.begin_step(index)
+            try:
+                with phase("training"):
+                    scalars = trainer.advance(index)
+            except CrewError:
+                # The round has changed nothing yet: its sums come together before its release.
+                self._save(index - 1)
+                raise
+            except BudgetExceededError as error:
+                log.notice(f"stopped before {trainer.unit} {index}: {error}")
+                return index - 1, "budget_exhausted"
+            self._look(index, scalars)
+            scalars |= self._costs.add(scalars)
+            if "train" in config.evaluation.splits:
+                scalars = {_OF_STEPS.get(name, name): value for name, value in scalars.items()}
+            headline = ""
+            if index % config.evaluation.every == 0 or index == trainer.total:
+                scalars |= trainer.epsilons(index)
+                trainer.load_central()
+                evaluate = partial(self._evaluator.evaluate, config.evaluation.splits)
+                measured = overhead.run("evaluation", evaluate)[0]
+                self._look(index, measured)
+                scalars |= measured
+                self._keep_best(index, scalars)
+                self._costs.watch(index, scalars)
+                headline = _headline(scalars)
+            with phase("logging"):
+                log.metrics(index, scalars, headline)
+                wandb.log(scalars, index)
+            if index % config.checkpoint.every == 0:
+                overhead.run("checkpoint", partial(self._save, index))
+        for text in overhead.warnings(time.perf_counter() - started):
+            log.notice(text)
+        return trainer.total, "finished"
+
+    def _look(self, index: int, scalars: dict[str, float]) -> None:
+        """Say at once when training has diverged."""
+        if self._divergence.look(index, scalars):
+            self._notices.add(
+                f"{describe_divergence(self._divergence.found)}; what usually mends it: "
+                f"{usual_mend(self._config.setting)}"
+            )
+
+    def _keep_best(self, index: int, scalars: dict[str, float]) -> None:
+        wanted = self._config.evaluation.select_best
+        if wanted is None:
+            return
+        value = _sign(wanted) * scalars[wanted]
+        if not math.isnan(value) and (self._best is None or value > self._best["value"]):
+            vector = self._model.vector.detach().cpu().clone()
+            buffers = self._model.buffers()
+            self._best = {"value": value, "index": index, "vector": vector, "buffers": buffers}
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "trainer": self._trainer.state_dict(),
+            "best": self._best,
+            "costs": self._costs.state_dict(),
+            "divergence": self._divergence.state_dict(),
+        }
+
+    def _save(self, done: int) -> None:
+        self._folder.flush_metrics()
+        keep = self._config.checkpoint.keep
+        save_checkpoint(self._folder.checkpoints, done, self._state(), keep)
+
+    def _restore(self) -> int:
+        state = load_latest(self._folder.checkpoints)
+        if state is None:
+            return 0
+        best = None
+        if state.get("best") is not None:
+            vector, buffers = self._model.vector.detach().cpu(), self._model.buffers()
+            best = {"value": 0.0, "index": 0, "vector": vector, "buffers": buffers}
+        with restoring(self._folder.checkpoints, state, self._state() | {"best": best}):
+            self._trainer.load_state_dict(state["trainer"])
+            self._costs.load_state_dict(state["costs"])
+            self._divergence.load_state_dict(state["divergence"])
+        self._best = state["best"]
+        done = int(state["step"])
+        self._notices.add(f"resumed after {self._trainer.unit} {done}")
+        return done
+
+    def _write_statement(self, done: int | None) -> dict[str, Any] | None:
+        statement = self._trainer.statement(done)
+        if statement is not None:
+            write_json(self._folder.path / "privacy.json", statement)
+        return statement
+
+    def _ledger_digest(self, done: int) -> str | None:
+        """What names the ledger's last line, so that it cannot be edited unseen."""
+        return self._trainer.ledger_digest(done) if isinstance(self._trainer, KeepsLedger) else None
+
+    def _write_canaries(self, done: int) -> dict[str, Any] | None:
+        """What the canaries of an audited run show, in full in a file of its own."""
+        if not isinstance(self._trainer, HasCanaries):
+            return None
+        result = self._trainer.canary_result(done)
+        if result is not None:
+            write_json(self._folder.path / "canaries.json", result)
+        return result
+
+    def _selection(self) -> dict[str, Any] | None:
+        """By which metric the model was chosen, its value there, and when it was."""
+        wanted = self._config.evaluation.select_best
+        if wanted is None or self._best is None:
+            return None
+        value = _sign(wanted) * self._best["value"]
+        return {"metric": wanted, "value": value, "index": self._best["index"]}
+
+    def _summarise(self, done: int, status: str, seconds: float) -> dict[str, Any]:
+        self._trainer.load_central()
+        if self._best is not None:
+            self._model.vector.copy_(self._best["vector"])
+            self._model.load_buffers(self._best["buffers"])
+        is_recorded = self._ledger_digest(done) is not None
+        model_digest = tensor_digest(self._model.vector) if is_recorded else None
+        with phase("evaluation"):
+            splits = self._config.evaluation.final_splits
+            metrics, self._strata = self._evaluator.evaluate(splits)
+        self._look(done, metrics)
+        facts = self._task.facts
+        canaries = self._write_canaries(done)
+        summary = {
+            "format_version": SUMMARY_VERSION,
+            "name": self._config.name,
+            "setting": self._config.setting,
+            "task": self._resolved.tree["task"]["name"],
+            "variant": facts.variant,
+            "seed": self._config.seed,
+            "rounds": done,
+            "status": status,
+            "diverged": self._divergence.found,
+            "selected": None if self._best is None else self._best["index"],
+            "selection": self._selection(),
+            "num_parameters": self._model.num_parameters,
+            "departure": self._departure,
+            "metrics": metrics,
+            "systems": self._costs.totals,
+            "budgets": self._costs.budgets(),
+            "privacy": self._trainer.statement(done),
+            "canaries": _canary_summary(canaries),
+            "ledger_digest": self._ledger_digest(done),
+            "model_sha256": model_digest,
+            "data": {
+                **to_json_value(asdict(replace(facts, class_names=()))),
+                "num_users": {s: self._task.split(s).num_users for s in self._task.split_names},
+            },
+            "seconds": round(seconds, 3),
+        }
+        expected = compare(self._config, summary, metrics, self._resolved.not_the_row)
+        return summary | {"expected": expected}
+
+
+def _canary_summary(result: dict[str, Any] | None) -> dict[str, Any] | None:
+    if result is None:
+        return None
+    return {key: result[key] for key in ("kind", "lower_bound", "confidence", "upper_bound")}
+
+
+def _sign(metric: str) -> float:
+    """What makes the larger value of a metric the better one: a loss is better when lower."""
+    return -1.0 if lower_is_better(metric) else 1.0
+
+
+def _check_splits(options: EvaluationOptions, task: Task) -> None:
+    for key in ("splits", "final_splits"):
+        for name in getattr(options, key):
+            if name not in task.split_names:
+                raise ConfigError(
+                    f"evaluation.{key}: the data have no split '{name}'; there are: "
+                    f"{', '.join(task.split_names)}"
+                )
+
+
+def _headline(scalars: dict[str, float]) -> str:
+    """The few numbers that a person watches."""
+    parts = []
+    for name, value in scalars.items():
+        metric = name.partition("/")[2]
+        if name == "train/loss" or metric in HEADLINE_METRICS:
+            parts.append(f"{name} {value:.4f}")
+    parts += [
+        f"epsilon ({kind}) {round_up(scalars[f'privacy/epsilon_{kind}'], 3)}"
+        for kind in ("simulated", "actual")
+        if f"privacy/epsilon_{kind}" in scalars
+    ]
+    return "  ".join(parts)

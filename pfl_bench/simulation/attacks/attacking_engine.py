@@ -1,0 +1,65 @@
+"""When corrupted clients attack, and model replacement: what they send is scaled up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfl_bench.config.attack import AttackOptions
+from pfl_bench.config.training import FederatedOptions
+from pfl_bench.simulation.attacks.corrupted_task import CorruptedSplit
+from pfl_bench.types import Engine, LocalResult
+
+
+def boost_of(attack: AttackOptions, federated: FederatedOptions) -> float:
+    """The factor on what a corrupted client sends.
+
+    With k attackers among n clients of a round and central rate r, the mean moves the model by
+    r / n times the sum of updates: n / (k * r) times each attacker's moves it to the attackers'
+    mean model, as far as the honest clients stay where they are.
+
+    Source: Bagdasaryan et al. 2020, "How to backdoor federated learning", section 4.2, equation 3.
+    """
+    if attack.boost != "replace":
+        return attack.boost
+    attackers = max(1.0, attack.corrupted_fraction * federated.cohort_size)
+    return max(1.0, federated.cohort_size / (attackers * federated.central_learning_rate))
+
+
+class AttackingEngine:
+    """An engine whose corrupted clients attack in some rounds.
+
+    Args:
+        engine: Trains all clients.
+        split: The training split that ``engine`` reads.
+        every: Rounds from one attack to the next.
+        boost: Factor on an attacker's update.
+
+    Attributes:
+        description: The engine's.
+        trains_alone: The engine's.
+    """
+
+    def __init__(self, engine: Engine, split: CorruptedSplit, every: int, boost: float) -> None:
+        self._engine = engine
+        self._split = split
+        self._every = every
+        self._boost = boost
+        self.description = engine.description
+        self.trains_alone = engine.trains_alone
+
+    def train(
+        self, users: NDArray[np.int64], round_index: int, central: Tensor
+    ) -> Iterator[LocalResult]:
+        """Train each user; see ``Engine.train``."""
+        is_attacked = round_index % self._every == 0
+        self._split.is_attacked = is_attacked
+        for result in self._engine.train(users, round_index, central):
+            if is_attacked and self._boost != 1.0 and result.user in self._split.corrupted:
+                yield replace(result, update=result.update * self._boost)
+            else:
+                yield result

@@ -1,0 +1,283 @@
+"""A task some of whose training users are corrupted, with a split that measures their success."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfl_bench.config.attack import SPLIT, AttackOptions
+from pfl_bench.rng import Purpose, stream
+from pfl_bench.simulation.attacks.backdoor import Backdoor
+from pfl_bench.simulation.attacks.label_flip import LabelFlip
+from pfl_bench.types import (
+    ConfigError,
+    DataError,
+    DataFacts,
+    Examples,
+    FederatedSplit,
+    HasColumns,
+    Task,
+)
+
+# What a task may also have, and this one then has too.
+_OPTIONAL = (
+    "transform",
+    "use_device",
+    "column_names",
+    "column_values",
+    "example_losses",
+    "training_loss",
+)
+# Test examples that are read at once, however few of them are attacked.
+_BLOCK = 256
+_LABELS = "targets"
+# Of the streams of attacks: the draw of users has round 0, what a corrupted user draws this one.
+_OF_A_USER = 1
+
+
+class Poison(Protocol):
+    """What corrupted clients do to examples, and what they want of the model."""
+
+    def corrupt(self, examples: Examples, rng: np.random.Generator) -> Examples:
+        """What a corrupted client trains on; ``examples`` are not changed."""
+
+    def attack(self, examples: Examples) -> Examples:
+        """Test examples as the attack presents them, with the labels that it is after."""
+
+    def is_attacked(self, targets: Tensor) -> Tensor:
+        """Which test examples of these labels, shape (n,), can show a success."""
+
+
+class CorruptedSplit:
+    """The training split, whose corrupted users have poisoned examples.
+
+    Args:
+        split: The split as it is.
+        poison: What happens to a corrupted user's examples.
+        corrupted: Indices of the corrupted users.
+        seed: The run's seed.
+
+    Attributes:
+        name: Name of the split.
+        offsets: Shape (U + 1,).
+        num_users: U.
+        num_examples: Number of examples of all users.
+        corrupted: As given.
+        is_attacked: Whether corrupted users are so now; else they are honest.
+    """
+
+    def __init__(
+        self, split: FederatedSplit, poison: Poison, corrupted: frozenset[int], seed: int
+    ) -> None:
+        self._split = split
+        self._poison = poison
+        self._seed = seed
+        self.corrupted = corrupted
+        self.is_attacked = True
+        self.name = split.name
+        self.offsets = split.offsets
+        self.num_users = split.num_users
+        self.num_examples = split.num_examples
+
+    def client_ids(self) -> Sequence[str]:
+        """The users' identifiers."""
+        return self._split.client_ids()
+
+    def read_user(self, user: int, rng: np.random.Generator) -> Examples:
+        """Read a user's examples for training, poisoned if the user is corrupted."""
+        examples = self._split.read_user(user, rng)
+        if not self.is_attacked or user not in self.corrupted or len(examples) == 0:
+            return examples
+        # Always the same stream: a client's wrong labels do not change from round to round.
+        own = stream(self._seed, Purpose.ATTACK, _OF_A_USER, user)
+        return self._poison.corrupt(examples, own)
+
+    def read_range(self, start: int, stop: int) -> Examples:
+        """Read the examples ``start:stop`` as they are: evaluation is honest."""
+        return self._split.read_range(start, stop)
+
+    def read_examples(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Examples:
+        """Read chosen examples as they are."""
+        return self._split.read_examples(indices, rng)
+
+
+class AttackSplit:
+    """The test examples that the attack is after, as it presents them.
+
+    Args:
+        split: The test split.
+        poison: Presents them.
+        kept: Shape (n,), ascending: which of the split's examples they are.
+
+    Attributes:
+        name: "attack".
+        offsets: Shape (U + 1,), of the test split's users.
+        num_users: U.
+        num_examples: n.
+        kept: As given.
+    """
+
+    name = SPLIT
+
+    def __init__(self, split: FederatedSplit, poison: Poison, kept: NDArray[np.int64]) -> None:
+        self._split = split
+        self._poison = poison
+        self.kept = kept
+        self.offsets = np.searchsorted(kept, split.offsets).astype(np.int64)
+        self.num_users = split.num_users
+        self.num_examples = len(kept)
+
+    def client_ids(self) -> Sequence[str]:
+        """The test users' identifiers."""
+        return self._split.client_ids()
+
+    def read_user(self, user: int, rng: np.random.Generator) -> Examples:
+        """Read one user's examples; ``rng`` stays untouched."""
+        return self.read_range(int(self.offsets[user]), int(self.offsets[user + 1]))
+
+    def read_range(self, start: int, stop: int) -> Examples:
+        """Read the examples ``start:stop``."""
+        return self.read_examples(np.arange(start, stop), np.random.default_rng(0))
+
+    def read_examples(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Examples:
+        """Read chosen examples, as evaluation sees them; ``rng`` stays untouched."""
+        if len(indices) == 0:
+            return self._poison.attack(self._split.read_range(0, 0))
+        parts = []
+        places = self.kept[indices]
+        borders = np.flatnonzero(np.diff(places // _BLOCK)) + 1
+        for block in np.split(places, borders):
+            first = int(block.min())
+            near = self._split.read_range(first, int(block.max()) + 1)
+            chosen = torch.from_numpy(block - first)
+            parts.append(Examples(near.inputs[chosen], near.targets[chosen]))
+        inputs = torch.cat([part.inputs for part in parts])
+        return self._poison.attack(Examples(inputs, torch.cat([part.targets for part in parts])))
+
+
+class CorruptedTask:
+    """A task with corrupted training users; everything else is the task's own.
+
+    It has one more split where success can be counted: "attack", of the test split.
+
+    Args:
+        task: The task as it is, told of its device.
+        options: The attack.
+        seed: The run's seed, of which the corrupted users are drawn.
+
+    Attributes:
+        facts: The task's, with the number of corrupted users among the extra ones.
+        metrics: The task's.
+        split_names: The task's, and "attack" where there is one.
+        corrupted: Indices of the corrupted users of the training split.
+
+    Raises:
+        ConfigError: The attack does not fit the data.
+    """
+
+    def __init__(self, task: Task, options: AttackOptions, seed: int) -> None:
+        train = task.split("train")
+        example = train.read_range(0, 1)
+        _check_labels(task, example)
+        self._task = task
+        self._seed = seed
+        self._attack: AttackSplit | None = None
+        self._poison: Poison = (
+            LabelFlip(options, task.facts)
+            if options.kind == "label_flip"
+            else Backdoor(options, task.facts, example)
+        )
+        count = int(options.corrupted_fraction * train.num_users + 0.5)
+        drawn = stream(seed, Purpose.ATTACK).permutation(train.num_users)[:count]
+        self.corrupted: frozenset[int] = frozenset(drawn.tolist())
+        extra = {**task.facts.extra, "corrupted_users": count}
+        self.facts: DataFacts = replace(task.facts, extra=extra)
+        self.metrics: tuple[str, ...] = task.metrics
+        self.split_names: tuple[str, ...] = task.split_names
+        if options.has_target and "test" in task.split_names:
+            self.split_names += (SPLIT,)
+        # In the instance, where a check of a Protocol finds them, and only if the task has them.
+        for name in _OPTIONAL:
+            if hasattr(task, name):
+                setattr(self, name, getattr(task, name))
+        if isinstance(task, HasColumns):
+            self.read_column: Callable[[str, str, int, int], NDArray[np.int64]] = self._read_column
+
+    def split(self, name: str) -> FederatedSplit:
+        """Open one split.
+
+        Raises:
+            DataError: The data has no split of that name, or no test example to attack.
+        """
+        if name == "train":
+            return CorruptedSplit(self._task.split(name), self._poison, self.corrupted, self._seed)
+        if name == SPLIT and SPLIT in self.split_names:
+            return self._attack_split()
+        return self._task.split(name)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The task's loss."""
+        return self._task.loss(outputs, targets)
+
+    def _attack_split(self) -> AttackSplit:
+        if self._attack is None:
+            test = self._task.split("test")
+            kept = np.flatnonzero(self._poison.is_attacked(_labels(self._task, test)).numpy())
+            if len(kept) == 0:
+                raise DataError(
+                    "attack: no example of the split 'test' is of a class that the attack is "
+                    "after; choose other classes, or take 'attack' out of evaluation.final_splits"
+                )
+            self._attack = AttackSplit(test, self._poison, kept.astype(np.int64))
+        return self._attack
+
+    def _read_column(self, split: str, name: str, start: int, stop: int) -> NDArray[np.int64]:
+        """Read a column, of attacked examples that of the test examples that they were."""
+        assert isinstance(self._task, HasColumns)
+        if split != SPLIT:
+            return self._task.read_column(split, name, start, stop)
+        kept = self._attack_split().kept[start:stop]
+        if len(kept) == 0:
+            return self._task.read_column("test", name, 0, 0)
+        first = int(kept[0])
+        return self._task.read_column("test", name, first, int(kept[-1]) + 1)[kept - first]
+
+
+def _check_labels(task: Task, example: Examples) -> None:
+    """Check that the task has one class label an example.
+
+    Raises:
+        ConfigError: It has not, or a split of the attack's name.
+    """
+    targets = example.targets
+    if targets.ndim != 1 or targets.is_floating_point() or task.facts.num_classes < 2:
+        raise ConfigError(
+            "attack: the task's targets are not one class label an example (they have the shape "
+            f"{('n', *targets.shape[1:])} and type {targets.dtype}); attacks change class labels: "
+            "choose a classification task, or remove the section 'attack'"
+        )
+    if SPLIT in task.split_names:
+        raise ConfigError(
+            f"attack: the data have a split '{SPLIT}' already, which is the name of the split "
+            "that measures the attack; prepare them with another name"
+        )
+
+
+def _labels(task: Task, split: FederatedSplit) -> Tensor:
+    """Labels of all examples of a split, shape (n,)."""
+    count = split.num_examples
+    first = split.read_range(0, min(_BLOCK, count)).targets
+    if isinstance(task, HasColumns) and _LABELS in task.column_names:
+        # Inputs may be pictures to decode. A task may also give other labels than it stores.
+        column = torch.from_numpy(task.read_column(split.name, _LABELS, 0, count))
+        if torch.equal(column[: len(first)], first):
+            return column
+    rest = range(_BLOCK, count, _BLOCK)
+    parts = [split.read_range(start, min(start + _BLOCK, count)).targets for start in rest]
+    return torch.cat([first, *parts])

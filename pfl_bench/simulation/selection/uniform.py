@@ -1,0 +1,36 @@
+"""Uniform selection among all users, available or not: who is not available is lost.
+
+With devices that are always available, no over-commitment and no deadline it is ``fixed_size``
+sampling, draw for draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pfl_bench.config.training import Strict
+from pfl_bench.simulation.selectors import Ids, Users
+
+
+class Options(Strict):
+    """Uniform selection has no options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Everybody with the same probability."""
+
+    only_available: bool
+    uses_data: bool = False
+
+    def select(self, candidates: Ids, number: int, index: int, rng: np.random.Generator) -> Ids:
+        """Choose uniformly, without replacement."""
+        size = min(number, len(candidates))
+        return candidates[rng.choice(len(candidates), size=size, replace=False, shuffle=False)]
+
+
+def build(options: Options, users: Users) -> Uniform:
+    """Build the selection among all users."""
+    return Uniform(only_available=False)

@@ -1,0 +1,346 @@
+"""The central trainer: the pooled training split, with or without example-level DP.
+
+Guarantee with a ``privacy`` section: unit one example, adjacency add or remove one example, batches
+by Poisson sampling with rate batch_size / examples, each example's gradient clipped to
+``clip_norm`` in L2 norm over all parameters, Gaussian noise by Opacus, and the *expected* batch
+size as denominator. Normalisation over examples of a batch is refused by Opacus' own validator.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfl_bench.client.flat_model import FlatModel, clip_each, clip_global
+from pfl_bench.client.optimizers import build_optimizer, rate_factor, set_rate
+from pfl_bench.client.precision import new_loss_sum
+from pfl_bench.client.prefetch import Piece, read_ahead
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.config.training import CentralOptions
+from pfl_bench.federated import private_seed
+from pfl_bench.federated.parts import build_forward
+from pfl_bench.federated.private_seed import OtherSeedError, PrivateSeed
+from pfl_bench.rng import Purpose, seed_torch, stream, torch_seed
+from pfl_bench.trainers.dp_sgd import PrivateSteps
+from pfl_bench.types import ConfigError, FederatedSplit, Task
+from privacy.errors import BudgetExceededError
+from privacy.ledger import Ledger
+from privacy.plan.example_level import ExampleLevelPlan, make_example_level_plan
+from privacy.plan.plan import tensor_digest
+
+
+class CentralTrainer:
+    """Trains a model on pooled examples; the runner drives it, one epoch a step.
+
+    Args:
+        resolved: The configuration, with a ``central`` section.
+        task: Data and loss.
+        model: Trained in place.
+        folder: The run's folder, where a private run keeps its ledger.
+        notice: Called with what a person must know.
+
+    Attributes:
+        total: Epochs of the run.
+        plan: What the run claims; None for a run that is not private.
+
+    Raises:
+        ConfigError: The settings do not fit the data or one another.
+        privacy.errors.PrivacyError: The claim cannot be met.
+    """
+
+    unit = "epoch"
+
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        task: Task,
+        model: FlatModel,
+        folder: Path,
+        notice: Callable[[str], None],
+    ) -> None:
+        options = resolved.config.central
+        if options is None:
+            raise ConfigError("a central trainer needs the section 'central'")
+        self._options: CentralOptions = options
+        self._split: FederatedSplit = task.split("train")
+        self._model = model
+        self._forward = build_forward(resolved, task, model)
+        self._seed = resolved.config.seed
+        self._notice = notice
+        self.total = options.num_epochs
+        if options.batch_size > self._split.num_examples:
+            raise ConfigError(
+                f"central.batch_size: {options.batch_size} is more than the "
+                f"{self._split.num_examples} training examples; lower it"
+            )
+        self._steps_per_epoch = math.ceil(self._split.num_examples / options.batch_size)
+        self._optimizer = build_optimizer(
+            options.optimizer, model.parameters, options.learning_rate
+        )
+        self.plan = self._make_plan(resolved)
+        self._ledger: Ledger | None = None
+        self._digest: str | None = None
+        self._ledger_path = folder / "ledger.jsonl"
+        self._batch_seed = self._seed
+        self.private_seed: PrivateSeed | None = None
+        self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
+        if self.plan is not None:
+            self._private = PrivateSteps(
+                self.plan, model, self._optimizer, task, self._forward, options
+            )
+            self.private_seed = private_seed.derive(
+                resolved, task.facts.checksum, model.initial_digest, model.device
+            )
+            self._batch_seed = self.private_seed.value
+            self._private.generator.manual_seed(torch_seed(self._batch_seed, Purpose.NOISE))
+            self._constants = self.plan.ledger_constants(task.facts.checksum)
+
+    def _make_plan(self, resolved: ResolvedConfig) -> ExampleLevelPlan | None:
+        privacy = resolved.config.privacy
+        if privacy is None:
+            return None
+        mechanism = resolved.tree["privacy"]["mechanism"]
+        if mechanism["name"] != "gaussian":
+            raise ConfigError(
+                f"privacy.mechanism.name: '{mechanism['name']}' is not available for central "
+                "training; example-level DP is DP-SGD: use {name: gaussian, clip_norm: ...}"
+            )
+        return make_example_level_plan(
+            num_examples=self._split.num_examples,
+            batch_size=self._options.batch_size,
+            steps=self._steps_per_epoch * self.total,
+            clip_norm=mechanism["clip_norm"],
+            epsilon=privacy.epsilon,
+            noise_multiplier=privacy.noise_multiplier,
+            delta=privacy.delta,
+            accountant=privacy.accountant,
+            num_parameters=self._model.num_parameters,
+            selected_by=resolved.config.evaluation.select_best,
+            nonce=privacy.nonce,
+        )
+
+    def advance(self, index: int) -> dict[str, float]:
+        """Run one epoch.
+
+        Args:
+            index: The epoch, 1-based.
+
+        Returns:
+            The epoch's scalars.
+
+        Raises:
+            privacy.errors.BudgetExceededError: The epoch would exceed the budget.
+        """
+        started = time.perf_counter()
+        if self.plan is not None:
+            self._check_budget(self.plan, index)
+        rng = stream(self._batch_seed, Purpose.CENTRAL_BATCHES, index)
+        seed_torch(self._seed, Purpose.CENTRAL_MODEL, self._model.device, index)
+        self._model.module.train()
+        loss_sum = new_loss_sum(self._model.device)
+        seen = lost = 0
+        rate = 0.0
+        batches = self._shuffled(rng) if self.plan is None else self._poisson(rng)
+        total_steps = self._steps_per_epoch * self.total
+        jobs = self._jobs(batches, index)
+        for piece in read_ahead(jobs, self._options.data_workers):
+            step = (index - 1) * self._steps_per_epoch + piece.step + 1
+            factor = rate_factor(self._options.schedule, step, total_steps)
+            rate = self._options.learning_rate * factor
+            set_rate(self._optimizer, rate)
+            if self.plan is None:
+                loss_sum += self._plain_step(piece) * piece.size
+            else:
+                piece_loss, piece_lost = self._private.take(piece)
+                loss_sum += piece_loss
+                lost += piece_lost
+            seen += piece.size
+        scalars = {
+            "train/num_examples": float(seen),
+            "train/num_steps": float(self._steps_per_epoch),
+            "train/learning_rate": rate,
+            "systems/steps": float(self._steps_per_epoch),
+            "systems/examples": float(seen),
+        }
+        if seen:
+            scalars["train/loss"] = float(loss_sum) / seen
+        if self.plan is not None:
+            scalars["train/num_nonfinite"] = float(lost)
+            self._record(index, lost)
+            if lost:
+                self._notice(
+                    f"epoch {index}: the gradients of {lost} examples were not finite and "
+                    "contributed nothing; a lower central.learning_rate usually mends this"
+                )
+        scalars["time/round_seconds"] = time.perf_counter() - started
+        return scalars
+
+    def _record(self, epoch: int, lost: int) -> None:
+        """Write the epoch's line of the ledger: its steps, and a digest of what is released."""
+        if self._ledger is not None:
+            entry = {
+                **self._constants,
+                "round": epoch,
+                "steps": epoch * self._steps_per_epoch,
+                "num_nonfinite": lost,
+                "release_sha256": tensor_digest(self._model.vector),
+            }
+            self._ledger.append(entry)
+            self._digest = self._ledger.digest(epoch)
+
+    def begin(self, done: int) -> None:
+        """Open a private run's ledger; check that what goes on is what it has recorded.
+
+        Args:
+            done: Epochs that the run has behind it, from its checkpoint.
+
+        Raises:
+            privacy.errors.LedgerError: The ledger is damaged or of another run.
+        """
+        if self.plan is not None:
+            self._ledger = Ledger.open(self._ledger_path)
+            self._ledger.check_resume(done, self._constants, self._digest)
+
+    def ledger_digest(self, done: int) -> str | None:
+        """SHA-256 of the ledger's line of epoch ``done``; None without privacy."""
+        return None if self._ledger is None else self._ledger.digest(done)
+
+    def _check_budget(self, plan: ExampleLevelPlan, epoch: int) -> None:
+        last_step = epoch * self._steps_per_epoch
+        if plan.max_steps is not None and last_step > plan.max_steps:
+            raise BudgetExceededError(
+                f"epoch {epoch} would end at step {last_step}; the budget epsilon = "
+                f"{plan.epsilon:g} is spent after step {plan.max_steps}"
+            )
+
+    def _shuffled(self, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+        order = rng.permutation(self._split.num_examples)
+        for start in range(0, len(order), self._options.batch_size):
+            yield order[start : start + self._options.batch_size]
+
+    def _poisson(self, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+        count = self._split.num_examples
+        rate = self._options.batch_size / count
+        for _ in range(self._steps_per_epoch):
+            yield np.flatnonzero(rng.random(count) < rate).astype(np.int64)
+
+    def _jobs(
+        self, batches: Iterable[NDArray[np.int64]], index: int
+    ) -> Iterator[Callable[[], Piece]]:
+        """Ways to read the epoch's batches; under DP in pieces that fit the memory.
+
+        Draws are a step's, not a piece's: what memory there is changes nothing of what is released.
+        """
+        for step, batch in enumerate(batches):
+            size = len(batch) if self.plan is None else self._options.physical_batch_size
+            rng = stream(self._seed, Purpose.AUGMENTATION, index, step + 1)
+            draws = self._forward.draw(len(batch), rng)
+            for start in range(0, max(1, len(batch)), max(1, size)):
+                part = slice(start, start + size)
+                yield partial(
+                    self._read,
+                    batch[part],
+                    step,
+                    start + size >= len(batch),
+                    None if draws is None else draws[part],
+                    rng.spawn(1)[0],
+                )
+
+    def _read(
+        self,
+        part: NDArray[np.int64],
+        step: int,
+        is_last: bool,
+        draws: Tensor | None,
+        rng: np.random.Generator,
+    ) -> Piece:
+        examples = self._split.read_examples(part, rng) if len(part) else None
+        return Piece(step, len(part), is_last, examples, draws)
+
+    def _plain_step(self, piece: Piece) -> Tensor:
+        loss = self._forward.loss(*piece.to(self._model.device))
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._clip()
+        self._optimizer.step()
+        return loss.detach()
+
+    def _clip(self) -> None:
+        """Clip the gradients as configured, and make them dense: optimizers may want them so."""
+        trained = [p for p in self._model.parameters if p.grad is not None]
+        gradients = tuple(cast("Tensor", p.grad) for p in trained)
+        if not gradients:
+            return
+        if self._options.gradient_clip_norm is not None:
+            gradients = clip_each(gradients, self._options.gradient_clip_norm)
+        elif self._options.gradient_clip_global_norm is not None:
+            gradients = clip_global(gradients, self._options.gradient_clip_global_norm)
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            parameter.grad = gradient.to_dense() if gradient.is_sparse else gradient
+
+    def close(self) -> None:
+        """Close the ledger, and take off the model what training has put on it."""
+        if self.plan is not None:
+            self._private.close()
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def load_central(self) -> None:
+        """Nothing to do: the model is trained in place."""
+
+    def epsilons(self, done: int) -> dict[str, float]:
+        """Both epsilons after ``done`` epochs; empty without privacy and for slow accountants."""
+        if self.plan is None or self._accountant != "rdp":
+            return {}
+        statement = self.plan.statement(done * self._steps_per_epoch)
+        return {
+            "privacy/epsilon_simulated": statement.simulated.epsilon,
+            "privacy/epsilon_actual": statement.actual.epsilon,
+        }
+
+    def statement(self, done: int | None) -> dict[str, Any] | None:
+        """The privacy statement after ``done`` epochs (None: as planned), as plain data."""
+        if self.plan is None:
+            return None
+        if done is None:
+            planned = self.total * self._steps_per_epoch
+            if self.plan.max_steps is not None:
+                planned = min(planned, self.plan.max_steps)
+            return self.plan.statement(planned, "planned").to_json_dict()
+        return self.plan.statement(done * self._steps_per_epoch).to_json_dict()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes from epoch to epoch."""
+        state: dict[str, Any] = {
+            "central": self._model.vector.clone(),
+            "optimizer": self._optimizer.state_dict(),
+            "buffers": self._model.buffers(),
+        }
+        if self.plan is not None:
+            state["noise_generator"] = self._private.generator.get_state()
+            state["ledger"] = self._digest
+            state["seed"] = self._batch_seed
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            RunFolderError: A private run began with other streams.
+        """
+        if self.plan is not None and state["seed"] != self._batch_seed:
+            raise OtherSeedError(self._ledger_path.parent)
+        self._model.vector.copy_(state["central"])
+        self._model.load_buffers(state["buffers"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self.plan is not None:
+            self._private.generator.set_state(state["noise_generator"])
+            self._digest = state["ledger"]

@@ -1,0 +1,251 @@
+"""Local models: each client trains on its own examples alone and picks its own learning rate.
+
+Nothing leaves a client, so there is no central model: the runner evaluates through ``personal``,
+which puts a client's own model into the working memory.
+
+Source: Caldas et al. 2018 (LEAF), table 2 ("Local Models") and appendix B (each device explores
+    a grid of learning rates).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.evaluation.fine_tuning import Batch, take_steps
+from pfl_bench.federated.parts import build_forward
+from pfl_bench.rng import Purpose, seed_torch, stream
+from pfl_bench.trainers.model_selection import Judge
+from pfl_bench.trainers.personalized import OwnClients, OwnModels
+from pfl_bench.types import ConfigError, Examples, Task
+
+# Chosen models that fit into so much are kept; larger ones are trained again when wanted.
+MAX_KEPT_BYTES = 64 * 2**20
+UNTRAINED = -1
+DIVERGED = -2
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """What a client trains on and is judged by, on the device."""
+
+    user: int
+    train: Examples
+    judge: Examples
+
+
+class LocalTrainer(OwnModels):
+    """Trains clients' own models; a round is the next ``clients_per_round`` clients.
+
+    All rates of a client start from the same initial model and see the same batches. A client
+    takes the rate, and with ``choose_epoch`` the epoch, of lowest loss (or highest accuracy) on its
+    own ``val`` examples, or if it has none on its training examples; a tie goes to the earlier rate
+    and epoch. A rate whose loss is not finite is out; a client left with none keeps the initial
+    model.
+
+    Args:
+        resolved: The configuration, with a ``local`` section.
+        task: Data and loss.
+        model: Working copy; its initial values are every client's start.
+        folder: Not used.
+        notice: Called with what a person must know.
+
+    Attributes:
+        total: Rounds of the run.
+
+    Raises:
+        ConfigError: The settings do not fit the data or one another.
+    """
+
+    unit = "round"
+
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        task: Task,
+        model: FlatModel,
+        folder: Path,
+        notice: Callable[[str], None],
+    ) -> None:
+        options = resolved.config.local
+        if options is None:
+            raise ConfigError("a trainer of local models needs the section 'local'")
+        self._options = options
+        self._seed = resolved.config.seed
+        clients = OwnClients(resolved.config, "local", task, options.num_clients, notice)
+        super().__init__(clients, self._put_model)
+        self._notice = notice
+        self._train = task.split("train")
+        self._val = task.split("val") if "val" in task.split_names else None
+        self._val_user = self._find_val_users()
+        without = int((self._val_user < 0).sum())
+        if without:
+            notice(
+                f"local: {without} of {len(self._val_user)} clients have no val examples; they "
+                f"choose among the rates by {options.select_by} on their training examples, which "
+                "favours the rate that fits these best (prepare the data with a val part by "
+                "example to avoid it)"
+            )
+        self._model = model
+        self._forward = build_forward(resolved, task, model)
+        batch_size = resolved.config.evaluation.batch_size
+        self._judge = Judge(self._forward, task, options.select_by, batch_size)
+        self._initial = model.vector.clone()
+        self._buffers = model.buffers()
+        count = len(self._clients.users)
+        self.total = math.ceil(count / options.clients_per_round)
+        self._rate = torch.full((count,), UNTRAINED)
+        self._epoch = torch.zeros(count, dtype=torch.int64)
+        self._loss = torch.full((count,), math.nan, dtype=torch.float64)
+        self._kept: Tensor | None = None
+        if not self._buffers and 4 * count * model.num_parameters <= MAX_KEPT_BYTES:
+            self._kept = self._initial.cpu().repeat(count, 1)
+
+    def _find_val_users(self) -> NDArray[np.int64]:
+        found = np.full(len(self._clients.users), -1)
+        if self._val is not None:
+            places = self._clients.places(self._val)
+            found[places[places >= 0]] = np.flatnonzero(places >= 0)
+        return found
+
+    def advance(self, index: int) -> dict[str, float]:
+        """Train the next clients over the whole grid.
+
+        Args:
+            index: The round, 1-based.
+
+        Returns:
+            The round's scalars; "local/rate_<rate>" counts the clients that chose each so far.
+        """
+        started = time.perf_counter()
+        options = self._options
+        first = (index - 1) * options.clients_per_round
+        places = range(first, min(first + options.clients_per_round, len(self._rate)))
+        examples = steps = 0
+        for place in places:
+            client = self._read(place)
+            steps += self._choose(place, client)
+            examples += len(client.train) * options.num_epochs * len(options.learning_rates)
+        lost = [place for place in places if self._rate[place] == DIVERGED]
+        if lost:
+            ids = self._train.client_ids()
+            names = ", ".join(f"'{ids[self._clients.users[place]]}'" for place in lost[:10])
+            self._notice(
+                f"round {index}: at every rate the loss of {len(lost)} clients was not finite "
+                f"({names}); they keep the initial model. Lower local.learning_rates mend this"
+            )
+        scalars = {
+            "train/num_clients": float(len(places)),
+            "train/num_steps": float(steps),
+            "local/num_diverged": float((self._rate == DIVERGED).sum()),
+            "systems/steps": float(steps),
+            "systems/examples": float(examples),
+            "systems/bytes_down": 0.0,
+            "systems/bytes_up": 0.0,
+        }
+        if len(lost) < len(places):
+            losses = self._loss[places.start : places.stop]
+            judged_on = "train" if (self._val_user < 0).all() else "val"
+            scalars[f"local/{judged_on}_loss"] = float(losses.nanmean())
+        for number, rate in enumerate(options.learning_rates):
+            scalars[f"local/rate_{rate:g}"] = float((self._rate == number).sum())
+        scalars["time/round_seconds"] = time.perf_counter() - started
+        return scalars
+
+    def _read(self, place: int) -> _Client:
+        user, val_user = int(self._clients.users[place]), int(self._val_user[place])
+        rng = stream(self._seed, Purpose.AUGMENTATION, 0, user)
+        train = self._to_device(self._train.read_user(user, rng))
+        judge = train
+        if self._val is not None and val_user >= 0:
+            offsets = self._val.offsets
+            start, stop = int(offsets[val_user]), int(offsets[val_user + 1])
+            judge = self._to_device(self._val.read_range(start, stop))
+        return _Client(user, train, judge)
+
+    def _to_device(self, examples: Examples) -> Examples:
+        device = self._model.device
+        return Examples(examples.inputs.to(device), examples.targets.to(device))
+
+    def _choose(self, place: int, client: _Client) -> int:
+        """Train a client at each rate and record its choice; gives the number of steps."""
+        options = self._options
+        best = (math.inf, math.inf)
+        steps = 0
+        self._rate[place] = DIVERGED
+        for number, rate in enumerate(options.learning_rates):
+            for epoch, taken in self._epochs(client, rate, options.num_epochs):
+                steps += taken
+                if epoch < options.num_epochs and not options.choose_epoch:
+                    continue
+                score = self._judge.score(client.judge)
+                loss = score[1]
+                if not math.isfinite(loss):
+                    break
+                if score < best:
+                    best = score
+                    self._rate[place], self._epoch[place], self._loss[place] = number, epoch, loss
+                    if self._kept is not None:
+                        self._kept[place] = self._model.vector
+        return steps
+
+    def _epochs(self, client: _Client, rate: float, count: int) -> Iterator[tuple[int, int]]:
+        """Train from the start; after each epoch give its number and steps."""
+        model, forward, size = self._model, self._forward, self._options.batch_size
+        model.vector.copy_(self._initial)
+        model.load_buffers(self._buffers)
+        rng = stream(self._seed, Purpose.LOCAL_TRAINING, 0, client.user)
+        seed_torch(self._seed, Purpose.LOCAL_TRAINING, model.device, 0, client.user)
+        inputs, targets = client.train.inputs, client.train.targets
+        for epoch in range(1, count + 1):
+            model.module.train()
+            order = torch.from_numpy(rng.permutation(len(inputs))).to(model.device)
+            draws = forward.draw(len(inputs), rng)
+            batches: Iterator[Batch] = zip(
+                torch.split(inputs[order], size),
+                torch.split(targets[order], size),
+                repeat(None) if draws is None else torch.split(draws.to(model.device), size),
+                strict=False,  # ``repeat`` has no end
+            )
+            yield epoch, take_steps(model, forward, batches, rate)
+
+    def _put_model(self, place: int) -> None:
+        """Put a client's model into the working memory: the initial one before its round came."""
+        if self._kept is not None:
+            self._model.vector.copy_(self._kept[place])
+        elif self._rate[place] in (UNTRAINED, DIVERGED):
+            self._model.vector.copy_(self._initial)
+            self._model.load_buffers(self._buffers)
+        else:
+            rate = self._options.learning_rates[int(self._rate[place])]
+            was_training = self._model.module.training
+            for _ in self._epochs(self._read(place), rate, int(self._epoch[place])):
+                pass
+            self._model.module.train(was_training)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clients' choices, and their models where they are kept."""
+        state = {"rate": self._rate, "epoch": self._epoch, "loss": self._loss}
+        if self._kept is not None:
+            state["models"] = self._kept
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave."""
+        self._rate.copy_(state["rate"])
+        self._epoch.copy_(state["epoch"])
+        self._loss.copy_(state["loss"])
+        if self._kept is not None:
+            self._kept.copy_(state["models"])

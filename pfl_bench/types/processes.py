@@ -1,0 +1,116 @@
+"""The processes of a run: what each sees of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Crew(Protocol):
+    """The processes of a run, as one of them sees them.
+
+    Rank 0 leads: it alone draws cohorts, noises, takes the central step and writes. The others
+    wait for its orders. Calls are made in one order by all of them.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Which of the processes this is; 0 leads."""
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+
+    @property
+    def description(self) -> str:
+        """What they are, such as "2 worker processes"; empty for one."""
+
+    def share(self, order: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
+        """Give the lead's order, and a vector with it, to all.
+
+        Args:
+            order: Picklable; that of other ranks is not looked at.
+            vector: Shape (P,), float32; on other ranks a place for the lead's, None before the
+                first.
+
+        Returns:
+            Order and vector, on all ranks those of the lead; the order is None when the run has
+            ended. The vector must not be changed, and is valid until the next call.
+
+        Raises:
+            CrewError: A process has died.
+        """
+
+    def bring(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
+        """Bring the lead something; not called by the lead.
+
+        Args:
+            part: Picklable.
+            vectors: Of shape (P,) each.
+
+        Raises:
+            CrewError: The lead has died.
+        """
+
+    def take(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
+        """Take what another rank brings; called by the lead, rank by rank.
+
+        Args:
+            rank: Whose, 1 or larger.
+
+        Returns:
+            The part; and its vectors, of which each is valid until the next is asked for.
+
+        Raises:
+            CrewError: The rank has died.
+            UserInputError: What the rank ``fail``ed with.
+            PrivacyError: Likewise.
+        """
+
+    def fail(self, error: Exception) -> None:
+        """Tell the lead, which waits in ``take``, that this rank cannot go on."""
+
+    def close(self) -> None:
+        """Let go of the others: on the lead, the run has ended and so do they."""
+
+
+class Alone:
+    """The crew of a run in one process."""
+
+    rank = 0
+    size = 1
+    description = ""
+
+    def share(self, order: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
+        """Nobody else is there."""
+        return order, vector
+
+    def bring(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
+        """Nobody else is there."""
+        raise RuntimeError("a process that is alone leads, and brings nothing")
+
+    def take(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
+        """Nobody else is there."""
+        raise RuntimeError(f"there is no rank {rank}: this process is alone")
+
+    def fail(self, error: Exception) -> None:
+        """Nobody waits for this."""
+        raise error
+
+    def close(self) -> None:
+        """Nobody else is there."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Evaluate the vector that comes along, each rank its part of some splits.
+
+    Attributes:
+        splits: Their names.
+    """
+
+    splits: tuple[str, ...]

@@ -1,0 +1,274 @@
+"""Canary clients: updates of the auditor's own that pass through the same clip, sum and noise.
+
+Guarantee: none is claimed; this measures one from below. A canary's update has norm next to
+clip_norm, the most that a user can change, and is independent of the data. Unit: a canary, as a
+user; adjacency add-or-remove-one, under selected zero-out: included or not.
+
+- one_shot, one_run: each canary (that is included) takes part by the run's own sampling law, drawn
+  from the auditor's own streams: with probability q a round, under cyclic_poisson in the rounds of
+  a group that it was dealt once, under full in every round, under selected in as many rounds as the
+  cap allows, the separation apart, from one of the first on. Under fixed_size the law is q too, but
+  not the fixed size of the cohort, which canaries come on top of.
+- worst_case: each canary takes part in each round by a fair coin, whatever the sampler: it is one
+  step that is measured.
+
+All draws come from streams named by (round, purpose), so a resumed run repeats them; what is kept
+between rounds are scores. (0, 0) is for coins and groups, (0, 1) and on for directions, (t, 0) for
+who takes part in round t.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privacy.amplification import Composition, Participation
+from privacy.empirical.canary_directions import (
+    Directions,
+    Streams,
+    draw_coordinates,
+    draw_sphere,
+)
+from privacy.empirical.canary_options import CanaryOptions
+from privacy.empirical.canary_scores import OneRunScores, OneShotScores, Scores, Seen, StepScores
+from privacy.errors import PrivacyError
+
+
+class Canaries:
+    """The canaries of a run; a trainer calls it twice a round.
+
+    Args:
+        options: How many of which kind.
+        num_parameters: P.
+        participation: How this very run draws its users (not the simulated deployment).
+        num_rounds: Rounds that are planned.
+        noise_multiplier: z of this very run, in multiples of clip_norm.
+        streams: One independent generator per (round, index); round 0 is for the whole run.
+        device: Where updates live.
+
+    Raises:
+        PrivacyError: There are too many canaries for the model or the memory, or no bound can be
+            made under the sampling scheme.
+    """
+
+    def __init__(
+        self,
+        options: CanaryOptions,
+        num_parameters: int,
+        participation: Participation,
+        num_rounds: int,
+        noise_multiplier: float,
+        streams: Streams,
+        device: torch.device | str,
+    ) -> None:
+        if options.kind == "worst_case" and participation.scheme == "fixed_size":
+            raise PrivacyError(
+                "privacy.audit.kind: worst_case composes steps by the accountant pld, which does "
+                "not know fixed-size sampling; use kind one_run, or sample by poisson"
+            )
+        self._options = options
+        self._participation = participation
+        self._num_rounds = num_rounds
+        self._streams = streams
+        self._device = torch.device(device)
+        once = streams(0, 0)
+        coins = once.random(options.count) < 0.5
+        self._groups = once.integers(participation.separation, size=options.count)
+        one_run = options.kind == "one_run"
+        self._included = coins if one_run else np.ones(options.count, dtype=np.bool_)
+        # Only the largest of many rounds' cosines has a null law that must be measured.
+        held_out = options.kind == "one_shot" and options.seen_access == "every_round"
+        num_held_out = options.count if held_out else 0
+        self._directions = self._draw_directions(num_parameters, num_held_out)
+        self._scores = self._make_scores(num_parameters, num_held_out, noise_multiplier)
+        self._rounds = 0
+        self._clip_norm = math.nan
+        self._current = 0
+        self._others: NDArray[np.float64] | None = None
+        self._knew_others = True
+
+    def _draw_directions(self, num_parameters: int, num_held_out: int) -> Directions:
+        options = self._options
+        count = options.count + num_held_out
+        if options.seen_direction == "coordinate":
+            return draw_coordinates(count, num_parameters, self._streams, self._device)
+        return draw_sphere(
+            count, num_parameters, self._streams, self._device, options.memory_limit_mib
+        )
+
+    def _make_scores(
+        self, num_parameters: int, num_held_out: int, noise_multiplier: float
+    ) -> Scores:
+        options = self._options
+        if options.kind == "one_shot":
+            return OneShotScores(options, num_parameters, num_held_out)
+        if options.kind == "worst_case":
+            return StepScores(options)
+        rate = self._participation.sampling_probability
+        return OneRunScores(options, self._included, rate, noise_multiplier)
+
+    def _eligible(self, round_number: int) -> NDArray[np.bool_]:
+        turn, group = divmod(round_number - 1, self._participation.separation)
+        cap = self._participation.max_participations
+        allowed = cap is None or turn < cap
+        return np.asarray((self._groups == group) & allowed)
+
+    def taking_part(self, round_number: int) -> NDArray[np.bool_]:
+        """Which canaries take part in a round: shape (count,).
+
+        Args:
+            round_number: From 1.
+        """
+        draws = self._streams(round_number, 0).random(self._options.count)
+        if self._options.kind == "worst_case":
+            return np.asarray(draws < 0.5)
+        rate = self._participation.sampling_probability
+        return np.asarray(self._included & self._eligible(round_number) & (draws < rate))
+
+    def know_others(self, total: Tensor) -> None:
+        """Tell what a worst-case adversary knows: what all others have put into the round's sum.
+
+        Call it before the round's first canary is taken in, in every round or in none. Without it
+        the clients' own updates count as noise along the canaries, and bounds are lower.
+
+        Args:
+            total: Shape (P,), float32: the sum before canaries and noise; not kept.
+        """
+        if self._options.seen_access == "every_round" and self._options.kind != "one_shot":
+            self._others = self._directions.project(total)
+
+    def updates(self, round_number: int, clip_norm: float) -> Iterator[Tensor]:
+        """The updates of those that take part in this round.
+
+        Args:
+            round_number: From 1, one after the other.
+            clip_norm: The bound in force in this round, positive and finite.
+
+        Returns:
+            Tensors of shape (P,), float32, of norm next to ``clip_norm``, one at a time.
+
+        Raises:
+            PrivacyError: It is not this round's turn, or there is no bound.
+        """
+        if round_number != self._rounds + 1:
+            raise PrivacyError(
+                f"canaries are asked for round {round_number}, but have seen {self._rounds} "
+                "rounds; go on with the next round, from the checkpoint of the one before"
+            )
+        if not (math.isfinite(clip_norm) and clip_norm > 0.0):
+            raise PrivacyError(
+                f"canaries are sent at norm clip_norm, which is {clip_norm!r}; audit a mechanism "
+                "that clips"
+            )
+        self._clip_norm, self._current = clip_norm, round_number
+        chosen = np.flatnonzero(self.taking_part(round_number))
+        return (self._directions.update(int(index), clip_norm) for index in chosen)
+
+    def observe(self, round_number: int, mean_update: Tensor, moved: Tensor) -> None:
+        """See what a round released.
+
+        Args:
+            round_number: That of the last call of ``updates``.
+            mean_update: Shape (P,): the released sum over the configured cohort size.
+            moved: Shape (P,): central parameters after the round's step minus the initial ones.
+
+        Raises:
+            PrivacyError: It is another round, or what is seen is not finite.
+        """
+        if round_number != self._current or self._rounds != round_number - 1:
+            raise PrivacyError(
+                f"canaries observe round {round_number}, but their updates were for round "
+                f"{self._current}; call updates, then observe, once a round"
+            )
+        scale = self._participation.cohort_size / self._clip_norm
+        # A norm in float32 could overflow where the products do not.
+        release_norm = float(torch.linalg.vector_norm(mean_update, dtype=torch.float32))
+        moved_norm = float(torch.linalg.vector_norm(moved, dtype=torch.float32))
+        if not (math.isfinite(release_norm) and math.isfinite(moved_norm)):
+            raise PrivacyError(f"round {round_number}: the release is not finite; lower the rates")
+        release = self._directions.project(mean_update) * scale
+        if self._others is None:
+            self._knew_others = False
+        else:
+            release -= self._others / self._clip_norm
+            self._others = None
+        self._scores.observe(
+            Seen(
+                release=release,
+                release_norm=release_norm * scale,
+                moved=self._directions.project(moved),
+                moved_norm=moved_norm,
+                eligible=self._eligible(round_number),
+                taking_part=self.taking_part(round_number),
+            )
+        )
+        self._rounds = round_number
+
+    def result(
+        self, rounds: int, delta: float, composition: Callable[[float, int], Composition]
+    ) -> dict[str, Any]:
+        """What the canaries show of the epsilon of this very run.
+
+        Args:
+            rounds: Rounds that were released.
+            delta: Of this very run, in (0, 1).
+            composition: What a noise multiplier and a number of rounds of this run's mechanism and
+                sampler are to an accountant.
+
+        Returns:
+            JSON-serialisable: kind, count, settings, "estimate" (epsilon, not a bound; None if
+            there is none), "lower_bound" (epsilon at "confidence", at least 0), "rests_on" (the
+            assumptions, in words), and the scores that it was made of.
+
+        Raises:
+            PrivacyError: The canaries have seen another number of rounds.
+        """
+        if rounds != self._rounds:
+            raise PrivacyError(
+                f"the run has released {rounds} rounds, but its canaries saw {self._rounds}"
+            )
+        options = self._options
+        return {
+            "kind": options.kind,
+            "count": options.count,
+            "direction": options.seen_direction,
+            "access": options.seen_access,
+            "sampling": self._participation.scheme,
+            "knows_others": self._knew_others and rounds > 0,
+            "rounds": rounds,
+            "delta": delta,
+            "confidence": options.confidence,
+            **self._scores.result(rounds, delta, composition),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes from round to round."""
+        return {
+            "kind": self._options.kind,
+            "rounds": self._rounds,
+            "knew_others": self._knew_others,
+            "scores": self._scores.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            PrivacyError: It is of other canaries.
+        """
+        keys = {"kind", "rounds", "knew_others", "scores"}
+        if set(state) != keys or state["kind"] != self._options.kind:
+            raise PrivacyError(
+                f"the saved canaries are not of kind {self._options.kind}; resume with the "
+                "configuration that the run was started with"
+            )
+        self._scores.load_state_dict(state["scores"])
+        self._rounds = int(state["rounds"])
+        self._knew_others = bool(state["knew_others"])
+        self._current = 0

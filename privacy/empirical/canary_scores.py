@@ -1,0 +1,300 @@
+"""What is kept of a run for each kind of canary, and what its bound is made of.
+
+Guarantee: none is claimed; each result says in words what its lower bound rests on
+(``rests_on``). Unit: a canary, as a user; adjacency add-or-remove-one, under
+selected zero-out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from privacy.amplification import Composition
+from privacy.empirical.canary_options import CanaryOptions
+from privacy.empirical.f_dp import ComposedFamily, audit_scores_composed
+from privacy.empirical.gaussian_dp import epsilon_of_mu
+from privacy.empirical.guesses import Guesses
+from privacy.empirical.one_run import audit_scores, log_likelihood_ratio
+from privacy.empirical.one_shot import audit_final, audit_held_out
+from privacy.empirical.per_round import (
+    StepTrials,
+    epsilon_of_run,
+    mu_by_clopper_pearson,
+    mu_by_normal,
+)
+from privacy.errors import PrivacyError
+
+Compose = Callable[[float, int], Composition]
+Array = NDArray[np.float64]
+
+_COINS = "the canaries' directions, coins and participations are independent of data and noise"
+_NO_SCORE = "nothing was observed, or nothing moved along the canaries: no bound but 0"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One round, along the directions.
+
+    Attributes:
+        release: Shape (n,): inner products with the released mean update, in parts of what one
+            canary moves it by (clip_norm / cohort_size), less what the auditor knows of others.
+        release_norm: Norm of the released mean update in the same parts.
+        moved: Shape (n,): inner products with how far the model has moved since the start.
+        moved_norm: Its norm.
+        eligible: Shape (m,): canaries for which the round is one that they can take part in.
+        taking_part: Shape (m,): those that did.
+    """
+
+    release: Array
+    release_norm: float
+    moved: Array
+    moved_norm: float
+    eligible: NDArray[np.bool_]
+    taking_part: NDArray[np.bool_]
+
+
+class Scores(Protocol):
+    """What one kind keeps."""
+
+    def observe(self, seen: Seen) -> None:
+        """Take in one round."""
+
+    def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
+        """Estimate, lower bound, scores and what it rests on; JSON-serialisable."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that was kept."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it."""
+
+
+def cosines(products: Array, norm: float) -> Array:
+    """Inner products with directions of norm 1 to cosines; zeros for a vector of norm 0."""
+    return products / norm if norm > 0.0 else np.zeros_like(products)
+
+
+class OneShotScores:
+    """Cosines with the final model, or the largest of every round's.
+
+    Args:
+        options: Of the run.
+        num_parameters: P.
+        num_held_out: Directions after those of the canaries that none used.
+    """
+
+    def __init__(self, options: CanaryOptions, num_parameters: int, num_held_out: int) -> None:
+        self._options = options
+        self._num_parameters = num_parameters
+        final = options.seen_access == "final"
+        self._scores = np.full(options.count + num_held_out, 0.0 if final else -np.inf)
+
+    def observe(self, seen: Seen) -> None:
+        """Keep the newest cosine with the movement, or the largest with a release."""
+        if self._options.seen_access == "final":
+            self._scores = cosines(seen.moved, seen.moved_norm)
+        else:
+            self._scores = np.maximum(self._scores, cosines(seen.release, seen.release_norm))
+
+    def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
+        """The laws of the cosines, and the epsilon of telling them apart."""
+        options = self._options
+        scores, held_out = self._scores[: options.count], self._scores[options.count :]
+        rests_on = [
+            _COINS,
+            "cosines are normal, and a canary shifts its own without changing the spread",
+        ]
+        if rounds == 0 or not self._scores.any():
+            return _nothing(rests_on)
+        if options.seen_access == "final":
+            rests_on.append("the null law is normal of variance 1/P")
+            bound = audit_final(scores, self._num_parameters, delta, options.one_sided)
+        else:
+            rests_on.append("the null law is a normal one fitted to held-out directions")
+            bound = audit_held_out(scores, held_out, delta, options.one_sided)
+        return {
+            "method": "one_shot",
+            "estimate": bound.estimate,
+            "lower_bound": bound.epsilon,
+            "mu_lower_bound": bound.mu,
+            "null_law": bound.null._asdict(),
+            "canary_law": bound.canary._asdict(),
+            "scores": scores.tolist(),
+            "rests_on": rests_on,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scores."""
+        return {"scores": torch.from_numpy(self._scores.copy())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the scores."""
+        self._scores = _loaded(state, "scores", self._scores.shape)
+
+
+class OneRunScores:
+    """A score a canary: by the final model, or the log-likelihood ratio of all rounds.
+
+    Args:
+        options: Of the run.
+        included: Shape (m,): the coins.
+        sampling_probability: Of an eligible user in a round.
+        noise_multiplier: z that the run claims; the score uses it, the bound does not trust it.
+    """
+
+    def __init__(
+        self,
+        options: CanaryOptions,
+        included: NDArray[np.bool_],
+        sampling_probability: float,
+        noise_multiplier: float,
+    ) -> None:
+        self._options = options
+        self._included = included
+        self._rate = sampling_probability
+        self._noise = noise_multiplier
+        self._scores = np.zeros(options.count)
+
+    def observe(self, seen: Seen) -> None:
+        """Add the round's evidence, or replace the cosine with the movement."""
+        if self._options.seen_access == "final":
+            self._scores = cosines(seen.moved, seen.moved_norm)
+        else:
+            evidence = log_likelihood_ratio(seen.release, self._rate, self._noise)
+            self._scores += np.where(seen.eligible, evidence, 0.0)
+
+    def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
+        """The better-founded bound, the refined one, and the scores."""
+        options, included = self._options, self._included
+        guesses = Guesses(*options.guesses) if options.guesses is not None else None
+        rests_on = [
+            _COINS,
+            "a fair coin included each canary; guesses see the release alone; the number of "
+            "guesses was chosen before the run, or each of a stated grid of numbers was tested at "
+            "its part of the level",
+        ]
+        if rounds == 0 or not np.isfinite(self._scores).all():
+            return _nothing(rests_on)
+        confidence = options.one_sided
+        plain = audit_scores(self._scores, included, delta, confidence, guesses)
+        family = ComposedFamily(compose, rounds)
+        refined = audit_scores_composed(self._scores, included, delta, family, confidence, guesses)
+        best = plain if refined is None else refined
+        if refined is not None:
+            rests_on.append(
+                "the release is as private as so many rounds of the claimed mechanism at some "
+                "noise multiplier (f-DP); lower_bound_any_mechanism does without this"
+            )
+        return {
+            "method": "one_run" if refined is None else "one_run_f_dp",
+            "estimate": epsilon_of_mu(_standardised(self._scores, included), delta),
+            "lower_bound": best.epsilon,
+            "lower_bound_any_mechanism": plain.epsilon,
+            "guesses": best.guesses._asdict(),
+            "num_correct": best.num_correct,
+            "num_hypotheses": best.num_hypotheses,
+            "scores": self._scores.tolist(),
+            "included": included.tolist(),
+            "rests_on": rests_on,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scores; the coins come from their stream."""
+        return {"scores": torch.from_numpy(self._scores.copy())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the scores."""
+        self._scores = _loaded(state, "scores", self._scores.shape)
+
+
+class StepScores:
+    """Trials of every round.
+
+    Args:
+        options: Of the run.
+    """
+
+    def __init__(self, options: CanaryOptions) -> None:
+        self._options = options
+        self._trials = StepTrials()
+
+    def observe(self, seen: Seen) -> None:
+        """Add the round's trials."""
+        self._trials.add(seen.release, seen.taking_part)
+
+    def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
+        """The bound of a step, and of the run that is composed of such steps."""
+        trials, normal = self._trials, self._options.step_bound == "normal"
+        bound = mu_by_normal if normal else mu_by_clopper_pearson
+        mu = bound(trials, self._options.one_sided)
+        rests_on = [
+            _COINS,
+            "each round's noise is drawn anew and Gaussian; users are drawn as the sampler claims; "
+            "rounds compose as the accountant says (a lower bound given this structure)",
+        ]
+        if normal:
+            rests_on.append("the release along a canary is normal with one spread, in or out")
+        epsilon = epsilon_of_run(mu, rounds, delta, compose)
+        shift = trials.shift
+        estimate = epsilon_of_run(max(shift or 0.0, 0.0), rounds, delta, compose)
+        if epsilon is None:
+            rests_on.append(
+                "no lower bound can be composed for this mechanism and sampler, so it is 0; "
+                "mu_lower_bound is that of one step"
+            )
+        return {
+            "method": f"per_round_{self._options.step_bound}",
+            "estimate": estimate,
+            "lower_bound": epsilon or 0.0,
+            "mu_lower_bound": mu if math.isfinite(mu) else None,
+            "mu_estimate": shift if shift is None or math.isfinite(shift) else None,
+            "trials": asdict(trials),
+            "rests_on": rests_on,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums over trials."""
+        return asdict(self._trials)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the sums."""
+        names = {field.name for field in fields(StepTrials)}
+        if set(state) != names:
+            raise PrivacyError(f"the saved canaries have {sorted(state)}, not {sorted(names)}")
+        self._trials = StepTrials(**state)
+
+
+def _standardised(scores: Array, included: NDArray[np.bool_]) -> float:
+    """Difference of the means, in pooled standard deviations; at least 0."""
+    inside, outside = scores[included], scores[~included]
+    if min(inside.size, outside.size) < 2:
+        return 0.0
+    squares = inside.var(ddof=1) * (inside.size - 1) + outside.var(ddof=1) * (outside.size - 1)
+    spread = math.sqrt(float(squares) / (scores.size - 2))
+    difference = float(inside.mean() - outside.mean())
+    return max(0.0, difference / spread) if spread > 0.0 else 0.0
+
+
+def _nothing(rests_on: list[str]) -> dict[str, Any]:
+    return {
+        "method": "none",
+        "estimate": None,
+        "lower_bound": 0.0,
+        "scores": None,
+        "rests_on": [*rests_on, _NO_SCORE],
+    }
+
+
+def _loaded(state: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> Array:
+    if set(state) != {key} or tuple(state[key].shape) != shape:
+        raise PrivacyError(
+            f"the saved canaries are not of this configuration: {key} of shape {shape} is expected"
+        )
+    return np.asarray(state[key].numpy(), dtype=np.float64).copy()

@@ -1,0 +1,234 @@
+"""A lower bound on epsilon from one run, by the trade-off function that a mechanism claims.
+
+Guarantee: a bound at the confidence asked for, if what it rests on holds.
+
+What it rests on: as ``privacy.empirical.one_run`` (fair coins, guesses that see the release alone,
+a number of guesses fixed before or corrected for), and on a family: that the mechanism is one of a
+family of trade-off functions ordered by one parameter, such as mu-GDP, or so many rounds of the
+sampled Gaussian of some noise multiplier. What is refuted is each member as a *claim*, and what is
+reported is the epsilon of the strongest leak that is still refuted; for a mechanism outside the
+family it is the epsilon of the member that leaks least and is not refuted. Unit: a canary, as a
+user; adjacency add-or-remove-one, under selected zero-out.
+
+The recursion: let p_i be the probability of exactly i correct guesses out of c. Under f-DP, for
+every tail, R = sum_{j >= i} (j / m) p_j and H = sum_{j >= i - 1} ((c - j) / m) p_j satisfy
+R <= 1 - f(H): of a canary guessed right, flipping its coin makes the guess wrong. Going down from
+the observed count, mass at the tail forces mass below it; if the mass forced exceeds one, the tail
+was less likely than assumed.
+
+Source: Mahloujifar, Melis, Chaudhuri 2024, "Auditing f-differential privacy in one run",
+theorem 3.2 and algorithm 3 (two choices a canary, with abstentions).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privacy.amplification import Composition
+from privacy.empirical.gaussian_dp import epsilon_of_mu
+from privacy.empirical.guesses import Guesses
+from privacy.empirical.one_run import OneRunBound, best_of_grid, check_counts, largest_refuted
+from privacy.empirical.trade_off import GaussianTradeOff, TradeOff, sure_epsilon, trade_off_of
+
+_SMALLEST_NOISE = 0.02
+_LARGEST_NOISE = 1e6
+_MUCH_NOISE = 64.0
+# Of the noise multiplier, relative: 128 steps from one power of 2 to the next.
+_TOLERANCE = 2.0 ** (1.0 / 128.0) * (1.0 + 1e-9) - 1.0
+
+
+def refutes(
+    trade_off: TradeOff,
+    num_canaries: int,
+    num_guesses: int,
+    num_correct: int,
+    significance: float,
+) -> bool:
+    """Whether under a claim so many correct guesses are less likely than ``significance``.
+
+    Args:
+        trade_off: The claim.
+        num_canaries: m.
+        num_guesses: c, guesses made.
+        num_correct: Guesses that were right.
+        significance: In (0, 1).
+
+    Raises:
+        PrivacyError: The counts do not fit.
+    """
+    check_counts(num_canaries, num_guesses, num_correct)
+    right = significance * num_correct / num_canaries
+    wrong = significance * (num_guesses - num_correct) / num_canaries
+    whole = num_guesses / num_canaries
+    for index in range(num_correct - 1, -1, -1):
+        forced = max(wrong, trade_off.least_false(right))
+        if forced == wrong:
+            break  # Neither can change any more.
+        right += index / (num_guesses - index) * (forced - wrong)
+        wrong = forced
+        if right + wrong > whole:
+            return True
+    return right + wrong > whole
+
+
+@lru_cache(maxsize=4096)
+def mu_lower_bound(
+    num_canaries: int, num_guesses: int, num_correct: int, confidence: float
+) -> float:
+    """Largest mu whose mu-GDP so many correct guesses refute, to 1e-6 below; 0 if none.
+
+    Args:
+        num_canaries: m.
+        num_guesses: c, fixed before the run.
+        num_correct: Guesses that were right.
+        confidence: In (0, 1).
+
+    Raises:
+        PrivacyError: The counts do not fit.
+    """
+    return largest_refuted(
+        lambda mu: refutes(
+            GaussianTradeOff(mu), num_canaries, num_guesses, num_correct, 1.0 - confidence
+        )
+    )
+
+
+class ComposedFamily:
+    """The claims of one mechanism and sampler over so many rounds, one a noise multiplier.
+
+    Args:
+        composition: What a noise multiplier and a number of rounds are to an accountant.
+        rounds: Rounds of the run.
+    """
+
+    def __init__(self, composition: Callable[[float, int], Composition], rounds: int) -> None:
+        self._composition = composition
+        self._rounds = rounds
+        self._claims: dict[float, TradeOff | None] = {}
+        self._bounds: dict[tuple[int, int, int, float], float] = {}
+
+    def claim(self, noise_multiplier: float) -> TradeOff | None:
+        """The claim of a multiplier, weaker as it falls; None for no claim, or none known."""
+        if noise_multiplier not in self._claims:
+            self._claims[noise_multiplier] = trade_off_of(
+                self._composition(noise_multiplier, self._rounds)
+            )
+        return self._claims[noise_multiplier]
+
+    def sure_epsilon(self, noise_multiplier: float, delta: float) -> float:
+        """Epsilon of a multiplier, rounded down; 0 for infinity."""
+        if math.isinf(noise_multiplier):
+            return 0.0
+        return sure_epsilon(self._composition(noise_multiplier, self._rounds), delta) or 0.0
+
+    def noise_upper_bound(
+        self, num_canaries: int, num_guesses: int, num_correct: int, confidence: float
+    ) -> float:
+        """Smallest noise multiplier that so many correct guesses refute, to 0.6 % above.
+
+        Args:
+            num_canaries: m.
+            num_guesses: c, fixed before the run.
+            num_correct: Guesses that were right.
+            confidence: In (0, 1).
+
+        Returns:
+            The true multiplier is below it at the confidence; infinity if none is refuted.
+
+        Raises:
+            PrivacyError: The counts do not fit.
+        """
+        key = (num_canaries, num_guesses, num_correct, confidence)
+        if key not in self._bounds:
+            self._bounds[key] = self._search(*key)
+        return self._bounds[key]
+
+    def _search(
+        self, num_canaries: int, num_guesses: int, num_correct: int, confidence: float
+    ) -> float:
+        def refuted(noise: float) -> bool:
+            claim = self.claim(noise)
+            return claim is not None and refutes(
+                claim, num_canaries, num_guesses, num_correct, 1.0 - confidence
+            )
+
+        low, high = 1.0, 2.0
+        while low > _SMALLEST_NOISE and refuted(low):
+            low, high = low / 2.0, low
+        while high > 1.0 and not refuted(high):
+            low, high = high, 2.0 * high
+            if high > _LARGEST_NOISE:
+                return math.inf
+        while high > low * (1.0 + _TOLERANCE):
+            middle = math.sqrt(low * high)
+            if refuted(middle):
+                high = middle
+            else:
+                low = middle
+        return high
+
+
+def audit_scores_gaussian(
+    scores: NDArray[np.float64],
+    included: NDArray[np.bool_],
+    delta: float,
+    confidence: float = 0.95,
+    guesses: Guesses | None = None,
+) -> OneRunBound:
+    """Lower bound on epsilon from the scores of canaries, among the mu-GDP.
+
+    Args:
+        scores: Shape (m,): larger when a canary seems to have been in.
+        included: Shape (m,): the coins.
+        delta: In (0, 1).
+        confidence: In (0, 1).
+        guesses: How many, chosen before the run; None for the best of a grid, corrected.
+
+    Raises:
+        PrivacyError: The shapes or the counts do not fit.
+    """
+
+    def bound(made: int, right: int, level: float) -> float:
+        return epsilon_of_mu(mu_lower_bound(scores.size, made, right, level), delta)
+
+    return best_of_grid(scores, included, guesses, confidence, bound)
+
+
+def audit_scores_composed(
+    scores: NDArray[np.float64],
+    included: NDArray[np.bool_],
+    delta: float,
+    family: ComposedFamily,
+    confidence: float = 0.95,
+    guesses: Guesses | None = None,
+) -> OneRunBound | None:
+    """Lower bound on epsilon from the scores of canaries, among the compositions of a mechanism.
+
+    Args:
+        scores: Shape (m,): larger when a canary seems to have been in.
+        included: Shape (m,): the coins.
+        delta: In (0, 1).
+        family: The claims that are tried.
+        confidence: In (0, 1).
+        guesses: How many, chosen before the run; None for the best of a grid, corrected.
+
+    Returns:
+        The bound; None where PLD does not know the composition.
+
+    Raises:
+        PrivacyError: The shapes or the counts do not fit.
+    """
+    # Much noise: there is a claim, if there is one for any multiplier.
+    if family.claim(_MUCH_NOISE) is None:
+        return None
+
+    def bound(made: int, right: int, level: float) -> float:
+        noise = family.noise_upper_bound(scores.size, made, right, level)
+        return family.sure_epsilon(noise, delta)
+
+    return best_of_grid(scores, included, guesses, confidence, bound)

@@ -1,0 +1,232 @@
+"""What a guarantee rests on, a sentence for each assumption.
+
+Guarantee: every assumption that the accounting makes is said: unit, adjacency, sampling and its
+secrecy, clipping, noise, trust, delta, accountant, what is public, and composition. A mechanism
+that is not known by name is described as one that needs a trusted server, which promises the least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from privacy.statement.guarantee import Guarantee
+from privacy.statement.statement import Accounted, small
+
+# Mechanisms whose clients make their own noise.
+LOCAL = ("local_gaussian", "privunit")
+_OF_THE_BOUND = "the noise multiplier {z} times the clipping bound"
+_NOISE = {
+    "gaussian": "each round's sum of clipped updates gets Gaussian noise, once, in every element; "
+    f"its standard deviation is {_OF_THE_BOUND}",
+    "adaptive_gaussian": "each round's sum of clipped updates and its count of unclipped ones get "
+    "Gaussian noise, once; both are paid from the one noise multiplier {z}, and the bound moves by "
+    "the noisy count alone",
+    "laplace": "each round's sum of clipped updates gets Laplace noise, once, in every element; "
+    f"its scale is {_OF_THE_BOUND}, which bounds the L1 norm",
+    "banded_matrix_factorization": "each round's sum of clipped updates gets Gaussian noise, of "
+    f"which later rounds take part back; the standard deviation of a draw is {_OF_THE_BOUND}",
+    "tree_aggregation": "sums of clipped updates over rounds get Gaussian noise at the nodes of "
+    f"binary trees, once a node; its standard deviation is {_OF_THE_BOUND}",
+    "local_gaussian": "each client adds Gaussian noise to its own clipped update before it sends; "
+    f"its standard deviation is {_OF_THE_BOUND}",
+    "privunit": "each client sends a random direction near that of its own clipped update; one "
+    "report has epsilon one over the noise multiplier {z}, and delta 0",
+    "dp_sgd": "each step's sum of clipped gradients gets Gaussian noise, once, in every element; "
+    f"its standard deviation is {_OF_THE_BOUND}",
+}
+_ACCOUNTANTS = {
+    "rdp": "Renyi differential privacy; a valid bound, and usually the loosest of the three",
+    "pld": "privacy loss distributions; a bound that is usually tight to 1 %, less so below "
+    "epsilon 0.1 or beyond 100,000 rounds",
+    "prv": "privacy random variables; a bound that adds 0.01, or 0.2 % of the epsilon of rdp, for "
+    "its own error",
+}
+
+
+def stated_assumptions(guarantee: Guarantee) -> Iterator[str]:
+    """Say what the accounting rests on.
+
+    Args:
+        guarantee: What is explained; its unit is not "none".
+    """
+    yield _unit(guarantee)
+    yield _adjacency(guarantee)
+    yield f"Sampling: {_sampling(guarantee)}"
+    yield _clipping(guarantee)
+    yield _noise(guarantee)
+    yield _trust(guarantee)
+    yield from _delta(guarantee)
+    how = _ACCOUNTANTS.get(guarantee.accountant, "which is not known here")
+    yield f"Accountant: {guarantee.accountant}, {how}."
+    step, unit = guarantee.step, guarantee.unit
+    known = f"how many {unit}s there are"
+    if guarantee.simulated.sampling == "selected":
+        known = f"which {unit} took part in which {step}"
+    elif guarantee.adjacency == "add-or-remove-one":
+        known = f"the probability with which a {unit} takes part"
+    yield (
+        f"Public: {known}, the cohort that the sum is divided by, the number of {step}s, the noise "
+        "multiplier and how clipping is set. Nobody may have chosen them by looking at the data."
+    )
+    yield (
+        f"Composition: {count(guarantee.rounds)} {step}s, all of them together. A {step} more, or "
+        "another training on the same data, mostly costs more, and never less."
+    )
+
+
+def _unit(guarantee: Guarantee) -> str:
+    if guarantee.unit == "example":
+        return "Unit: one example. A person with several examples is protected less."
+    return (
+        "Unit: one user, with all the data that this user holds, in every round. Somebody with two "
+        "accounts is two users, and is protected less."
+    )
+
+
+def _adjacency(guarantee: Guarantee) -> str:
+    unit = guarantee.unit
+    if guarantee.adjacency == "replace-one":
+        return (
+            f"Adjacency: replace one. Two data sets are compared in which one {unit} has other "
+            f"data. That the {unit} is there at all is not protected."
+        )
+    if guarantee.adjacency == "zero-out":
+        return (
+            f"Adjacency: zero-out. Two runs are compared in which the device of one {unit} sends "
+            f"its updates in one and nothing in the other, while the same {unit}s take part in the "
+            f"same {guarantee.step}s. That the {unit} takes part is not protected."
+        )
+    return (
+        f"Adjacency: add or remove one. Two data sets are compared of which one has one {unit} "
+        f"more. So it is protected, too, whether a {unit} is there at all."
+    )
+
+
+def _sampling(guarantee: Guarantee) -> str:
+    unit, step, accounted = guarantee.unit, guarantee.step, guarantee.simulated
+    apart, cap = accounted.separation, accounted.max_participations
+    rounds = -(-guarantee.rounds // apart)
+    most = count(rounds if cap is None else min(cap, rounds))
+    rate, own = f"{accounted.sampling_probability:.4g}", guarantee.actual.sampling_probability
+    if own != accounted.sampling_probability:
+        rate += f" (in the run itself {own:.4g})"
+    secret = f"Who took part in which {step} must stay secret: the epsilon counts on it."
+    if guarantee.mechanism == "tree_aggregation":
+        secret = f"The epsilon counts a {unit} in all of those."
+    if guarantee.mechanism in LOCAL:
+        bound = f", which is at most {most} times, {apart} rounds apart"
+        if apart == 1 and cap is None:
+            bound = ""
+        return (
+            f"{accounted.sampling.replace('_', ' ')}. It lowers no epsilon: who takes part when "
+            f"may be known to all, and every report of a user counts{bound}."
+        )
+    if accounted.sampling == "full":
+        return f"none. Every {unit} takes part in every {step}."
+    if accounted.sampling == "selected":
+        return (
+            f"none that is counted on. Devices and a selector decide who takes part. A {unit} is "
+            f"in at most {most} {step}s, each two at least {apart} apart, and counts in full in "
+            "each; a deployment must enforce that. Who is chosen must not depend on what comes of "
+            f"the data, such as losses; a {unit} whose update is late or lost sends nothing."
+        )
+    if accounted.sampling == "fixed_size":
+        return (
+            f"fixed size. In each {step} exactly {count(accounted.cohort_size)} of "
+            f"{count(accounted.population_size)} {unit}s are drawn at random, none twice (a part "
+            f"{rate}). The sum can change by twice the clipping bound, which is counted. {secret}"
+        )
+    if accounted.sampling == "cyclic_poisson":
+        return (
+            f"cyclic Poisson. Each {unit} belongs to one of {apart} groups, drawn once at random, "
+            f"that take turns. In a {step} of its group it takes part with probability {rate}, "
+            f"whatever others do. So nobody is in more than {most} {step}s, or in two that are "
+            f"less than {apart} apart; a deployment must enforce that. {secret}"
+        )
+    return (
+        f"{accounted.sampling.capitalize()}. In each {step} every {unit} takes part with "
+        f"probability {rate}, whatever others do and whatever happened before. {secret}"
+    )
+
+
+def _clipping(guarantee: Guarantee) -> str:
+    settings = ", ".join(
+        f"{key.replace('_', ' ')} {value if isinstance(value, str) else format(value, 'g')}"
+        for key, value in guarantee.clip.items()
+    )
+    what = "batch" if guarantee.unit == "example" else "cohort"
+    bound = f"the clipping bound{f' ({settings})' if settings else ''}"
+    if guarantee.mechanism in LOCAL:
+        adds = f"clips its own update to {bound}, and sends one report of it"
+    else:
+        adds = f"adds to a {guarantee.step}'s sum a vector no longer than {bound}"
+    beside = "Nothing else that depends on the data is released"
+    if guarantee.mechanism == "adaptive_gaussian":
+        beside = (
+            "Beside it the noisy count of unclipped updates is released, and the bound that "
+            "follows from it; nothing else that depends on the data is"
+        )
+    return (
+        f"Clipping: every {guarantee.unit} weighs the same, and {adds}. The sum is divided by the "
+        f"expected {what}, never by how many came. {beside}: no numbers of examples, losses or "
+        "BatchNorm statistics."
+    )
+
+
+def _noise(guarantee: Guarantee) -> str:
+    multiplier, own = guarantee.simulated.noise_multiplier, guarantee.actual.noise_multiplier
+    unknown = "the mechanism {mechanism} noises what is released, with noise multiplier {z}"
+    text = _NOISE.get(guarantee.mechanism, unknown).format(
+        z=f"{multiplier:.6g}", unit=guarantee.unit, mechanism=guarantee.mechanism
+    )
+    scaled = "" if own == multiplier else f" (in the run itself {own:.6g}, scaled with the cohort)"
+    return (
+        f"Noise: {text}{scaled}. It is drawn by a generator whose state nobody knows; this "
+        "toolkit's is seeded, so that runs can be repeated, and so protects nobody."
+    )
+
+
+def _trust(guarantee: Guarantee) -> str:
+    if guarantee.mechanism in LOCAL:
+        return (
+            "Trust: none in the server, which sees noised reports alone. Each client must run the "
+            "right program, with a secret source of noise."
+        )
+    if guarantee.unit == "example":
+        return (
+            "Trust: whoever trains sees all the data, clips and noises as is said here, and keeps "
+            "the rest secret."
+        )
+    return (
+        "Trust: the server is trusted. It sees every update in the clear, clips and noises as is "
+        "said here, and keeps the rest secret. Against the server itself nothing is promised."
+    )
+
+
+def _delta(guarantee: Guarantee) -> Iterator[str]:
+    simulated, actual, unit = guarantee.simulated, guarantee.actual, guarantee.unit
+    if simulated.delta is None:
+        return
+    yield (
+        f"Delta: {small(simulated.delta)}. Outcomes of so much probability, all together, may "
+        f"escape the bound, whatever they disclose. Publishing one {unit} at random has a delta of "
+        f"one over their number, {_compared(simulated)}."
+    )
+    if actual.delta is not None and actual.population_size != simulated.population_size:
+        yield (
+            f"Delta of the run itself: {small(actual.delta)}, for its "
+            f"{count(actual.population_size)} {unit}s; one over their number is "
+            f"{_compared(actual)}."
+        )
+
+
+def _compared(accounted: Accounted) -> str:
+    one = 1.0 / accounted.population_size
+    if accounted.delta is not None and accounted.delta < one:
+        return f"{one:.3g}; this one is below that, as it must be"
+    return f"{one:.3g}; this one is NOT below that, and so promises little"
+
+
+def count(value: float) -> str:
+    """A number of users or rounds, with its thousands apart."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,g}"

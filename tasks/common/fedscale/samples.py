@@ -1,0 +1,152 @@
+"""Samples on their way into a store: read and checked on several threads, in their order."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from pfl_bench.types import DataError
+from tasks.common.vision.pictures import PictureError
+
+SAMPLES_AHEAD = 64
+MAX_WORKERS = 8
+SHOWN = 10
+# One append takes so many samples of a client at most: JPEGs of some 100 kB each.
+SAMPLES_AN_APPEND = 64
+
+# Turns a file's bytes into one value; raises SampleError or PictureError if they are damaged.
+ReadSample = Callable[[bytes], NDArray[Any]]
+
+
+class SampleError(ValueError):
+    """A sample's bytes are not what they should be; the message says why."""
+
+
+class Sample(NamedTuple):
+    """A sample on its way into a store.
+
+    Attributes:
+        split: Its split.
+        client_id: Whose it is.
+        target: Number of its class.
+        where: File and line (or member of an archive) that named it, for messages.
+        content: Its bytes, or the file that has them.
+    """
+
+    split: str
+    client_id: str
+    target: int
+    where: str
+    content: bytes | Path
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """What did not come into the store.
+
+    Attributes:
+        samples: Bad samples left out.
+        first: Why, of the first of them.
+        dropped_clients: Clients of train with too few samples.
+        dropped_samples: Their samples.
+    """
+
+    samples: int = 0
+    first: list[str] = field(default_factory=list)
+    dropped_clients: int = 0
+    dropped_samples: int = 0
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "bad_samples": {"left_out": self.samples, "first": self.first},
+            "dropped_clients": self.dropped_clients,
+            "dropped_samples": self.dropped_samples,
+        }
+
+
+def read_ahead(
+    samples: Iterable[Sample], read: ReadSample, refuse: bool, out_of_it: LeftOut
+) -> Iterator[tuple[Sample, NDArray[Any]]]:
+    """Read and check samples on several threads; they keep their order, few are in memory.
+
+    Args:
+        samples: The samples.
+        read: Turns bytes into what is stored; called in several threads.
+        refuse: Whether a bad sample is refused; otherwise it is noted and left out.
+        out_of_it: Takes note of them.
+
+    Yields:
+        Samples with what was read of each.
+
+    Raises:
+        DataError: A sample is missing or damaged, and such are refused.
+    """
+
+    def load(sample: Sample) -> NDArray[Any] | str:
+        try:
+            content = sample.content
+            return read(content if isinstance(content, bytes) else content.read_bytes())
+        except OSError as error:
+            return error.strerror or str(error)
+        except (SampleError, PictureError) as error:
+            return str(error)
+
+    def settle(sample: Sample, value: NDArray[Any] | str) -> NDArray[Any] | None:
+        if not isinstance(value, str):
+            return value
+        named = f" {sample.content}" if isinstance(sample.content, Path) else ""
+        reason = f"{sample.where}: the sample{named} cannot be read ({value})"
+        if refuse:
+            raise DataError(
+                f"{reason}; copy it again, remove the line, or leave such samples out by "
+                "bad_samples=leave_out"
+            )
+        out_of_it.samples += 1
+        if len(out_of_it.first) < SHOWN:
+            out_of_it.first.append(reason)
+        return None
+
+    waiting: deque[tuple[Sample, Future[NDArray[Any] | str]]] = deque()
+
+    def settled(most: int) -> Iterator[tuple[Sample, NDArray[Any]]]:
+        while len(waiting) > most:
+            sample, future = waiting.popleft()
+            value = settle(sample, future.result())
+            if value is not None:
+                yield sample, value
+
+    with ThreadPoolExecutor(max_workers=min(MAX_WORKERS, os.cpu_count() or 1)) as threads:
+        try:
+            for sample in samples:
+                waiting.append((sample, threads.submit(load, sample)))
+                yield from settled(SAMPLES_AHEAD - 1)
+            yield from settled(0)
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+def grouped(
+    samples: Iterable[tuple[Sample, NDArray[Any]]],
+) -> Iterator[tuple[Sample, list[tuple[int, NDArray[Any]]]]]:
+    """Join samples of a client that follow one another; gives the first, and (target, value)."""
+    first: Sample | None = None
+    group: list[tuple[int, NDArray[Any]]] = []
+    for sample, value in samples:
+        same = first is not None and first[:2] == sample[:2]
+        if first is not None and (not same or len(group) >= SAMPLES_AN_APPEND):
+            yield first, group
+            group = []
+        if not group:
+            first = sample
+        group.append((sample.target, value))
+    if first is not None and group:
+        yield first, group

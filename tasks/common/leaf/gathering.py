@@ -1,0 +1,228 @@
+"""Examples on their way from a source to users and splits: on disk, in bounded memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfl_bench.data import FieldSpec
+from pfl_bench.data.checks import check_client_id, columns_of
+from pfl_bench.data.layout import check_field_names, check_split_name, offsets_name
+from pfl_bench.data.spool import Spool
+from pfl_bench.data.temporary import TemporaryFolder
+from pfl_bench.types import DataError, SplitBy
+from tasks.common.leaf.options import DealOptions
+from tasks.common.leaf.parts import Block, Dealing
+from tasks.common.leaf.plan import make_plan, totals_by_user
+
+BATCH_BYTES = 8 << 20
+
+
+class Gathering:
+    """Examples by split and user, on disk beside the result; a context manager.
+
+    Sources give a user's examples in pieces, and some facts (how the publisher split the data,
+    how many examples a user has) are known only at the end, so examples wait here. The temporary
+    files are hidden and gone when the block ends, however it ends. Memory does not grow with the
+    examples, only with users and appends.
+
+    Args:
+        out: The file that is to be made of it: temporary files go beside it, and messages name it.
+        fields: What each example has, by name.
+
+    Raises:
+        DataError: The folder of ``out`` is missing or cannot be written.
+    """
+
+    def __init__(self, out: Path, fields: Mapping[str, FieldSpec]) -> None:
+        check_field_names(fields)
+        self.out = Path(out)
+        self.fields = dict(fields)
+        self._spools: dict[str, Spool] = {}
+        self._names: dict[str, list[str]] = {}  # of the splits, once dealt
+        self._folder: Path | None = None
+        self._temporary: TemporaryFolder | None = None
+        self._frozen = False
+
+    def __enter__(self) -> Self:
+        parent = self.out.absolute().parent
+        if self.out.is_dir():
+            raise DataError(
+                f"{self.out} is a folder; --out names the file to write, such as "
+                f"{self.out / 'data.h5'}"
+            )
+        try:
+            self._temporary = TemporaryFolder(self.out, "gathering")
+            self._folder = self._temporary.path
+        except OSError as error:
+            raise DataError(
+                f"cannot write into {parent} ({error.strerror}): the output's folder must exist "
+                "and be writable; choose another one by --out"
+            ) from error
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for spool in self._spools.values():
+            spool.close()
+        if self._temporary is not None:
+            self._temporary.remove()
+            self._folder = self._temporary = None
+
+    def append(self, split: str, client_id: str, **arrays: Any) -> None:
+        """Add examples of a user; the same user may come again.
+
+        Args:
+            split: Name of the split; "all" for what its publisher did not split.
+            client_id: The user.
+            arrays: One a field, as ``StoreWriter.append`` takes them.
+
+        Raises:
+            ValueError: The gathering is not open, or has been dealt already.
+            DataError: As ``StoreWriter.append`` says, targets aside: they are checked when the
+                store is written.
+        """
+        if self._folder is None or self._frozen:
+            raise ValueError("append needs an open gathering that has not been dealt yet")
+        where = f"{self.out}: split {split!r}, client {client_id!r}"
+        spool = self._spools.get(split)
+        if spool is None or client_id not in spool.clients:
+            check_split_name(split)
+            check_client_id(client_id, where)
+        count, columns = columns_of(arrays, self.fields, None, where)
+        try:
+            if spool is None:
+                spool = self._spools[split] = Spool(self._folder, split, self.fields)
+            # One string a user, however many splits and appends bring it.
+            spool.append(sys.intern(client_id), count, columns)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Splits that have users, in the order in which they came."""
+        return tuple(self._spools)
+
+    def clients(self, split: str) -> list[str]:
+        """The users of a split, in the order in which they came."""
+        if split in self._names:
+            return self._names[split]
+        return list(self._spools[split].clients) if split in self._spools else []
+
+    def examples_per_user(self) -> dict[str, int]:
+        """Examples of each user over all splits, before any is dropped; of what has been dealt."""
+        users, totals = totals_by_user(self._names, self._sizes())
+        return dict(zip(users, totals.tolist(), strict=True))
+
+    def _sizes(self) -> dict[str, NDArray[np.int64]]:
+        """Examples of each user of each split."""
+        return {name: spool.examples_per_client() for name, spool in self._spools.items()}
+
+    def deal(
+        self,
+        options: DealOptions,
+        order_by: str | None = None,
+        published_as: SplitBy | None = None,
+    ) -> Dealing:
+        """Drop, sample and split what was gathered; nothing can be appended from then on.
+
+        Users with fewer examples than ``min_examples`` go first; the users that are kept are
+        drawn from the rest, and artificial users are made of what these have, split by split, so
+        that natural and artificial users are tested on the same examples.
+
+        Args:
+            options: What to drop, and how to split.
+            order_by: A field such as a time: inside each user the earliest examples go to train,
+                then val, then test, and stay in that order (equal times: as they came). None
+                ranks by a keyed digest of the content and the seed. Published splits stay as they
+                came in either case.
+            published_as: How the publisher split the data, if the caller has found out; None to
+                see it from the users.
+
+        Raises:
+            DataError: Nothing is left; fewer users than are asked for; published splits that
+                share some users but not all.
+            ConfigError: An option that these data cannot honour, such as options of the split for
+                data that are split as published.
+        """
+        self._check_order_field(order_by)
+        if not self._frozen:
+            try:
+                for spool in self._spools.values():
+                    spool.freeze()
+            except OSError as error:
+                raise self._cannot_write(error) from error
+            self._frozen = True
+            self._names = {name: spool.forget_clients() for name, spool in self._spools.items()}
+        plan = make_plan(self._names, self._sizes(), options, order_by, published_as)
+        return Dealing(self, plan)
+
+    def read(self, split: str, users: NDArray[np.int64]) -> Iterator[Block]:
+        """Read users in blocks of some MB, or of one user.
+
+        Args:
+            split: A split that has users, of a gathering that has been dealt.
+            users: Shape (u,), indices into ``clients``; ascending ones cost one pass.
+        """
+        spool = self._spools[split]
+        segments_of = spool.segments_by_number()
+        counts, sizes = spool.examples_per_client()[users], spool.bytes_per_client()[users]
+        for batch in _batches(sizes):
+            segments = np.concatenate([segments_of(user) for user in users[batch].tolist()])
+            yield Block(batch.start, counts[batch], self._fields_of(spool, segments))
+
+    def _fields_of(self, spool: Spool, segments: NDArray[np.int64]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for name, spec in self.fields.items():
+            rows = self._column(spool, name, segments).view(spec.numpy_dtype)
+            if spec.ragged:
+                sizes = self._column(spool, offsets_name(name), segments).view("<i8")
+                fields[name] = np.split(rows, np.cumsum(sizes)[:-1])
+            else:
+                fields[name] = rows.reshape(-1, *spec.shape)
+        return fields
+
+    def _column(self, spool: Spool, name: str, segments: NDArray[np.int64]) -> NDArray[np.uint8]:
+        try:
+            blocks = [block.copy() for block in spool.gather(name, segments)]
+        except OSError as error:
+            raise DataError(
+                f"{self.out}: temporary data beside it cannot be read ({error}); do not touch the "
+                "hidden files of a running command, and start it again"
+            ) from error
+        return np.concatenate(blocks) if blocks else np.empty(0, np.uint8)
+
+    def _check_order_field(self, order_by: str | None) -> None:
+        if order_by is None:
+            return
+        spec = self.fields.get(order_by)
+        if spec is None or spec.ragged or spec.shape:
+            raise ValueError(
+                f"order_by {order_by!r} is no field with one number an example; there are "
+                f"{list(self.fields)}"
+            )
+
+    def _cannot_write(self, error: OSError) -> DataError:
+        return DataError(
+            f"cannot write temporary data into {self.out.absolute().parent} ({error.strerror}): "
+            "preparing needs about three times the store's size; free space or choose another "
+            "disk by --out"
+        )
+
+
+def _batches(sizes: NDArray[np.int64]) -> Iterator[slice]:
+    """Divide users of so many bytes each into runs of about ``BATCH_BYTES``, or of one user."""
+    number = (np.cumsum(sizes) - sizes) // BATCH_BYTES
+    starts = np.flatnonzero(np.diff(number, prepend=-1))
+    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(sizes)], strict=True):
+        yield slice(start, stop)

@@ -1,0 +1,285 @@
+"""Stacked LSTMs of LEAF's sequence models, with passes of their own for short sequences on CPUs.
+
+Against ``torch.nn.LSTM``, the maths is the same with one difference: a layer has one bias, as in
+TensorFlow, where PyTorch has two whose gradients are equal, so that SGD moves their sum twice as
+far.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Mapping
+from math import sqrt
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from pfl_bench.types import KeepProduct
+from tasks.common.lstm.slots import lstm_lanes
+from tasks.common.lstm.torch_func import under_torch_func
+
+# Where a layer's own passes are faster on one thread of a CPU than oneDNN's: with few steps, over
+# which oneDNN's preparations are not spread, of many units, beside whose products Python's part is
+# small. On more threads oneDNN, which shares out a whole layer, is faster everywhere.
+FEW_STEPS, LARGE_HIDDEN_SIZE = 32, 200
+
+
+class LstmLayer(nn.Module):
+    """One layer of an LSTM that starts from zeros, over a batch of sequences of one length.
+
+    Args:
+        input_size: Features of a step, I.
+        hidden_size: Units, H.
+        forget_bias: Added to the forget gates: what their biases start from.
+        init_scale: The weights start uniform in [-init_scale, init_scale]; None for
+            sqrt(6 / (I + H + 4 H)), Glorot's bound for both matrices seen as one.
+
+    Attributes:
+        weight_ih: Shape (4 H, I): input, forget, cell and output gate, as in ``torch.nn.LSTM``.
+        weight_hh: Shape (4 H, H).
+        bias: Shape (4 H,).
+        keep_product: See ``pfl_bench.types.GivesProducts``; not used by the library's passes.
+
+    Source: Hochreiter and Schmidhuber 1997, with forget gates (Gers et al. 2000).
+    """
+
+    keep_product: KeepProduct | None = None
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        forget_bias: float = 1.0,
+        init_scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        if init_scale is None:
+            init_scale = sqrt(6 / (input_size + hidden_size + 4 * hidden_size))
+        self.weight_ih = nn.Parameter(torch.empty(4 * hidden_size, input_size))
+        self.weight_hh = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
+        self.bias = nn.Parameter(torch.zeros(4 * hidden_size))
+        nn.init.uniform_(self.weight_ih, -init_scale, init_scale)
+        nn.init.uniform_(self.weight_hh, -init_scale, init_scale)
+        with torch.no_grad():
+            self.bias[hidden_size : 2 * hidden_size] = forget_bias
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Run the layer over all steps.
+
+        Args:
+            inputs: Shape (n, T, I), float32. Fastest where it is a transposed (T, n, I), as the
+                outputs of a layer are.
+
+        Returns:
+            Shape (n, T, H): the output of each step.
+        """
+        weights = (self.weight_ih, self.weight_hh, self.bias)
+        if under_torch_func((inputs, *weights)):
+            return _plain(inputs, *weights)
+        if self._has_own_passes(inputs):
+            # In float32 under autocast too, which casts the weights at each step: two layers of 256
+            # units took 5.9 ms a step on 5 sequences of 10, and 9.1 in bfloat16.
+            with torch.autocast("cpu", enabled=False):
+                inputs = inputs.to(self.bias.dtype)
+                return cast("Tensor", _Recurrence.apply(inputs, *weights, self.keep_product))
+        return _by_library(inputs, *weights)
+
+    def forward_lanes(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Run the layers of L clients, of weights with L as their first axis; see ``lstm_lanes``.
+
+        Args:
+            inputs: Shape (L * n, T, I).
+            weights: By name.
+
+        Returns:
+            Shape (L * n, T, H).
+        """
+        return lstm_lanes(inputs, weights["weight_ih"], weights["weight_hh"], weights["bias"])
+
+    def _has_own_passes(self, inputs: Tensor) -> bool:
+        return (
+            inputs.device.type == "cpu"
+            and inputs.shape[1] < FEW_STEPS
+            and self.hidden_size >= LARGE_HIDDEN_SIZE
+            and torch.get_num_threads() == 1
+        )
+
+
+class StackedLstm(nn.Module):
+    """Layers of an LSTM, one on the outputs of the other.
+
+    Args:
+        input_size: Features of a step of the lowest layer.
+        hidden_size: Units of each layer, H.
+        num_layers: Number of layers.
+        dropout: Probability that an output of a layer (of each, as in LEAF's cells; PyTorch leaves
+            out the last) is dropped in training.
+        forget_bias: See ``LstmLayer``.
+        init_scale: See ``LstmLayer``.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 2,
+        dropout: float = 0.0,
+        forget_bias: float = 1.0,
+        init_scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = [input_size] + [hidden_size] * (num_layers - 1)
+        self.layers = nn.ModuleList(
+            LstmLayer(size, hidden_size, forget_bias, init_scale) for size in sizes
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Shape (n, T, input_size) to the highest layer's outputs, shape (n, T, H)."""
+        for layer in self.layers:
+            inputs = self.dropout(layer(inputs))
+        return inputs
+
+
+class _Recurrence(torch.autograd.Function):
+    """A layer on the CPU: what does not depend on the step before is one product for all steps.
+
+    Forward, that is the inputs' part of the gates; backward, the gradients of the weights and the
+    slopes of all gates.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        weight_ih: Tensor,
+        weight_hh: Tensor,
+        bias: Tensor,
+        keep: KeepProduct | None,
+    ) -> Tensor:
+        count, steps, _ = inputs.shape
+        size = weight_hh.shape[1]
+        rows = inputs.transpose(0, 1).reshape(steps * count, -1)
+        gates = torch.addmm(bias, rows, weight_ih.t()).view(steps, count, 4 * size)
+        hidden = gates.new_empty(steps + 1, count, size)
+        cell = torch.empty_like(hidden)
+        cell_tanh = torch.empty_like(hidden)
+        hidden[0].zero_()
+        cell[0].zero_()
+        recurrent = weight_hh.t()
+        in_forget = gates[:, :, : 2 * size].unbind()
+        in_gate, forget, new, out = (part.unbind() for part in torch.split(gates, size, dim=2))
+        hidden_at, cell_at, tanh_at = hidden.unbind(), cell.unbind(), cell_tanh.unbind()
+        for step, gate in enumerate(gates.unbind()):
+            if step:
+                torch.addmm(gate, hidden_at[step], recurrent, out=gate)
+            in_forget[step].sigmoid_()
+            new[step].tanh_()
+            out[step].sigmoid_()
+            torch.mul(forget[step], cell_at[step], out=cell_at[step + 1])
+            cell_at[step + 1].addcmul_(in_gate[step], new[step])
+            torch.tanh(cell_at[step + 1], out=tanh_at[step])
+            torch.mul(out[step], tanh_at[step], out=hidden_at[step + 1])
+        ctx.save_for_backward(rows, weight_ih, weight_hh, gates, hidden, cell, cell_tanh)
+        ctx.keep = keep
+        return hidden[1:].transpose(0, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight_ih, weight_hh, gates, hidden, cell, cell_tanh = ctx.saved_tensors
+        steps, count, _ = gates.shape
+        size = weight_hh.shape[1]
+        to_hidden = gradient.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        slopes, to_cell = _slopes(gates, cell, cell_tanh)
+        # Step by step, the slopes become the gradients of what goes into the gates.
+        forget = gates[:, :, size : 2 * size].unbind()
+        of_cell = slopes[:, :, :3].unbind()
+        of_out = slopes[:, :, 3].unbind()
+        flat = slopes.view(steps, count, 4 * size)
+        flat_at, hidden_at, to_cell_at = flat.unbind(), to_hidden.unbind(), to_cell.unbind()
+        carried = torch.zeros_like(hidden_at[0])
+        carried_row = carried.unsqueeze(1)
+        for step in range(steps - 1, -1, -1):
+            if step < steps - 1:
+                torch.addmm(hidden_at[step], flat_at[step + 1], weight_hh, out=hidden_at[step])
+                carried.mul_(forget[step + 1])
+            carried.addcmul_(hidden_at[step], to_cell_at[step])
+            of_cell[step].mul_(carried_row)
+            of_out[step].mul_(hidden_at[step])
+        flat = flat.view(steps * count, 4 * size)
+        to_inputs = None
+        if ctx.needs_input_grad[0]:
+            to_inputs = torch.mm(flat, weight_ih).view(steps, count, -1).transpose(0, 1)
+        before = hidden[:-1].view(steps * count, size)
+        to_ih = to_hh = None
+        if ctx.keep is None:
+            to_ih = torch.mm(flat.t(), rows)
+            # The first step's hidden state is zero and adds nothing.
+            to_hh = torch.mm(flat[count:].t(), before[count:])
+        else:
+            # With the zeros, so that both products have one left factor.
+            factors = {"weight_ih": rows, "weight_hh": before}
+            for (name, right), is_needed in zip(
+                factors.items(), ctx.needs_input_grad[1:3], strict=True
+            ):
+                if is_needed:
+                    ctx.keep(name, flat, right)
+        return to_inputs, to_ih, to_hh, flat.sum(0), None
+
+
+def _slopes(gates: Tensor, cell: Tensor, cell_tanh: Tensor) -> tuple[Tensor, Tensor]:
+    """What a step's gradients are multiplied by on their way into the gates and the cell.
+
+    Returns:
+        Shape (T, n, 4, H): for the input, forget and cell gates the factor of the cell's gradient,
+        for the output gate that of the hidden state's; and shape (T, n, H), from the hidden state
+        to the cell.
+    """
+    steps, count, _ = gates.shape
+    in_gate, forget, new, out = gates.view(steps, count, 4, -1).unbind(2)
+    tanh = cell_tanh[:-1]
+    slopes = gates.new_empty(steps, count, 4, in_gate.shape[-1])
+    of_in, of_forget, of_new, of_out = slopes.unbind(2)
+    # sigmoid' = s (1 - s) = s - s s, tanh' = 1 - t t
+    torch.addcmul(in_gate, in_gate, in_gate, value=-1, out=of_in).mul_(new)
+    torch.addcmul(forget, forget, forget, value=-1, out=of_forget).mul_(cell[:-1])
+    in_new = in_gate * new
+    torch.addcmul(in_gate, in_new, new, value=-1, out=of_new)
+    torch.addcmul(out, out, out, value=-1, out=of_out).mul_(tanh)
+    out_tanh = torch.mul(out, tanh, out=in_new)
+    return slopes, torch.addcmul(out, out_tanh, tanh, value=-1)
+
+
+def _plain(inputs: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor) -> Tensor:
+    """The layer in PyTorch's own operations."""
+    from_inputs = functional.linear(inputs, weight_ih, bias)
+    hidden = cell = torch.zeros_like(from_inputs[:, 0, : weight_hh.shape[1]])
+    outputs = []
+    for step in from_inputs.unbind(1):
+        in_gate, forget, new, out = (step + functional.linear(hidden, weight_hh)).chunk(4, dim=-1)
+        cell = forget.sigmoid() * cell + in_gate.sigmoid() * new.tanh()
+        hidden = out.sigmoid() * cell.tanh()
+        outputs.append(hidden)
+    return torch.stack(outputs, dim=1)
+
+
+def _by_library(inputs: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor) -> Tensor:
+    """The layer by the device's library (oneDNN, cuDNN), whose second bias is kept at zero."""
+    start = inputs.new_zeros(1, inputs.shape[0], weight_hh.shape[1])
+    weights = [weight_ih, weight_hh, bias, torch.zeros_like(bias)]
+    to_learn = torch.is_grad_enabled()
+    with contextlib.ExitStack() as stack:
+        if inputs.device.type == "cuda":
+            # cuDNN copies the weights into a buffer of its own: it wants zeros behind the bias.
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single contig")
+        outputs, _, _ = torch.lstm(
+            inputs, (start, start), weights, True, 1, 0.0, to_learn, False, True
+        )
+    return outputs

@@ -1,0 +1,319 @@
+"""The command line as a user meets it: what is printed where, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pfl_bench.cli.main import main
+from tests.helpers import REPOSITORY
+
+Capture = pytest.CaptureFixture[str]
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "pfl_bench", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+
+
+def test_help_and_version(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert all(w in text for w in ("run", "table", "sweep", "data", "privacy", "report"))
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == "0.1.0"
+    assert main([]) == 2
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from pfl_bench.cli.main import build_parser; build_parser();"
+        "print([m for m in ('torch', 'numpy', 'h5py', 'pydantic', 'wandb') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_run_prints_statement_metrics_and_table(
+    config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "run"
+    arguments = [str(config_file("private_federated")), "--out", str(out), "federated.num_rounds=4"]
+    assert main(["run", *arguments, "--seed", "8"]) == 0
+    printed = capsys.readouterr()
+    for words in ("epsilon (simulated)", "epsilon (actual)", "test/accuracy", "not covered"):
+        assert words in printed.out
+    assert (out / "report.html").stat().st_size > 10_000
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["seed"], summary["rounds"]) == (8, 4)
+    assert main(["run", *arguments, "--seed", "8"]) == 0
+    assert "not run again" in capsys.readouterr().err
+
+
+def test_overrides_stand_before_or_after_options(
+    config_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = str(config_file("federated"))
+    assert main(["run", path, "seed=5", "--out", str(tmp_path / "a"), "checkpoint.every=3"]) == 0
+    text = (tmp_path / "a" / "config.yaml").read_text()
+    assert "# override: seed=5" in text
+    assert "# override: checkpoint.every=3" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "no/such.yaml"], "no such row file"),
+        (["run", "demo/centrl.yaml"], "did you mean 'demo/central.yaml'"),
+        (["run", "demo/central.yaml", "seed=x"], "seed"),
+        (["table", "no/such"], "no such folder of rows"),
+        (["table", "demo", "--seeds", "0"], "--seeds"),
+        (["table", "demo", "--only", "privat"], "did you mean 'private_federated'"),
+        (["data", "prepare", "digits", "--source", ".", "--out", "x.h5"], "femnist"),
+        (["data", "prepare", "femnist", "--source", "/no/such", "--out", "x.h5"], "/no/such"),
+        (["data", "generate", "femnist", "--out", "x"], "flair"),
+        (["data", "generate", "flair", "--out", "x", "sed=3"], "did you mean 'seed'"),
+        (["data", "generate", "flair", "--out", "x", "num_users=3"], "num_users"),
+        (["data", "generate", "flair", "--out", "x", "num_images=20"], "num_users = 600"),
+        (["data", "stats", "/no/such.h5"], "/no/such.h5"),
+        (["report", "/no/such"], "/no/such"),
+    ],
+)
+def test_wrong_input_is_exit_2_with_a_message(
+    arguments: list[str],
+    words: str,
+    capsys: Capture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_option_is_exit_2() -> None:
+    for arguments in (["run", "demo/central.yaml", "--sed", "3"], ["report", "a", "--x", "a=b"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize("action", ["calibrate", "epsilon"])
+def test_privacy_json_is_one_object_and_nothing_else(action: str, capsys: Capture) -> None:
+    given = ["--epsilon", "2"] if action == "calibrate" else ["--noise-multiplier", "18.668"]
+    shape = ["--population", "41131", "--cohort", "5000", "--rounds", "5000", "--json"]
+    assert main(["privacy", action, *given, *shape]) == 0
+    printed = capsys.readouterr()
+    answer = json.loads(printed.out)
+    assert printed.err == ""
+    # Golden: dp-accounting's RDP for FLAIR's setting, delta N^-1.1.
+    assert answer["noise_multiplier"] == pytest.approx(18.668, rel=5e-3)
+    assert answer["epsilon"] == pytest.approx(2.0, rel=5e-3)
+    assert answer["delta"] == pytest.approx(8.4026e-6, rel=1e-4)
+
+
+def test_privacy_refuses_what_makes_no_sense(capsys: Capture) -> None:
+    shape = ["--population", "100", "--cohort", "200", "--rounds", "5"]
+    assert main(["privacy", "calibrate", "--epsilon", "2", *shape]) == 2
+    assert "cohort" in capsys.readouterr().err
+
+
+def test_table_runs_skips_and_formats(
+    config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    expected = [{"metric": "test/accuracy", "value": 0.5, "tolerance": 0.5, "source": "any number"}]
+    config_file("central", name="row-a", expected=expected)
+    config_file("private_federated", name="row-b")
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    for path in tmp_path.glob("*.yaml"):
+        path.rename(rows / path.name)
+    out = tmp_path / "runs"
+    arguments = ["table", str(rows), "--out", str(out), "--seeds", "2"]
+    assert main(arguments) == 0
+    first = capsys.readouterr().out
+    assert "reproduced" in first
+    assert "±" in first
+    assert "epsilon (actual)" in first
+    assert (out / "central" / "seed-4" / "summary.json").exists()
+    assert (out / "report.html").exists()
+    assert main([*arguments, "--format", "csv"]) == 0
+    again = capsys.readouterr()
+    assert again.err.count("not run again") == 4
+    assert again.out.count("\n") == 3
+    assert main([*arguments, "--format", "latex", "--only", "central"]) == 0
+    assert r"\toprule" in capsys.readouterr().out
+
+
+def test_a_verdict_that_differs_and_a_row_that_fails_are_exit_1(
+    config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    expected = [{"metric": "test/accuracy", "value": 0.01, "tolerance": 0.001, "source": "nowhere"}]
+    config_file("central", name="row-a", expected=expected)
+    assert main(["table", str(tmp_path), "--out", str(tmp_path / "runs")]) == 1
+    assert "differs" in capsys.readouterr().out
+    config_file("private_federated", name="row-b", privacy__population_size=999)
+    assert main(["table", str(tmp_path), "--out", str(tmp_path / "runs")]) == 1
+    printed = capsys.readouterr()
+    assert "hypothetical_population" in printed.err
+    assert "row-a" in printed.out
+
+
+def test_a_typo_in_the_last_row_stops_the_table_before_the_first(
+    config_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    config_file("central")
+    (tmp_path / "zz.yaml").write_text("version: 1\nnme: x\n", encoding="utf-8")
+    assert main(["table", str(tmp_path), "--out", str(tmp_path / "runs")]) == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unwritable_folder_is_exit_2(
+    config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    row = config_file("central")
+    for arguments in (["run", str(row)], ["table", str(row.parent)]):
+        out = str(tmp_path / "file" / "x")
+        assert main([*arguments, "--out", out]) == 2
+        assert capsys.readouterr().err.count(f"pfl-bench: {out}") == 1
+
+
+def test_a_full_disk_is_exit_2_and_can_be_resumed(
+    config_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = config_file("private_federated", model={"name": "mlp", "hidden": 600})
+    out = tmp_path / "run"
+    arguments = command("run", path, "--out", out)
+
+    def limit() -> None:
+        # A file may not grow beyond 100 kB: the checkpoint of the MLP does not fit.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    done = subprocess.run(
+        arguments, env=environment(), capture_output=True, text=True, check=False, preexec_fn=limit
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "file size limit" in done.stderr
+    assert not [p for p in out.rglob("*") if "partial" in p.name or p.suffix == ".pt"]
+    again = subprocess.run(
+        [*arguments, "--resume"], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_second_process_on_one_folder_is_refused(
+    config_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = config_file("federated", federated__num_rounds=100_000)
+    out = tmp_path / "run"
+    first = subprocess.Popen(
+        command("run", path, "--out", out), env=environment(), stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        second = subprocess.run(
+            command("run", path, "--out", out, "--resume"),
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert second.returncode == 2
+        assert "another process" in second.stderr
+    finally:
+        first.kill()
+        first.wait()
+
+
+def test_a_file_is_not_replaced_unasked(
+    config_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    assert main(["run", str(config_file("federated")), "--out", str(run)]) == 0
+    thesis = tmp_path / "report.html"
+    thesis.write_text("precious")
+    store = tmp_path / "f.h5"
+    store.write_text("precious")
+    prepare = ["data", "prepare", "femnist", "--source", str(tmp_path), "--out", str(store)]
+    for command in (["report", str(run)], ["report", str(run), "--out", str(thesis)], prepare):
+        capsys.readouterr()
+        assert main(command) == 2
+        assert "--force" in capsys.readouterr().err
+    # It gets as far as the source, which holds nothing.
+    assert main([*prepare, "--force"]) == 2
+    assert "exists" not in capsys.readouterr().err
+    assert (thesis.read_text(), store.read_text()) == ("precious", "precious")
+    assert main(["report", str(run), "--force"]) == 0
+    assert "precious" not in thesis.read_text()
+    # A run's own page is made of the run alone.
+    assert main(["report", str(run), "--out", str(run / "report.html")]) == 0
+    assert main(["report", str(run), str(run), "--out", str(run / "report.html")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--seed", "1", "seed=2"], "--seed 1 and seed=2 contradict"),
+        (["num_threads=100000"], "num_threads"),
+        (["federated.sampling=cyclic_poisson"], "separation to 2 or more"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    given: list[str], words: str, config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "run"
+    assert main(["run", str(config_file("federated")), "--out", str(out), *given]) == 2
+    assert words in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "demo/central.yaml"],
+        ["table", "demo"],
+        ["sweep", "x.yaml"],
+        ["report", "x"],
+        ["data", "prepare", "femnist", "--source", "."],
+        ["data", "generate", "flair"],
+        ["data", "download", "femnist"],
+        ["data", "traces", "generated"],
+    ],
+)
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_out_is_refused(command: list[str], empty: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*command, "--out", empty])
+    assert stopped.value.code == 2
+    assert "argument --out: is empty" in capsys.readouterr().err
+
+
+def test_one_seed_given_twice_is_one(config_file: Callable[..., Path], tmp_path: Path) -> None:
+    row = str(config_file("federated"))
+    assert main(["run", row, "seed=4", "--seed", "4", "--out", str(tmp_path / "run")]) == 0

@@ -1,0 +1,345 @@
+"""``pfl-bench privacy``: what is asked, what is printed, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pfl_bench.cli.main import main
+from pfl_bench.cli.privacy_plot import check_target
+from pfl_bench.types import ConfigError
+from privacy.calibration import epsilon_of_rounds
+from privacy.plan.example_level import example_level_statement
+from tests.helpers import REPOSITORY
+
+Capture = pytest.CaptureFixture[str]
+FLAIR = ["--population", "41131", "--cohort", "5000", "--rounds", "5000"]
+RUN = ["--population", "41131", "--cohort", "200", "--rounds", "5000", "--noise-cohort", "5000"]
+# Few and noisy, so that every accountant is quick.
+SMALL = ["--population", "1000", "--cohort", "100", "--noise-multiplier", "4"]
+
+
+def answer_of(capsys: Capture, *arguments: str) -> dict[str, Any]:
+    assert main(["privacy", *arguments, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    answer = json.loads(printed.out)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def refusal_of(capsys: Capture, *arguments: str) -> str:
+    assert main(["privacy", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("pfl-bench: ")
+    return printed.err
+
+
+def test_one_epsilon_has_the_keys_that_it_always_had(capsys: Capture) -> None:
+    keys = ["unit", "sampling", "population_size", "cohort_size", "sampling_probability", "rounds"]
+    keys += ["delta", "accountant", "noise_multiplier", "epsilon"]
+    answer = answer_of(capsys, "epsilon", "--noise-multiplier", "18.668", *FLAIR)
+    assert list(answer) == keys
+    answer = answer_of(capsys, "calibrate", "--epsilon", "2", *FLAIR)
+    assert list(answer) == [*keys, "target_epsilon"]
+
+
+def test_two_epsilons_are_labelled(capsys: Capture) -> None:
+    answer = answer_of(capsys, "calibrate", "--epsilon", "2", *RUN)
+    assert "epsilon" not in answer
+    simulated, actual = answer["simulated"], answer["actual"]
+    # Golden: FLAIR's setting, the project's facts (dp-accounting 0.6.0).
+    assert answer["noise_multiplier"] == pytest.approx(18.668, rel=1e-3)
+    assert simulated["epsilon"] == pytest.approx(2.0, rel=1e-3)
+    assert actual["epsilon"] == pytest.approx(4.324, rel=1e-3)
+    assert (simulated["cohort_size"], actual["cohort_size"]) == (5000, 200)
+    assert actual["noise_multiplier"] == pytest.approx(simulated["noise_multiplier"] / 25)
+    assert main(["privacy", "epsilon", "--noise-multiplier", "18.668", *RUN]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    labels = [line.partition(")")[0] + ")" for line in lines if line.startswith("epsilon")]
+    assert labels == ["epsilon (simulated)", "epsilon (actual)"]
+
+
+def test_users_of_the_run_may_be_fewer_than_the_population(capsys: Capture) -> None:
+    arguments = ["epsilon", "--noise-multiplier", "1.5", *FLAIR[:1], "1000000", *FLAIR[2:]]
+    answer = answer_of(capsys, *arguments, "--users", "20000")
+    assert answer["simulated"]["population_size"] == 1_000_000
+    assert answer["actual"]["population_size"] == 20_000
+    assert answer["actual"]["delta"] == pytest.approx(20_000**-1.1)
+    assert answer["actual"]["epsilon"] > answer["simulated"]["epsilon"]
+
+
+@pytest.mark.parametrize("epsilon", ["0.37", "1.234567", "3"])
+def test_what_is_printed_is_never_weaker_than_what_was_computed(
+    epsilon: str, capsys: Capture
+) -> None:
+    arguments = ["calibrate", "--epsilon", epsilon, *FLAIR]
+    exact = answer_of(capsys, *arguments)
+    assert main(["privacy", *arguments]) == 0
+    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    for key in ("epsilon", "noise_multiplier", "delta"):
+        assert float(printed[key]) >= exact[key]
+        assert float(printed[key]) == pytest.approx(exact[key], rel=2e-5)
+    # The printed noise, typed again, keeps the printed epsilon.
+    noise, delta = float(printed["noise_multiplier"]), exact["delta"]
+    again = epsilon_of_rounds(noise, delta, "poisson", 41_131, 5000, 5000, "rdp")
+    assert again <= float(printed["epsilon"]) <= float(epsilon)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "value"),
+    [
+        ("--rounds", 5000),
+        ("--cohort", 5000),
+        ("--population", 41_131),
+        ("--noise-multiplier", 18.668),
+    ],
+)
+def test_solve(left_out: str, value: float, capsys: Capture) -> None:
+    given = {
+        "--epsilon": "2",
+        "--noise-multiplier": "18.668",
+        **dict(zip(FLAIR[::2], FLAIR[1::2], strict=True)),
+    }
+    del given[left_out]
+    arguments = ["solve", *(text for pair in given.items() for text in pair)]
+    answer = answer_of(capsys, *arguments)
+    name = answer["solved_for"]
+    assert answer[name] == pytest.approx(value, rel=1e-3)
+    assert answer["epsilon"] <= 2.0 < answer["beyond"]["epsilon"]
+    assert list(answer["beyond"]) == [name, "epsilon"]
+    assert answer["rule"].startswith("the ")
+    if left_out == "--rounds":
+        assert isinstance(answer["rounds"], int)
+        assert main(["privacy", *arguments]) == 0
+        assert f"rounds {answer['rounds'] + 1} has epsilon 2.0002" in capsys.readouterr().out
+
+
+def test_solve_for_a_simulated_deployment(capsys: Capture) -> None:
+    arguments = ["--epsilon", "2", "--noise-multiplier", "18.668", "--population", "41131"]
+    cohorts = ["--cohort", "200", "--noise-cohort", "5000"]
+    answer = answer_of(capsys, "solve", *arguments, *cohorts)
+    assert answer["rounds"] == pytest.approx(5000, rel=1e-3)
+    assert answer["simulated"]["epsilon"] <= 2.0 < answer["actual"]["epsilon"]
+    message = refusal_of(capsys, "solve", *arguments, *cohorts[2:], "--rounds", "5000")
+    assert "give --cohort" in message
+
+
+def test_rounds_that_keep_users_apart(capsys: Capture) -> None:
+    arguments = ["epsilon", *SMALL, "--rounds", "50", "--delta", "1e-4"]
+    apart = answer_of(capsys, *arguments, "--sampling", "cyclic_poisson", "--separation", "5")
+    assert (apart["separation"], apart["sampling_probability"]) == (5, 0.5)
+    # A user is in 10 rounds at most, with probability 1/2 each.
+    same = epsilon_of_rounds(4.0, 1e-4, "poisson", 1000, 500, 10, "rdp")
+    assert apart["epsilon"] == same
+
+
+def test_users_who_are_selected(capsys: Capture) -> None:
+    rest = ["--rounds", "50", "--delta", "1e-4", "--sampling", "selected", "--separation", "5"]
+    answer = answer_of(capsys, "epsilon", *SMALL, *rest, "--max-participations", "4")
+    assert answer["epsilon"] == epsilon_of_rounds(4.0, 1e-4, "full", 1000, 1000, 4, "rdp")
+    assert (answer["max_participations"], answer["sampling_probability"]) == (4, 1.0)
+    free = answer_of(capsys, "epsilon", *SMALL, *rest, "--explain")
+    assert free["epsilon"] == epsilon_of_rounds(4.0, 1e-4, "full", 1000, 1000, 10, "rdp")
+    assert any("Who took part when" in told for told in free["explanation"]["What is not covered"])
+    budget = ["calibrate", "--epsilon", "2", *SMALL[:4], *rest, "--max-participations", "4"]
+    banded = ["--mechanism", "banded_matrix_factorization", "bands=5"]
+    calibrated = answer_of(capsys, *budget, *banded)
+    assert 1.999 < calibrated["epsilon"] <= 2.0
+    # Bands within the separation cost what fresh noise does.
+    fresh = answer_of(capsys, *budget)
+    assert calibrated["noise_multiplier"] == pytest.approx(fresh["noise_multiplier"], rel=2e-4)
+    solve = ["solve", "--epsilon", "2", "--noise-multiplier", "4", *SMALL[:2], *rest]
+    assert "no chance is accounted" in refusal_of(capsys, *solve)
+    message = refusal_of(capsys, "epsilon", *SMALL, "--rounds", "50", "--max-participations", "4")
+    assert "4 under poisson sampling" in message
+
+
+def test_explain_has_every_heading(capsys: Capture) -> None:
+    arguments = ["epsilon", "--noise-multiplier", "18.668", *RUN, "--explain"]
+    told = answer_of(capsys, *arguments)["explanation"]
+    assert list(told) == ["What is promised", "What it rests on", "What is not covered"]
+    assert main(["privacy", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "epsilon (simulated)" in printed
+    assert "Epsilon (actual) is 4.325" in printed
+
+
+def test_explain_a_run(tmp_path: Path, capsys: Capture) -> None:
+    statement = example_level_statement(1797, 64, 100, 1.5, 1.0, 1e-5, "rdp", 650)
+    path = tmp_path / "privacy.json"
+    path.write_text(json.dumps(statement.to_json_dict()), encoding="utf-8")
+    assert main(["privacy", "explain", str(tmp_path)]) == 0
+    assert "Unit: one example." in capsys.readouterr().out
+    answer = answer_of(capsys, "explain", str(tmp_path))
+    assert "What else to know of this run" in answer["explanation"]
+    for content in ("{}", "[]", "{", '{"unit": 3}'):
+        path.write_text(content, encoding="utf-8")
+        assert str(path) in refusal_of(capsys, "explain", str(tmp_path))
+    damaged = statement.to_json_dict() | {"simulated": 3, "clip": None}
+    path.write_text(json.dumps(damaged), encoding="utf-8")
+    assert "not a privacy statement" in refusal_of(capsys, "explain", str(tmp_path))
+    path.unlink()
+    assert "does not exist" in refusal_of(capsys, "explain", str(tmp_path))
+
+
+def test_table_in_every_format(capsys: Capture) -> None:
+    arguments = ["privacy", "table", *SMALL, "--rounds", "20", "5", "--delta", "1e-4"]
+    printed = {}
+    for fmt in ("md", "csv", "latex", "json"):
+        assert main([*arguments, "--format", fmt]) == 0
+        captured = capsys.readouterr()
+        printed[fmt] = captured.out
+        assert captured.err == ""
+    rows = list(csv.DictReader(io.StringIO(printed["csv"])))
+    assert [row["rounds"] for row in rows] == ["5", "20"]
+    document = json.loads(printed["json"])
+    for row, line in zip(document["rows"], rows, strict=True):
+        for name in ("rdp", "pld", "prv"):
+            exact = epsilon_of_rounds(4.0, 1e-4, "poisson", 1000, 100, row["rounds"], name)
+            assert row["epsilon"][name] == float(line[f"epsilon {name}"]) == exact
+    assert r"\toprule" in printed["latex"]
+    cells = [line.split("|")[1:-1] for line in printed["md"].splitlines()[2:4]]
+    for row, line in zip(document["rows"], cells, strict=True):
+        for exact, cell in zip(row["epsilon"].values(), line[2:], strict=True):
+            assert exact <= float(cell) < exact * 1.001
+
+
+def test_table_names_both_settings_and_who_cannot_account_them(capsys: Capture) -> None:
+    shape = ["--population", "1000", "--cohort", "100", "--noise-cohort", "200", "--rounds", "5"]
+    arguments = ["privacy", "table", *shape, "--noise-multiplier", "8", "--sampling", "fixed_size"]
+    assert main([*arguments, "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    (row,) = document["rows"]
+    assert row["epsilon_actual"]["pld"] is None
+    assert 0 < row["epsilon_simulated"]["rdp"] < row["epsilon_actual"]["rdp"]
+    assert document["actual"]["cohort_size"] == 100
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "epsilon (actual) rdp" in printed
+    assert "pld, where there is a dash: the accountant pld does not know fixed-size" in printed
+    assert "use the accountant rdp" in refusal_of(
+        capsys, *arguments[1:], "--accountant", "pld", "prv"
+    )
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_plot(simulated: bool, tmp_path: Path, capsys: Capture) -> None:
+    target = tmp_path / "epsilon.png"
+    arguments = ["privacy", "table", *SMALL, "--rounds", "40", "--accountant", "rdp", "pld"]
+    arguments += ["--noise-cohort", "100", "--users", "900"] if simulated else []
+    assert main([*arguments, "--plot", str(target)]) == 0
+    assert capsys.readouterr().err == f"plot: {target}\n"
+    with Image.open(target) as picture:
+        picture.load()
+        assert picture.size[0] > (1400 if simulated else 700)
+        # Blue and vermilion lines are there, and not much else is.
+        pixels = np.asarray(picture.convert("RGB")).astype(int)
+    blue = (np.abs(pixels - [0, 0x72, 0xB2]).sum(-1) < 20).sum()
+    vermilion = (np.abs(pixels - [0xD5, 0x5E, 0]).sum(-1) < 20).sum()
+    assert 300 < blue < vermilion < pixels.shape[0] * pixels.shape[1] / 20
+
+
+def test_an_svg_says_in_words_what_it_shows_and_is_the_same_twice(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    arguments = ["privacy", "table", *SMALL, "--rounds", "40", "--accountant", "rdp", "--plot"]
+    for name in ("a.svg", "b.svg"):
+        assert main([*arguments, str(tmp_path / name)]) == 0
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert text == (tmp_path / "b.svg").read_text(encoding="utf-8")
+    for words in ("100 of 1,000 users a round", "noise multiplier 4", "epsilon", "rounds", "rdp"):
+        assert f">{words}" in text
+    capsys.readouterr()
+
+
+def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match="pip install matplotlib"):
+        check_target(tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["table", *SMALL, "--rounds", "0"], "--rounds 0: must be whole numbers"),
+        (["table", *SMALL, "--rounds", "5", "--plot", "x.pdf"], "must end in .png or .svg"),
+        (["table", *SMALL, "--rounds", "5", "--plot", "no/x.png"], "there is no folder no"),
+        (["table", *SMALL, "--rounds", "5", "--noise-cohort", "0"], "--noise-cohort is 0"),
+        (["epsilon", *SMALL, "--rounds", "5", "--users", "-4"], "--users is -4"),
+        (["epsilon", *SMALL, "--rounds", "5", "--users", "50"], "more than population_size 50"),
+        (["epsilon", *SMALL, "--rounds", "5", "--separation", "2"], "sample by cyclic_poisson"),
+        (["epsilon", *SMALL, "--rounds", "5", "bands=3"], "no --mechanism that it could be"),
+        (["epsilon", *SMALL, "--rounds", "5", "--mechanism", "laplce"], "did you mean 'laplace'"),
+        (["epsilon", *SMALL, "--rounds", "5", "--mechanism", "none"], "neither clips nor noises"),
+        (["solve", *SMALL], "2 of the five numbers are left out (epsilon, rounds)"),
+        (["solve", *SMALL, "--rounds", "5", "--epsilon", "2"], "0 of the five numbers"),
+    ],
+)
+def test_bad_input_is_exit_2(arguments: list[str], words: str, capsys: Capture) -> None:
+    assert words in refusal_of(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "accountant"),
+    [
+        (["--mechanism", "adaptive_gaussian"], "rdp"),
+        (["--mechanism", "laplace", "clip_norm=3"], "pld"),
+        (["--mechanism", "banded_matrix_factorization", "bands=4"], "rdp"),
+        (["--mechanism", "banded_matrix_factorization", "bands=9"], "rdp"),
+        (["--mechanism", "tree_aggregation", "restart_every=8"], "rdp"),
+        (["--mechanism", "local_gaussian"], "rdp"),
+        (["--mechanism", "privunit"], "pld"),
+    ],
+)
+def test_other_mechanisms_are_calibrated(
+    options: list[str], accountant: str, capsys: Capture
+) -> None:
+    shape = ["--population", "1000", "--cohort", "100", "--rounds", "16", "--delta", "1e-4"]
+    shape += ["--sampling", "cyclic_poisson", "--separation", "4", "--accountant", accountant]
+    found = answer_of(capsys, "calibrate", "--epsilon", "3", *shape, *options)
+    assert found["mechanism"] == options[1]
+    noise = found["noise_multiplier"]
+    assert found["epsilon"] <= 3.0
+    less = ["epsilon", "--noise-multiplier", repr(noise * (1 - 1e-4)), *shape, *options]
+    assert answer_of(capsys, *less)["epsilon"] > 3.0
+    # Users whose rounds nothing amplifies pay more than those of the Gaussian mechanism.
+    plain = answer_of(capsys, "calibrate", "--epsilon", "3", *shape[:-2])["noise_multiplier"]
+    if options[1] in ("adaptive_gaussian",) or options[-1] == "bands=4":
+        assert noise == plain
+    elif options[1] in ("tree_aggregation", "local_gaussian") or options[-1] == "bands=9":
+        assert noise > plain
+
+
+def test_local_noise_cannot_be_simulated(capsys: Capture) -> None:
+    arguments = ["epsilon", *SMALL, "--rounds", "5", "--mechanism", "local_gaussian"]
+    assert "clients add their noise" in refusal_of(capsys, *arguments, "--noise-cohort", "200")
+
+
+def test_rdp_needs_neither_torch_nor_matplotlib() -> None:
+    commands = [
+        ["calibrate", "--epsilon", "2", "--noise-cohort", "400", "--rounds", "5", "--explain"],
+        ["solve", "--epsilon", "2", "--noise-multiplier", "4"],
+        ["table", "--noise-multiplier", "4", "--rounds", "5", "--accountant", "rdp", "pld"],
+    ]
+    code = (
+        "import sys; from pfl_bench.cli.main import main;"
+        "shape = ['--population', '1000', '--cohort', '100'];"
+        f"codes = [main(['privacy', *command, *shape]) for command in {commands!r}];"
+        "heavy = ('torch', 'opacus', 'matplotlib', 'pydantic', 'h5py');"
+        "print(codes, [m for m in heavy if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0] []"

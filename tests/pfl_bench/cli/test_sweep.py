@@ -1,0 +1,210 @@
+"""Sweeps: the grid, what is refused, and that no run of a sweep looks at test data."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pfl_bench.cli.main import main
+from pfl_bench.config.sweeps import load_sweep, override_text
+from pfl_bench.config.yaml_text import apply_override
+from pfl_bench.types import ConfigError
+
+Capture = pytest.CaptureFixture[str]
+RATE, EPOCHS = "federated.central_learning_rate", "federated.local_epochs"
+
+
+@pytest.fixture
+def sweep_file(tmp_path: Path, config_file: Callable[..., Path]) -> Callable[..., Path]:
+    """Write a sweep of a small row: ``sweep_file("federated", grid={...})``."""
+
+    def write(setting: str = "federated", **changes: Any) -> Path:
+        row = config_file(setting, name="base", federated__num_rounds=2)
+        tree = {
+            "version": 1,
+            "row": f"../{row.name}",
+            "metric": "val/accuracy",
+            "grid": {RATE: [1.0e-6, 1.0], EPOCHS: [1, 2]},
+            **changes,
+        }
+        folder = tmp_path / "sweeps"
+        folder.mkdir(exist_ok=True)
+        path = folder / "small.yaml"
+        path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_the_grid_is_every_combination(sweep_file: Callable[..., Path]) -> None:
+    sweep = load_sweep(sweep_file())
+    points = [
+        (point.resolved.tree["federated"]["central_learning_rate"], point.values[EPOCHS])
+        for point in sweep.combinations
+    ]
+    assert points == [(1e-6, 1), (1e-6, 2), (1.0, 1), (1.0, 2)]
+    assert [point.number for point in sweep.combinations] == [1, 2, 3, 4]
+    for point in sweep.combinations:
+        config = point.resolved.config
+        assert (config.evaluation.final_splits, config.expected) == ([], [])
+        assert config.evaluation.select_best == "val/accuracy"
+        assert config.federated is not None
+        assert config.federated.local_epochs == point.values[EPOCHS]
+    assert len({point.resolved.config.name for point in sweep.combinations}) == 4
+
+
+def test_a_folder_is_named_by_its_values_and_stays_when_the_grid_grows(
+    sweep_file: Callable[..., Path],
+) -> None:
+    before = load_sweep(sweep_file())
+    after = load_sweep(sweep_file(grid={RATE: [0.5, 1.0e-6, 1.0], EPOCHS: [1, 2]}))
+    kept = {point.slug: point.resolved.tree for point in after.combinations}
+    for point in before.combinations:
+        assert kept[point.slug] == point.resolved.tree
+    assert before.combinations[3].slug == "central_learning_rate=1.0,local_epochs=2"
+
+
+def test_long_and_odd_values_have_folders_of_their_own(sweep_file: Callable[..., Path]) -> None:
+    places = [f"{'x/' * 100}{name}" for name in ("a", "b", "a b", "a:b")]
+    grid = {"logging.wandb.project": places, "federated.engine": ["auto", "sequential"]}
+    slugs = {point.slug for point in load_sweep(sweep_file(grid=grid)).combinations}
+    assert len(slugs) == 8
+    assert all(len(slug) <= 120 and "/" not in slug for slug in slugs)
+
+
+@pytest.mark.parametrize(
+    "value", [1, 0.1, 1e-6, 1e300, -2.5, True, False, None, "true", "1e-3", "a: b", "x", "", "ä#"]
+)
+def test_an_override_reads_back_as_the_value(value: Any) -> None:
+    tree: dict[str, Any] = {}
+    apply_override(tree, override_text("a.b", value))
+    assert tree == {"a": {"b": value}}
+    assert type(tree["a"]["b"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "overrides", "words"),
+    [
+        ({"version": 3}, [], "version: 3 is not 1"),
+        ({"grd": {}}, [], "did you mean 'grid'"),
+        ({"grid": {}}, [], "grid: must be a section of 1 or more keys"),
+        ({"grid": {RATE: []}}, [], "must be a list of 1 or more items"),
+        ({"grid": {RATE: [0.1, 0.1]}}, [], "a value stands twice"),
+        ({"grid": {RATE: [[0.1]]}}, [], "grid.federated.central_learning_rate"),
+        ({"grid": {"federated.local_epoch": [1]}}, [], "did you mean 'local_epochs'"),
+        ({"grid": {RATE: [-1.0]}}, [], "must be a finite number > 0"),
+        ({"row": "../nowhere.yaml"}, [], "is no file"),
+        ({"metric": "accuracy"}, [], "metric: must be text of the pattern"),
+        ({"metric": "train/loss"}, [], "does not evaluate while it trains"),
+        ({"metric": "test/accuracy"}, [], "may not look at test data"),
+        ({}, ["evaluation.splits=[val, test]"], "may not look at test data"),
+        ({}, ["evaluation.final_splits=[test]"], "a sweep sets evaluation.final_splits itself"),
+        ({"grid": {"name": ["a", "b"]}}, [], "a sweep sets name itself"),
+    ],
+)
+def test_a_wrong_sweep_is_exit_2_before_any_run(
+    sweep_file: Callable[..., Path],
+    tmp_path: Path,
+    changes: dict[str, Any],
+    overrides: list[str],
+    words: str,
+    capsys: Capture,
+) -> None:
+    path = sweep_file(**changes)
+    with pytest.raises(ConfigError, match=words.replace("[", r"\[")):
+        load_sweep(path, overrides)
+    assert main(["sweep", str(path), *overrides, "--out", str(tmp_path / "runs")]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_sweep_runs_sorts_resumes_and_tells_what_to_test(
+    sweep_file: Callable[..., Path],
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "runs"
+    arguments = ["sweep", str(sweep_file()), "--out", str(out), "federated.cohort_size=20"]
+    assert main([*arguments, "--only", "2"]) == 0
+    partial = capsys.readouterr().out
+    assert "1 of 4 combinations are in this table" in partial
+    assert "pfl-bench run" not in partial
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert printed.err.count("finished before; not run again") == 1
+    lines = printed.out.splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:6]]
+    assert cells[0] == ["run", RATE, EPOCHS, "best val/accuracy", "at round"]
+    values = [float(line[3]) for line in cells[2:]]
+    assert values == sorted(values, reverse=True)
+    # A rate of 1e-6 learns nothing in two rounds.
+    assert {line[1] for line in cells[2:4]} == {"1.0"}
+    # Sorted by what the runs' own summaries say, and none of them has seen the test split.
+    for summary_path in out.glob("*/summary.json"):
+        summary = json.loads(summary_path.read_text())
+        assert summary["metrics"] == {}
+        assert summary["selection"]["metric"] == "val/accuracy"
+        assert "test/" not in (summary_path.parent / "metrics.jsonl").read_text()
+    assert not any("Privacy" in line for line in lines)
+
+    (command,) = [line.strip() for line in lines if line.strip().startswith("pfl-bench run")]
+    assert "federated.cohort_size=20" in command
+    assert main(shlex.split(command)[1:]) == 0
+    tested = json.loads((out / "best" / "summary.json").read_text())
+    assert tested["name"] == "base"
+    assert list(tested["metrics"])
+    # The same training: the model that is tested is the one that the sweep chose.
+    assert tested["selection"]["value"] == pytest.approx(values[0], abs=5e-5)
+
+
+def test_an_override_of_a_key_of_the_grid_narrows_it(sweep_file: Callable[..., Path]) -> None:
+    sweep = load_sweep(sweep_file(), [f"{EPOCHS}=5", "seed=4"])
+    assert [tuple(point.values.values()) for point in sweep.combinations] == [(1e-6, 5), (1.0, 5)]
+    assert {point.resolved.config.seed for point in sweep.combinations} == {4}
+    assert all("seed=4" in point.overrides for point in sweep.combinations)
+
+
+def test_a_loss_is_better_when_lower(
+    sweep_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    path = sweep_file(metric="val/loss", grid={RATE: [1.0e-6, 1.0]})
+    assert main(["sweep", str(path), "--out", str(tmp_path / "runs"), "--format", "csv"]) == 0
+    printed = capsys.readouterr()
+    header, first, second = (line.split(",") for line in printed.out.splitlines())
+    assert header[2] == "best val/loss"
+    assert float(first[2]) < float(second[2])
+    assert first[1] == "1.0"
+    # A program that reads the table meets no prose in it.
+    assert "pfl-bench run" in printed.err
+
+
+def test_private_runs_are_counted_in_words(
+    sweep_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    path = sweep_file("private_federated", grid={"privacy.mechanism.quantile": [0.2, 0.6]})
+    assert main(["sweep", str(path), "--out", str(tmp_path / "runs")]) == 0
+    printed = capsys.readouterr().out
+    assert "epsilon (simulated)" in printed
+    assert "2 private runs on the same training data" in printed
+    assert "composition" in printed
+    assert main(["sweep", str(path), "--out", str(tmp_path / "runs"), "--only", "3"]) == 2
+    assert "--only 3: give a number from 1 to 2" in capsys.readouterr().err
+
+
+def test_a_combination_that_fails_is_exit_1(
+    sweep_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    # 61 of 60 users cannot be drawn: known only when the data are there.
+    path = sweep_file(grid={"federated.cohort_size": [12, 61]})
+    assert main(["sweep", str(path), "--out", str(tmp_path / "runs")]) == 1
+    printed = capsys.readouterr()
+    assert "61" in printed.err
+    assert "1 of 2 combinations are in this table" in printed.out

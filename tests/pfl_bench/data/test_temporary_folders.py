@@ -1,0 +1,87 @@
+"""What a killed process leaves beside a result goes with the next command; what lives stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pfl_bench.data import new_folder
+from pfl_bench.data.temporary import TemporaryFolder, remove_leftovers
+from tests.helpers import REPOSITORY
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from pfl_bench.data.temporary import TemporaryFolder
+folder = TemporaryFolder(Path(sys.argv[1]), "gathering")
+(folder.path / "data").write_text("x")
+print(folder.path, flush=True)
+time.sleep(600)
+"""
+
+
+def hold(out: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A process that has a temporary folder beside ``out``."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(out)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_a_killed_process_s_folder_goes_and_a_living_one_s_stays(tmp_path: Path) -> None:
+    out = tmp_path / "data.h5"
+    process, folder = hold(out)
+    try:
+        remove_leftovers(out)
+        assert (folder / "data").exists()
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    remove_leftovers(tmp_path / "other.h5")
+    remove_leftovers(tmp_path / "data")
+    assert folder.exists()
+    TemporaryFolder(out, "partial").remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_whose_process_is_of_another_machine_stays_while_it_is_locked(
+    tmp_path: Path,
+) -> None:
+    """The id in its name is free here, as another machine's usually is."""
+    out = tmp_path / "data.h5"
+    process, folder = hold(out)
+    try:
+        elsewhere = folder.rename(tmp_path / f".data.h5.gathering-{2**22 + 1}-abc_1")
+        remove_leftovers(out)
+        assert (elsewhere / "data").exists()
+    finally:
+        process.kill()
+        process.communicate()
+    remove_leftovers(out)
+    assert not elsewhere.exists()
+
+
+@pytest.mark.parametrize(
+    "name", [".data.h5.spool", ".data.h5.gathering-x-y", "data.h5.partial-1-x"]
+)
+def test_foreign_names_stay(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    remove_leftovers(tmp_path / "data.h5")
+    assert (tmp_path / name).is_dir()
+
+
+def test_the_next_generation_removes_a_killed_one_s_files(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    left = tmp_path / f".made.{child.pid}.partial"
+    left.mkdir()
+    (left / "picture").write_text("half")
+    with new_folder(tmp_path / "made", "pictures") as folder:
+        (folder / "picture").write_text("whole")
+    assert os.listdir(tmp_path) == ["made"]

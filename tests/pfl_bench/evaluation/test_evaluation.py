@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, log_loss
+from torch import nn
+
+from pfl_bench.client.forward import Forward
+from pfl_bench.evaluation.splits import evaluate
+from pfl_bench.federated.parts import build_task
+from pfl_bench.metrics.classification import Classification
+from pfl_bench.types import FederatedSplit, Task, UserInputError
+from tests.helpers import make_config
+
+CPU = torch.device("cpu")
+
+
+def digits() -> tuple[Task, FederatedSplit]:
+    task = build_task(make_config("federated"), CPU)
+    return task, task.split("val")
+
+
+def through(module: nn.Module, task: Task) -> Forward:
+    return Forward(module, task, CPU)
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(64, 10)
+
+
+def test_metrics_agree_with_scikit_learn_and_with_each_client_alone() -> None:
+    task, split = digits()
+    module = linear()
+    result = evaluate(through(module, task), split, [Classification()], 32)
+    examples = split.read_range(0, split.num_examples)
+    with torch.no_grad():
+        logits = module(examples.inputs)
+    predicted, truth = logits.argmax(1).numpy(), examples.targets.numpy()
+    assert result["val/accuracy"] == pytest.approx(accuracy_score(truth, predicted))
+    probabilities = logits.double().softmax(1).numpy()
+    assert result["val/loss"] == pytest.approx(
+        log_loss(truth, probabilities, labels=range(10)), rel=1e-5
+    )
+    bounds = zip(split.offsets[:-1], split.offsets[1:], strict=True)
+    per_client = [accuracy_score(truth[a:b], predicted[a:b]) for a, b in bounds]
+    assert result["val/accuracy_by_client"] == pytest.approx(np.mean(per_client))
+    for percentile in (10, 25, 50, 75, 90):
+        expected = np.percentile(per_client, percentile)
+        assert result[f"val/client_accuracy_p{percentile}"] == pytest.approx(expected)
+    assert result["val/client_accuracy_sd"] == pytest.approx(np.std(per_client))
+    # A client of three examples counts as three clients of one.
+    repeated = np.repeat(per_client, np.diff(split.offsets))
+    assert repeated.mean() == pytest.approx(result["val/accuracy"])
+    assert result["val/client_accuracy_weighted_sd"] == pytest.approx(repeated.std())
+    for percentile in (10, 25, 50, 75, 90):
+        expected = np.percentile(repeated, percentile, method="inverted_cdf")
+        assert result[f"val/client_accuracy_weighted_p{percentile}"] == pytest.approx(expected)
+    assert result["val/num_examples"] == split.num_examples
+
+
+@settings(deadline=None, max_examples=15)
+@given(batch_size=st.integers(1, 400))
+def test_the_batch_size_does_not_matter(batch_size: int) -> None:
+    task, split = digits()
+    module = linear()
+    reference = evaluate(through(module, task), split, [Classification()], 400)
+    other = evaluate(through(module, task), split, [Classification()], batch_size)
+    assert other == pytest.approx(reference, rel=1e-6)
+
+
+def test_merging_equals_one_pass_in_any_order() -> None:
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(40, 10), torch.randint(0, 10, (40,))
+    whole, left, right = Classification(), Classification(), Classification()
+    whole.update(outputs, targets)
+    order = torch.randperm(40)
+    left.update(outputs[order[:13]], targets[order[:13]])
+    right.update(outputs[order[13:]], targets[order[13:]])
+    right.merge(left)
+    assert right.compute() == pytest.approx(whole.compute(), rel=1e-6)
+
+
+def test_a_model_that_is_not_finite_scores_nothing() -> None:
+    metric = Classification()
+    values = metric.update(torch.full((3, 10), float("nan")), torch.zeros(3, dtype=torch.int64))
+    assert values["accuracy"].sum() == 0
+    assert metric.compute()["accuracy"] == 0
+    assert np.isnan(metric.compute()["loss"])
+
+
+def test_no_examples_is_an_error_not_a_number() -> None:
+    with pytest.raises(UserInputError, match="zero examples"):
+        Classification().compute()
+
+
+def test_evaluation_leaves_the_mode_as_it_was() -> None:
+    task, split = digits()
+    module = linear().train()
+    evaluate(through(module, task), split, [Classification()], 64)
+    assert module.training

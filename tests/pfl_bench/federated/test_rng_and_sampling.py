@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from pfl_bench.federated.sampling import CyclicPoissonSampler, build_sampler
+from pfl_bench.rng import Purpose, seed_torch, stream
+from pfl_bench.types import ConfigError, Sampler
+
+
+def test_a_stream_is_named_by_all_of_its_parts() -> None:
+    names = itertools.product((0, 1, 2**40), (Purpose.NOISE, Purpose.SAMPLING), (0, 1), (0, 1))
+    firsts = [stream(*name).random(4).tolist() for name in names]
+    assert len({tuple(first) for first in firsts}) == len(firsts)
+
+
+def test_a_stream_does_not_depend_on_what_was_drawn_elsewhere() -> None:
+    first = stream(5, Purpose.NOISE, 7, 9).random(8)
+    stream(5, Purpose.NOISE, 7, 8).random(1000)
+    np.testing.assert_array_equal(first, stream(5, Purpose.NOISE, 7, 9).random(8))
+
+
+def test_streams_are_part_of_the_format() -> None:
+    # From this code, 2026: another value would silently change every run of a given seed.
+    assert stream(0, Purpose.NOISE, 1).integers(2**32, size=3).tolist() == GOLDEN
+
+
+GOLDEN = [4045391259, 1610977145, 2686723778]
+
+
+def test_torch_draws_follow_the_name() -> None:
+    device = torch.device("cpu")
+    seed_torch(1, Purpose.LOCAL_TRAINING, device, 2, 3)
+    first = torch.rand(4)
+    torch.rand(100)
+    seed_torch(1, Purpose.LOCAL_TRAINING, device, 2, 3)
+    assert torch.equal(first, torch.rand(4))
+
+
+def test_poisson_sampling_is_independent_coins() -> None:
+    sampler = build_sampler("poisson", 50, 10)
+    draws = [sampler.draw(stream(0, Purpose.SAMPLING, index)) for index in range(1, 4001)]
+    sizes = [len(draw) for draw in draws]
+    # The size is binomial, and each pair of users meets with probability q squared.
+    expected = 4000 * stats.binom.pmf(range(51), 50, 0.2)
+    keep = expected > 5
+    observed = np.bincount(sizes, minlength=51)[keep]
+    scaled = expected[keep] * observed.sum() / expected[keep].sum()
+    assert stats.chisquare(observed, scaled).pvalue > 1e-4
+    together = sum(0 in draw and 1 in draw for draw in draws)
+    assert stats.binomtest(together, 4000, 0.04).pvalue > 1e-4
+    counts = np.bincount(np.concatenate(draws), minlength=50)
+    assert stats.binomtest(int(counts.max()), 4000, 0.2).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("scheme", ["poisson", "fixed_size", "full"])
+def test_no_user_is_drawn_twice_and_the_order_is_sorted(scheme: str) -> None:
+    sampler = build_sampler(scheme, 30, 30 if scheme == "full" else 12)  # type: ignore[arg-type]
+    for index in range(1, 200):
+        users = sampler.draw(stream(1, Purpose.SAMPLING, index))
+        assert np.all(np.diff(users) > 0)
+        assert users.size == 0 or (users[0] >= 0 and users[-1] < 30)
+        if scheme != "poisson":
+            assert len(users) == sampler.cohort_size  # type: ignore[attr-defined]
+
+
+def test_an_empty_cohort_is_legal() -> None:
+    sampler = build_sampler("poisson", 100, 1)
+    sizes = [len(sampler.draw(stream(2, Purpose.SAMPLING, i))) for i in range(1, 100)]
+    assert 0 in sizes
+
+
+def test_fixed_size_sampling_is_uniform_over_users() -> None:
+    sampler = build_sampler("fixed_size", 20, 5)
+    draws = [sampler.draw(stream(3, Purpose.SAMPLING, i)) for i in range(1, 2001)]
+    assert stats.chisquare(np.bincount(np.concatenate(draws))).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("scheme", "cohort"), [("poisson", 21), ("fixed_size", 0), ("full", 3)])
+def test_a_cohort_that_does_not_fit_is_refused(scheme: str, cohort: int) -> None:
+    with pytest.raises(ConfigError, match="cohort_size"):
+        build_sampler(scheme, 20, cohort)  # type: ignore[arg-type]
+
+
+def cyclic(num_users: int = 400, cohort: int = 20, separation: int = 10) -> Sampler:
+    return build_sampler(
+        "cyclic_poisson", num_users, cohort, separation, stream(3, Purpose.SAMPLING)
+    )
+
+
+def test_cyclic_rounds_of_one_user_are_apart_by_a_multiple_of_the_separation() -> None:
+    sampler = cyclic()
+    seen: dict[int, list[int]] = {}
+    for index in range(1, 201):
+        for user in sampler.draw(stream(3, Purpose.SAMPLING, index), index):
+            seen.setdefault(int(user), []).append(index)
+    gaps = {gap for rounds in seen.values() for gap in np.diff(rounds)}
+    assert gaps
+    assert all(gap % 10 == 0 and gap > 0 for gap in gaps)
+    # 20 cycles at q_g = 20 * 10 / 400: each user is in about 10 rounds; 4,000 draws in all.
+    assert sum(map(len, seen.values())) == pytest.approx(4000, abs=4 * math.sqrt(400 * 20 / 4))
+
+
+def test_a_user_more_changes_no_other_user_s_group() -> None:
+    few, many = cyclic(400), cyclic(401)
+    assert isinstance(few, CyclicPoissonSampler)
+    assert isinstance(many, CyclicPoissonSampler)
+    assert np.array_equal(few.groups, many.groups[:400])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "cohort", "separation", "message"),
+    [("cyclic_poisson", 20, 21, "at most 20"), ("poisson", 20, 2, "cyclic_poisson")],
+)
+def test_separations_that_cannot_be_kept(
+    scheme: str, cohort: int, separation: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_sampler(scheme, 400, cohort, separation, stream(0, Purpose.SAMPLING))  # type: ignore[arg-type]

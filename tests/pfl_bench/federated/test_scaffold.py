@@ -1,0 +1,265 @@
+"""SCAFFOLD against its algorithm by hand, and where FedAvg's clients drift apart."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pfl_bench.client.engines.sequential import Options, SequentialEngine
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.client.forward import Forward
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated.parts import (
+    build_algorithm,
+    build_engine,
+    build_model,
+    build_task,
+    needs_one_process,
+)
+from pfl_bench.federated.trainer import FederatedTrainer
+from pfl_bench.federated.update_pipeline import download_bytes, upload_bytes
+from pfl_bench.files import read_metrics
+from pfl_bench.rng import Purpose, stream
+from pfl_bench.runs.runner import run
+from pfl_bench.types import ConfigError, DataFacts, Examples, LocalTraining
+from privacy.errors import PlanError
+from tests.equivalence.test_processes import InTurn
+from tests.helpers import PRIVACY, central_of, make_config
+
+CPU = torch.device("cpu")
+P = 650
+RATE = 0.01
+# Of the quadratics: curvatures and minima of the clients, and the minimum of their mean.
+CURVATURES = np.array([1.0, 30.0, 2.0, 20.0, 1.0])
+MINIMA = np.array([5.0, -1.0, 4.0, 0.0, 6.0])
+OPTIMUM = float((CURVATURES * MINIMA).sum() / CURVATURES.sum())
+STEPS = 10
+
+
+def scaffold(**changes: Any) -> ResolvedConfig:
+    return make_config("federated", federated__algorithm={"name": "scaffold"}, **changes)
+
+
+class Quadratics:
+    """Users whose losses are a/2 (w - b)^2: each has an example, as often as it takes steps."""
+
+    name = "train"
+    num_users = len(CURVATURES)
+    num_examples = num_users
+    offsets = np.arange(num_users + 1)
+    facts = DataFacts("quadratics", "quadratics", "sha256:0", 1, (1,), "user")
+    metrics = ()
+    split_names = ("train",)
+
+    def split(self, name: str) -> Quadratics:
+        return self
+
+    def client_ids(self) -> list[str]:
+        return [str(user) for user in range(self.num_users)]
+
+    def read_user(self, user: int, rng: np.random.Generator) -> Examples:
+        return self.read_range(user, user + 1)
+
+    def read_range(self, start: int, stop: int) -> Examples:
+        roots = torch.tensor(CURVATURES[start:stop]).sqrt().float().unsqueeze(1)
+        minima = torch.tensor(MINIMA[start:stop]).float().unsqueeze(1)
+        return Examples(roots, roots * minima)
+
+    def read_examples(self, indices: np.ndarray, rng: np.random.Generator) -> Examples:
+        raise NotImplementedError
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().mean() / 2
+
+
+def quadratic_run(
+    algorithm: str, rounds: int, cohort: int, folder: Path, **changes: Any
+) -> tuple[FederatedTrainer, list[float]]:
+    config = make_config(
+        "federated",
+        federated__algorithm={"name": algorithm},
+        federated__local_epochs=STEPS,
+        federated__local_learning_rate=RATE,
+        federated__num_rounds=rounds,
+        federated__sampling="fixed_size",
+        federated__cohort_size=cohort,
+        **changes,
+    )
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    model = FlatModel(module, CPU)
+    trainer = FederatedTrainer(config, Quadratics(), model, folder, lambda text: None)
+    return trainer, [
+        float(trainer.central) for index in range(1, rounds + 1) if trainer.advance(index)
+    ]
+
+
+def by_hand(rounds: int, cohort: int, decay: float = 0.0, halved_every: int = 1000) -> list[float]:
+    """Algorithm 1 with option II, in double precision; central rate 1."""
+    x, c, own = 0.0, 0.0, np.zeros(len(CURVATURES))
+    path = []
+    for index in range(1, rounds + 1):
+        rng = stream(3, Purpose.SAMPLING, index)
+        users = rng.choice(len(CURVATURES), size=cohort, replace=False)
+        moves, changes = [], []
+        rate = RATE * 0.5 ** ((index - 1) // halved_every)
+        for user in users:
+            y = x
+            for _ in range(STEPS):
+                gradient = CURVATURES[user] * (y - MINIMA[user]) + decay * y
+                y -= rate * (gradient - own[user] + c)
+            new = own[user] - c + (x - y) / (STEPS * rate)
+            moves.append(y - x)
+            changes.append(new - own[user])
+            own[user] = new
+        x += float(np.mean(moves))
+        c += sum(changes) / len(CURVATURES)
+        path.append(x)
+    return path
+
+
+@pytest.mark.parametrize("cohort", [5, 2])
+def test_rounds_are_those_of_the_paper_s_algorithm(cohort: int, tmp_path: Path) -> None:
+    _, path = quadratic_run("scaffold", 12, cohort, tmp_path)
+    np.testing.assert_allclose(path, by_hand(12, cohort), rtol=1e-4, atol=1e-4)
+
+
+def test_control_variates_are_of_the_round_s_rate_and_of_weight_decay(tmp_path: Path) -> None:
+    schedule = {"decay": "step", "step_every": 3, "step_factor": 0.5}
+    changes = {"federated__local_schedule": schedule, "federated__local_weight_decay": 4.0}
+    _, path = quadratic_run("scaffold", 12, 2, tmp_path, **changes)
+    np.testing.assert_allclose(path, by_hand(12, 2, 4.0, 3), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("cohort", "rounds"), [(5, 40), (2, 120)])
+def test_it_reaches_the_optimum_where_fedavg_s_clients_drift(
+    cohort: int, rounds: int, tmp_path: Path
+) -> None:
+    """Ten local steps on losses of unlike curvature: FedAvg's fixed point is another."""
+    _, ours = quadratic_run("scaffold", rounds, cohort, tmp_path)
+    _, fedavg = quadratic_run("fedavg", rounds, cohort, tmp_path)
+    assert max(abs(x - OPTIMUM) for x in ours[-5:]) < 1e-3
+    assert abs(float(np.mean(fedavg[-20:])) - OPTIMUM) > 0.2
+
+
+def test_without_control_variates_it_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
+    """All are zero in the first round; in the second, not."""
+    same = []
+    for rounds in (1, 2):
+        changes = {"federated__num_rounds": rounds, "federated__local_epochs": 3}
+        ours, fedavg = tmp_path / f"ours{rounds}", tmp_path / f"fedavg{rounds}"
+        run(scaffold(**changes), ours)
+        run(make_config("federated", **changes), fedavg)
+        same.append(torch.equal(central_of(ours), central_of(fedavg)))
+    assert same == [True, False]
+
+
+def test_a_correction_is_added_to_each_step_s_clipped_gradient() -> None:
+    config = make_config("federated")
+    task = build_task(config, CPU)
+    model = build_model(config, task, CPU)
+    start_vector = model.vector.clone()
+    local = LocalTraining(2, 1000, 0.3, gradient_clip_global_norm=0.01)
+    forward = Forward(model.module, task, CPU)
+    added = torch.randn(P, generator=torch.Generator().manual_seed(0))
+
+    def update(correction: Tensor | None) -> Tensor:
+        engine = SequentialEngine(
+            Options(), model, task.split("train"), forward, local, 3, lambda user: correction
+        )
+        (result,) = engine.train(np.array([7]), 1, start_vector)
+        return result.update.clone()
+
+    assert torch.equal(update(None), update(torch.zeros(P)))
+    examples = task.split("train").read_user(7, np.random.default_rng())
+    model.vector.copy_(start_vector)
+    for _ in range(2):
+        loss = task.loss(model.module(examples.inputs), examples.targets)
+        found = torch.autograd.grad(loss, model.parameters)
+        gradient = torch.cat([part.reshape(-1) for part in found])
+        gradient *= min(1.0, 0.01 / float(gradient.norm()))
+        model.vector.sub_(0.3 * (gradient + added))
+    by_steps = model.vector - start_vector
+    torch.testing.assert_close(update(added), by_steps, rtol=1e-4, atol=1e-5)
+
+
+def test_a_client_whose_update_is_not_finite_leaves_no_trace() -> None:
+    algorithm = build_algorithm(config := scaffold(), config.config.federated)  # type: ignore[arg-type]
+    task = build_task(config, CPU)
+    model = build_model(config, task, CPU)
+    engine = build_engine(
+        config,
+        config.config.federated,
+        task,
+        model,
+        algorithm,
+        lambda text: None,  # type: ignore[arg-type]
+    )
+    (result,) = engine.train(np.array([7]), 1, torch.full((P,), torch.nan))
+    algorithm.learn(result, 1)  # type: ignore[attr-defined]
+    algorithm.central_gradient(torch.zeros(P), torch.zeros(P))
+    state = algorithm.state_dict()  # type: ignore[attr-defined]
+    assert not state["control"].any()
+    assert not state["clients"]
+
+
+def test_a_run_learns_sends_twice_as_much_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    config = scaffold(checkpoint={"every": 2, "keep": 10}, federated__num_rounds=8)
+    straight, cut = tmp_path / "straight", tmp_path / "cut"
+    summary = run(config, straight)
+    assert summary["metrics"]["test/accuracy"] > 0.7
+    for row in read_metrics(straight / "metrics.jsonl"):
+        assert row["systems/bytes_up"] == row["train/cohort_size"] * 2 * 4 * P
+        assert row["systems/bytes_down"] == row["systems/bytes_up"]
+    run(config, cut)
+    (cut / "summary.json").unlink()
+    for path in (cut / "checkpoints").iterdir():
+        if path.name != "step-00000002.pt":
+            path.unlink()
+    run(config, cut, resume=True)
+    assert torch.equal(central_of(cut), central_of(straight))
+
+
+def test_its_update_can_be_compressed_but_not_its_control_variate(tmp_path: Path) -> None:
+    trainer, _ = quadratic_run("scaffold", 1, 5, tmp_path)
+    stages = [trainer._algorithm.stage]  # type: ignore[attr-defined]
+    assert upload_bytes(stages, 1) == download_bytes(trainer._algorithm, 1) == 8
+    compression = {"name": "top_k", "k": 65}
+    run(scaffold(federated__compression=compression), tmp_path / "run")
+    size = 4 * P + math.ceil((65 * 32 + 650) / 8)
+    for row in read_metrics(tmp_path / "run" / "metrics.jsonl"):
+        assert row["systems/bytes_up"] == row["train/cohort_size"] * size
+
+
+def test_a_private_run_refuses_it(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"\['control_variate'\] would reach the server in the"):
+        run(scaffold(privacy=PRIVACY), tmp_path / "run")
+
+
+def test_lanes_processes_and_weights_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="set engine: sequential, or auto"):
+        run(scaffold(federated__engine="vectorized"), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"set federated\.workers: 1"):
+        run(scaffold(), tmp_path / "run", crew=InTurn(2))
+    with pytest.raises(ConfigError, match="set weighting: uniform"):
+        run(scaffold(federated__weighting="examples"), tmp_path / "run")
+
+
+def test_auto_takes_one_process_where_clients_are_remembered() -> None:
+    feedback = {"name": "top_k", "fraction": 0.1, "error_feedback": True}
+    without = {"name": "top_k", "fraction": 0.1}
+
+    def one(config: ResolvedConfig) -> bool:
+        assert config.config.federated is not None
+        return needs_one_process(config, config.config.federated)
+
+    assert not one(make_config("federated"))
+    assert not one(make_config("federated", federated__compression=without))
+    assert one(make_config("federated", federated__compression=feedback))
+    assert one(scaffold())

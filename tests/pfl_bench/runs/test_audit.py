@@ -1,0 +1,388 @@
+"""``pfl-bench audit`` on real small runs, as they are and after tampering with their folders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pfl_bench.cli.main import main
+from pfl_bench.federated.trainer import FederatedTrainer
+from pfl_bench.report.page import write_report
+from pfl_bench.report.run_folder import read_run
+from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.runner import run
+from privacy.ledger import canonical_line
+from tests.helpers import change_checkpoint, make_config
+
+Lines = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(make_config("private_federated"), folder)
+    return folder
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["audit", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def rewrite(folder: Path, change: Callable[[Lines], None]) -> None:
+    """Change a ledger as one would who knows the chain: every link is made anew."""
+    path = folder / "ledger.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change(lines)
+    previous, text = "0" * 64, b""
+    for line in lines:
+        line.pop("previous")
+        written = canonical_line(line, previous)
+        previous = hashlib.sha256(written.rstrip(b"\n")).hexdigest()
+        text += written
+    path.write_bytes(text)
+
+
+def failed(folder: Path) -> set[str]:
+    return {check.name for check in audit_run(folder, 1).checks if check.outcome == "failed"}
+
+
+def test_a_run_passes_and_prints_what_it_rests_on(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = command(capsys, str(finished))
+    assert code == 0
+    assert "PASSED: 45 passed, 0 failed, 0 incomplete, 3 skipped" in out
+    assert "PASS  noise_scale: standard deviation" in out
+    assert "A run of this length shows a scale that is" in " ".join(out.split())
+    assert "Outside of the guarantee" in out
+    assert "A search over 10 such runs: epsilon (simulated)" in out
+    ledger = hashlib.sha256((finished / "ledger.jsonl").read_bytes()).hexdigest()
+    written = json.loads((finished / "audit.json").read_text())
+    assert written["ledger_sha256"] == ledger
+    assert written["passed"] is True
+    assert written["verdict"] == "passed"
+    assert written["counts"] == {"passed": 45, "failed": 0, "incomplete": 0, "skipped": 3}
+
+
+def test_json_is_one_object_and_the_file_s_content(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = command(capsys, str(finished), "--json", "--tuned-runs", "3")
+    assert code == 0
+    assert out.count("\n") == 1
+    document = json.loads(out)
+    assert document == json.loads((finished / "audit.json").read_text())
+    assert document["tuned_runs"]["runs"] == 3
+    stated = document["epsilon"]["actual"]
+    assert document["tuned_runs"]["epsilon"]["actual"] > stated
+
+
+def test_what_is_no_private_run_ends_with_2(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = command(capsys, str(tmp_path))
+    assert (code, out) == (2, "")
+    assert "not a run folder" in err
+    plain = tmp_path / "plain"
+    run(make_config("federated", federated__num_rounds=1), plain)
+    code, _, err = command(capsys, str(plain))
+    assert code == 2
+    assert "claims no privacy" in err
+    code, _, err = command(capsys, str(finished), "--tuned-runs", "0")
+    assert code == 2
+    assert "at least 1" in err
+    code, _, err = command(capsys, str(finished), "--data", "no.h5")
+    assert code == 2
+    assert "task.data" in err
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_damaged_statement_ends_with_2(
+    text: str, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied / "privacy.json").write_text(text)
+    assert command(capsys, str(copied))[0] == 2
+    (copied / "privacy.json").unlink()
+    code, _, err = command(capsys, str(copied))
+    assert code == 2
+    assert "privacy.json" in err
+
+
+def test_an_edited_line_breaks_the_chain(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = copied / "ledger.jsonl"
+    path.write_text(path.read_text().replace('"num_nonfinite":0', '"num_nonfinite":1', 1))
+    code, out, _ = command(capsys, str(copied))
+    assert code == 1
+    assert "FAIL  chain" in out
+    assert "line 2: does not follow" in " ".join(out.split())
+
+
+MISSING = {
+    "checkpoints": {"folder", "central_step", "central_chain"},
+    "metrics.jsonl": {"folder", "metrics"},
+    "environment.json": {"folder"},
+}
+
+
+@pytest.mark.parametrize("what", MISSING)
+def test_a_folder_that_lacks_files_is_incomplete(
+    what: str, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copied / what
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    code, out, _ = command(capsys, str(copied))
+    assert code == 1
+    assert "INCOMPLETE: " in out
+    assert f"{what} is missing: it would show" in " ".join(out.split())
+    written = json.loads((copied / "audit.json").read_text())
+    assert (written["verdict"], written["passed"]) == ("incomplete", False)
+    assert list(written["missing"]) == [what]
+    lacking = {c["name"] for c in written["checks"] if c["outcome"] == "incomplete"}
+    assert lacking == MISSING[what]
+    assert "incomplete" in write_report([copied], copied / "report.html").read_text()
+
+
+def test_a_folder_of_an_earlier_version_is_incomplete_and_says_why(copied: Path) -> None:
+    def earlier(lines: Lines) -> None:
+        for line in lines:
+            for key in ("central", "release", "users_sha256", "trained_sha256"):
+                del line[key]
+
+    rewrite(copied, earlier)
+    for name, keys in (
+        ("environment.json", ("private_seed",)),
+        ("summary.json", ("model_sha256", "ledger_digest")),
+    ):
+        document = json.loads((copied / name).read_text())
+        for key in keys:
+            del document[key]
+        (copied / name).write_text(json.dumps(document))
+
+    def without_seed(state: dict[str, Any]) -> None:
+        del state["trainer"]["private"]["seed"], state["trainer"]["private"]["ledger"]
+
+    for path in (copied / "checkpoints").iterdir():
+        change_checkpoint(path, without_seed)
+    done = audit_run(copied, 1)
+    assert (done.num_failed, done.verdict) == (0, "incomplete")
+    lacking = {c.name: c.evidence for c in done.checks if c.outcome == "incomplete"}
+    assert set(lacking) == {
+        "private_seed",
+        "cohort_replay",
+        "noise_replay",
+        "central_step",
+        "central_chain",
+        "release_length",
+    }
+    assert "another version" in lacking["central_step"]
+    assert "seed of cohorts and noise" in lacking["noise_replay"]
+
+
+def test_a_missing_ledger_fails(copied: Path) -> None:
+    (copied / "ledger.jsonl").unlink()
+    assert failed(copied) == {"chain"}
+
+
+def quieter(lines: Lines) -> None:
+    for line in lines:
+        line["update_noise_stddev"] *= 0.9
+
+
+def other_data(lines: Lines) -> None:
+    for line in lines:
+        line["data"] = "sha256:0"
+
+
+def one_fewer(lines: Lines) -> None:
+    """In itself consistent, in the line that no other follows."""
+    for key in ("realised_cohort", "distinct_users", "num_contributions"):
+        lines[-1][key] -= 1
+    lines[-1]["total_weight"] -= 1.0
+
+
+def drop_last(lines: Lines) -> None:
+    lines.pop()
+
+
+TAMPERED = {
+    "quieter": (quieter, {"noise_multiplier", "chain"}),
+    "the last line": (one_fewer, {"chain"}),
+    "other data": (other_data, {"configuration"}),
+    "drop_last": (drop_last, {"rounds", "clip_path"}),
+}
+
+
+@pytest.mark.parametrize("what", TAMPERED)
+def test_a_ledger_that_is_rewritten_with_its_chain_is_found_too(what: str, copied: Path) -> None:
+    change, names = TAMPERED[what]
+    rewrite(copied, change)
+    assert names <= failed(copied)
+
+
+@pytest.mark.parametrize("mechanism", ["adaptive", "tree_aggregation"])
+def test_rounds_beyond_the_configured_ones_are_found(mechanism: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {}
+    if mechanism == "tree_aggregation":
+        changes = {
+            "federated__sampling": "cyclic_poisson",
+            "federated__separation": 2,
+            "privacy__mechanism": {"name": mechanism, "clip_norm": 0.5},
+            "privacy__epsilon": None,
+            "privacy__noise_multiplier": 8.0,
+        }
+    run(make_config("private_federated", **changes), tmp_path / "run")
+
+    def again(lines: Lines) -> None:
+        for line in [dict(line) for line in lines]:
+            lines.append(line | {"round": len(lines) + 1})
+
+    rewrite(tmp_path / "run", again)
+    assert {"rounds", "metrics"} <= failed(tmp_path / "run")
+
+
+def test_a_statement_that_claims_less_is_found(copied: Path) -> None:
+    statement = json.loads((copied / "privacy.json").read_text())
+    statement["actual"]["epsilon"] *= 0.5
+    (copied / "privacy.json").write_text(json.dumps(statement))
+    assert failed(copied) == {
+        "configuration",
+        "epsilon_actual",
+        "referee_actual",
+        "metrics",
+    }
+
+
+def test_another_configuration_is_found(copied: Path) -> None:
+    config = yaml.safe_load((copied / "config.yaml").read_text())
+    config["privacy"]["epsilon"] = 4.0
+    config["federated"]["cohort_size"] = 11
+    (copied / "config.yaml").write_text(yaml.safe_dump(config))
+    assert failed(copied) >= {"configuration", "budget", "denominator"}
+
+
+def test_a_checkpoint_that_forgot_the_bound_is_found(copied: Path) -> None:
+    def forget(state: dict[str, Any]) -> None:
+        state["trainer"]["mechanism"]["clip_norm"] = 0.5
+
+    change_checkpoint(copied / "checkpoints" / "step-00000006.pt", forget)
+    assert failed(copied) == {"clip_path"}
+
+
+def test_a_run_that_was_cut_is_audited_against_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance = FederatedTrainer.advance
+
+    def stop(self: FederatedTrainer, index: int) -> dict[str, float]:
+        if index == 5:
+            raise KeyboardInterrupt
+        return advance(self, index)
+
+    monkeypatch.setattr(FederatedTrainer, "advance", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(make_config("private_federated", checkpoint__every=3), tmp_path / "cut")
+    done = audit_run(tmp_path / "cut", 1)
+    assert done.num_failed == 0
+    checks = {check.name: check for check in done.checks}
+    assert "unfinished, held against the 6 planned" in checks["rounds"].evidence
+    assert "checkpoint of round 3" in checks["clip_path"].evidence
+    assert checks["chain"].evidence == "4 lines; named by the newest checkpoint"
+
+
+def test_data_that_are_gone_are_skipped_and_said(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pfl_bench.runs import audit as auditing
+    from pfl_bench.types import DataError
+
+    def gone(*_: object) -> None:
+        raise DataError("digits.h5: no such file")
+
+    monkeypatch.setattr(auditing, "build_task", gone)
+    checks = {check.name: check for check in audit_run(copied, 1).checks}
+    assert checks["population"].outcome == "skipped"
+    assert "digits.h5: no such file" in checks["population"].evidence
+    assert "--data" in checks["population"].evidence
+    assert checks["batchnorm"].outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"privacy__mechanism": {"name": "gaussian", "clip_norm": 0.5}},
+        {
+            "federated__sampling": "cyclic_poisson",
+            "federated__separation": 2,
+            "federated__num_rounds": 9,
+        },
+        {
+            "federated__sampling": "fixed_size",
+            "privacy__epsilon": None,
+            "privacy__noise_multiplier": 2.0,
+        },
+        {
+            "federated__sampling": "full",
+            "federated__cohort_size": 60,
+            "privacy__noise_cohort_size": 60,
+        },
+        {"privacy__epsilon": None, "privacy__noise_multiplier": 0.0},
+    ],
+    ids=["gaussian", "cyclic", "fixed_size", "full", "no noise"],
+)
+def test_runs_of_every_kind_pass(changes: dict[str, Any], tmp_path: Path) -> None:
+    run(make_config("private_federated", **changes), tmp_path / "run")
+    assert failed(tmp_path / "run") == set()
+
+
+def test_example_level_runs_are_checked_as_far_as_their_ledger_goes(tmp_path: Path) -> None:
+    run(make_config("central_dp"), tmp_path / "run")
+    done = audit_run(tmp_path / "run", 2)
+    checks = {check.name: check for check in done.checks}
+    assert done.num_failed == 0
+    for name in ("chain", "rounds", "epsilon_actual", "clip_path", "batchnorm", "population"):
+        assert checks[name].outcome == "passed", name
+    assert checks["chain"].numbers["named_by"] == ["the summary", "the newest checkpoint"]
+    assert checks["noise_scale"].outcome == "skipped"
+    assert "Opacus" in checks["noise_scale"].evidence
+
+    def fewer(lines: Lines) -> None:
+        lines[-1]["steps"] -= 1
+
+    rewrite(tmp_path / "run", fewer)
+    assert "rounds" in failed(tmp_path / "run")
+
+
+def test_the_report_has_the_audit_and_says_when_it_is_stale(copied: Path) -> None:
+    audit_run(copied, 2)
+    text = write_report([copied], copied / "report.html").read_text()
+    assert "Audit: small, seed 3" in text
+    assert "45 passed, 0 failed, 0 incomplete, 3 skipped" in text
+    assert "A search over 2 such runs" in text
+    assert "Stale." not in text
+    rewrite(copied, drop_last)
+    assert "Stale." in write_report([copied], copied / "report.html").read_text()
+    audit_run(copied, 2)
+    text = write_report([copied], copied / "report.html").read_text()
+    assert "Stale." not in text
+    assert text.index(">failed<") < text.index(">passed<", text.index("<h2>Audit"))
+    (copied / "audit.json").write_text('{"format_version": 99}')
+    with pytest.raises(ValueError, match="again"):
+        write_report([copied], copied / "report.html")
+    assert read_run(copied).is_private

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from pfl_bench.files import drop_after, read_json, read_metrics, write_atomically, write_json
+from pfl_bench.runs.checkpoint import load_latest, save_checkpoint
+from pfl_bench.runs.log import RunLog
+from pfl_bench.types import RunFolderError
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_failed_write_keeps_the_old_content_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file.json"
+    write_atomically(path, "old")
+
+    def refuse(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_json_has_no_bare_infinity(tmp_path: Path) -> None:
+    values = {"a": math.inf, "b": [-math.inf, {"c": math.nan}], "d": 1.5}
+    write_json(tmp_path / "x.json", values)
+    assert read_json(tmp_path / "x.json") == {"a": "inf", "b": ["-inf", {"c": "nan"}], "d": 1.5}
+    assert read_json(tmp_path / "none.json") is None
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '"text"'])
+def test_damaged_json_is_named(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"x\.json"):
+        read_json(path)
+
+
+def test_without_a_terminal_lines_come_when_there_is_news(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with RunLog(tmp_path, "row", total=3, done=0, stream=stream) as log:
+        log.metrics(1, {"train/loss": 1.0}, "")
+        log.metrics(2, {"train/loss": math.nan}, "val/accuracy 0.5")
+        log.notice("something happened")
+    assert stream.getvalue() == "row: 2/3 val/accuracy 0.5\nrow: something happened\n"
+    assert (tmp_path / "run.log").read_text() == "something happened\n"
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert rows == [{"round": 1, "train/loss": 1.0}, {"round": 2, "train/loss": "nan"}]
+
+
+def test_with_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
+    stream = Terminal()
+    with RunLog(tmp_path, "row", total=2, done=0, stream=stream) as log:
+        log.metrics(1, {"train/loss": 1.0}, "val/accuracy 0.5")
+        log.notice("something [bold]happened[/bold]")
+        log.metrics(2, {"train/loss": 1.0}, "val/accuracy 0.7")
+    shown = stream.getvalue()
+    assert "2/2" in shown
+    assert "val/accuracy 0.7" in shown
+    assert "something [bold]happened[/bold]" in shown
+
+
+def test_a_resumed_log_drops_later_rounds_and_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"round": index}) for index in range(1, 6)]
+    path.write_text("\n".join(lines) + '\n{"round": 6, "tr', encoding="utf-8")
+    drop_after(path, 3)
+    assert [row["round"] for row in read_metrics(path)] == [1, 2, 3]
+
+
+def test_a_damaged_line_in_the_middle_is_an_error_not_a_shorter_log(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"round": 1}\n{"rou\n{"round": 3}\n', encoding="utf-8")
+    with pytest.raises(RunFolderError, match="line 2"):
+        read_metrics(path)
+
+
+def test_checkpoints_are_kept_newest_first_and_foreign_files_are_left(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine", encoding="utf-8")
+    for step in (2, 4, 6, 10):
+        save_checkpoint(folder, step, {"value": step}, keep=2)
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["notes.txt", "step-00000006.pt", "step-00000010.pt"]
+    latest = load_latest(folder)
+    assert latest is not None
+    assert (latest["step"], latest["value"]) == (10, 10)
+    assert load_latest(tmp_path / "none") is None

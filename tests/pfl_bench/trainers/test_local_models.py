@@ -1,0 +1,283 @@
+"""Local models against plain PyTorch, client by client; and what the trainer refuses."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pfl_bench.config.loading import ResolvedConfig, resolve
+from pfl_bench.federated.parts import build_model, build_task
+from pfl_bench.files import read_metrics
+from pfl_bench.rng import Purpose, stream
+from pfl_bench.runs.checkpoint import load_latest
+from pfl_bench.runs.runner import run
+from pfl_bench.trainers import local_only as local_models
+from pfl_bench.trainers.local_only import DIVERGED, LocalTrainer
+from pfl_bench.types import ConfigError, Examples
+from tests.helpers import change_tree, make_tree
+
+CPU = torch.device("cpu")
+RATES = [0.03, 0.3, 3.0]
+
+
+def config(**changes: Any) -> ResolvedConfig:
+    tree = make_tree("federated")
+    del tree["federated"]
+    tree |= {
+        # A seed of small clients: 236 examples in all.
+        "task": {
+            "name": "synthetic",
+            "seed": 15,
+            "num_tasks": 12,
+            "num_features": 6,
+            "num_classes": 3,
+        },
+        "model": {"name": "softmax"},
+        "local": {
+            "num_epochs": 3,
+            "batch_size": 4,
+            "learning_rates": RATES,
+            "clients_per_round": 5,
+        },
+        "evaluation": {"every": 1, "splits": ["val"], "final_splits": ["test"]},
+    }
+    change_tree(tree, changes)
+    return resolve(tree, Path("test.yaml"), ())
+
+
+def trainer(resolved: ResolvedConfig) -> tuple[LocalTrainer, Any, Any]:
+    task = build_task(resolved, CPU)
+    model = build_model(resolved, task, CPU)
+    return LocalTrainer(resolved, task, model, Path(), lambda text: None), model, task
+
+
+def user_of(split: Any, name: str) -> int | None:
+    return list(split.client_ids()).index(name) if name in split.client_ids() else None
+
+
+def by_hand(
+    resolved: ResolvedConfig, task: Any, user: int, rate: float, epochs: int
+) -> tuple[torch.Tensor, list[tuple[float, float]]]:
+    """A client's weights after so many epochs, and after each its val accuracy and loss."""
+    model = build_model(resolved, task, CPU)
+    optimizer = torch.optim.SGD(model.parameters, lr=rate)
+    train, val = task.split("train"), task.split("val")
+    examples = train.read_user(user, np.random.default_rng())
+    judge = user_of(val, train.client_ids()[user])
+    held_out = examples if judge is None else val.read_user(judge, np.random.default_rng())
+    rng = stream(3, Purpose.LOCAL_TRAINING, 0, user)
+    judged = []
+    for _ in range(epochs):
+        for chosen in torch.from_numpy(rng.permutation(len(examples))).split(4):
+            optimizer.zero_grad()
+            outputs = model.module(examples.inputs[chosen])
+            task.loss(outputs, examples.targets[chosen]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            outputs = model.module(held_out.inputs)
+            right = outputs.argmax(1) == held_out.targets
+            loss = float(task.loss(outputs, held_out.targets))
+            judged.append((float(right.float().mean()), loss))
+    return model.vector, judged
+
+
+@pytest.mark.parametrize("choose_epoch", [False, True])
+@pytest.mark.parametrize("select_by", ["loss", "accuracy"])
+def test_each_client_takes_what_does_best_on_its_own_val_examples(
+    select_by: str, choose_epoch: bool
+) -> None:
+    resolved = config(local__choose_epoch=choose_epoch, local__select_by=select_by)
+    local, model, task = trainer(resolved)
+    for index in range(1, local.total + 1):
+        local.advance(index)
+    state = local.state_dict()
+    train = task.split("train")
+    chosen = set()
+    for user in range(train.num_users):
+        candidates = []
+        for place, value in enumerate(RATES):
+            for done, (accuracy, loss) in enumerate(by_hand(resolved, task, user, value, 3)[1], 1):
+                score = (-accuracy, loss) if select_by == "accuracy" else (loss,)
+                if choose_epoch or done == 3:
+                    candidates.append((score, place, done))
+        (*_, loss), rate, epoch = min(candidates)
+        assert (state["rate"][user], state["epoch"][user]) == (rate, epoch)
+        assert float(state["loss"][user]) == pytest.approx(loss, rel=1e-4)
+        vector, _ = by_hand(resolved, task, user, RATES[rate], epoch)
+        assert (
+            len(local.personal.personalise(train, user))
+            == train.offsets[user + 1] - (train.offsets[user])
+        )
+        torch.testing.assert_close(model.vector, vector, rtol=1e-4, atol=1e-5)
+        chosen.add((rate, epoch))
+    # The clients differ, or else this has tested little.
+    assert len(chosen) > 1
+
+
+def test_models_that_are_trained_again_are_those_that_would_be_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept, model, task = trainer(config(local__choose_epoch=True))
+    monkeypatch.setattr(local_models, "MAX_KEPT_BYTES", 0)
+    again, other, _ = trainer(config(local__choose_epoch=True))
+    for index in range(1, kept.total + 1):
+        assert kept.advance(index)["local/val_loss"] == again.advance(index)["local/val_loss"]
+    assert "models" in kept.state_dict()
+    assert "models" not in again.state_dict()
+    for name in ("test", "val"):
+        split = task.split(name)
+        for user in reversed(range(split.num_users)):
+            kept.personalise(split, user)
+            with torch.no_grad():
+                again.personalise(split, user)
+            assert torch.equal(model.vector, other.vector)
+
+
+def test_a_whole_run_reports_the_chosen_rates_and_beats_the_initial_model(tmp_path: Path) -> None:
+    summary = run(config(), tmp_path)
+    assert summary["setting"] == "local"
+    assert summary["rounds"] == 3
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["train/num_clients"] for row in rows] == [5, 5, 2]
+    counts = [[row[f"local/rate_{rate:g}"] for rate in RATES] for row in rows]
+    assert [sum(row) for row in counts] == [5, 10, 12]
+    assert summary["systems"]["bytes_up"] == 0
+    assert summary["systems"]["flops"] > 0
+    # Clients whose round has not come have the initial model.
+    assert rows[0]["val/loss"] > rows[1]["val/loss"] > rows[2]["val/loss"]
+    assert rows[-1]["val/accuracy"] > 0.6
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 2**20])
+def test_a_cut_run_resumes_to_the_same_bits(
+    kept_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_models, "MAX_KEPT_BYTES", kept_bytes)
+    changes: dict[str, Any] = {"checkpoint": {"every": 1, "keep": 10}}
+    whole = run(config(**changes), tmp_path / "whole")
+    run(config(**changes), tmp_path / "cut")
+    for name in ("summary.json", "checkpoints/step-00000002.pt", "checkpoints/step-00000003.pt"):
+        (tmp_path / "cut" / name).unlink()
+    resumed = run(config(**changes), tmp_path / "cut", resume=True)
+    assert resumed["metrics"] == whole["metrics"]
+    states = [load_latest(tmp_path / name / "checkpoints") for name in ("whole", "cut")]
+    assert states[0] is not None
+    assert states[1] is not None
+    for name, tensor in states[0]["trainer"].items():
+        assert torch.equal(tensor, states[1]["trainer"][name]), name
+
+
+def test_a_rate_that_diverges_is_out_and_a_client_left_with_none_keeps_the_start() -> None:
+    resolved = config(local__learning_rates=[1e38, 0.3], local__clients_per_round=12)
+    notices: list[str] = []
+    task = build_task(resolved, CPU)
+    losses = [by_hand(resolved, task, user, 1e38, 3)[1][-1][1] for user in range(12)]
+    lost = [user for user, loss in enumerate(losses) if not math.isfinite(loss)]
+    assert 0 < len(lost) < 12
+    local, _, _ = trainer(resolved)
+    assert local.advance(1)["local/num_diverged"] == 0
+    assert set(local.state_dict()["rate"][lost].tolist()) == {1}
+    resolved = config(local__learning_rates=[1e38], local__clients_per_round=12)
+    model = build_model(resolved, task, CPU)
+    start = model.vector.clone()
+    local = LocalTrainer(resolved, task, model, Path(), notices.append)
+    assert local.advance(1)["local/num_diverged"] == len(lost)
+    assert (local.state_dict()["rate"] == DIVERGED).nonzero().flatten().tolist() == lost
+    assert f"the loss of {len(lost)} clients was not finite" in notices[-1]
+    local.personalise(task.split("train"), lost[0])
+    assert torch.equal(model.vector, start)
+
+
+def test_some_clients_only_and_the_others_are_left_out_and_counted(tmp_path: Path) -> None:
+    summary = run(config(local__num_clients=4, evaluation__splits=[]), tmp_path)
+    metrics = summary["metrics"]
+    assert metrics["test/num_clients"] == 4
+    assert metrics["test/num_clients_without_examples"] == 8
+    assert "8 of its 12 clients have no model" in (tmp_path / "run.log").read_text()
+
+
+class OneHot:
+    """A split whose targets are labels that each are there or not."""
+
+    def __init__(self, split: Any) -> None:
+        self._split = split
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._split, name)
+
+    def read_range(self, start: int, stop: int) -> Examples:
+        examples = self._split.read_range(start, stop)
+        return Examples(examples.inputs, torch.eye(3)[examples.targets])
+
+
+def test_accuracy_is_asked_for_where_there_is_none() -> None:
+    resolved = config(local__select_by="accuracy")
+    task: Any = build_task(resolved, CPU)
+    original = task.split
+    task.metrics, task.split = ("multilabel",), lambda name: OneHot(original(name))
+    model = build_model(resolved, task, CPU)
+    with pytest.raises(ConfigError, match="no accuracy"):
+        LocalTrainer(resolved, task, model, Path(), lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": {"name": "digits"}}, "divide the clients"),
+        ({"local__num_clients": 13}, "more than the 12 training users"),
+        ({"evaluation__select_best": "val/accuracy"}, "select_best"),
+        (
+            {"evaluation__adaptation": {"num_steps": 1, "batch_size": 1, "learning_rate": 0.1}},
+            "adaptation",
+        ),
+        ({"local__learning_rates": [0.1, 0.1]}, "stands twice"),
+        ({"local__learning_rates": []}, "learning_rates"),
+        (
+            {
+                "privacy": {
+                    "mechanism": {"name": "gaussian", "clip_norm": 1.0},
+                    "population_size": 12,
+                    "epsilon": 1.0,
+                }
+            },
+            "never leave their clients",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(config(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("without", [1, 12])
+def test_a_choice_on_training_examples_is_said_and_called_that(
+    without: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = LocalTrainer._find_val_users
+
+    def fewer(trainer: LocalTrainer) -> Any:
+        users = found(trainer)
+        users[:without] = -1
+        return users
+
+    resolved = config()
+    task = build_task(resolved, CPU)
+    model = build_model(resolved, task, CPU)
+    notices: list[str] = []
+    LocalTrainer(resolved, task, model, Path(), notices.append)
+    assert notices == []
+    monkeypatch.setattr(LocalTrainer, "_find_val_users", fewer)
+    trained = LocalTrainer(resolved, task, model, Path(), notices.append)
+    (notice,) = notices
+    assert f"{without} of 12 clients have no val examples" in notice
+    scalars = trained.advance(1)
+    assert ("local/train_loss" in scalars) == (without == 12)
+    assert ("local/val_loss" in scalars) == (without == 1)

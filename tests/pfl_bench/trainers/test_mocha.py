@@ -1,0 +1,401 @@
+"""Mocha against direct solutions of the problem that it solves; and what the trainer refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.config.loading import ResolvedConfig, resolve
+from pfl_bench.federated.parts import build_model, build_task
+from pfl_bench.runs.checkpoint import load_latest
+from pfl_bench.runs.runner import run
+from pfl_bench.trainers.mocha import trainer as mocha
+from pfl_bench.trainers.mocha.dual import (
+    LOSSES,
+    independent_relationship,
+    learned_relationship,
+    mean_relationship,
+    sigma_prime,
+)
+from pfl_bench.trainers.mocha.trainer import MultitaskTrainer
+from pfl_bench.types import ConfigError, Examples
+from tests.helpers import change_tree, make_tree
+
+CPU = torch.device("cpu")
+# A seed of small clients: 77 examples in all.
+TASK = {
+    "name": "synthetic",
+    "seed": 34,
+    "num_tasks": 5,
+    "num_features": 4,
+    "num_classes": 3,
+}
+
+
+def config(**changes: Any) -> ResolvedConfig:
+    tree = make_tree("federated")
+    del tree["federated"]
+    tree |= {
+        "task": dict(TASK),
+        "model": {"name": "softmax"},
+        "multitask": {"num_rounds": 4, "regularization": 0.1},
+        "evaluation": {"every": 2, "splits": ["val"], "final_splits": ["test"]},
+    }
+    change_tree(tree, changes)
+    return resolve(tree, Path("test.yaml"), ())
+
+
+def trainer(resolved: ResolvedConfig) -> tuple[MultitaskTrainer, Any, Any]:
+    task = build_task(resolved, CPU)
+    model = build_model(resolved, task, CPU)
+    return MultitaskTrainer(resolved, task, model, Path(), lambda text: None), model, task
+
+
+def solve_directly(task: Any, relationship: np.ndarray, weight: float) -> tuple[np.ndarray, float]:
+    """Logistic loss: W and its objective by L-BFGS on the primal problem, all clients at once."""
+    split = task.split("train")
+    examples = split.read_range(0, split.num_examples)
+    inputs = np.hstack([examples.inputs.numpy(), np.ones((split.num_examples, 1))])
+    signs = np.where(np.eye(3)[examples.targets.numpy()] > 0, 1.0, -1.0)
+    owner = np.repeat(np.arange(split.num_users), np.diff(split.offsets))
+    inverse = np.linalg.inv(relationship)
+    shape = (split.num_users, inputs.shape[1], 3)
+
+    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        models = flat.reshape(shape)
+        margins = signs * np.einsum("nd,ndk->nk", inputs, models[owner])
+        related = np.einsum("tu,udk->tdk", inverse, models)
+        value = np.logaddexp(0, -margins).sum() + weight / 2 * (models * related).sum()
+        slopes = -signs * expit(-margins)
+        gradient = weight * related
+        np.add.at(gradient, owner, inputs[:, :, None] * slopes[:, None, :])
+        return float(value), gradient.ravel()
+
+    found = minimize(
+        objective,
+        np.zeros(np.prod(shape)),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 5000, "maxfun": 10000, "ftol": 1e-15, "gtol": 1e-9},
+    )
+    return found.x.reshape(shape), float(found.fun)
+
+
+def gap_after(resolved: ResolvedConfig, rounds: int) -> tuple[MultitaskTrainer, Any, Any, float]:
+    local, model, task = trainer(resolved)
+    for index in range(1, rounds + 1):
+        scalars = local.advance(index)
+        assert scalars["multitask/duality_gap"] > -1e-9
+    return local, model, task, scalars["multitask/duality_gap"] / scalars["multitask/primal"]
+
+
+@pytest.mark.parametrize(
+    ("relationship", "participation"), [("independent", 1.0), ("mean", 1.0), ("mean", 0.5)]
+)
+def test_the_gap_closes_and_the_models_are_those_of_a_direct_solver(
+    relationship: str, participation: float
+) -> None:
+    resolved = config(
+        multitask__loss="logistic",
+        multitask__relationship=relationship,
+        multitask__participation=participation,
+        multitask__local_epochs=3,
+        multitask__regularization=1.0,
+    )
+    local, model, task, gap = gap_after(resolved, 40 if participation == 1 else 100)
+    assert gap < 1e-6
+    omega = mean_relationship(5, 0.1) if relationship == "mean" else independent_relationship(5)
+    expected, _ = solve_directly(task, omega, 1.0)
+    split = task.split("train")
+    for user in range(split.num_users):
+        local.personalise(split, user)
+        weights, bias = model.slices
+        np.testing.assert_allclose(weights.T, expected[user, :-1], atol=1e-3)
+        np.testing.assert_allclose(bias, expected[user, -1], atol=1e-3)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.6])
+def test_with_hinge_loss_the_gap_closes_too(participation: float) -> None:
+    resolved = config(
+        multitask__relationship="mean",
+        multitask__participation=participation,
+        multitask__local_epochs=5,
+        multitask__regularization=1.0,
+    )
+    assert gap_after(resolved, 5)[3] > 0.05
+    assert gap_after(resolved, 200)[3] < 5e-3
+
+
+def test_steps_that_ignore_one_another_would_not_ascend() -> None:
+    """sigma' is needed: with 1 in its place the dual falls where clients are alike."""
+    resolved = config(
+        multitask__relationship="mean", multitask__mean_ridge=0.01, multitask__local_epochs=20
+    )
+    duals = {}
+    for is_safe in (True, False):
+        local, _, _ = trainer(resolved)
+        if not is_safe:
+            local._sigma_prime = 1.0
+        duals[is_safe] = [local.advance(index)["multitask/dual"] for index in range(1, 9)]
+    assert np.all(np.diff(duals[True]) >= -1e-9)
+    assert np.any(np.diff(duals[False]) < 0)
+
+
+@pytest.mark.parametrize("name", ["hinge", "logistic"])
+def test_a_coordinate_step_minimises_its_parabola_and_conjugate(name: str) -> None:
+    loss, rng = LOSSES[name], np.random.default_rng(0)
+    grid = np.linspace(0, 1, 20001)
+    for _ in range(200):
+        dual, margin = rng.random(1), rng.normal(scale=5, size=1)
+        curvature = float(np.exp(rng.normal(scale=2)))
+        value = loss.conjugate(grid) + (grid - dual) * margin + curvature / 2 * (grid - dual) ** 2
+        found = loss.maximise(dual, margin, curvature)
+        assert found[0] == pytest.approx(grid[value.argmin()], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["hinge", "logistic"])
+def test_conjugates_are_the_losses_own(name: str) -> None:
+    """conjugate(-a) = max over margins of -a m - loss(m), within 0 to 1."""
+    loss = LOSSES[name]
+    margins = np.linspace(-40, 40, 400001)
+    for dual in (0.0, 0.1, 0.5, 0.9, 1.0):
+        largest = (-dual * margins - loss.value(margins)).max()
+        assert float(loss.conjugate(np.array([dual]))[0]) == pytest.approx(largest, abs=1e-6)
+
+
+def random_relationship(rng: np.random.Generator, count: int) -> np.ndarray:
+    root = rng.normal(size=(count, count))
+    matrix = root @ root.T + 1e-3 * np.eye(count)
+    return matrix / np.trace(matrix)
+
+
+def test_the_learned_relationship_is_the_best_of_trace_one() -> None:
+    rng = np.random.default_rng(1)
+    for count, width in ((4, 9), (7, 3)):
+        models = rng.normal(size=(count, width))
+        smoothing = 1e-2
+        epsilon = smoothing * (models**2).sum() / count
+
+        gram = models @ models.T + epsilon * np.eye(count)
+
+        best = learned_relationship(models, smoothing)
+        assert np.trace(best) == pytest.approx(1)
+        assert np.linalg.eigvalsh(best)[0] > 0
+        lowest = np.trace(np.linalg.solve(best, gram))
+        for step in (1e-4, 1e-2, 0.3, 1.0):
+            for _ in range(50):
+                other = (1 - step) * best + step * random_relationship(rng, count)
+                assert lowest <= np.trace(np.linalg.solve(other, gram)) * (1 + 1e-12)
+        # Zhang and Yeung's closed form, by another route.
+        values, vectors = np.linalg.eigh(gram)
+        root = (vectors * np.sqrt(values)) @ vectors.T
+        np.testing.assert_allclose(best, root / np.trace(root), atol=1e-10)
+
+
+def test_models_that_are_all_zero_tell_nothing_of_their_relationship() -> None:
+    learned = learned_relationship(np.zeros((3, 2)), 1e-3)
+    np.testing.assert_array_equal(learned, independent_relationship(3))
+
+
+def test_the_mean_relationship_measures_the_distance_from_the_mean() -> None:
+    models = np.random.default_rng(2).normal(size=(5, 3))
+    omega = mean_relationship(5, 0.1)
+    assert np.trace(omega) == pytest.approx(1)
+    distances = ((models - models.mean(0)) ** 2).sum() + 0.1 * (models**2).sum()
+    ratio = np.trace(models.T @ np.linalg.inv(omega) @ models) / distances
+    other = np.random.default_rng(3).normal(size=(5, 3))
+    distances = ((other - other.mean(0)) ** 2).sum() + 0.1 * (other**2).sum()
+    assert np.trace(other.T @ np.linalg.inv(omega) @ other) == pytest.approx(ratio * distances)
+
+
+def test_sigma_prime_bounds_what_clients_add_up_to_and_is_reached() -> None:
+    rng = np.random.default_rng(4)
+    omega = random_relationship(rng, 6)
+    bound = sigma_prime(omega)
+    ratios = []
+    for _ in range(2000):
+        sums = rng.normal(size=(6, 2))
+        ratios.append(np.trace(sums.T @ omega @ sums) / (np.diag(omega) @ (sums**2).sum(1)))
+    assert max(ratios) <= bound + 1e-12
+    roots = np.sqrt(np.diag(omega))
+    worst = np.linalg.eigh(omega / np.outer(roots, roots))[1][:, -1:] / roots[:, None]
+    reached = (worst.T @ omega @ worst).item() / (np.diag(omega) @ (worst**2)[:, 0])
+    assert reached == pytest.approx(bound)
+    assert sigma_prime(independent_relationship(5)) == pytest.approx(1)
+
+
+class Drawn:
+    """One split of ``Clusters``."""
+
+    def __init__(self, name: str, models: np.ndarray, count: int) -> None:
+        rng = np.random.default_rng([ord(letter) for letter in name])
+        inputs = rng.normal(size=(len(models), count, models.shape[1]))
+        labels = np.einsum("ucd,ud->uc", inputs, models) > 0
+        self.name = name
+        self.num_users, self.num_examples = len(models), len(models) * count
+        self.offsets = np.arange(len(models) + 1) * count
+        self.inputs = torch.from_numpy(inputs.reshape(-1, models.shape[1])).float()
+        self.targets = torch.from_numpy(labels.reshape(-1).astype(np.int64))
+
+    def client_ids(self) -> list[str]:
+        return [str(user) for user in range(self.num_users)]
+
+    def read_range(self, start: int, stop: int) -> Examples:
+        return Examples(self.inputs[start:stop], self.targets[start:stop])
+
+
+class Clusters:
+    """40 clients of 8 examples for 20 features, whose true models lie near one of two."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(7)
+        centres = rng.normal(size=(2, 20))
+        models = centres[rng.integers(0, 2, 40)] + 0.2 * rng.normal(size=(40, 20))
+        sizes = {"train": 8, "val": 8, "test": 100}
+        self._splits = {name: Drawn(name, models, size) for name, size in sizes.items()}
+        self.facts = SimpleNamespace(split_by="example")
+        self.loss = torch.nn.functional.cross_entropy
+
+    def split(self, name: str) -> Drawn:
+        return self._splits[name]
+
+
+def in_clusters(**changes: Any) -> tuple[MultitaskTrainer, FlatModel, Any]:
+    task: Any = Clusters()
+    model = FlatModel(torch.nn.Linear(20, 2), CPU)
+    resolved = config(**changes)
+    return MultitaskTrainer(resolved, task, model, Path(), lambda text: None), model, task
+
+
+def accuracy(local: MultitaskTrainer, model: FlatModel, split: Any) -> float:
+    right = 0
+    for user in range(split.num_users):
+        local.personalise(split, user)
+        examples = split.read_range(*split.offsets[user : user + 2])
+        with torch.no_grad():
+            right += int((model.module(examples.inputs).argmax(1) == examples.targets).sum())
+    return right / split.num_examples
+
+
+def test_a_learned_relationship_beats_none_and_the_mean_where_clients_cluster() -> None:
+    """Best of a grid of weights each, chosen by val and compared on test."""
+    accuracies = {}
+    for relationship in ("learned", "independent", "mean"):
+        found = []
+        for weight in (0.2, 1.0, 5.0):
+            local, model, task = in_clusters(
+                multitask__relationship=relationship,
+                multitask__regularization=weight,
+                multitask__relationship_every=4,
+                multitask__local_epochs=2,
+            )
+            for index in range(1, 13):
+                local.advance(index)
+            names = ("val", "test")
+            found.append([accuracy(local, model, task.split(name)) for name in names])
+        accuracies[relationship] = max(found)[1]
+    assert accuracies["learned"] > accuracies["independent"] + 0.05
+    assert accuracies["learned"] > accuracies["mean"] + 0.02
+
+
+def test_a_new_relationship_starts_from_the_best_halving_of_the_dual_variables() -> None:
+    local, _, _ = in_clusters(multitask__regularization=0.01)
+    scalars = local.advance(1)
+    assert scalars["multitask/rescaled"] < 1
+    state = local.state_dict()
+    omega, loss = state["relationship"].numpy(), LOSSES["hinge"]
+    # What was before the shrinking; the penalty is tr(B Omega B^T) / (2 lambda).
+    sums = state["sums"].numpy() / scalars["multitask/rescaled"]
+    duals = state["duals"].numpy() / scalars["multitask/rescaled"]
+
+    def dual(factor: float) -> float:
+        penalty = np.trace(sums.T @ omega @ sums) / (2 * 0.01)
+        return float(-loss.conjugate(factor * duals).sum() - factor**2 * penalty)
+
+    best = max((0.5**power for power in range(20)), key=dual)
+    assert scalars["multitask/rescaled"] == best
+    assert dual(best) > max(0, dual(1.0))
+    assert local._objectives()[1] == pytest.approx(dual(best))
+
+
+@pytest.mark.parametrize("relationship", ["learned", "mean"])
+def test_a_cut_run_resumes_to_the_same_bits(relationship: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "checkpoint": {"every": 1, "keep": 10},
+        "multitask__participation": 0.7,
+        "multitask__relationship": relationship,
+        "multitask__relationship_every": 2,
+    }
+    whole = run(config(**changes), tmp_path / "whole")
+    run(config(**changes), tmp_path / "cut")
+    (tmp_path / "cut" / "summary.json").unlink()
+    for step in (3, 4):
+        (tmp_path / "cut" / f"checkpoints/step-{step:08d}.pt").unlink()
+    resumed = run(config(**changes), tmp_path / "cut", resume=True)
+    assert resumed["metrics"] == whole["metrics"]
+    states = [load_latest(tmp_path / name / "checkpoints") for name in ("whole", "cut")]
+    assert states[0] is not None
+    assert states[1] is not None
+    for name, tensor in states[0]["trainer"].items():
+        assert torch.equal(tensor, states[1]["trainer"][name]), name
+    assert whole["systems"]["bytes_up"] > 0
+    assert whole["systems"]["flops"] > 0
+
+
+def test_a_model_without_bias_is_linear_too() -> None:
+    resolved = config(multitask__relationship="independent", multitask__regularization=10.0)
+    task = build_task(resolved, CPU)
+    model = FlatModel(torch.nn.Linear(4, 3, bias=False), CPU)
+    local = MultitaskTrainer(resolved, task, model, Path(), lambda text: None)
+    gaps = [local.advance(index)["multitask/duality_gap"] for index in range(1, 30)]
+    assert gaps[-1] < 1e-2 * gaps[0]
+    local.personalise(task.split("test"), 1)
+    expected = local.state_dict()["sums"][1].reshape(4, 3).T / 10 / 5
+    torch.testing.assert_close(model.slices[0], expected.float())
+    assert expected.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"name": "perceptron"}}, "does something else"),
+        ({"task": {"name": "digits"}}, "divide the clients"),
+        ({"multitask__num_clients": 6}, "more than the 5 training users"),
+        ({"multitask__regularization": 0.0}, "regularization"),
+        (
+            {
+                "privacy": {
+                    "mechanism": {"name": "gaussian", "clip_norm": 1.0},
+                    "population_size": 5,
+                    "epsilon": 1.0,
+                }
+            },
+            "which of them are alike",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(config(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_layers_and_too_many_clients_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = config()
+    task = build_task(resolved, CPU)
+    two = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    with pytest.raises(ConfigError, match="one linear layer"):
+        MultitaskTrainer(resolved, task, FlatModel(two, CPU), Path(), lambda text: None)
+    monkeypatch.setattr(mocha, "MAX_CLIENTS", 4)
+    with pytest.raises(ConfigError, match="at most 4 clients"):
+        trainer(resolved)
