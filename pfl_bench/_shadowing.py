@@ -10,10 +10,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
-ROOMS = ("privacy", "tasks")
+PACKAGES = ("privacy", "tasks")
 
 
-def check_rooms() -> None:
+def check_packages() -> None:
     """Check where ``privacy`` and ``tasks`` would be imported from, without importing them.
 
     Raises:
@@ -37,9 +37,9 @@ def _is_run_as_module() -> bool:
 
 def _problem() -> str | None:
     home = Path(__file__).resolve().parent.parent
-    for room in ROOMS:
-        spec = importlib.util.find_spec(room)
-        expected = home / room / "__init__.py"
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        expected = home / package / "__init__.py"
         found = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
         if found == expected:
             continue
@@ -47,8 +47,8 @@ def _problem() -> str | None:
             found = Path(next(iter(spec.submodule_search_locations))).resolve()
         where = f"is shadowed by {found}" if found else "is not installed"
         return (
-            f"pfl-bench's own package '{room}' {where}; it should be {expected.parent}. "
+            f"pfl-bench's own package '{package}' {where}; it should be {expected.parent}. "
             f"Run from another folder, take that folder out of PYTHONPATH, rename the foreign "
-            f"'{room}', or use a virtual environment of its own for pfl-bench."
+            f"'{package}', or use a virtual environment of its own for pfl-bench."
         )
     return None

@@ -203,8 +203,8 @@ class MovesBound(Protocol):
 class BeginsWithNormals(Protocol):
     """What a mechanism also has whose release begins with P draws of ``rng.standard_normal``.
 
-    They are then drawn while clients train (``privacy.drawn_ahead``), and no other method of the
-    stream may be called until all P were asked for, ``standard_normal(n)`` by whole numbers n.
+    They are then drawn while clients train (``privacy.prefetched_noise``), and no other method of
+    the stream may be called until all P were asked for, ``standard_normal(n)`` by whole numbers n.
     """
 
     begins_with_normals: bool

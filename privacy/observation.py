@@ -33,7 +33,7 @@ from privacy.errors import PrivacyError
 from privacy.mechanism import Release
 from privacy.noise_record import PIECE, NoiseRecord
 from privacy.noise_record import finite as _finite
-from privacy.sum_watch import HALF_ULP, Seen, SumWatch, clean_total
+from privacy.sum_watch import HALF_ULP, ShardObservation, SumWatch, clean_total
 
 # Edges of the histogram, in standard deviations; two tails lie outside of them.
 HISTOGRAM_EDGES = np.linspace(-4.0, 4.0, 33)
@@ -84,7 +84,7 @@ class Observer:
         """
         self._watch.after(aggregate, clip_norm)
 
-    def seen(self, aggregate: Aggregate) -> Seen:
+    def seen(self, aggregate: Aggregate) -> ShardObservation:
         """What was seen since ``begin``.
 
         Args:
@@ -92,7 +92,7 @@ class Observer:
         """
         return self._watch.seen(aggregate)
 
-    def merge(self, parts: Iterable[Seen], aggregate: Aggregate) -> None:
+    def merge(self, parts: Iterable[ShardObservation], aggregate: Aggregate) -> None:
         """Take in what the observers of all parts of a round have seen, this one's too.
 
         Args:

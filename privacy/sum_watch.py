@@ -86,7 +86,7 @@ REPORT_KEYS = tuple(field.name for field in fields(Reports))
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ShardObservation:
     """What was seen of a part of a round that was summed apart.
 
     Attributes:
@@ -123,7 +123,7 @@ class SumWatch:
         self._noised: Tensor | None = None
         self._spare: list[Tensor] = []
         self._sent: tuple[float, float] | None = None
-        self._seen = Seen(None, None, None)
+        self._seen = ShardObservation(None, None, None)
 
     def begin(self, chosen: int) -> None:
         """Begin a part of a round.
@@ -135,7 +135,7 @@ class SumWatch:
         self._chosen, self._taken, self._sent = chosen, 0, None
         self._spare = [kept for kept in (self._known, self._noised) if kept is not None]
         self._known = self._noised = None
-        self._seen = Seen(None, 0.0 if self._all else None, None)
+        self._seen = ShardObservation(None, 0.0 if self._all else None, None)
 
     def before(self, aggregate: Aggregate, update: Tensor) -> None:
         """Look at the sum before a client's update is taken in, if the client is watched."""
@@ -171,13 +171,13 @@ class SumWatch:
             worst = (wrong, {"norm": finite(norm), "moved": finite(moved), "bit": bit})
         self._seen = replace(self._seen, worst=worst, watched=self._seen.watched + 1)
 
-    def seen(self, aggregate: Aggregate) -> Seen:
+    def seen(self, aggregate: Aggregate) -> ShardObservation:
         """What was seen since ``begin``."""
         total = clean_total(aggregate)
         self._look_between(total)
         return replace(self._seen, total=_some(total).clone() if self._taken else None)
 
-    def merge(self, parts: Iterable[Seen], aggregate: Aggregate) -> None:
+    def merge(self, parts: Iterable[ShardObservation], aggregate: Aggregate) -> None:
         """Take in what was seen of all parts of a round, this one's too.
 
         Args:
@@ -220,9 +220,11 @@ class SumWatch:
         if self._all:
             self._known = self._room(total) if self._known is None else self._known
             self._known.copy_(total)
-        self._seen = Seen(worst, unseen, None, sum(part.watched for part in known), reports)
+        self._seen = ShardObservation(
+            worst, unseen, None, sum(part.watched for part in known), reports
+        )
 
-    def result(self, aggregate: Aggregate) -> Seen:
+    def result(self, aggregate: Aggregate) -> ShardObservation:
         """What was seen of the whole round."""
         self._look_between(clean_total(aggregate))
         return self._seen

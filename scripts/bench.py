@@ -28,7 +28,7 @@ import sys
 
 # What is timed; each has a module of that name (- is _) in the folder benchmarks.
 SUBJECTS = {
-    "defaults": "`pfl-bench run` with its defaults beside hand-set engine, lanes and workers",
+    "defaults": "`pfl-bench run` with its defaults beside hand-set engine, slots and workers",
     "femnist": "a federated round of FEMNIST's models",
     "flair": "a federated round of FLAIR's ResNet-18",
     "metrics": "multi-label metrics on FLAIR's test set's size",

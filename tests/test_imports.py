@@ -1,4 +1,4 @@
-"""The direction of imports between rooms, read from the source."""
+"""The direction of imports between packages, read from the source."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ DIRECTION = {
 LOOSE = {"__init__", "__main__", "_shadowing", "files", "plugins", "profiling", "rng"}
 
 
-def modules(room: str) -> list[Path]:
-    return sorted((REPOSITORY / room).rglob("*.py"))
+def modules(package: str) -> list[Path]:
+    return sorted((REPOSITORY / package).rglob("*.py"))
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -49,7 +49,7 @@ def within(name: str, allowed: str) -> bool:
 
 
 def test_there_are_modules_to_look_at() -> None:
-    assert all(len(modules(room)) > 5 for room in (*OURS, "pfl_bench/types"))
+    assert all(len(modules(package)) > 5 for package in (*OURS, "pfl_bench/types"))
 
 
 @pytest.mark.parametrize("path", modules("privacy"), ids=lambda p: p.name)
@@ -118,32 +118,32 @@ def test_types_import_nothing_else_of_ours(path: Path) -> None:
 def test_only_plugins_loads_by_name() -> None:
     loaders = {
         path.relative_to(REPOSITORY).as_posix()
-        for room in OURS
-        for path in modules(room)
+        for package in OURS
+        for path in modules(package)
         if "importlib.import_module" in path.read_text(encoding="utf-8")
     }
     # The command line imports its own subcommands, to keep --help quick.
     assert loaders == {"pfl_bench/plugins.py", "pfl_bench/cli/main.py"}
 
 
-@pytest.mark.parametrize("room", ["privacy", "tasks"])
-def test_a_foreign_package_of_the_same_name_is_named(room: str, tmp_path: Path) -> None:
-    foreign = tmp_path / room
+@pytest.mark.parametrize("package", ["privacy", "tasks"])
+def test_a_foreign_package_of_the_same_name_is_named(package: str, tmp_path: Path) -> None:
+    foreign = tmp_path / package
     foreign.mkdir()
     (foreign / "__init__.py").write_text("", encoding="utf-8")
     code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(REPOSITORY)!r}]; import pfl_bench"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert f"own package '{room}' is shadowed by {foreign}" in done.stderr
+    assert f"own package '{package}' is shadowed by {foreign}" in done.stderr
 
 
 @pytest.mark.parametrize("start", ["console script", "-m"])
-@pytest.mark.parametrize("room", ["privacy", "tasks"])
+@pytest.mark.parametrize("package", ["privacy", "tasks"])
 def test_a_user_s_own_folder_on_the_path_ends_in_a_message(
-    room: str, start: str, tmp_path: Path
+    package: str, start: str, tmp_path: Path
 ) -> None:
-    (tmp_path / room).mkdir()
-    (tmp_path / room / "__init__.py").write_text("", encoding="utf-8")
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("", encoding="utf-8")
     command = [sys.executable, "-m", "pfl_bench"]
     if start != "-m":
         # As pip writes it.
@@ -157,7 +157,7 @@ def test_a_user_s_own_folder_on_the_path_ends_in_a_message(
         env={**os.environ, "PYTHONPATH": path}, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert f"own package '{room}' is shadowed by {tmp_path / room}" in done.stderr
+    assert f"own package '{package}' is shadowed by {tmp_path / package}" in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from pfl_bench.files import to_json_value
 from pfl_bench.runs.audit import RunAudit, audit_run
 from privacy.audit.check import OUTCOMES, Check
+from privacy.audit.inputs import as_number
 from privacy.audit.outside import COVERS
-from privacy.audit.subject import as_number
 from privacy.statement.statement import round_up, selection_note, small
 
 _MARKS = {"passed": "PASS", "failed": "FAIL", "incomplete": "LACK", "skipped": "skip"}
@@ -31,7 +31,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _lines(folder: Path, done: RunAudit) -> Iterator[str]:
-    statement = done.subject.statement
+    statement = done.inputs.statement
     yield f"Audit of {folder}"
     for side in ("simulated", "actual"):
         stated = statement[side]

@@ -302,9 +302,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if message is None:
             raise
         print(f"pfl-bench: {message}", file=sys.stderr)
-        from pfl_bench.types import CrewError
+        from pfl_bench.types import WorkerError
 
-        return EXIT_FAILED if isinstance(error, CrewError) else EXIT_INPUT
+        return EXIT_FAILED if isinstance(error, WorkerError) else EXIT_INPUT
 
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -320,10 +320,10 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
 
 def explain(error: Exception) -> str | None:
     """What to tell the user of an error that is theirs or their machine's; None for one of ours."""
-    from pfl_bench.types import CrewError, UserInputError
+    from pfl_bench.types import UserInputError, WorkerError
     from privacy.errors import PrivacyError
 
-    if isinstance(error, (UserInputError, CrewError, PrivacyError)):
+    if isinstance(error, (UserInputError, WorkerError, PrivacyError)):
         return str(error)
     if isinstance(error, MemoryError):
         return f"memory ran out ({error or 'no more could be had'}); {_SMALLER}"

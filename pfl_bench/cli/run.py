@@ -11,7 +11,7 @@ from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import kind_of
 from pfl_bench.federated.workers.launched import is_launched, is_restarted
-from pfl_bench.types import ConfigError, Crew
+from pfl_bench.types import ConfigError, WorkerGroup
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -30,12 +30,12 @@ def main(arguments: argparse.Namespace) -> int:
         command = f"table {path.parent}" if kind == "view" else f"sweep {path}"
         raise ConfigError(f"{path} is a {kind}, not a row; run it by `pfl-bench {command}`")
     resolved = load_config(path, overrides)
-    crew = _join_crew(resolved)
-    if crew is not None and crew.rank > 0:
+    group = _join_group(resolved)
+    if group is not None and group.rank > 0:
         from pfl_bench.federated.workers.worker_loop import follow
 
-        follow(crew)
-        crew.close()
+        follow(group)
+        group.close()
         return 0
     name = resolved.config.name
     out = Path(arguments.out or Path("runs") / name / f"seed-{resolved.config.seed}")
@@ -50,7 +50,7 @@ def main(arguments: argparse.Namespace) -> int:
     if read_json(out / "summary.json") is not None:
         print(f"{out}: this run is finished; it is not run again", file=sys.stderr)
     profile = Profile() if arguments.profile else None
-    summary = run(resolved, out, arguments.resume or is_restarted(), crew, profile)
+    summary = run(resolved, out, arguments.resume or is_restarted(), group, profile)
     page = write_report([out], out / "report.html")
     if summary["privacy"] is not None:
         from privacy.statement.statement import PrivacyStatement
@@ -65,11 +65,11 @@ def main(arguments: argparse.Namespace) -> int:
     print(format_table(rows, "md"), end="")
     print(f"report: {page}", file=sys.stderr)
     # torchrun takes every other exit code for a process that has crashed.
-    has_failed = crew is None and any(row.is_failure for row in rows)
+    has_failed = group is None and any(row.is_failure for row in rows)
     return EXIT_FAILED if has_failed else EXIT_DONE
 
 
-def _join_crew(resolved: ResolvedConfig) -> Crew | None:
+def _join_group(resolved: ResolvedConfig) -> WorkerGroup | None:
     """Join the processes that torchrun has started, if it has.
 
     Raises:
@@ -86,6 +86,6 @@ def _join_crew(resolved: ResolvedConfig) -> Crew | None:
         raise ConfigError(
             "federated.workers: torchrun has started the processes of this run; leave it out"
         )
-    from pfl_bench.federated.workers.torchrun import TorchrunCrew
+    from pfl_bench.federated.workers.torchrun import TorchrunGroup
 
-    return TorchrunCrew(resolved.config.device)
+    return TorchrunGroup(resolved.config.device)

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from pfl_bench.client.precision import is_mixed, without_autocast
-from pfl_bench.types import GivesProducts, KeepProduct
+from pfl_bench.types import GivesFactoredGradients, KeepFactors
 
 # Below so many weights a gradient stays in the cache, and there is little to gain.
 SMALLEST = 1 << 18
@@ -39,7 +39,7 @@ def weights_come_first(rows: int, outputs: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class FactoredGradient:
     """The matrix ``left.T @ right``.
 
     Attributes:
@@ -77,27 +77,27 @@ class Product:
         norm: Tensor = torch.linalg.vector_norm(self.dense())
         return norm
 
-    def scaled(self, factor: float | Tensor) -> Product:
+    def scaled(self, factor: float | Tensor) -> FactoredGradient:
         """``factor`` times the matrix; of the two, the smaller is copied."""
         if self.left.numel() < self.right.numel():
-            return Product(self.left * factor, self.right)
-        return Product(self.left, self.right * factor)
+            return FactoredGradient(self.left * factor, self.right)
+        return FactoredGradient(self.left, self.right * factor)
 
     def add_to(self, target: Tensor, alpha: float) -> None:
         """Add ``alpha`` times the matrix to ``target``, in place."""
         torch.addmm(target, self.left.t(), self.right, alpha=alpha, out=target)
 
 
-class ProductGradients:
+class FactoredGradients:
     """Keeps the gradients of a module's large linear layers as products, while it is entered.
 
     ``torch.autograd.grad`` with ``allow_unused=True`` then gives None for their weights, unless
     these are used outside the layer too. Layers on the CPU alone, of PyTorch's own class and under
     none of ``torch.func``'s transforms, and layers that give products themselves
-    (``types.GivesProducts``); all others are left as they are, and so is a product that
+    (``types.GivesFactoredGradients``); all others are left as they are, and so is a product that
     ``torch.autocast`` had better cast (``precision.is_mixed``).
 
-    A large linear layer has ``keep_product`` meanwhile, for functions that compute it in a way of
+    A large linear layer has ``keep_factors`` meanwhile, for functions that compute it in a way of
     their own.
 
     Args:
@@ -111,9 +111,9 @@ class ProductGradients:
         self, module: nn.Module, parameters: list[nn.Parameter], is_mixed: bool = False
     ) -> None:
         self._parameters = parameters
-        self._linear: list[tuple[nn.Linear, KeepProduct]] = []
-        self._givers: list[tuple[GivesProducts, KeepProduct]] = []
-        self._kept: dict[int, list[Product]] = {}
+        self._linear: list[tuple[nn.Linear, KeepFactors]] = []
+        self._givers: list[tuple[GivesFactoredGradients, KeepFactors]] = []
+        self._kept: dict[int, list[FactoredGradient]] = {}
         places = {id(parameter): place for place, parameter in enumerate(parameters)}
         for layer in module.modules():
             named = dict(layer.named_parameters(recurse=False))
@@ -125,17 +125,17 @@ class ProductGradients:
                 is_large = is_mixed or layer.weight.numel() >= SMALLEST
                 if is_large and "weight" in ours and "forward" not in vars(layer):
                     self._linear.append((layer, keep))
-            elif isinstance(layer, GivesProducts) and _size(named) >= SMALLEST:
+            elif isinstance(layer, GivesFactoredGradients) and _size(named) >= SMALLEST:
                 self._givers.append((layer, keep))
 
-    def __enter__(self) -> ProductGradients:
+    def __enter__(self) -> FactoredGradients:
         """Put the linear layers' own forward passes aside, and ask all layers for products."""
         # A graph of before, differentiated since, has left products of weights that have moved.
         self._kept.clear()
         for layer, keep in self._linear:
             layer.forward = partial(_forward, layer, keep)  # type: ignore[method-assign]
         for asked, keep in (*self._linear, *self._givers):
-            cast("GivesProducts", asked).keep_product = keep
+            cast("GivesFactoredGradients", asked).keep_factors = keep
         return self
 
     def __exit__(
@@ -146,9 +146,9 @@ class ProductGradients:
     ) -> None:
         """Put the layers' own forward passes back."""
         for layer, _ in self._linear:
-            del layer.forward, layer.keep_product
+            del layer.forward, layer.keep_factors
         for giver, _ in self._givers:
-            giver.keep_product = None
+            giver.keep_factors = None
         self._kept.clear()
 
     def _keep(self, places: dict[str, int], name: str, left: Tensor, right: Tensor) -> None:
@@ -158,9 +158,9 @@ class ProductGradients:
         if right.untyped_storage().data_ptr() == storage:
             # A parameter as input would have moved before its product is added to the weights.
             right = right.clone()
-        self._kept.setdefault(place, []).append(Product(left, right))
+        self._kept.setdefault(place, []).append(FactoredGradient(left, right))
 
-    def take(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | Product | None]:
+    def take(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | FactoredGradient | None]:
         """Put the products in their places.
 
         Args:
@@ -169,15 +169,15 @@ class ProductGradients:
         Returns:
             A gradient a parameter; None where it took no part in the loss.
         """
-        taken: list[Tensor | Product | None] = list(gradients)
+        taken: list[Tensor | FactoredGradient | None] = list(gradients)
         for place, products in self._kept.items():
             for product in products:
                 before = taken[place]
                 if before is None:
                     taken[place] = product
-                elif isinstance(before, Product):
+                elif isinstance(before, FactoredGradient):
                     left = torch.cat([before.left, product.left])
-                    taken[place] = Product(left, torch.cat([before.right, product.right]))
+                    taken[place] = FactoredGradient(left, torch.cat([before.right, product.right]))
                 else:
                     # In this order: what the weights are used for elsewhere may give it sparse.
                     taken[place] = product.dense() + before
@@ -190,7 +190,7 @@ def _size(named: dict[str, nn.Parameter]) -> int:
     return sum(parameter.numel() for parameter in named.values())
 
 
-def _forward(layer: nn.Linear, keep: KeepProduct, inputs: Tensor) -> Tensor:
+def _forward(layer: nn.Linear, keep: KeepFactors, inputs: Tensor) -> Tensor:
     # By rows: of inputs that are not contiguous, PyTorch adds the bias in a pass of its own.
     rows = inputs.reshape(-1, inputs.shape[-1])
     if is_mixed(rows, len(rows)) or not torch.is_grad_enabled():
@@ -206,7 +206,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, keep: KeepProduct
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, keep: KeepFactors
     ) -> Tensor:
         inputs = inputs.to(weight.dtype)
         ctx.save_for_backward(inputs, weight)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from pfl_bench.client.factored_gradients import Product
+from pfl_bench.client.factored_gradients import FactoredGradient
 
-Gradient = TypeVar("Gradient", bound=Tensor | Product)
+Gradient = TypeVar("Gradient", bound=Tensor | FactoredGradient)
 
 
 class FlatModel:
@@ -122,7 +122,7 @@ def clip_global(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, 
     return _scaled(gradients, global_clip_factor(gradients, bound).expand(len(gradients)))
 
 
-def global_clip_factor(gradients: Sequence[Tensor | Product], bound: float) -> Tensor:
+def global_clip_factor(gradients: Sequence[Tensor | FactoredGradient], bound: float) -> Tensor:
     """What ``clip_global`` multiplies all gradients with, a scalar."""
     return clip_factors(torch.linalg.vector_norm(_norms(gradients)), bound)
 
@@ -165,17 +165,17 @@ def descend(
         ours, theirs = zip(*dense, strict=True)
         torch._foreach_add_(ours, theirs, alpha=-rate)
     for weight, gradient in zip(weights, gradients, strict=True):
-        if isinstance(gradient, Product):
+        if isinstance(gradient, FactoredGradient):
             gradient.add_to(weight, -rate)
         elif gradient.is_sparse:
             weight.add_(gradient.coalesce(), alpha=-rate)
 
 
-def _is_dense(gradient: Tensor | Product) -> bool:
+def _is_dense(gradient: Tensor | FactoredGradient) -> bool:
     return isinstance(gradient, Tensor) and not gradient.is_sparse
 
 
-def _norms(gradients: Sequence[Tensor | Product]) -> Tensor:
+def _norms(gradients: Sequence[Tensor | FactoredGradient]) -> Tensor:
     """L2 norm of each, shape (k,); of a sparse one, rows that occur twice count with their sum."""
     tensors = [
         gradient.coalesce().values() if gradient.is_sparse else gradient
@@ -185,7 +185,10 @@ def _norms(gradients: Sequence[Tensor | Product]) -> Tensor:
     of_tensors = iter(torch._foreach_norm(tensors) if tensors else ())
     squares: dict[int, Tensor] = {}
     return torch.stack(
-        [g.norm(squares) if isinstance(g, Product) else next(of_tensors) for g in gradients]
+        [
+            g.norm(squares) if isinstance(g, FactoredGradient) else next(of_tensors)
+            for g in gradients
+        ]
     )
 
 
@@ -206,7 +209,7 @@ def _scaled(gradients: Sequence[Gradient], factors: Tensor) -> tuple[Gradient, .
 
 
 def _times(gradient: Gradient, factor: float | Tensor) -> Gradient:
-    if isinstance(gradient, Product):
+    if isinstance(gradient, FactoredGradient):
         return cast("Gradient", gradient.scaled(factor))
     return cast("Gradient", gradient * factor)
 

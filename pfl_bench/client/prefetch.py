@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MicroBatch:
     """A batch, or the part of one that fits the memory, as it was read.
 
     Attributes:
@@ -38,17 +38,17 @@ class Piece:
         """Inputs, targets and draws on a device.
 
         Raises:
-            ValueError: The piece is empty.
+            ValueError: The micro-batch is empty.
         """
         if self.examples is None:
-            raise ValueError("an empty piece has no examples")
+            raise ValueError("an empty micro_batch has no examples")
         inputs = self.examples.inputs.to(device, non_blocking=True)
         targets = self.examples.targets.to(device, non_blocking=True)
         draws = None if self.draws is None else self.draws.to(device, non_blocking=True)
         return inputs, targets, draws
 
 
-def read_ahead(jobs: Iterable[Callable[[], T]], workers: int) -> Iterator[T]:
+def prefetch(jobs: Iterable[Callable[[], T]], workers: int) -> Iterator[T]:
     """Run jobs ahead of their use.
 
     Args:

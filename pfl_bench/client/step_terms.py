@@ -12,7 +12,9 @@ from torch import Tensor
 from pfl_bench.types import LocalTraining
 
 
-def pull(weights: Tensor, central: Tensor, local: LocalTraining, rate: float) -> None:
+def apply_proximal_and_decay_(
+    weights: Tensor, central: Tensor, local: LocalTraining, rate: float
+) -> None:
     """Take their part of a step without momentum, in place.
 
     Args:
@@ -32,7 +34,7 @@ def pull(weights: Tensor, central: Tensor, local: LocalTraining, rate: float) ->
         weights.lerp_(central.expand_as(weights), to_central)
 
 
-def push(
+def add_to_momentum_(
     velocity: Tensor,
     weights: Tensor,
     central: Tensor,

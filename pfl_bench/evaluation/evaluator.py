@@ -18,7 +18,7 @@ from pfl_bench.evaluation.splits import (
     measured_names,
 )
 from pfl_bench.metrics import build_metrics
-from pfl_bench.types import Alone, ConfigError, Crew, Evaluate, PersonalModels, Task
+from pfl_bench.types import ConfigError, Evaluate, PersonalModels, SingleProcess, Task, WorkerGroup
 
 
 class Evaluator:
@@ -34,7 +34,7 @@ class Evaluator:
         model: The model's memory.
         forward: How a batch goes through it.
         personal: Models of the clients' own that training gives; None for one model of all.
-        crew: The processes of the run, which evaluate a part each.
+        group: The processes of the run, which evaluate a part each.
 
     Raises:
         ConfigError: What is to be measured does not fit the data or the training.
@@ -47,11 +47,11 @@ class Evaluator:
         model: FlatModel,
         forward: Forward,
         personal: PersonalModels | None,
-        crew: Crew | None = None,
+        group: WorkerGroup | None = None,
     ) -> None:
         self._options = config.evaluation
         self._expected = config.expected
-        self._crew = crew or Alone()
+        self._group = group or SingleProcess()
         self._model = model
         self._task = task
         self._forward = forward
@@ -77,10 +77,10 @@ class Evaluator:
             What was measured, by name; and by split and column, what the examples of each of the
             column's values came to.
         """
-        if self._crew.size > 1:
-            self._crew.share(Evaluate(tuple(splits)), self._model.vector)
-        own = self.measure(splits, 0, self._crew.size)
-        others = [self._crew.take(rank)[0] for rank in range(1, self._crew.size)]
+        if self._group.size > 1:
+            self._group.broadcast(Evaluate(tuple(splits)), self._model.vector)
+        own = self.measure(splits, 0, self._group.size)
+        others = [self._group.receive(rank)[0] for rank in range(1, self._group.size)]
         scalars: dict[str, float] = {}
         tables = {}
         for place, (name, (measured, strata)) in enumerate(zip(splits, own, strict=True)):

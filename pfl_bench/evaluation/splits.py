@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.client.forward import Forward
-from pfl_bench.client.prefetch import read_ahead
+from pfl_bench.client.prefetch import prefetch
 from pfl_bench.evaluation.per_client import GroupSums, Stratum, Values, over_clients
 from pfl_bench.types import (
     ConfigError,
@@ -264,7 +264,7 @@ def measure(
             else:
                 first, last = int(split.offsets[users.start]), int(split.offsets[users.stop])
             jobs = _ranges(split, sizes, strata, first, last)
-            for micro in read_ahead(jobs, data_workers):
+            for micro in prefetch(jobs, data_workers):
                 taken.take(micro)
         else:
             for micro in _by_user(split, users, sizes, strata, personal):

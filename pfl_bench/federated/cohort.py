@@ -13,18 +13,26 @@ from numpy.typing import NDArray
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.training import FederatedOptions
-from pfl_bench.federated.shards import Node, SumTree
+from pfl_bench.federated.shards import Node, PairwiseReduction
 from pfl_bench.profiling import phase, timed
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import ClientStage, ConfigError, Engine, LocalResult, Outgoing, Resizes, Tally
+from pfl_bench.types import (
+    ClientUpload,
+    ConfigError,
+    Engine,
+    LocalResult,
+    Resizes,
+    RoundStatistics,
+    UpdateTransform,
+)
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome
 from privacy.mechanism import Mechanism
 from privacy.observation import Observer
-from privacy.sum_watch import Seen
+from privacy.sum_watch import ShardObservation
 
 
-class Intake:
+class UpdateAggregator:
     """Takes clients' updates into the sum, by a mechanism and under an observer's eyes.
 
     Args:
@@ -38,7 +46,7 @@ class Intake:
         self.observer = observer
         self._seed = seed
 
-    def take_in(
+    def add(
         self, aggregate: Aggregate, update: torch.Tensor, weight: float, index: int, client: int
     ) -> ClipOutcome:
         """Take one client's update into the sum.
@@ -68,27 +76,27 @@ class Intake:
 
 
 @dataclass(slots=True)
-class HandResult:
-    """What training a hand came to, beside its sum.
+class ShardResult:
+    """What training a shard came to, beside its sum.
 
     Attributes:
-        tally: What was counted.
+        counted: What was counted.
         seen: What the observer saw; None without one.
     """
 
-    tally: Tally
-    seen: Seen | None
+    counted: RoundStatistics
+    seen: ShardObservation | None
 
 
 class CohortTraining:
-    """Trains hands of clients and sums what they send.
+    """Trains shards of clients and sums what they send.
 
     Args:
         model: The clients' working copy.
         engine: Trains them.
-        intake: Takes their updates in.
+        aggregator: Takes their updates in.
         options: Weighting and expected cohort.
-        stages: What happens to updates before they are taken in.
+        transforms: What happens to updates before they are taken in.
 
     Raises:
         ConfigError: Updates are compressed that clients noise afterwards.
@@ -98,19 +106,21 @@ class CohortTraining:
         self,
         model: FlatModel,
         engine: Engine,
-        intake: Intake,
+        aggregator: UpdateAggregator,
         options: FederatedOptions,
-        stages: Sequence[ClientStage],
+        transforms: Sequence[UpdateTransform],
     ) -> None:
-        if intake.mechanism.randomizes_clients and any(isinstance(s, Resizes) for s in stages):
+        if aggregator.mechanism.randomizes_clients and any(
+            isinstance(s, Resizes) for s in transforms
+        ):
             raise ConfigError(
-                f"federated.compression: under the mechanism {intake.mechanism.name} clients add "
-                "noise to what they send, which fills a compressed update again; leave compression "
-                "out, or choose a mechanism whose noise the centre adds, such as gaussian"
+                f"federated.compression: under the mechanism {aggregator.mechanism.name} clients "
+                "add noise to what they send, which fills a compressed update again; leave "
+                "compression out, or choose a mechanism whose noise the centre adds, such as gaussian"
             )
-        self.intake = intake
-        self._stages = stages
-        self.tree = SumTree()
+        self.aggregator = aggregator
+        self._transforms = transforms
+        self.tree = PairwiseReduction()
         self._model = model
         self._engine = engine
         self._options = options
@@ -118,38 +128,38 @@ class CohortTraining:
 
     def train(
         self,
-        hands: Sequence[NDArray[np.int64]],
+        shards: Sequence[NDArray[np.int64]],
         first: int,
         index: int,
         central: torch.Tensor,
         probed: int,
-    ) -> list[HandResult]:
-        """Train neighbouring hands from the central parameters; ``tree`` then has their sums.
+    ) -> list[ShardResult]:
+        """Train neighbouring shards from the central parameters; ``tree`` then has their sums.
 
         Args:
-            hands: Indices into the training split.
-            first: Number of the first of them among the round's hands.
+            shards: Indices into the training split.
+            first: Number of the first of them among the round's shards.
             index: The round, from 1.
             central: Shape (P,).
-            probed: Which of the clients, counted through these hands, is probed where not all are;
+            probed: Which of the clients, counted through these shards, is probed where not all are;
                 negative or too large for none.
 
         Returns:
-            What each hand came to.
+            What each shard came to.
 
         Raises:
             ConfigError: Training moved a buffer of the model, which nothing carries to the centre.
         """
         self.tree.clear()
         results = []
-        for place, users in enumerate(hands, start=first):
-            result, aggregate = HandResult(Tally(), None), None
+        for place, users in enumerate(shards, start=first):
+            result, aggregate = ShardResult(RoundStatistics(), None), None
             if len(users):
                 model = self._model
                 aggregate = self.tree.zeros(
                     model.num_parameters, model.device, self._options.cohort_size
                 )
-                result = self._train_hand(users, index, central, aggregate, probed)
+                result = self._train_shard(users, index, central, aggregate, probed)
             probed -= len(users)
             results.append(result)
             with phase("aggregation"):
@@ -157,48 +167,48 @@ class CohortTraining:
         self._check_buffers()
         return results
 
-    def _train_hand(
+    def _train_shard(
         self,
         users: NDArray[np.int64],
         index: int,
         central: torch.Tensor,
         aggregate: Aggregate,
         probed: int,
-    ) -> HandResult:
-        observer = self.intake.observer
+    ) -> ShardResult:
+        observer = self.aggregator.observer
         if observer is not None:
             observer.begin(probed)
         loss = torch.zeros((), device=self._model.device)
-        tally = Tally()
+        counted = RoundStatistics()
         for result in timed("local training", self._engine.train(users, index, central)):
-            tally.steps += result.num_steps
-            tally.processed += result.num_processed
-            outgoing = self._outgoing(result, index)
-            tally.bytes_up += outgoing.num_bytes
-            tally.users.append(result.user)
+            counted.steps += result.num_steps
+            counted.processed += result.num_processed
+            upload = self._outgoing(result, index)
+            counted.bytes_up += upload.num_bytes
+            counted.users.append(result.user)
             if self._options.selection is not None:
-                tally.clients.append((result.user, float(result.loss), result.num_examples))
+                counted.clients.append((result.user, float(result.loss), result.num_examples))
             with phase("clipping"):
-                outcome = self.intake.take_in(
-                    aggregate, outgoing.update, outgoing.weight, index, result.user
+                outcome = self.aggregator.add(
+                    aggregate, upload.update, upload.weight, index, result.user
                 )
             if outcome.finite:
                 loss += result.loss
-                tally.num_examples += result.num_examples
-                tally.num_steps += result.num_steps
+                counted.num_examples += result.num_examples
+                counted.num_steps += result.num_steps
             else:
-                tally.lost.append(result.user)
-        tally.loss = float(loss)
-        return HandResult(tally, None if observer is None else observer.seen(aggregate))
+                counted.lost.append(result.user)
+        counted.loss = float(loss)
+        return ShardResult(counted, None if observer is None else observer.seen(aggregate))
 
-    def _outgoing(self, result: LocalResult, index: int) -> Outgoing:
+    def _outgoing(self, result: LocalResult, index: int) -> ClientUpload:
         by_examples = self._options.weighting == "examples"
         weight = float(result.num_examples) if by_examples else 1.0
         size = float(result.update.numel() * BYTES_PER_PARAMETER)
-        outgoing = Outgoing(result.update, weight, size)
-        for stage in self._stages:
-            outgoing = stage.send(outgoing, result, index)
-        return outgoing
+        upload = ClientUpload(result.update, weight, size)
+        for transform in self._transforms:
+            upload = transform.send(upload, result, index)
+        return upload
 
     def _check_buffers(self) -> None:
         """Refuse a model whose buffers training moves: no update carries them, no clip bounds them.

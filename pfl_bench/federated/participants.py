@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from pfl_bench.simulation.selectors import Ids
-from pfl_bench.types import Sampler, Tally
+from pfl_bench.types import RoundStatistics, Sampler
 
 
 class Participants(Protocol):
@@ -27,13 +27,13 @@ class Participants(Protocol):
     def draw(self, index: int, rng: np.random.Generator) -> Ids:
         """The users whose updates make round ``index`` (from 1), ascending; may be empty."""
 
-    def finish(self, index: int, users: Ids, tally: Tally) -> dict[str, float]:
+    def finish(self, index: int, users: Ids, counted: RoundStatistics) -> dict[str, float]:
         """Take note that the round has ended.
 
         Args:
             index: The round, from 1.
             users: As ``draw`` gave them.
-            tally: What their training came to.
+            counted: What their training came to.
 
         Returns:
             Scalars of the round, "systems/bytes_down" and "systems/bytes_up" among them.
@@ -62,7 +62,7 @@ class SampledParticipants:
         """Draw the round's users."""
         return self._sampler.draw(rng, index)
 
-    def finish(self, index: int, users: Ids, tally: Tally) -> dict[str, float]:
+    def finish(self, index: int, users: Ids, counted: RoundStatistics) -> dict[str, float]:
         """Those too whose update was lost have had the cost."""
         down = float(len(users) * self._num_bytes)
-        return {"systems/bytes_down": down, "systems/bytes_up": tally.bytes_up}
+        return {"systems/bytes_down": down, "systems/bytes_up": counted.bytes_up}

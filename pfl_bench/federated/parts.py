@@ -21,15 +21,15 @@ from pfl_bench.config.training import FederatedOptions, ScheduleOptions
 from pfl_bench.rng import Purpose, seed_torch
 from pfl_bench.types import (
     Algorithm,
-    ClientStage,
     ConfigError,
     CorrectsSteps,
     Engine,
     FederatedSplit,
-    HasStage,
+    HasUpdateTransform,
     LocalTraining,
     ReadsOnDevice,
     Task,
+    UpdateTransform,
 )
 from privacy.mechanism import Mechanism, NoiseScale
 
@@ -164,18 +164,18 @@ def _keeps_updates(aggregation: Mechanism) -> bool:
     return bool(getattr(aggregation, "keeps_updates", False))
 
 
-def build_stages(
+def build_transforms(
     resolved: ResolvedConfig, algorithm: Algorithm, model: FlatModel
-) -> list[ClientStage]:
+) -> list[UpdateTransform]:
     """Build what happens to each client's update before it is sent, in its order."""
-    stages: list[ClientStage] = []
-    if isinstance(algorithm, HasStage):
-        stages.append(algorithm.stage)
-    stages += _build_compression(resolved, model.num_parameters)
-    return stages
+    transforms: list[UpdateTransform] = []
+    if isinstance(algorithm, HasUpdateTransform):
+        transforms.append(algorithm.transform)
+    transforms += _build_compression(resolved, model.num_parameters)
+    return transforms
 
 
-def _build_compression(resolved: ResolvedConfig, num_parameters: int) -> list[ClientStage]:
+def _build_compression(resolved: ResolvedConfig, num_parameters: int) -> list[UpdateTransform]:
     options = resolved.federated_options.get("compression")
     if options is None:
         return []
@@ -190,10 +190,10 @@ def needs_one_process(resolved: ResolvedConfig, options: FederatedOptions) -> bo
         return True
     algorithm = build_algorithm(resolved, options)
     # Whether it keeps a state does not depend on the model's size.
-    stages = _build_compression(resolved, 1)
-    if isinstance(algorithm, HasStage):
-        stages.append(algorithm.stage)
-    return any(stage.keeps_state for stage in stages)
+    transforms = _build_compression(resolved, 1)
+    if isinstance(algorithm, HasUpdateTransform):
+        transforms.append(algorithm.transform)
+    return any(transform.keeps_state for transform in transforms)
 
 
 def asks_engine(algorithm: Algorithm) -> bool:
@@ -222,14 +222,14 @@ def build_engine(
             "loss before the first; set engine: sequential, or auto"
         )
     settings: dict[str, Any] = {"data_workers": options.data_workers}
-    if "lanes" in module.Options.model_fields:
-        settings["lanes"] = options.engine_lanes
-        if "keeps_lanes" in module.Options.model_fields:
-            settings["keeps_lanes"] = resolved.config.privacy is not None
+    if "slots" in module.Options.model_fields:
+        settings["slots"] = options.engine_lanes
+        if "keeps_slots" in module.Options.model_fields:
+            settings["keeps_slots"] = resolved.config.privacy is not None
     elif options.engine_lanes is not None:
         raise ConfigError(
             f"federated.engine_lanes: {options.engine_lanes}, but the engine '{name}' has no "
-            "lanes; leave it out, or set engine: vectorized"
+            "slots; leave it out, or set engine: vectorized"
         )
     split = task.split("train")
     served: dict[str, Any] = {}

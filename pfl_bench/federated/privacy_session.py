@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.training import FederatedOptions
-from pfl_bench.federated.cohort import Intake
+from pfl_bench.federated.cohort import UpdateAggregator
 from pfl_bench.federated.participants import Participants
 from pfl_bench.federated.parts import build_mechanism
 from pfl_bench.federated.private_seed import OtherSeedError
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import Algorithm, ClientStage, ConfigError, FederatedSplit
+from pfl_bench.types import Algorithm, ConfigError, FederatedSplit, UpdateTransform
 from privacy.aggregate import Aggregate
 from privacy.central_record import CentralRecord
 from privacy.ledger import Ledger
@@ -37,7 +37,7 @@ def make_federated_plan(
     options: FederatedOptions,
     split: FederatedSplit,
     algorithm: Algorithm,
-    stages: Sequence[ClientStage],
+    transforms: Sequence[UpdateTransform],
     participants: Participants,
     batchnorm_layers: tuple[str, ...],
     num_parameters: int,
@@ -51,7 +51,7 @@ def make_federated_plan(
         options: Its federated section.
         split: The training split.
         algorithm: How clients train.
-        stages: What happens to updates before they are sent.
+        transforms: What happens to updates before they are sent.
         participants: Who takes part.
         batchnorm_layers: Names of the model's layers that gather running statistics.
         num_parameters: Trainable parameters, P.
@@ -104,19 +104,21 @@ def make_federated_plan(
             max_participations=options.max_participations,
             participation_rests_on=participants.rests_on,
             selection_uses_data=participants.uses_data,
-            client_state=_names_of_state(resolved, algorithm, stages),
+            client_state=_names_of_state(resolved, algorithm, transforms),
         )
     )
 
 
 def _names_of_state(
-    resolved: ResolvedConfig, algorithm: Algorithm, stages: Sequence[ClientStage]
+    resolved: ResolvedConfig, algorithm: Algorithm, transforms: Sequence[UpdateTransform]
 ) -> tuple[str, ...]:
     """What remembers clients from round to round, as the configuration calls it."""
     keys = {
-        "compression" if stage is not getattr(algorithm, "stage", None) else "algorithm": None
-        for stage in stages
-        if stage.keeps_state
+        "compression"
+        if transform is not getattr(algorithm, "transform", None)
+        else "algorithm": None
+        for transform in transforms
+        if transform.keeps_state
     }
     federated = resolved.tree["federated"]
     return tuple(f"federated.{key} '{federated[key]['name']}'" for key in keys)
@@ -149,7 +151,7 @@ class PrivateRounds:
         path: The ledger's file.
 
     Attributes:
-        intake: Takes clients' updates into the sum.
+        aggregator: Takes clients' updates into the sum.
     """
 
     def __init__(
@@ -168,7 +170,7 @@ class PrivateRounds:
         self._ledger: Ledger | None = None
         self._digest: str | None = None
         self._observer = make_observer(plan.mechanism, plan.noise, plan.request.num_parameters)
-        self.intake = Intake(plan.mechanism, seed, self._observer)
+        self.aggregator = UpdateAggregator(plan.mechanism, seed, self._observer)
         self._history = ParticipationHistory(plan.request.num_users)
         self._num_canaries = 0
         self._canaries: Canaries | None = None
@@ -234,7 +236,7 @@ class PrivateRounds:
         self._canaries.know_others(aggregate.total)
         first = self.plan.request.num_users
         for update in self._canaries.updates(index, clip_norm):
-            self.intake.take_in(aggregate, update, 1.0, index, first + self._num_canaries)
+            self.aggregator.add(aggregate, update, 1.0, index, first + self._num_canaries)
             self._num_canaries += 1
 
     def record(

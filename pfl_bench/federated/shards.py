@@ -1,7 +1,7 @@
-"""Dealing a round's clients into hands, and adding the hands' sums in one order.
+"""Assigning a round's clients into shards, and adding the shards' sums in one order.
 
-How clients are dealt and in which order sums are added depends on the round's users alone, not on
-how many processes train them: float addition is not associative, and a private run's noise must
+How clients are assigned and in which order sums are added depends on the round's users alone, not
+on how many processes train them: float addition is not associative, and a private run's noise must
 never stand beside two sums of one round that differ. So a run gives the same bits with one process
 and with sixty-four.
 """
@@ -19,22 +19,22 @@ from pfl_bench.types import LocalTraining
 from privacy.aggregate import Aggregate
 
 # At most so many processes can share a round out.
-MOST_HANDS = 64
-# A hand costs one more addition of P elements, which two clients pay for; but a few processes
-# are to have a hand each, however small the cohort.
+MAX_SHARDS = 64
+# A shard costs one more addition of P elements, which two clients pay for; but a few processes
+# are to have a shard each, however small the cohort.
 _CLIENTS_A_HAND = 2
 _FEW_HANDS = 8
 
 
-def number_of_hands(cohort_size: int) -> int:
-    """Hands of a round: a power of two, about one for two clients of the expected cohort."""
+def num_shards(cohort_size: int) -> int:
+    """Shards of a round: a power of two, about one for two clients of the expected cohort."""
     wanted = max(cohort_size // _CLIENTS_A_HAND, min(cohort_size, _FEW_HANDS))
-    return int(min(MOST_HANDS, 1 << (wanted - 1).bit_length()))
+    return int(min(MAX_SHARDS, 1 << (wanted - 1).bit_length()))
 
 
-def hands_of(rank: int, size: int, hands: int) -> range:
-    """The hands of one of ``size`` processes; none for one too many."""
-    return range(rank * hands // size, (rank + 1) * hands // size)
+def shards_of_rank(rank: int, size: int, shards: int) -> range:
+    """The shards of one of ``size`` processes; none for one too many."""
+    return range(rank * shards // size, (rank + 1) * shards // size)
 
 
 def expected_costs(sizes: NDArray[np.int64], local: LocalTraining) -> NDArray[np.float64]:
@@ -67,33 +67,33 @@ def expected_costs(sizes: NDArray[np.int64], local: LocalTraining) -> NDArray[np
     return costs
 
 
-def deal(
-    users: NDArray[np.int64], costs: NDArray[np.float64], hands: int
+def assign_clients(
+    users: NDArray[np.int64], costs: NDArray[np.float64], shards: int
 ) -> list[NDArray[np.int64]]:
-    """Deal clients so that neighbouring hands, which a process gets, come to equal costs.
+    """Deal clients so that neighbouring shards, which a process gets, come to equal costs.
 
-    Between the halves of the hands first, then within each half, and so on: the most expensive
-    client first, each to the side that has less so far for a hand. However skewed the costs are, 2,
-    4, 8 or more processes that share the hands out evenly have then as little to wait for each
-    other as if the clients had been dealt between them alone. A hand may get nobody.
+    Between the halves of the shards first, then within each half, and so on: the most expensive
+    client first, each to the side that has less so far for a shard. However skewed the costs are,
+    2, 4, 8 or more processes that share the hands out evenly have then as little to wait for each
+    other as if the clients had been assigned between them alone. A shard may get nobody.
 
     Args:
         users: Shape (n,).
         costs: Shape (n,), of each, positive.
-        hands: How many there are.
+        shards: How many there are.
 
     Returns:
-        The users of each hand, in the order of ``users``.
+        The users of each shard, in the order of ``users``.
 
     Source: Graham 1969, longest processing time first: at most 4/3 of the best possible time.
     """
-    dealt = np.zeros(len(users), dtype=np.int64)
-    waiting = [(np.argsort(-costs, kind="stable").tolist(), 0, hands)]
+    assigned = np.zeros(len(users), dtype=np.int64)
+    waiting = [(np.argsort(-costs, kind="stable").tolist(), 0, shards)]
     while waiting:
         places, start, stop = waiting.pop()
         middle = (start + stop) // 2
         if middle == start:
-            dealt[places] = start
+            assigned[places] = start
             continue
         sides: tuple[list[int], list[int]] = ([], [])
         loads = [0.0, 0.0]
@@ -102,17 +102,17 @@ def deal(
             sides[side].append(place)
             loads[side] += float(costs[place]) / ((middle - start), (stop - middle))[side]
         waiting += [(sides[0], start, middle), (sides[1], middle, stop)]
-    return [users[dealt == hand] for hand in range(hands)]
+    return [users[assigned == shard] for shard in range(shards)]
 
 
 @dataclass(slots=True)
 class Node:
-    """The sum of 2^level neighbouring hands, from hand ``place * 2^level`` on.
+    """The sum of 2^level neighbouring shards, from shard ``place * 2^level`` on.
 
     Attributes:
-        level: 0 for one hand.
+        level: 0 for one shard.
         place: Which of its level.
-        aggregate: The sum; None where nobody was dealt.
+        aggregate: The sum; None where nobody was assigned.
     """
 
     level: int
@@ -120,10 +120,10 @@ class Node:
     aggregate: Aggregate | None
 
 
-class SumTree:
-    """Adds hands' sums pairwise, neighbours first, as soon as both are there.
+class PairwiseReduction:
+    """Adds shards' sums pairwise, neighbours first, as soon as both are there.
 
-    At most one sum a level waits, so that memory grows with the logarithm of the hands.
+    At most one sum a level waits, so that memory grows with the logarithm of the shards.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class SumTree:
         self._free: list[Tensor] = []
 
     def push(self, node: Node) -> None:
-        """Take in the hand or hands that follow those that are there.
+        """Take in the shard or shards that follow those that are there.
 
         Args:
             node: Its aggregate belongs to the tree from now on.
@@ -142,9 +142,9 @@ class SumTree:
         self.nodes.append(node)
 
     def sum(self) -> Aggregate | None:
-        """The sum of all hands, once the last was taken in; None if nobody was dealt.
+        """The sum of all shards, once the last was taken in; None if nobody was assigned.
 
-        Hands that are a power of two have come to one node; others are added from the first on.
+        Shards that are a power of two have come to one node; others are added from the first on.
         """
         for node in self.nodes[1:]:
             first = self.nodes[0]

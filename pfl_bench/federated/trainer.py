@@ -1,6 +1,6 @@
 """The federated trainer: one loop for private and non-private federated learning.
 
-Privacy is a mechanism in the loop's hand; "none" is one more mechanism. A round, in order: would
+Privacy is a mechanism in the loop's shard; "none" is one more mechanism. A round, in order: would
 it exceed the budget, draw the cohort, train and clip client by client into a running sum, noise
 the sum once, write the ledger, take the central step. With several processes
 (``pfl_bench.federated.workers``) only the training is shared out: sums come back to the one that
@@ -22,30 +22,30 @@ from pfl_bench.client.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated import private_seed
 from pfl_bench.federated.aggregation import LeavesRoundsOut
-from pfl_bench.federated.cohort import CohortTraining, Intake
+from pfl_bench.federated.cohort import CohortTraining, UpdateAggregator
 from pfl_bench.federated.notices import RoundNotices
 from pfl_bench.federated.participants import Participants, SampledParticipants
 from pfl_bench.federated.parts import (
     build_aggregation,
     build_algorithm,
     build_engine,
-    build_stages,
+    build_transforms,
     needs_one_process,
 )
 from pfl_bench.federated.privacy_session import PrivateRounds, make_federated_plan
 from pfl_bench.federated.private_seed import PrivateSeed
 from pfl_bench.federated.sampling import build_sampler
-from pfl_bench.federated.shards import number_of_hands
+from pfl_bench.federated.shards import num_shards
 from pfl_bench.federated.update_pipeline import download_bytes, upload_bytes
-from pfl_bench.federated.workers.messages import Begin, Built, SharedTraining, await_followers
+from pfl_bench.federated.workers.messages import Begin, Built, SharedTraining, await_workers
 from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.simulation.devices.cohorts import SimulatedParticipants, digest_of
 from pfl_bench.simulation.devices.devices import Devices
 from pfl_bench.simulation.devices.sources import open_devices
-from pfl_bench.types import Alone, ConfigError, Crew, HasState, Task
-from privacy.drawn_ahead import drawn_ahead
+from pfl_bench.types import ConfigError, HasState, SingleProcess, Task, WorkerGroup
 from privacy.mechanism import Mechanism
+from privacy.prefetched_noise import prefetched_noise
 
 
 class FederatedTrainer:
@@ -57,7 +57,7 @@ class FederatedTrainer:
         model: Its memory is the clients' working copy; its initial values are the start.
         folder: The run's folder, where a private run keeps its ledger.
         notice: Called with what a person must know.
-        crew: The processes of the run, which this one leads.
+        group: The processes of the run, which this one leads.
 
     Attributes:
         total: Rounds of the run.
@@ -80,10 +80,10 @@ class FederatedTrainer:
         model: FlatModel,
         folder: Path,
         notice: Callable[[str], None],
-        crew: Crew | None = None,
+        group: WorkerGroup | None = None,
     ) -> None:
         options = resolved.config.federated
-        crew = crew or Alone()
+        group = group or SingleProcess()
         if options is None:
             raise ConfigError("a federated trainer needs the section 'federated'")
         self.total = options.num_rounds
@@ -92,12 +92,12 @@ class FederatedTrainer:
         self._algorithm = build_algorithm(resolved, options)
         engine = build_engine(resolved, options, task, model, self._algorithm, notice)
         self.engine = engine.description
-        hands = number_of_hands(options.cohort_size)
+        shards = num_shards(options.cohort_size)
         if not engine.trains_alone:
             # Who trains beside whom decides the last bits of updates, and of their sum.
-            hands = crew.size
-            if crew.size > 1:
-                self.engine += f", {crew.description}"
+            shards = group.size
+            if group.size > 1:
+                self.engine += f", {group.description}"
         self._split = task.split("train")
         systems = resolved.config.systems
         devices = None
@@ -112,14 +112,14 @@ class FederatedTrainer:
                 self._checksum,
                 model.initial_digest,
                 model.device,
-                engine=f"{self.engine}, {hands} shards",
+                engine=f"{self.engine}, {shards} shards",
                 traces="" if devices is None else digest_of(devices),
             )
             self._cohort_seed = self.private_seed.value
         self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
         self._notices = RoundNotices(notice, self._split.client_ids)
         self._model = model
-        self._stages = build_stages(resolved, self._algorithm, model)
+        self._transforms = build_transforms(resolved, self._algorithm, model)
         self._participants = self._build_participants(resolved, devices, folder)
         layers = batchnorm_layers(model.module)
         self.plan = make_federated_plan(
@@ -127,7 +127,7 @@ class FederatedTrainer:
             options,
             self._split,
             self._algorithm,
-            self._stages,
+            self._transforms,
             self._participants,
             layers,
             model.num_parameters,
@@ -146,31 +146,31 @@ class FederatedTrainer:
             self._mechanism = self.plan.mechanism
         self.central = model.vector.clone()
         self._private: PrivateRounds | None = None
-        intake = Intake(self._mechanism, self._cohort_seed, None)
+        aggregator = UpdateAggregator(self._mechanism, self._cohort_seed, None)
         if self.plan is not None:
             self._private = PrivateRounds(
                 self.plan, resolved, self._cohort_seed, self.central, folder / "ledger.jsonl"
             )
-            intake = self._private.intake
-        if crew.size > 1 and needs_one_process(resolved, options):
+            aggregator = self._private.aggregator
+        if group.size > 1 and needs_one_process(resolved, options):
             raise ConfigError(
-                f"federated: {crew.description} cannot share what is kept of clients' updates "
+                f"federated: {group.description} cannot share what is kept of clients' updates "
                 "(aggregation, algorithm or compression with a state); set federated.workers: 1"
             )
-        if crew.size > 1:
+        if group.size > 1:
             noise = None if self.plan is None else self.plan.noise
             digest = model.initial_digest
-            crew.share(Begin(resolved, noise, self._cohort_seed, digest, self._checksum))
+            group.broadcast(Begin(resolved, noise, self._cohort_seed, digest, self._checksum))
         self._training = SharedTraining(
-            crew,
-            CohortTraining(model, engine, intake, options, self._stages),
+            group,
+            CohortTraining(model, engine, aggregator, options, self._transforms),
             self._split,
             self._algorithm.local_training,
-            hands,
+            shards,
             options.cohort_size,
         )
         identity = None if self.plan is None else machine.identity(model.device)
-        await_followers(crew, Built(engine.description, identity))
+        await_workers(group, Built(engine.description, identity))
         self._gradient = torch.zeros_like(self.central)
         self.central.grad = self._gradient
         self._optimizer = build_optimizer(
@@ -183,7 +183,7 @@ class FederatedTrainer:
         options = self._options
         down = download_bytes(self._algorithm, self._model.num_parameters)
         if devices is not None:
-            up = upload_bytes(self._stages, self._model.num_parameters)
+            up = upload_bytes(self._transforms, self._model.num_parameters)
             local = self._algorithm.local_training
             return SimulatedParticipants(resolved, devices, self._split, local, down, up, folder)
         assert options.sampling != "selected"  # the configuration was refused
@@ -219,9 +219,9 @@ class FederatedTrainer:
             self._notices.nobody(index)
         probed = -1 if self._private is None else self._private.choose_probe(index, len(users))
         noise = stream(self._cohort_seed, Purpose.NOISE, index)
-        noise = drawn_ahead(noise, self._mechanism, len(self.central))
-        aggregate, tally = self._training.train(users, index, self.central, probed)
-        self._notices.lost(index, tally.lost)
+        noise = prefetched_noise(noise, self._mechanism, len(self.central))
+        aggregate, counted = self._training.train(users, index, self.central, probed)
+        self._notices.lost(index, counted.lost)
         contributions, num_clipped = aggregate.num_contributions, aggregate.num_clipped
         if self._private is not None:
             self._private.add_canaries(aggregate, index)
@@ -230,27 +230,27 @@ class FederatedTrainer:
         del noise  # what was drawn ahead takes memory
         if self._private is not None:
             with phase("ledger"):
-                self._private.record(index, users, release, aggregate, tally.users)
+                self._private.record(index, users, release, aggregate, counted.users)
         with phase("central step"):
             rate = self._take_central_step(release.mean_update, index)
         if self._private is not None:
             self._private.watch(index, release, self.central)
         scalars = {
             "train/cohort_size": float(len(users)),
-            "train/num_examples": float(tally.num_examples),
-            "train/num_steps": float(tally.num_steps),
+            "train/num_examples": float(counted.num_examples),
+            "train/num_steps": float(counted.num_steps),
             "train/num_nonfinite": float(aggregate.num_nonfinite),
             "train/update_norm": float(torch.linalg.vector_norm(release.mean_update)),
             "train/central_learning_rate": rate,
-            "systems/steps": float(tally.steps),
-            "systems/examples": float(tally.processed),
-            **self._participants.finish(index, users, tally),
+            "systems/steps": float(counted.steps),
+            "systems/examples": float(counted.processed),
+            **self._participants.finish(index, users, counted),
         }
         local = self._algorithm.local_training
         if local.schedule is not None:
             scalars["train/local_learning_rate"] = local.rate(index)
         if contributions:
-            scalars["train/loss"] = tally.loss / contributions
+            scalars["train/loss"] = counted.loss / contributions
         if isinstance(self._mechanism, LeavesRoundsOut):
             scalars["train/rounds_left_out"] = float(self._mechanism.rounds_left_out)
             self._notices.left_out(index, self._mechanism, contributions)
@@ -321,8 +321,8 @@ class FederatedTrainer:
         return None if self._private is None else self._private.canary_result(done)
 
     def _with_state(self) -> list[HasState]:
-        """Algorithm, stages and participants, if they change from round to round."""
-        parts: list[object] = [self._algorithm, *self._stages, self._participants]
+        """Algorithm, transforms and participants, if they change from round to round."""
+        parts: list[object] = [self._algorithm, *self._transforms, self._participants]
         return [part for part in parts if isinstance(part, HasState)]
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,23 +1,23 @@
-"""What happens on a client between its local training and the centre: one stage after another."""
+"""What transforms make of an update, between local training and the centre."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
-from pfl_bench.types import Algorithm, ClientStage, Resizes, SendsMore
+from pfl_bench.types import Algorithm, Resizes, SendsMore, UpdateTransform
 
 
-def upload_bytes(stages: Sequence[ClientStage], num_parameters: int) -> float:
+def upload_bytes(transforms: Sequence[UpdateTransform], num_parameters: int) -> float:
     """Bytes that a client sends in a round, known before it trains.
 
     Args:
-        stages: What updates go through.
+        transforms: What updates go through.
         num_parameters: P.
     """
     dense = float(num_parameters * BYTES_PER_PARAMETER)
-    resizing = [stage for stage in stages if isinstance(stage, Resizes)]
-    return dense + sum(stage.expected_bytes - dense for stage in resizing)
+    resizing = [transform for transform in transforms if isinstance(transform, Resizes)]
+    return dense + sum(transform.expected_bytes - dense for transform in resizing)
 
 
 def download_bytes(algorithm: Algorithm, num_parameters: int) -> float:

@@ -30,9 +30,9 @@ from pfl_bench.types import RunFolderError, UserInputError
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.audit.auditor import audit_with_evidence
 from privacy.audit.check import OUTCOMES, Check, verdict
+from privacy.audit.inputs import AuditInputs, Compose, Configured, DataAtHand
 from privacy.audit.outside import COVERS, TunedRuns, tuned_runs
 from privacy.audit.replay import Replay
-from privacy.audit.subject import Compose, Configured, DataAtHand, Subject
 from privacy.ledger import iterate_ledger
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.plan.plan import tensor_digest
@@ -47,14 +47,14 @@ class RunAudit:
     """An audit of a run folder.
 
     Attributes:
-        subject: What the ledger was held against.
+        inputs: What the ledger was held against.
         checks: What was found.
         tuned: The bound for a search; None where the ledger could not be read.
         selected_by: Metric by which the reported model was chosen; None for the last one.
         ledger_sha256: Digest of the ledger that was read; empty if there is none.
     """
 
-    subject: Subject
+    inputs: AuditInputs
     checks: tuple[Check, ...]
     tuned: TunedRuns | None
     selected_by: str | None
@@ -72,7 +72,7 @@ class RunAudit:
 
     def to_json_dict(self) -> dict[str, Any]:
         """The audit as ``audit.json`` has it."""
-        statement = self.subject.statement
+        statement = self.inputs.statement
         outcomes = [check.outcome for check in self.checks]
         tuned = self.tuned
         return {
@@ -80,7 +80,7 @@ class RunAudit:
             "verdict": self.verdict,
             "passed": self.verdict == "passed",
             "counts": {key: outcomes.count(key) for key in OUTCOMES},
-            "missing": dict(self.subject.missing),
+            "missing": dict(self.inputs.missing),
             "ledger_sha256": self.ledger_sha256,
             "status": statement["status"],
             "unit": statement["unit"],
@@ -112,14 +112,14 @@ def audit_run(folder: Path, num_tuned_runs: int = 10, data: str | None = None) -
         privacy.errors.PrivacyError: The statement is damaged, or ``num_tuned_runs`` is not allowed.
     """
     resolved, statement = _read_claim(folder, data)
-    subject = _subject(folder, resolved, statement)
+    inputs = _inputs(folder, resolved, statement)
     # Before it is read: lines that a run adds meanwhile make the audit stale.
     digest = ledger_digest(folder)
-    checks, evidence = audit_with_evidence(iterate_ledger(folder / LEDGER_FILE), subject)
+    checks, evidence = audit_with_evidence(iterate_ledger(folder / LEDGER_FILE), inputs)
     done = RunAudit(
-        subject=subject,
+        inputs=inputs,
         checks=tuple(checks),
-        tuned=None if evidence is None else tuned_runs(evidence, subject, num_tuned_runs),
+        tuned=None if evidence is None else tuned_runs(evidence, inputs, num_tuned_runs),
         selected_by=resolved.config.evaluation.select_best,
         ledger_sha256=digest,
     )
@@ -158,7 +158,7 @@ def _read_claim(folder: Path, data: str | None) -> tuple[ResolvedConfig, dict[st
     return resolved, statement
 
 
-def _subject(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]) -> Subject:
+def _inputs(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]) -> AuditInputs:
     configured = _configured(resolved)
     environment = read_environment(folder)
     saved, seed = read_saved(folder)
@@ -173,7 +173,7 @@ def _subject(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any
         }
         known = {where: value for where, value in seeds.items() if value is not None}
         replay = make_replay(resolved, known, data.num_units, data.num_parameters)
-    return Subject(
+    return AuditInputs(
         statement=statement,
         configured=configured,
         composition=_compose(configured),

@@ -16,8 +16,8 @@ from pfl_bench.files import read_json, read_metrics
 from pfl_bench.runs.checkpoint import load_latest
 from privacy.audit.central_columns import CentralState, sketch_row
 from privacy.audit.central_steps import CentralOptimizer
+from privacy.audit.inputs import Saved, as_number
 from privacy.audit.metrics import NAMES, Metrics
-from privacy.audit.subject import Saved, as_number
 from privacy.central_record import central_state
 
 METRICS_FILE = "metrics.jsonl"

@@ -232,7 +232,7 @@ def _measured(run: Mapping[str, Any], metric: str) -> float | None:
 def _verdict(
     entries: Sequence[Mapping[str, Any]], measured: tuple[float, ...], published: float | None
 ) -> tuple[str, list[str]]:
-    """Judge the mean over seeds; also say why where a run says why."""
+    """ClientModelSelector the mean over seeds; also say why where a run says why."""
     if published is None:
         return "nothing published", []
     for verdict in ("diverged", "not comparable"):

@@ -27,7 +27,7 @@ from pfl_bench.federated.parts import (
     resolve_device,
     set_threads,
 )
-from pfl_bench.federated.workers.start import start_crew
+from pfl_bench.federated.workers.start import start_workers
 from pfl_bench.files import to_json_value, write_json
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.profiling import Overhead, Profile, phase
@@ -39,7 +39,7 @@ from pfl_bench.runs.published import compare
 from pfl_bench.runs.wandb import WandbLogger
 from pfl_bench.trainers.base import HasCanaries, KeepsLedger
 from pfl_bench.trainers.factory import build_trainer
-from pfl_bench.types import ConfigError, Crew, CrewError, DepartsFromRow, Task
+from pfl_bench.types import ConfigError, DepartsFromRow, Task, WorkerError, WorkerGroup
 from privacy.errors import BudgetExceededError
 from privacy.plan.plan import tensor_digest
 from privacy.statement.statement import round_up
@@ -55,7 +55,7 @@ def run(
     resolved: ResolvedConfig,
     out: Path,
     resume: bool = False,
-    crew: Crew | None = None,
+    group: WorkerGroup | None = None,
     profile: Profile | None = None,
 ) -> dict[str, Any]:
     """Run a configuration in a folder, or return what a finished run there has left.
@@ -64,7 +64,7 @@ def run(
         resolved: The configuration.
         out: The run's folder.
         resume: Go on with an unfinished run of the same configuration.
-        crew: Processes that wait for orders; None for those that the configuration asks for.
+        group: Processes that wait for orders; None for those that the configuration asks for.
         profile: Collects where the time goes; written into the folder at the end.
 
     Returns:
@@ -73,19 +73,19 @@ def run(
     Raises:
         UserInputError: Configuration, data or folder do not fit.
         privacy.errors.PrivacyError: The privacy claim could not be made truthfully.
-        CrewError: One of the processes has died; the folder can be resumed from.
+        WorkerError: One of the processes has died; the folder can be resumed from.
         OSError: The disk is full or went away; likewise.
     """
     with ExitStack() as stack:
-        if crew is not None:
-            stack.callback(crew.close)
+        if group is not None:
+            stack.callback(group.close)
         folder = stack.enter_context(RunFolder(out))
         finished = folder.prepare(resolved, resume)
         if finished is not None:
             return finished
         if profile is not None:
             stack.enter_context(profile)
-        return _Run(resolved, folder, crew, stack, profile).execute()
+        return _Run(resolved, folder, group, stack, profile).execute()
 
 
 class _Notices:
@@ -113,7 +113,7 @@ class _Run:
         self,
         resolved: ResolvedConfig,
         folder: RunFolder,
-        crew: Crew | None,
+        group: WorkerGroup | None,
         stack: ExitStack,
         profile: Profile | None,
     ) -> None:
@@ -140,14 +140,14 @@ class _Run:
         start = initial_loss(self._forward, self._task.split("train"))
         # From here on as if the user had named what "auto" comes to.
         parts = Parts(self._task, self._model, self._forward, step)
-        processes = None if crew is None else crew.size
+        processes = None if group is None else group.size
         resolved = settle(resolved, parts, folder.path, processes, self._notices.add)
-        if crew is None:
-            crew = start_crew(resolved, self._device)
-            stack.callback(crew.close)
-        self._crew = crew
+        if group is None:
+            group = start_workers(resolved, self._device)
+            stack.callback(group.close)
+        self._group = group
         self._trainer = build_trainer(
-            resolved, self._task, self._model, folder.path, self._notices.add, crew
+            resolved, self._task, self._model, folder.path, self._notices.add, group
         )
         stack.callback(self._trainer.close)
         self._divergence = DivergenceWatch(start, self._trainer.unit)
@@ -155,7 +155,7 @@ class _Run:
         self._strata: dict[str, Any] = {}
         personal = getattr(self._trainer, "personal", None)
         self._evaluator = Evaluator(
-            self._config, self._task, self._model, self._forward, personal, crew
+            self._config, self._task, self._model, self._forward, personal, group
         )
 
     def execute(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class _Run:
             self._device,
             self._model.initial_digest,
             engine,
-            self._crew.description,
+            self._group.description,
         )
         if self._trainer.private_seed is not None:
             now["private_seed"] = self._trainer.private_seed.to_json_dict()
@@ -220,7 +220,7 @@ class _Run:
             try:
                 with phase("training"):
                     scalars = trainer.advance(index)
-            except CrewError:
+            except WorkerError:
                 # The round has changed nothing yet: its sums come together before its release.
                 self._save(index - 1)
                 raise

@@ -22,7 +22,7 @@ from torch import Tensor
 from pfl_bench.client.flat_model import FlatModel, clip_each, clip_global
 from pfl_bench.client.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.client.precision import new_loss_sum
-from pfl_bench.client.prefetch import Piece, read_ahead
+from pfl_bench.client.prefetch import MicroBatch, prefetch
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.training import CentralOptions
 from pfl_bench.federated import private_seed
@@ -151,18 +151,18 @@ class CentralTrainer:
         batches = self._shuffled(rng) if self.plan is None else self._poisson(rng)
         total_steps = self._steps_per_epoch * self.total
         jobs = self._jobs(batches, index)
-        for piece in read_ahead(jobs, self._options.data_workers):
-            step = (index - 1) * self._steps_per_epoch + piece.step + 1
+        for micro_batch in prefetch(jobs, self._options.data_workers):
+            step = (index - 1) * self._steps_per_epoch + micro_batch.step + 1
             factor = rate_factor(self._options.schedule, step, total_steps)
             rate = self._options.learning_rate * factor
             set_rate(self._optimizer, rate)
             if self.plan is None:
-                loss_sum += self._plain_step(piece) * piece.size
+                loss_sum += self._plain_step(micro_batch) * micro_batch.size
             else:
-                piece_loss, piece_lost = self._private.take(piece)
-                loss_sum += piece_loss
-                lost += piece_lost
-            seen += piece.size
+                micro_loss, micro_lost = self._private.take(micro_batch)
+                loss_sum += micro_loss
+                lost += micro_lost
+            seen += micro_batch.size
         scalars = {
             "train/num_examples": float(seen),
             "train/num_steps": float(self._steps_per_epoch),
@@ -234,10 +234,11 @@ class CentralTrainer:
 
     def _jobs(
         self, batches: Iterable[NDArray[np.int64]], index: int
-    ) -> Iterator[Callable[[], Piece]]:
-        """Ways to read the epoch's batches; under DP in pieces that fit the memory.
+    ) -> Iterator[Callable[[], MicroBatch]]:
+        """Ways to read the epoch's batches; under DP in micro-batches that fit the memory.
 
-        Draws are a step's, not a piece's: what memory there is changes nothing of what is released.
+        Draws are a step's, not a micro-batch's: what memory there is changes nothing of what is
+        released.
         """
         for step, batch in enumerate(batches):
             size = len(batch) if self.plan is None else self._options.physical_batch_size
@@ -261,12 +262,12 @@ class CentralTrainer:
         is_last: bool,
         draws: Tensor | None,
         rng: np.random.Generator,
-    ) -> Piece:
+    ) -> MicroBatch:
         examples = self._split.read_examples(part, rng) if len(part) else None
-        return Piece(step, len(part), is_last, examples, draws)
+        return MicroBatch(step, len(part), is_last, examples, draws)
 
-    def _plain_step(self, piece: Piece) -> Tensor:
-        loss = self._forward.loss(*piece.to(self._model.device))
+    def _plain_step(self, micro_batch: MicroBatch) -> Tensor:
+        loss = self._forward.loss(*micro_batch.to(self._model.device))
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         self._clip()

@@ -15,7 +15,7 @@ from torch import Tensor
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.precision import new_loss_sum
-from pfl_bench.client.prefetch import Piece
+from pfl_bench.client.prefetch import MicroBatch
 from pfl_bench.config.training import CentralOptions
 from pfl_bench.types import ConfigError, Task
 from privacy.plan.example_level import ExampleLevelPlan
@@ -70,11 +70,11 @@ class PrivateSteps:
             generator=self.generator,
         )
 
-    def take(self, piece: Piece) -> tuple[Tensor, int]:
-        """Add the gradients of a piece; with the last one of a step, noise and take the step.
+    def take(self, micro_batch: MicroBatch) -> tuple[Tensor, int]:
+        """Add the gradients of a micro-batch; with the last one of a step, noise and take the step.
 
         Args:
-            piece: The examples; none: with nothing else in the step, it is noise alone.
+            micro_batch: The examples; none: with nothing else in the step, it is noise alone.
 
         Returns:
             Sum of the examples' losses, and how many examples' gradients were not finite.
@@ -83,8 +83,8 @@ class PrivateSteps:
         loss_sum = new_loss_sum(device)
         lost = 0
         self._optimizer.zero_grad(set_to_none=True)
-        if piece.size:
-            inputs, targets, draws = piece.to(device)
+        if micro_batch.size:
+            inputs, targets, draws = micro_batch.to(device)
             outputs = self._outputs(self._forward.prepare(inputs, draws))
             loss = self._task.loss(outputs, targets)
             if not self._checked:
@@ -93,14 +93,14 @@ class PrivateSteps:
                 # Opacus hooks the first layer too, whose inputs need no gradient.
                 warnings.filterwarnings("ignore", "Full backward hook is firing")
                 loss.backward()  # type: ignore[no-untyped-call]
-            loss_sum += loss.detach() * piece.size
+            loss_sum += loss.detach() * micro_batch.size
             lost = self._drop_nonfinite()
         else:
             for parameter in self._model.parameters:
                 cast("Any", parameter).grad_sample = parameter.new_zeros((0, *parameter.shape))
-        self._optimizer.signal_skip_step(do_skip=not piece.is_last)
+        self._optimizer.signal_skip_step(do_skip=not micro_batch.is_last)
         self._optimizer.step()
-        if piece.is_last:
+        if micro_batch.is_last:
             self._optimizer.zero_grad(set_to_none=True)
         return loss_sum, lost
 

@@ -9,7 +9,7 @@ from pfl_bench.client import precision
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.trainers.base import Trainer
-from pfl_bench.types import Crew, Task
+from pfl_bench.types import Task, WorkerGroup
 
 
 def build_trainer(
@@ -18,7 +18,7 @@ def build_trainer(
     model: FlatModel,
     folder: Path,
     notice: Callable[[str], None],
-    crew: Crew,
+    group: WorkerGroup,
 ) -> Trainer:
     """Build the trainer that the configuration's sections ask for."""
     slow = precision.slow_notice(resolved.config.precision, model.device)
@@ -44,4 +44,4 @@ def build_trainer(
             f"aggregation: {federated['aggregation']['name']} looks at each client's update, which "
             "nothing hides from the centre: this run has no privacy guarantee of any kind"
         )
-    return FederatedTrainer(resolved, task, model, folder, notice, crew)
+    return FederatedTrainer(resolved, task, model, folder, notice, group)

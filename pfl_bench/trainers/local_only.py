@@ -27,8 +27,8 @@ from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.evaluation.fine_tuning import Batch, take_steps
 from pfl_bench.federated.parts import build_forward
 from pfl_bench.rng import Purpose, seed_torch, stream
-from pfl_bench.trainers.model_selection import Judge
-from pfl_bench.trainers.personalized import OwnClients, OwnModels
+from pfl_bench.trainers.model_selection import ClientModelSelector
+from pfl_bench.trainers.personalized import PersonalizedClients, PersonalizedModels
 from pfl_bench.types import ConfigError, Examples, Task
 
 # Chosen models that fit into so much are kept; larger ones are trained again when wanted.
@@ -46,7 +46,7 @@ class _Client:
     judge: Examples
 
 
-class LocalTrainer(OwnModels):
+class LocalTrainer(PersonalizedModels):
     """Trains clients' own models; a round is the next ``clients_per_round`` clients.
 
     All rates of a client start from the same initial model and see the same batches. A client
@@ -84,7 +84,7 @@ class LocalTrainer(OwnModels):
             raise ConfigError("a trainer of local models needs the section 'local'")
         self._options = options
         self._seed = resolved.config.seed
-        clients = OwnClients(resolved.config, "local", task, options.num_clients, notice)
+        clients = PersonalizedClients(resolved.config, "local", task, options.num_clients, notice)
         super().__init__(clients, self._put_model)
         self._notice = notice
         self._train = task.split("train")
@@ -101,7 +101,7 @@ class LocalTrainer(OwnModels):
         self._model = model
         self._forward = build_forward(resolved, task, model)
         batch_size = resolved.config.evaluation.batch_size
-        self._judge = Judge(self._forward, task, options.select_by, batch_size)
+        self._judge = ClientModelSelector(self._forward, task, options.select_by, batch_size)
         self._initial = model.vector.clone()
         self._buffers = model.buffers()
         count = len(self._clients.users)

@@ -13,7 +13,7 @@ from pfl_bench.metrics import build_metrics
 from pfl_bench.types import ConfigError, Examples, Task
 
 
-class Judge:
+class ClientModelSelector:
     """Scores the model that is in memory on a client's examples; the lower, the better.
 
     Args:
@@ -46,7 +46,7 @@ class Judge:
 
     @torch.no_grad()
     def score(self, examples: Examples) -> tuple[float, float]:
-        """Judge the model, put into evaluation mode, on examples as evaluation sees them.
+        """Score the model, put into evaluation mode, on examples as evaluation sees them.
 
         Args:
             examples: On the device of the model.

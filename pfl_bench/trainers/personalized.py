@@ -13,7 +13,7 @@ from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import ConfigError, FederatedSplit, PersonalModels, Task
 
 
-class OwnClients:
+class PersonalizedClients:
     """Clients that have models of their own, and which users of any split they are.
 
     Args:
@@ -89,7 +89,7 @@ class OwnClients:
         return self._places[split.name]
 
 
-class OwnModels:
+class PersonalizedModels:
     """What trainers have in common whose only models are the clients' own: no release, no centre.
 
     Args:
@@ -102,7 +102,7 @@ class OwnModels:
 
     private_seed: PrivateSeed | None = None
 
-    def __init__(self, clients: OwnClients, load_own: Callable[[int], None]) -> None:
+    def __init__(self, clients: PersonalizedClients, load_own: Callable[[int], None]) -> None:
         self._clients = clients
         self._load_own = load_own
 

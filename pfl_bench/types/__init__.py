@@ -1,30 +1,36 @@
 """The vocabulary of the toolkit: frozen dataclasses, Protocols and errors.
 
-This package imports nothing else of ours. Everything that two rooms exchange is named here, so that
-a task, an engine and a trainer can be written and read without one another. Whoever uses a name
-imports it from here, not from the module that has it.
+This package imports nothing else of ours. Everything that two packages exchange is named here, so
+that a task, an engine and a trainer can be written and read without one another. Whoever uses a
+name imports it from here, not from the module that has it.
 """
 
-from pfl_bench.types.client_updates import ClientStage, HasStage, HasState, Outgoing, Resizes
+from pfl_bench.types.client_updates import (
+    ClientUpload,
+    HasState,
+    HasUpdateTransform,
+    Resizes,
+    UpdateTransform,
+)
 from pfl_bench.types.data import DataFacts, Examples, FederatedSplit, RemoteFile, SplitBy
 from pfl_bench.types.errors import (
     ConfigError,
-    CrewError,
     DataError,
     PluginError,
     RunFolderError,
     UserInputError,
+    WorkerError,
 )
 from pfl_bench.types.evaluation import Metric, PersonalModels
 from pfl_bench.types.layers import (
-    ComputesInLanes,
+    ComputesInSlots,
     CountsFlops,
     DepartsFromRow,
-    GivesProducts,
-    KeepProduct,
+    GivesFactoredGradients,
+    KeepFactors,
 )
-from pfl_bench.types.processes import Alone, Crew, Evaluate
-from pfl_bench.types.round_counts import Tally
+from pfl_bench.types.processes import Evaluate, SingleProcess, WorkerGroup
+from pfl_bench.types.round_counts import RoundStatistics
 from pfl_bench.types.tasks import (
     BatchTransform,
     GivesExampleLosses,
@@ -46,15 +52,12 @@ from pfl_bench.types.training import (
 
 __all__ = [
     "Algorithm",
-    "Alone",
     "BatchTransform",
-    "ClientStage",
-    "ComputesInLanes",
+    "ClientUpload",
+    "ComputesInSlots",
     "ConfigError",
     "CorrectsSteps",
     "CountsFlops",
-    "Crew",
-    "CrewError",
     "DataError",
     "DataFacts",
     "DepartsFromRow",
@@ -63,27 +66,30 @@ __all__ = [
     "Examples",
     "FederatedSplit",
     "GivesExampleLosses",
-    "GivesProducts",
+    "GivesFactoredGradients",
     "HasColumns",
-    "HasStage",
     "HasState",
-    "KeepProduct",
+    "HasUpdateTransform",
+    "KeepFactors",
     "LocalResult",
     "LocalTraining",
     "Metric",
-    "Outgoing",
     "PersonalModels",
     "PluginError",
     "ReadsOnDevice",
     "RemoteFile",
     "Resizes",
+    "RoundStatistics",
     "RunFolderError",
     "Sampler",
     "SendsMore",
+    "SingleProcess",
     "SkipsOutputs",
     "SplitBy",
-    "Tally",
     "Task",
     "TransformsBatches",
+    "UpdateTransform",
     "UserInputError",
+    "WorkerError",
+    "WorkerGroup",
 ]

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Outgoing:
+class ClientUpload:
     """What a client is about to send.
 
     Attributes:
-        update: Shape (P,), float32. A stage that changes it gives a tensor of its own, valid until
+        update: Shape (P,), float32. A transform that changes it gives a tensor of its own, valid
+        until
             its next client.
         weight: What the client counts for.
         num_bytes: Bytes that sending takes.
@@ -27,8 +28,8 @@ class Outgoing:
     num_bytes: float
 
 
-class ClientStage(Protocol):
-    """A stage: an attack, a compression, or what an algorithm does to an update."""
+class UpdateTransform(Protocol):
+    """A transform: an attack, a compression, or what an algorithm does to an update."""
 
     @property
     def keeps_state(self) -> bool:
@@ -37,37 +38,37 @@ class ClientStage(Protocol):
         Then one process trains them all, and no mechanism covers it.
         """
 
-    def send(self, outgoing: Outgoing, result: LocalResult, round_index: int) -> Outgoing:
-        """Do to a client's update what the stage does.
+    def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
+        """Do to a client's update what the transform does.
 
         Args:
-            outgoing: As the stage before has left it; may be changed and given back.
-            result: What local training gave, unchanged by stages.
+            upload: As the transform before has left it; may be changed and given back.
+            result: What local training gave, unchanged by transforms.
             round_index: From 1.
         """
 
 
 @runtime_checkable
 class Resizes(Protocol):
-    """What a stage also has that changes how much is sent; the same for each client."""
+    """What a transform also has that changes how much is sent; the same for each client."""
 
     @property
     def expected_bytes(self) -> float:
-        """Bytes that an update of the model's P parameters takes with this stage alone."""
+        """Bytes that an update of the model's P parameters takes with this transform alone."""
 
 
 @runtime_checkable
-class HasStage(Protocol):
+class HasUpdateTransform(Protocol):
     """What an algorithm also has that changes what clients send."""
 
     @property
-    def stage(self) -> ClientStage:
-        """The first stage of all."""
+    def transform(self) -> UpdateTransform:
+        """The first transform of all."""
 
 
 @runtime_checkable
 class HasState(Protocol):
-    """What a stage also has that keeps state, or an algorithm that does."""
+    """What a transform also has that keeps state, or an algorithm that does."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes from round to round: tensors, numbers, texts, lists and mappings."""

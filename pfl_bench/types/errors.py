@@ -23,5 +23,5 @@ class RunFolderError(UserInputError):
     """A run folder cannot be used as asked: busy, foreign, read-only, other configuration."""
 
 
-class CrewError(RuntimeError):
+class WorkerError(RuntimeError):
     """One of a run's processes has died or cannot be reached; the run can be resumed."""

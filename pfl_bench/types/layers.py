@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class KeepProduct(Protocol):
+class KeepFactors(Protocol):
     """Takes the gradient of a weight matrix as the two matrices that it is the product of."""
 
     def __call__(self, name: str, left: Tensor, right: Tensor) -> None:
@@ -23,16 +23,16 @@ class KeepProduct(Protocol):
 
 
 @runtime_checkable
-class GivesProducts(Protocol):
+class GivesFactoredGradients(Protocol):
     """A layer that can give gradients of its weights as products, to whoever asks for them.
 
     Attributes:
-        keep_product: Where the gradients of weights that require one go in a backward pass that
+        keep_factors: Where the gradients of weights that require one go in a backward pass that
             was begun with it, in place of autograd's; None, which it is but for that time, for
             autograd.
     """
 
-    keep_product: KeepProduct | None
+    keep_factors: KeepFactors | None
 
 
 @runtime_checkable
@@ -59,14 +59,14 @@ class DepartsFromRow(Protocol):
 
 
 @runtime_checkable
-class ComputesInLanes(Protocol):
+class ComputesInSlots(Protocol):
     """A layer that can compute for several clients at once, each with weights of its own.
 
     One that holds trainable parameters and is none of PyTorch's common layers needs this to be
     trained by the vectorized engine's layers.
     """
 
-    def forward_lanes(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    def forward_slots(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Compute the layer for L clients.
 
         Args:

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Crew(Protocol):
+class WorkerGroup(Protocol):
     """The processes of a run, as one of them sees them.
 
     Rank 0 leads: it alone draws cohorts, noises, takes the central step and writes. The others
-    wait for its orders. Calls are made in one order by all of them.
+    wait for its messages. Calls are made in one order by all of them.
     """
 
     @property
@@ -29,23 +29,23 @@ class Crew(Protocol):
     def description(self) -> str:
         """What they are, such as "2 worker processes"; empty for one."""
 
-    def share(self, order: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
-        """Give the lead's order, and a vector with it, to all.
+    def broadcast(self, message: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
+        """Give the lead's message, and a vector with it, to all.
 
         Args:
-            order: Picklable; that of other ranks is not looked at.
+            message: Picklable; that of other ranks is not looked at.
             vector: Shape (P,), float32; on other ranks a place for the lead's, None before the
                 first.
 
         Returns:
-            Order and vector, on all ranks those of the lead; the order is None when the run has
+            Message and vector, on all ranks those of the lead; the message is None when the run has
             ended. The vector must not be changed, and is valid until the next call.
 
         Raises:
-            CrewError: A process has died.
+            WorkerError: A process has died.
         """
 
-    def bring(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
+    def send(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
         """Bring the lead something; not called by the lead.
 
         Args:
@@ -53,10 +53,10 @@ class Crew(Protocol):
             vectors: Of shape (P,) each.
 
         Raises:
-            CrewError: The lead has died.
+            WorkerError: The lead has died.
         """
 
-    def take(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
+    def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
         """Take what another rank brings; called by the lead, rank by rank.
 
         Args:
@@ -66,7 +66,7 @@ class Crew(Protocol):
             The part; and its vectors, of which each is valid until the next is asked for.
 
         Raises:
-            CrewError: The rank has died.
+            WorkerError: The rank has died.
             UserInputError: What the rank ``fail``ed with.
             PrivacyError: Likewise.
         """
@@ -78,22 +78,22 @@ class Crew(Protocol):
         """Let go of the others: on the lead, the run has ended and so do they."""
 
 
-class Alone:
-    """The crew of a run in one process."""
+class SingleProcess:
+    """The group of a run in one process."""
 
     rank = 0
     size = 1
     description = ""
 
-    def share(self, order: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
+    def broadcast(self, message: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
         """Nobody else is there."""
-        return order, vector
+        return message, vector
 
-    def bring(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
+    def send(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
         """Nobody else is there."""
         raise RuntimeError("a process that is alone leads, and brings nothing")
 
-    def take(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
+    def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
         """Nobody else is there."""
         raise RuntimeError(f"there is no rank {rank}: this process is alone")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Tally:
+class RoundStatistics:
     """What a round's training came to, beside the sum.
 
     Attributes:
@@ -32,7 +32,7 @@ class Tally:
     users: list[int] = field(default_factory=list)
     clients: list[tuple[int, float, int]] = field(default_factory=list)
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: RoundStatistics) -> None:
         """Take in what was counted of other clients of the same round."""
         self.loss += other.loss
         self.num_examples += other.num_examples

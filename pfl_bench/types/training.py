@@ -151,7 +151,7 @@ class Engine(Protocol):
 
     @property
     def description(self) -> str:
-        """What decides the rounding of its results, such as "vectorized, 16 lanes"."""
+        """What decides the rounding of its results, such as "vectorized, 16 slots"."""
 
     @property
     def trains_alone(self) -> bool:

@@ -75,7 +75,7 @@ from privacy.audit.checks_replay import (
 )
 from privacy.audit.checks_reports import check_report_scale
 from privacy.audit.evidence import Evidence, gather
-from privacy.audit.subject import Subject
+from privacy.audit.inputs import AuditInputs
 from privacy.errors import LedgerError
 
 # What a ledger of DP-SGD, which has a line an epoch and no observation, cannot show.
@@ -109,20 +109,20 @@ _NOT_OF_EXAMPLES = (
 )
 
 
-def audit(lines: Iterable[tuple[Mapping[str, Any], str]], subject: Subject) -> list[Check]:
+def audit(lines: Iterable[tuple[Mapping[str, Any], str]], inputs: AuditInputs) -> list[Check]:
     """Audit a run: the checks of ``audit_with_evidence``."""
-    return audit_with_evidence(lines, subject)[0]
+    return audit_with_evidence(lines, inputs)[0]
 
 
 def audit_with_evidence(
-    lines: Iterable[tuple[Mapping[str, Any], str]], subject: Subject
+    lines: Iterable[tuple[Mapping[str, Any], str]], inputs: AuditInputs
 ) -> tuple[list[Check], Evidence | None]:
     """Audit a run.
 
     Args:
         lines: The ledger's, in order, each with its SHA-256; reading them raises ``LedgerError``
             where the chain is broken, as ``privacy.ledger.iterate_ledger`` does.
-        subject: What the ledger is held against.
+        inputs: What the ledger is held against.
 
     Returns:
         The checks, in a fixed order, and what was gathered from the ledger. A broken chain fails,
@@ -133,49 +133,49 @@ def audit_with_evidence(
     except LedgerError as error:
         broken = judge("chain", CHAIN, [str(error)], "the ledger, up to there")
         reason = "the ledger is not sound, so that nothing can be read from it: see chain"
-        rest = [skip(name, "Needs a sound ledger.", reason) for name in _names(subject)]
-        return [broken, *rest, check_delta(subject), check_canaries(subject)], None
+        rest = [skip(name, "Needs a sound ledger.", reason) for name in _names(inputs)]
+        return [broken, *rest, check_delta(inputs), check_canaries(inputs)], None
     # A ledger that was tampered with may hold any number. What comes of it is NaN or infinite,
     # which no check takes for a pass.
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        made = _checks(evidence, subject)
-    return [check_chain(evidence, subject), *made], evidence
+        made = _checks(evidence, inputs)
+    return [check_chain(evidence, inputs), *made], evidence
 
 
-def _names(subject: Subject) -> list[str]:
-    made = _checks(gather([]), subject)
+def _names(inputs: AuditInputs) -> list[str]:
+    made = _checks(gather([]), inputs)
     return [check.name for check in made if check.name not in ("delta", "canaries")]
 
 
-def _checks(evidence: Evidence, subject: Subject) -> list[Check]:
+def _checks(evidence: Evidence, inputs: AuditInputs) -> list[Check]:
     return [
-        check_folder(evidence, subject),
-        check_rounds(evidence, subject),
+        check_folder(evidence, inputs),
+        check_rounds(evidence, inputs),
         check_constants(evidence),
-        check_configuration(evidence, subject),
-        check_metrics(evidence, subject),
-        check_private_seed(evidence, subject),
-        check_cohort_replay(evidence, subject),
-        check_noise_replay(evidence, subject),
-        check_central_step(evidence, subject),
-        check_central_chain(evidence, subject),
-        check_epsilon(evidence, subject, "simulated"),
-        check_epsilon(evidence, subject, "actual"),
-        check_referee(evidence, subject, "simulated"),
-        check_referee(evidence, subject, "actual"),
-        check_budget(evidence, subject),
-        check_delta(subject),
-        check_population(evidence, subject),
-        *_observed_checks(evidence, subject),
-        check_releases(evidence, subject),
-        check_canaries(subject),
+        check_configuration(evidence, inputs),
+        check_metrics(evidence, inputs),
+        check_private_seed(evidence, inputs),
+        check_cohort_replay(evidence, inputs),
+        check_noise_replay(evidence, inputs),
+        check_central_step(evidence, inputs),
+        check_central_chain(evidence, inputs),
+        check_epsilon(evidence, inputs, "simulated"),
+        check_epsilon(evidence, inputs, "actual"),
+        check_referee(evidence, inputs, "simulated"),
+        check_referee(evidence, inputs, "actual"),
+        check_budget(evidence, inputs),
+        check_delta(inputs),
+        check_population(evidence, inputs),
+        *_observed_checks(evidence, inputs),
+        check_releases(evidence, inputs),
+        check_canaries(inputs),
     ]
 
 
-def _observed_checks(evidence: Evidence, subject: Subject) -> Iterator[Check]:
+def _observed_checks(evidence: Evidence, inputs: AuditInputs) -> Iterator[Check]:
     """The checks of what was seen of each round, outside of the code that clips and noises."""
-    if subject.configured.unit == "example":
+    if inputs.configured.unit == "example":
         for name in _NOT_OF_EXAMPLES:
             yield skip(
                 name,
@@ -183,37 +183,37 @@ def _observed_checks(evidence: Evidence, subject: Subject) -> Iterator[Check]:
                 "the ledger of example-level DP has a line an epoch, with no observation of its "
                 "steps: batches, gradients and noise are Opacus' own",
             )
-        yield check_clip_path(evidence, subject)
-        yield check_batchnorm(evidence, subject)
+        yield check_clip_path(evidence, inputs)
+        yield check_batchnorm(evidence, inputs)
         return
-    yield check_noise_multiplier(evidence, subject)
+    yield check_noise_multiplier(evidence, inputs)
     yield check_cohort_total(evidence)
     yield check_cohort_dispersion(evidence)
     yield check_users_distinct(evidence)
     yield check_participation(evidence)
     yield check_separation(evidence)
     yield check_clip_bound(evidence)
-    yield check_clip_probe(evidence, subject)
+    yield check_clip_probe(evidence, inputs)
     yield check_sum_path(evidence)
-    yield check_clip_path(evidence, subject)
-    yield check_count_query(evidence, subject)
-    if subject.configured.mechanism == "privunit":
-        yield check_report_scale(evidence, subject)
+    yield check_clip_path(evidence, inputs)
+    yield check_count_query(evidence, inputs)
+    if inputs.configured.mechanism == "privunit":
+        yield check_report_scale(evidence, inputs)
     else:
-        yield check_noise_scale(evidence, subject)
-    yield check_noise_shape(evidence, subject)
-    yield check_noise_mean(evidence, subject)
-    yield check_noise_tails(evidence, subject)
-    yield check_noise_complete(evidence, subject)
-    yield check_noise_repeats(evidence, subject)
-    yield check_noise_fresh(evidence, subject)
-    yield check_noise_lags(evidence, subject)
-    yield check_noise_independent(evidence, subject)
-    yield check_denominator(evidence, subject)
-    yield check_release_length(evidence, subject)
-    yield check_count_noise(evidence, subject)
-    yield check_count_fresh(evidence, subject)
-    yield check_report_noise(evidence, subject)
+        yield check_noise_scale(evidence, inputs)
+    yield check_noise_shape(evidence, inputs)
+    yield check_noise_mean(evidence, inputs)
+    yield check_noise_tails(evidence, inputs)
+    yield check_noise_complete(evidence, inputs)
+    yield check_noise_repeats(evidence, inputs)
+    yield check_noise_fresh(evidence, inputs)
+    yield check_noise_lags(evidence, inputs)
+    yield check_noise_independent(evidence, inputs)
+    yield check_denominator(evidence, inputs)
+    yield check_release_length(evidence, inputs)
+    yield check_count_noise(evidence, inputs)
+    yield check_count_fresh(evidence, inputs)
+    yield check_report_noise(evidence, inputs)
     yield check_weights(evidence)
     yield check_uploads(evidence)
-    yield check_batchnorm(evidence, subject)
+    yield check_batchnorm(evidence, inputs)

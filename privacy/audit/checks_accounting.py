@@ -19,7 +19,7 @@ from privacy.amplification import Composition, Participation
 from privacy.audit.check import Check, judge, skip
 from privacy.audit.described import contradictions, describe
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import Subject, as_number
+from privacy.audit.inputs import AuditInputs, as_number
 from privacy.errors import PrivacyError
 from privacy.statement.statement import json_epsilon
 
@@ -31,24 +31,24 @@ _PRV_RESOLUTION, _PRV_RELATIVE_RESOLUTION = 0.01, 0.002
 _MOST_SEGMENTS = 20
 
 
-def accounted_rounds(evidence: Evidence, subject: Subject) -> int:
+def accounted_rounds(evidence: Evidence, inputs: AuditInputs) -> int:
     """Rounds that the stated epsilons are of: those recorded, or, before the end, those planned."""
-    if not subject.is_final:
-        return int(as_number(subject.statement.get("rounds")))
-    if subject.configured.unit == "example":
+    if not inputs.is_final:
+        return int(as_number(inputs.statement.get("rounds")))
+    if inputs.configured.unit == "example":
         steps = evidence["steps"]
         return int(steps[-1]) if len(steps) else 0
     return evidence.rounds
 
 
 def compositions(
-    evidence: Evidence, subject: Subject, label: str, rounds: int
+    evidence: Evidence, inputs: AuditInputs, label: str, rounds: int
 ) -> list[Composition]:
     """What the recorded rounds of one setting compose to; equal rounds are one composition.
 
     Args:
         evidence: The ledger.
-        subject: Says how rounds of its mechanism compose.
+        inputs: Says how rounds of its mechanism compose.
         label: "simulated" or "actual".
         rounds: Rounds in all; the last segment has what the others leave.
 
@@ -73,9 +73,9 @@ def compositions(
             _cap(constants.get("max_participations")),
         )
         parts.append(
-            subject.composition(
+            inputs.composition(
                 str(constants.get("mechanism")),
-                constants.get("mechanism_options") or subject.configured.mechanism_options,
+                constants.get("mechanism_options") or inputs.configured.mechanism_options,
                 participation,
                 as_number(side.get("noise_multiplier")),
                 count,
@@ -108,12 +108,12 @@ def epsilons_by(
     return values, reasons
 
 
-def check_epsilon(evidence: Evidence, subject: Subject, label: str) -> Check:
+def check_epsilon(evidence: Evidence, inputs: AuditInputs, label: str) -> Check:
     """One of the two epsilons, derived anew by every accountant.
 
     Args:
         evidence: The ledger.
-        subject: The statement and how rounds compose.
+        inputs: The statement and how rounds compose.
         label: "simulated" or "actual".
     """
     name = f"epsilon_{label}"
@@ -121,18 +121,18 @@ def check_epsilon(evidence: Evidence, subject: Subject, label: str) -> Check:
         f"The stated epsilon ({label}) is what its accountant makes of the recorded rounds: not "
         "below it, nor below the tightest valid bound, nor that of other rounds or noise."
     )
-    rounds = accounted_rounds(evidence, subject)
+    rounds = accounted_rounds(evidence, inputs)
     if not evidence.rounds:
         return skip(name, claim, "the ledger has no line yet")
-    side = subject.side(label)
+    side = inputs.side(label)
     stated, delta = as_number(side.get("epsilon")), as_number(side.get("delta"))
-    own = str(subject.statement.get("accountant"))
+    own = str(inputs.statement.get("accountant"))
     try:
-        parts = compositions(evidence, subject, label, rounds)
+        parts = compositions(evidence, inputs, label, rounds)
         values, reasons = epsilons_by(parts, delta)
     except (ValueError, ZeroDivisionError) as error:
         return judge(name, claim, [f"the recorded rounds cannot be accounted: {error}"], "nothing")
-    problems, unheld = _composition_problems(evidence, subject, label, parts, rounds)
+    problems, unheld = _composition_problems(evidence, inputs, label, parts, rounds)
     floor = 1.0 - _TOLERANCE
     if math.isnan(stated):
         problems.append("the statement has no epsilon")
@@ -179,13 +179,13 @@ def _most(accountant: str, epsilon: float) -> float:
 
 
 def _composition_problems(
-    evidence: Evidence, subject: Subject, label: str, parts: Sequence[Composition], rounds: int
+    evidence: Evidence, inputs: AuditInputs, label: str, parts: Sequence[Composition], rounds: int
 ) -> tuple[list[str], str]:
     """What is composed, held against the guarantee's words; and, in words, what could not be."""
     if len(parts) != 1:
         return [], "; what is composed was not held against the guarantee: the constants change"
     try:
-        described = describe(evidence, subject, label, rounds, parts[0])
+        described = describe(evidence, inputs, label, rounds, parts[0])
     except (ValueError, ZeroDivisionError) as error:
         return [f"the recorded constants cannot be described: {error}"], ""
     if isinstance(described, str):
@@ -195,10 +195,10 @@ def _composition_problems(
     return contradictions(described, parts[0]), described.note
 
 
-def check_budget(evidence: Evidence, subject: Subject) -> Check:
+def check_budget(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The simulated epsilon of the recorded rounds is within the configured budget."""
     claim = "The rounds that were run stay within the configured budget of the simulated epsilon."
-    budget, stated = subject.configured.budget_epsilon, subject.statement.get("budget_epsilon")
+    budget, stated = inputs.configured.budget_epsilon, inputs.statement.get("budget_epsilon")
     if budget is None and stated is None:
         return skip("budget", claim, "no budget is configured")
     if not evidence.rounds:
@@ -206,11 +206,11 @@ def check_budget(evidence: Evidence, subject: Subject) -> Check:
     problems = []
     if budget is None or as_number(stated) != budget:
         problems.append(f"the budget is {budget} in the configuration, {stated} in the statement")
-    own = str(subject.statement.get("accountant"))
-    delta = as_number(subject.side("simulated").get("delta"))
-    rounds = accounted_rounds(evidence, subject)
+    own = str(inputs.statement.get("accountant"))
+    delta = as_number(inputs.side("simulated").get("delta"))
+    rounds = accounted_rounds(evidence, inputs)
     try:
-        parts = compositions(evidence, subject, "simulated", rounds)
+        parts = compositions(evidence, inputs, "simulated", rounds)
         epsilon = compose_epsilon(parts, delta, own)
     except (ValueError, ZeroDivisionError) as error:
         return judge("budget", claim, [f"no epsilon can be computed: {error}"], "nothing")

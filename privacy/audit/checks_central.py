@@ -22,7 +22,7 @@ from privacy.audit.central_columns import Sketches
 from privacy.audit.central_steps import CentralOptimizer, steps_of
 from privacy.audit.check import Check, in_rounds, judge, lack, skip
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import Subject
+from privacy.audit.inputs import AuditInputs
 
 Array = NDArray[np.float64]
 
@@ -41,11 +41,11 @@ _OLDER = (
 )
 
 
-def check_central_step(evidence: Evidence, subject: Subject) -> Check:
+def check_central_step(evidence: Evidence, inputs: AuditInputs) -> Check:
     """Every central step is the optimizer's along the recorded release."""
     name = "central_step"
     claim = "Each round moves the model by the configured central step along its release alone."
-    optimizer = subject.central_optimizer
+    optimizer = inputs.central_optimizer
     if not evidence.rounds:
         return skip(name, claim, _NO_LINE)
     if evidence.central.missing == evidence.rounds:
@@ -55,7 +55,7 @@ def check_central_step(evidence: Evidence, subject: Subject) -> Check:
     if evidence.rounds > len(optimizer.rates):
         return skip(name, claim, "there are more rounds than were configured: see rounds")
     before, release = evidence.central.sketches("central"), evidence.central.sketches("release")
-    after = _after(evidence, subject)
+    after = _after(evidence, inputs)
     problems, compared = [], np.zeros(evidence.rounds, dtype=np.bool_)
     for what, wrong, seen in _compare(optimizer, before, release, after):
         problems += in_rounds(
@@ -71,7 +71,7 @@ def check_central_step(evidence: Evidence, subject: Subject) -> Check:
     if problems:
         return judge(name, claim, problems, text, numbers)
     left = np.flatnonzero(~(np.isfinite(before.norm) & np.isfinite(after.norm))) + 1
-    if len(left) == 1 and left[0] == evidence.rounds and not subject.is_final:
+    if len(left) == 1 and left[0] == evidence.rounds and not inputs.is_final:
         text += "; the last one's end is in no checkpoint yet"
         left = left[:0]
     if len(left):
@@ -82,11 +82,11 @@ def check_central_step(evidence: Evidence, subject: Subject) -> Check:
     return judge(name, claim, [], text, numbers)
 
 
-def _after(evidence: Evidence, subject: Subject) -> Sketches:
+def _after(evidence: Evidence, inputs: AuditInputs) -> Sketches:
     """Sketches after each round's step: the next line's, and the newest checkpoint's."""
     rows = evidence.central.sketches("central").rows
     last = np.full((1, rows.shape[1]), np.nan)
-    saved = subject.saved
+    saved = inputs.saved
     if saved is not None and saved.central is not None and saved.rounds == evidence.rounds:
         last[0] = saved.central.row
     return Sketches(np.concatenate([rows[1:], last]))
@@ -117,7 +117,7 @@ def _differs(
     return np.asarray(wrong.any(axis=1)), np.asarray(seen.any(axis=1))
 
 
-def check_central_chain(evidence: Evidence, subject: Subject) -> Check:
+def check_central_chain(evidence: Evidence, inputs: AuditInputs) -> Check:
     """Checkpoints and the evaluated model are the recorded rounds'."""
     name = "central_chain"
     claim = (
@@ -126,16 +126,16 @@ def check_central_chain(evidence: Evidence, subject: Subject) -> Check:
     )
     if not evidence.rounds:
         return skip(name, claim, _NO_LINE)
-    digests = _digests(evidence, subject)
+    digests = _digests(evidence, inputs)
     if digests is None:
         return lack(name, claim, _OLDER)
     problems, agreeing = [], []
-    first, initial = digests.get(0), subject.data.initial_sha256
+    first, initial = digests.get(0), inputs.data.initial_sha256
     if initial is not None and first is not None:
         agreeing.append("the initial model")
         if initial != first:
             problems.append("the first round did not begin with the model that is configured")
-    saved = subject.saved
+    saved = inputs.saved
     if saved is not None and saved.central is not None:
         known = digests.get(saved.rounds)
         if known is not None:
@@ -146,19 +146,19 @@ def check_central_chain(evidence: Evidence, subject: Subject) -> Check:
                     "has after that round"
                 )
         digests.setdefault(saved.rounds, saved.central.sha256)
-    problems += _problems_of_summary(subject, digests, agreeing)
+    problems += _problems_of_summary(inputs, digests, agreeing)
     text = f"by digest: {', '.join(agreeing) or 'nothing'}"
-    if not problems and subject.summary is not None and not _has_model(subject):
+    if not problems and inputs.summary is not None and not _has_model(inputs):
         why = "the summary does not name the model that was evaluated (written by another version)"
         return lack(name, claim, f"{text}; {why}")
-    if not problems and subject.saved is None:
+    if not problems and inputs.saved is None:
         return lack(name, claim, f"{text}; the folder has no checkpoint that could be compared")
     return judge(name, claim, problems, text, {"compared": agreeing})
 
 
-def _digests(evidence: Evidence, subject: Subject) -> dict[int, str] | None:
+def _digests(evidence: Evidence, inputs: AuditInputs) -> dict[int, str] | None:
     """Digests of the model after so many rounds, those that are recorded; None for none."""
-    if subject.configured.unit == "example":
+    if inputs.configured.unit == "example":
         # A line of DP-SGD has the digest of the model after its epoch.
         return {
             number: evidence.central.digest("release", number)
@@ -171,15 +171,15 @@ def _digests(evidence: Evidence, subject: Subject) -> dict[int, str] | None:
     }
 
 
-def _has_model(subject: Subject) -> bool:
-    return subject.summary is not None and isinstance(subject.summary.get("model_sha256"), str)
+def _has_model(inputs: AuditInputs) -> bool:
+    return inputs.summary is not None and isinstance(inputs.summary.get("model_sha256"), str)
 
 
 def _problems_of_summary(
-    subject: Subject, digests: dict[int, str], agreeing: list[str]
+    inputs: AuditInputs, digests: dict[int, str], agreeing: list[str]
 ) -> Iterator[str]:
-    summary = subject.summary
-    if summary is None or not _has_model(subject):
+    summary = inputs.summary
+    if summary is None or not _has_model(inputs):
         return
     chosen = summary.get("selected")
     number = chosen if isinstance(chosen, int) else summary.get("rounds")

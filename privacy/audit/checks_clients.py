@@ -21,7 +21,7 @@ from privacy.audit import tails
 from privacy.audit.check import LEVEL, SEEN, Check, in_rounds, judge, skip
 from privacy.audit.checks_noise import reports
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import Subject, as_number
+from privacy.audit.inputs import AuditInputs, as_number
 from privacy.errors import PrivacyError
 from privacy.privunit import CapDesign, design
 from privacy.sum_watch import REPORT_KEYS
@@ -32,14 +32,14 @@ _ROUNDING = 1e-5
 Array = NDArray[np.float64]
 
 
-def check_report_noise(evidence: Evidence, subject: Subject) -> Check:
+def check_report_noise(evidence: Evidence, inputs: AuditInputs) -> Check:
     """Every client's report is as noisy as is claimed, and independent of what it hides."""
     name = "report_noise"
     claim = "Each client's report hides the client's own update as is claimed."
     reason = None
-    if not subject.configured.randomizes_clients:
+    if not inputs.configured.randomizes_clients:
         reason = "no client adds noise: the noise is added to the sum"
-    elif not subject.claims_noise:
+    elif not inputs.claims_noise:
         reason = "no noise is claimed: both epsilons are infinite"
     reason = reason or evidence.lacks("reports", "update_noise_stddev", "num_nonfinite")
     if reason is None and not evidence.rounds:
@@ -54,7 +54,7 @@ def check_report_noise(evidence: Evidence, subject: Subject) -> Check:
     if not len(at):
         return judge(name, claim, problems, "nobody has reported")
     columns = {key: evidence[f"reports.{key}"][at] for key in REPORT_KEYS}
-    if subject.configured.mechanism == "privunit":
+    if inputs.configured.mechanism == "privunit":
         made = _privunit(evidence, columns, at)
     else:
         stddev = evidence["update_noise_stddev"][at] / np.sqrt(number[at])

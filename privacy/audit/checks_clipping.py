@@ -20,7 +20,7 @@ import numpy as np
 
 from privacy.audit.check import Check, in_rounds, judge, skip
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import Subject, as_number
+from privacy.audit.inputs import AuditInputs, as_number
 
 # Relative rounding of a clipped norm, and of a float32 sum of so many updates.
 _NORM_ROUNDING = 1e-6
@@ -73,7 +73,7 @@ def check_clip_bound(evidence: Evidence) -> Check:
     )
 
 
-def check_clip_probe(evidence: Evidence, subject: Subject) -> Check:
+def check_clip_probe(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The client that was watched moved the sum by its update, cut to the bound, and no more."""
     name = "clip_probe"
     claim = (
@@ -112,7 +112,7 @@ def check_clip_probe(evidence: Evidence, subject: Subject) -> Check:
         "an update that was not finite moved the sum",
         _beyond(seen & np.isnan(norm) & ~((moved == 0.0) & (bit == 0.0))),
     )
-    if subject.statement.get("count_noise_stddev") is not None:
+    if inputs.statement.get("count_noise_stddev") is not None:
         wanted = np.where(norm <= clip, 0.5, -0.5)
         problems += in_rounds(
             "the watched client moved the count by other than a half",
@@ -175,20 +175,20 @@ def check_sum_path(evidence: Evidence) -> Check:
     return judge(name, claim, problems, text, {"largest_share": share})
 
 
-def check_clip_path(evidence: Evidence, subject: Subject) -> Check:
+def check_clip_path(evidence: Evidence, inputs: AuditInputs) -> Check:
     """Each round's bound is the configured one, or follows from what the round before released.
 
     Source: Andrew et al. 2021, algorithm 1, the geometric update.
     """
     name = "clip_path"
     claim = "Each round's bound follows from the options and from released numbers alone."
-    options = subject.configured.mechanism_options
+    options = inputs.configured.mechanism_options
     moves = "quantile" in options
     reason = evidence.lacks("clip_norm", *(["noisy_fraction_unclipped"] if moves else []))
     if reason is None and not evidence.rounds:
         reason = _NO_LINE
     if reason is None and "clip_norm" not in options:
-        reason = f"the mechanism {subject.configured.mechanism} has no option clip_norm"
+        reason = f"the mechanism {inputs.configured.mechanism} has no option clip_norm"
     if reason is not None:
         return skip(name, claim, reason)
     clip, fraction = evidence["clip_norm"], evidence["noisy_fraction_unclipped"]
@@ -196,10 +196,10 @@ def check_clip_path(evidence: Evidence, subject: Subject) -> Check:
     problems = []
     if not math.isclose(clip[0], first, rel_tol=1e-9):
         problems.append(f"round 1 has the bound {clip[0]:.9g}, the options have {first:.9g}")
-    following = _following(clip, fraction, options)
+    following = _worker_loop(clip, fraction, options)
     wrong = ~np.isclose(clip[1:], following[:-1], rtol=1e-9, atol=0.0)
     problems += in_rounds("the bound does not follow from the round before", _beyond(wrong) + 1)
-    saved = subject.saved
+    saved = inputs.saved
     state = None if saved is None else saved.mechanism
     held = "no checkpoint holds the coming bound"
     if saved is not None and state and "clip_norm" in state and 0 <= saved.rounds <= len(clip):
@@ -222,7 +222,7 @@ def check_clip_path(evidence: Evidence, subject: Subject) -> Check:
     )
 
 
-def _following(clip: Any, fraction: Any, options: Mapping[str, Any]) -> Any:
+def _worker_loop(clip: Any, fraction: Any, options: Mapping[str, Any]) -> Any:
     """Bound of the round after each; shape (T,)."""
     if "quantile" not in options:
         return np.full_like(clip, as_number(options["clip_norm"]))
@@ -232,11 +232,11 @@ def _following(clip: Any, fraction: Any, options: Mapping[str, Any]) -> Any:
     return np.exp(np.clip(moved, math.log(_SMALLEST), math.log(_LARGEST)))
 
 
-def check_count_query(evidence: Evidence, subject: Subject) -> Check:
+def check_count_query(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The released fraction is that of the clipped updates, noised, over the configured cohort."""
     name = "count_query"
     claim = "The released fraction is the noised sum of bits of a half over the configured cohort."
-    if subject.statement.get("count_noise_stddev") is None:
+    if inputs.statement.get("count_noise_stddev") is None:
         return skip(name, claim, "no fraction is released")
     keys = ("noisy_fraction_unclipped", "num_contributions", "num_clipped", "count_noise_stddev")
     reason = evidence.lacks(*keys, "noise") or (None if evidence.rounds else _NO_LINE)
@@ -246,7 +246,7 @@ def check_count_query(evidence: Evidence, subject: Subject) -> Check:
     problems = in_rounds("no fraction is released", _beyond(np.isnan(fraction)))
     draw = np.where(stddev > 0, evidence["noise.count_draw"], 0.0)
     problems += in_rounds("the noise of the count was not seen", _beyond(np.isnan(draw)))
-    cohort = subject.configured.cohort_size
+    cohort = inputs.configured.cohort_size
     expected = (updates / 2.0 - clipped + stddev * draw) / cohort + 0.5
     error = np.abs(fraction - expected)
     bound = 1e-9 * (1.0 + updates / cohort + np.abs(fraction))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from privacy.audit import power
 from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import as_number
+from privacy.audit.inputs import as_number
 from privacy.audit.tails import binomial, chernoff
 
 # Standard deviations beyond which a binomial is left out of account: 1e-30 and less.

@@ -19,7 +19,7 @@ from privacy.audit import tails
 from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
 from privacy.audit.checks_noise import Noise, observed
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import Subject
+from privacy.audit.inputs import AuditInputs
 from privacy.noise_record import (
     CHOSEN,
     CORRELATED,
@@ -64,15 +64,15 @@ class Recorded:
         return self.noise.rounds - 1
 
 
-def recorded(evidence: Evidence, subject: Subject, name: str) -> Recorded | str:
+def recorded(evidence: Evidence, inputs: AuditInputs, name: str) -> Recorded | str:
     """Find the rounds with an observation of that name, or say why there are none.
 
     Args:
         evidence: The ledger's.
-        subject: What it is held against.
+        inputs: What it is held against.
         name: Of the noise's lists or numbers, such as "tails".
     """
-    noise = observed(evidence, subject)
+    noise = observed(evidence, inputs)
     if isinstance(noise, str):
         return noise
     reason = evidence.lacks(f"noise.{name}")
@@ -103,14 +103,14 @@ def binomials(total: Array, draws: Array, low: Array, high: Array) -> Array:
     return np.asarray(np.minimum(1.0, 2.0 * np.minimum(above, below)))
 
 
-def check_noise_tails(evidence: Evidence, subject: Subject) -> Check:
+def check_noise_tails(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The noise has the tails of its law: exact binomial counts, and the exact law of the largest.
 
     A cut noise has finite support: whatever one user adds beyond the cut is told with certainty.
     """
     name = "noise_tails"
     claim = "The noise is neither cut off nor drawn again where it is large."
-    found = recorded(evidence, subject, "tails")
+    found = recorded(evidence, inputs, "tails")
     if isinstance(found, str):
         return skip(name, claim, found)
     noise, at, bounds = found.noise, found.at, np.asarray(TAILS)
@@ -175,11 +175,11 @@ def _visible_cut(shape: str, draws: float, share: float) -> str:
     return f"a cut of the noise at {max(seen):g} standard deviations or less, always"
 
 
-def check_noise_complete(evidence: Evidence, subject: Subject) -> Check:
+def check_noise_complete(evidence: Evidence, inputs: AuditInputs) -> Check:
     """No element goes without noise: exact binomial bounds of those next to zero."""
     name = "noise_complete"
     claim = "Every element of the sum gets noise, in every round."
-    found = recorded(evidence, subject, "near_zero")
+    found = recorded(evidence, inputs, "near_zero")
     if isinstance(found, str):
         return skip(name, claim, found)
     from scipy import stats
@@ -237,11 +237,11 @@ def _fewest(expected: float, share: float, pooled: object) -> int:
     return high
 
 
-def check_noise_repeats(evidence: Evidence, subject: Subject) -> Check:
+def check_noise_repeats(evidence: Evidence, inputs: AuditInputs) -> Check:
     """No part of a round's noise is another part of it, as it is, negated or reversed."""
     name = "noise_repeats"
     claim = "Within a round, no part of the noise repeats another or goes with it."
-    found = recorded(evidence, subject, "windows")
+    found = recorded(evidence, inputs, "windows")
     if isinstance(found, str):
         return skip(name, claim, found)
     noise, at = found.noise, found.at

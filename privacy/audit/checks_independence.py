@@ -16,7 +16,7 @@ from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
 from privacy.audit.checks_draws import DENSER, DENSITY
 from privacy.audit.checks_noise import Noise, observed
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import Subject, as_number
+from privacy.audit.inputs import AuditInputs, as_number
 
 # Heads are compared with so many neighbours in the order of their first element.
 _NEIGHBOURS = 8
@@ -24,11 +24,11 @@ _NEIGHBOURS = 8
 _FRESH = ("gaussian", "adaptive_gaussian", "laplace", "local_gaussian")
 
 
-def check_noise_fresh(evidence: Evidence, subject: Subject) -> Check:
+def check_noise_fresh(evidence: Evidence, inputs: AuditInputs) -> Check:
     """No two rounds share noise, even negated, and successive ones go together as is claimed."""
     name = "noise_fresh"
     claim = "Noise is drawn anew in each round; where it is correlated, as much as is claimed."
-    noise = observed(evidence, subject)
+    noise = observed(evidence, inputs)
     if isinstance(noise, str):
         return skip(name, claim, noise)
     if len(noise.rounds) < 2:
@@ -39,8 +39,8 @@ def check_noise_fresh(evidence: Evidence, subject: Subject) -> Check:
     product, wanted = evidence["noise.lag_product"][at], evidence["noise.lag_correlation"][at]
     wanted = np.nan_to_num(wanted)
     has = ~np.isnan(product)
-    if noise.correlated and subject.configured.mechanism in _FRESH:
-        problems.append(f"{subject.configured.mechanism} has no correlated noise, but claims some")
+    if noise.correlated and inputs.configured.mechanism in _FRESH:
+        problems.append(f"{inputs.configured.mechanism} has no correlated noise, but claims some")
     problems += in_rounds("a correlation beyond 1 is claimed", noise.rounds[np.abs(wanted) > 1.0])
     sampled = evidence.histograms[at].sum(axis=1).astype(np.float64)
     deviation = (product - wanted)[has] * sampled[has]
@@ -155,11 +155,11 @@ def _alike(parts: np.ndarray, noise: Noise) -> tuple[set[int], float]:
     return found, distance
 
 
-def check_noise_independent(evidence: Evidence, subject: Subject) -> Check:
+def check_noise_independent(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The noise knows nothing of the sum that it hides."""
     name = "noise_independent"
     claim = "The noise is independent of the sum that it is added to."
-    noise = observed(evidence, subject)
+    noise = observed(evidence, inputs)
     if not isinstance(noise, str) and noise.correlated:
         noise = (
             "the noise is correlated from round to round, so that the sum may depend on it "
@@ -205,7 +205,7 @@ def _dots(evidence: Evidence, noise: Noise) -> tuple[np.ndarray, np.ndarray]:
     return at[kept], draws[kept]
 
 
-def check_denominator(evidence: Evidence, subject: Subject) -> Check:
+def check_denominator(evidence: Evidence, inputs: AuditInputs) -> Check:
     """Sums are divided by the configured cohort size, whoever took part.
 
     A release that was divided by n instead of the configured C has the noise plus (C / n - 1) of
@@ -214,11 +214,11 @@ def check_denominator(evidence: Evidence, subject: Subject) -> Check:
     """
     name = "denominator"
     claim = "Each sum is divided by the configured cohort size, never by the realised one."
-    cohort = as_number(evidence.constants.get("denominator", subject.configured.cohort_size))
+    cohort = as_number(evidence.constants.get("denominator", inputs.configured.cohort_size))
     problems = []
-    if cohort != subject.configured.cohort_size:
-        problems.append(f"{cohort:g} is recorded, {subject.configured.cohort_size:g} configured")
-    noise = observed(evidence, subject)
+    if cohort != inputs.configured.cohort_size:
+        problems.append(f"{cohort:g} is recorded, {inputs.configured.cohort_size:g} configured")
+    noise = observed(evidence, inputs)
     if not isinstance(noise, str) and noise.correlated:
         noise = "the noise is correlated from round to round, and so may the sum be with it"
     if isinstance(noise, str):
@@ -254,13 +254,13 @@ def check_denominator(evidence: Evidence, subject: Subject) -> Check:
     return judge(name, claim, problems, text, numbers, seen)
 
 
-def check_count_noise(evidence: Evidence, subject: Subject) -> Check:
+def check_count_noise(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The noise on the count of unclipped updates is normal, of the claimed scale, and fresh."""
     name = "count_noise"
     claim = "The noise on the count is normal with the claimed standard deviation, drawn anew."
-    if subject.statement.get("count_noise_stddev") is None:
+    if inputs.statement.get("count_noise_stddev") is None:
         return skip(name, claim, "no count is released")
-    noise = observed(evidence, subject)
+    noise = observed(evidence, inputs)
     if isinstance(noise, str) and not evidence.has_noise.any():
         return skip(name, claim, noise)
     reason = evidence.lacks("noise", "count_noise_stddev")

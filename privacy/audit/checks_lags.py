@@ -16,7 +16,7 @@ from privacy.audit import tails
 from privacy.audit.check import LEVEL, SEEN, Check, in_rounds, judge, skip
 from privacy.audit.checks_draws import Recorded, recorded
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import Subject, as_number
+from privacy.audit.inputs import AuditInputs, as_number
 from privacy.factorization import (
     noise_stddevs,
     optimized_coefficients,
@@ -33,17 +33,17 @@ _DENSEST = 0.8
 Array = NDArray[np.float64]
 
 
-def check_noise_lags(evidence: Evidence, subject: Subject) -> Check:
+def check_noise_lags(evidence: Evidence, inputs: AuditInputs) -> Check:
     """Rounds any distance apart have independent noise: sums of products of their segments."""
     name = "noise_lags"
     claim = (
         "The draws that a round's noise is made of go with those of no other round, however far "
         "apart."
     )
-    found = recorded(evidence, subject, "segments")
+    found = recorded(evidence, inputs, "segments")
     if not isinstance(found, str) and len(found.at) < 2:
         found = "fewer than two rounds have noise that could be observed"
-    drawn = found if isinstance(found, str) else _drawn(evidence, subject, found)
+    drawn = found if isinstance(found, str) else _drawn(evidence, inputs, found)
     if isinstance(found, str) or isinstance(drawn, str):
         return skip(name, claim, str(drawn))
     at, kept = found.at, ~np.isnan(drawn)
@@ -89,7 +89,7 @@ def check_noise_lags(evidence: Evidence, subject: Subject) -> Check:
     )
 
 
-def _drawn(evidence: Evidence, subject: Subject, found: Recorded) -> Array | str:
+def _drawn(evidence: Evidence, inputs: AuditInputs, found: Recorded) -> Array | str:
     """Sums of segments of the draws that each round's noise is made of; shape (T, SEGMENTS).
 
     Noise of a banded factorisation is C^-1 Z; the rows of Z, which are drawn anew, are C times it.
@@ -98,8 +98,8 @@ def _drawn(evidence: Evidence, subject: Subject, found: Recorded) -> Array | str
     segments[found.at] = evidence.lists["segments"][found.at]
     if not found.noise.correlated:
         return segments
-    options, rounds = subject.configured.mechanism_options, subject.configured.num_rounds
-    if subject.configured.mechanism != "banded_matrix_factorization":
+    options, rounds = inputs.configured.mechanism_options, inputs.configured.num_rounds
+    if inputs.configured.mechanism != "banded_matrix_factorization":
         return "the noise is correlated from round to round: see noise_fresh"
     bands = int(as_number(options["bands"]))
     if options["strategy"] == "square_root":
@@ -129,16 +129,16 @@ def _visible(count: float, tests: int, scale: float, spread: float) -> float:
     return float((bound + 1.3 * np.sqrt(count)) / count)
 
 
-def check_count_fresh(evidence: Evidence, subject: Subject) -> Check:
+def check_count_fresh(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The count's noise is a draw of its own, not one of those that the update's noise is made of.
 
     Who is given the fraction and the update could else take the noise off an element.
     """
     name = "count_fresh"
     claim = "The noise on the count is no draw that the noise on the update is made of."
-    if subject.statement.get("count_noise_stddev") is None:
+    if inputs.statement.get("count_noise_stddev") is None:
         return skip(name, claim, "no count is released")
-    found = recorded(evidence, subject, "largest")
+    found = recorded(evidence, inputs, "largest")
     if isinstance(found, str):
         return skip(name, claim, found)
     from scipy import stats

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from privacy.audit.check import Check, in_rounds, judge, lack, skip
 from privacy.audit.evidence import Evidence
+from privacy.audit.inputs import AuditInputs, as_number, json_equal
 from privacy.audit.metrics import Metrics
-from privacy.audit.subject import Subject, as_number, same
 
 Array = NDArray[np.float64]
 
@@ -24,48 +24,48 @@ _CLAIM = "Metrics and ledger have the same rounds, and agree in each scalar that
 _EXACT, _OF_NORM = 1e-9, 1e-3
 
 
-def check_metrics(evidence: Evidence, subject: Subject) -> Check:
+def check_metrics(evidence: Evidence, inputs: AuditInputs) -> Check:
     """Metrics and ledger agree."""
-    name, metrics = "metrics", subject.metrics
+    name, metrics = "metrics", inputs.metrics
     if not evidence.rounds and (metrics is None or not len(metrics.rounds)):
         return skip(name, _CLAIM, "the ledger has no line yet")
     if metrics is None:
         reason = "metrics.jsonl is missing: nothing in the folder can contradict the ledger's lines"
         return lack(name, _CLAIM, reason)
-    problems = list(_problems_of_rounds(evidence, subject, metrics))
+    problems = list(_problems_of_rounds(evidence, inputs, metrics))
     compared, absent = [], []
     if not problems:
-        for what, recorded, tolerance in _columns(evidence, subject):
+        for what, recorded, tolerance in _columns(evidence, inputs):
             found = metrics.columns[what]
             if np.isnan(found).all():
                 absent.append(what)
                 continue
             compared.append(what)
             problems += _differences(what, recorded[: len(found)], found, tolerance)
-        problems += _problems_of_epsilon(subject, metrics)
+        problems += _problems_of_epsilon(inputs, metrics)
     text = f"{len(metrics.rounds)} lines of metrics; compared: {', '.join(compared) or 'nothing'}"
     if absent and not problems:
         return lack(name, _CLAIM, f"{text}; the metrics do not have {', '.join(absent)}")
     return judge(name, _CLAIM, problems, text, {"compared": compared})
 
 
-def _problems_of_rounds(evidence: Evidence, subject: Subject, metrics: Metrics) -> Iterator[str]:
+def _problems_of_rounds(evidence: Evidence, inputs: AuditInputs, metrics: Metrics) -> Iterator[str]:
     found, recorded = len(metrics.rounds), evidence.rounds
     if not np.array_equal(metrics.rounds, np.arange(1, found + 1)):
         yield "the metrics' rounds are not 1, 2, ... one line each"
-    elif subject.summary is not None and found != recorded:
+    elif inputs.summary is not None and found != recorded:
         yield f"the metrics have {found} rounds, the ledger {recorded}"
     elif found > recorded:
         yield f"the metrics have {found} rounds, more than the ledger's {recorded}"
-    elif subject.saved is not None and found < subject.saved.rounds:
-        yield f"the metrics have {found} rounds, the newest checkpoint {subject.saved.rounds}"
+    elif inputs.saved is not None and found < inputs.saved.rounds:
+        yield f"the metrics have {found} rounds, the newest checkpoint {inputs.saved.rounds}"
 
 
-def _columns(evidence: Evidence, subject: Subject) -> Iterator[tuple[str, Array, float]]:
+def _columns(evidence: Evidence, inputs: AuditInputs) -> Iterator[tuple[str, Array, float]]:
     """Names of metrics, what the ledger has of each, and the relative tolerance."""
     if not evidence.lacks("num_nonfinite"):
         yield "train/num_nonfinite", evidence["num_nonfinite"], _EXACT
-    if subject.configured.unit == "example":
+    if inputs.configured.unit == "example":
         if not evidence.lacks("steps"):
             yield "train/num_steps", np.diff(evidence["steps"], prepend=0.0), _EXACT
         return
@@ -84,7 +84,7 @@ def _columns(evidence: Evidence, subject: Subject) -> Iterator[tuple[str, Array,
         yield "privacy/fraction_clipped", clipped, _EXACT
     if evidence.central.missing < evidence.rounds:
         yield "train/update_norm", evidence.central.sketches("release").norm, _OF_NORM
-    optimizer = subject.central_optimizer
+    optimizer = inputs.central_optimizer
     if not isinstance(optimizer, str) and evidence.rounds <= len(optimizer.rates):
         yield "train/central_learning_rate", optimizer.rates[: evidence.rounds], _EXACT
 
@@ -96,14 +96,14 @@ def _differences(what: str, recorded: Array, found: Array, tolerance: float) -> 
     return in_rounds(f"{what} is not what the ledger says", np.flatnonzero(differs) + 1)
 
 
-def _problems_of_epsilon(subject: Subject, metrics: Metrics) -> Iterator[str]:
+def _problems_of_epsilon(inputs: AuditInputs, metrics: Metrics) -> Iterator[str]:
     """The last round's epsilons, where the metrics have them, are the statement's."""
-    if not subject.is_final or not len(metrics.rounds):
+    if not inputs.is_final or not len(metrics.rounds):
         return
     for label in ("simulated", "actual"):
         last = metrics.columns[f"privacy/epsilon_{label}"][-1]
-        stated = as_number(subject.side(label).get("epsilon"))
-        if np.isfinite(last) and not same(float(last), stated):
+        stated = as_number(inputs.side(label).get("epsilon"))
+        if np.isfinite(last) and not json_equal(float(last), stated):
             yield (
                 f"privacy/epsilon_{label} is {last:.6g} after the last round, but {stated:.6g} is "
                 "stated"

@@ -19,10 +19,10 @@ from privacy.audit.check import Check, in_rounds, judge, skip
 from privacy.audit.checks_noise import reports
 from privacy.audit.checks_record import SIDES
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import Subject, as_number
+from privacy.audit.inputs import AuditInputs, as_number
 
 
-def check_noise_multiplier(evidence: Evidence, subject: Subject) -> Check:
+def check_noise_multiplier(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The noise of each round, update and count together, has at least the stated multiplier.
 
     Source: Andrew et al. 2021, theorem 1: z**-2 = z_update**-2 + (2 s_b)**-2.
@@ -36,14 +36,14 @@ def check_noise_multiplier(evidence: Evidence, subject: Subject) -> Check:
     reason = evidence.lacks(*keys)
     if reason is None and not evidence.rounds:
         reason = "the ledger has no line yet"
-    shape = subject.configured.noise_shape
+    shape = inputs.configured.noise_shape
     if reason is None and shape == "none":
-        reason = f"{subject.configured.mechanism} adds no noise of a standard deviation"
+        reason = f"{inputs.configured.mechanism} adds no noise of a standard deviation"
     if reason is not None:
         return skip(name, claim, reason)
     clip, stddev, count = (evidence[key] for key in keys)
     with np.errstate(divide="ignore", invalid="ignore"):
-        if subject.configured.randomizes_clients:
+        if inputs.configured.randomizes_clients:
             # A sum of n reports has the noise of n; each must hide its own client alone.
             stddev = stddev / np.sqrt(reports(evidence))
         # Laplace noise is counted by its scale.
@@ -54,7 +54,7 @@ def check_noise_multiplier(evidence: Evidence, subject: Subject) -> Check:
     actual = as_number((evidence.constants.get("actual") or {}).get("noise_multiplier"))
     simulated = as_number((evidence.constants.get("simulated") or {}).get("noise_multiplier"))
     expects = np.full(evidence.rounds, actual > 0)
-    if subject.configured.randomizes_clients:
+    if inputs.configured.randomizes_clients:
         expects &= reports(evidence) > 0
     sound = (stddev >= 0.0) & ~(count < 0.0) & (worth >= actual * (1.0 - 1e-9))
     low = np.flatnonzero(expects & ~sound) + 1
@@ -72,12 +72,12 @@ def check_noise_multiplier(evidence: Evidence, subject: Subject) -> Check:
     return judge(name, claim, problems, text, numbers)
 
 
-def check_delta(subject: Subject) -> Check:
+def check_delta(inputs: AuditInputs) -> Check:
     """Both deltas are below one over their population."""
     claim = "Each delta is below one over its population, so that publishing one unit is excluded."
     problems, shown, numbers = [], [], {}
     for label in SIDES:
-        side = subject.side(label)
+        side = inputs.side(label)
         delta, population = as_number(side.get("delta")), as_number(side.get("population_size"))
         numbers[label] = {"delta": delta, "population_size": population}
         shown.append(f"{label} {delta:.4g} against 1/{population:g}")
@@ -86,14 +86,14 @@ def check_delta(subject: Subject) -> Check:
     return judge("delta", claim, problems, "; ".join(shown), numbers)
 
 
-def check_population(evidence: Evidence, subject: Subject) -> Check:
+def check_population(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The populations are the data's, or declared to be hypothetical."""
-    configured, units = subject.configured, subject.data.num_units
+    configured, units = inputs.configured, inputs.data.num_units
     claim = (
         "The actual population is that of the data; the simulated one is too, or is declared to "
         "be hypothetical."
     )
-    sides = [evidence.constants.get(label) or subject.side(label) for label in SIDES]
+    sides = [evidence.constants.get(label) or inputs.side(label) for label in SIDES]
     simulated, actual = (as_number(side.get("population_size")) for side in sides)
     numbers: Mapping[str, Any] = {"simulated": simulated, "actual": actual, "data": units}
     problems = []
@@ -105,7 +105,7 @@ def check_population(evidence: Evidence, subject: Subject) -> Check:
     if units is not None and actual != units:
         problems.append(f"{actual:g} are accounted as the actual population, the data have {units}")
     if units is None and not problems:
-        return replace(skip("population", claim, subject.data.why_absent), numbers=numbers)
+        return replace(skip("population", claim, inputs.data.why_absent), numbers=numbers)
     declared = " (declared hypothetical)" if configured.hypothetical_population else ""
     seen = "not opened" if units is None else f"{units}"
     text = f"simulated {simulated:g}{declared}, actual {actual:g}, data {seen}"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from privacy.audit import power, tails
 from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import Subject, as_number
+from privacy.audit.inputs import AuditInputs, as_number
 
 Array = NDArray[np.float64]
 
@@ -58,23 +58,23 @@ class Noise:
         return replace(self, rounds=self.rounds[has], rounding=self.rounding[has])
 
 
-def observed(evidence: Evidence, subject: Subject) -> Noise | str:
+def observed(evidence: Evidence, inputs: AuditInputs) -> Noise | str:
     """Find what can be tested, or say why nothing can."""
-    shape = subject.configured.noise_shape
-    if not subject.claims_noise:
+    shape = inputs.configured.noise_shape
+    if not inputs.claims_noise:
         return "no noise is claimed: both epsilons are infinite"
     if shape not in ("gaussian", "laplace"):
-        return f"the noise of {subject.configured.mechanism} has no law that is tested element-wise"
+        return f"the noise of {inputs.configured.mechanism} has no law that is tested element-wise"
     reason = evidence.lacks("noise", "update_noise_stddev", "sum_norm")
     if reason is not None:
         return reason
     if not evidence.rounds:
         return "the ledger has no line yet"
     seen = evidence.has_noise
-    rounding = _rounding(evidence, subject)
+    rounding = _rounding(evidence, inputs)
     visible = seen & ~(rounding > MOST_ROUNDING)
     expects = np.full(evidence.rounds, True)
-    if subject.configured.randomizes_clients:
+    if inputs.configured.randomizes_clients:
         # Where nobody reports, nobody adds noise.
         expects = reports(evidence) > 0
     noise = Noise(
@@ -94,12 +94,12 @@ def observed(evidence: Evidence, subject: Subject) -> Noise | str:
     return noise
 
 
-def _rounding(evidence: Evidence, subject: Subject) -> NDArray[np.float64]:
+def _rounding(evidence: Evidence, inputs: AuditInputs) -> NDArray[np.float64]:
     """Rms rounding error of the observed noise, relative to it; shape (T,), NaN if unknown."""
     stddev, size = evidence["update_noise_stddev"], evidence["noise.count"]
     with np.errstate(all="ignore"):
         error = _FLOAT32 * np.sqrt(1.0 + (evidence["sum_norm"] / stddev) ** 2 / size)
-        if subject.configured.randomizes_clients:
+        if inputs.configured.randomizes_clients:
             # Noise and updates are summed one by one, apart from each other.
             error = error * np.sqrt(np.maximum(1.0, reports(evidence)))
     return np.asarray(error)
@@ -143,10 +143,10 @@ class _Verdict:
                 self.problems.append(f"{what} over all rounds has p = {pooled:.3g}")
 
 
-def check_noise_scale(evidence: Evidence, subject: Subject) -> Check:
+def check_noise_scale(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The standard deviation of the noise is the claimed one: a chi-square test."""
     name, claim = "noise_scale", "The noise has the standard deviation that each round claims."
-    noise = observed(evidence, subject)
+    noise = observed(evidence, inputs)
     if isinstance(noise, str):
         return skip(name, claim, noise)
     at = noise.rounds - 1
@@ -216,11 +216,11 @@ def _p_text(verdict: _Verdict) -> str:
     return f"; smallest p of a round {min(single):.3g}" if single else ""
 
 
-def check_noise_shape(evidence: Evidence, subject: Subject) -> Check:
+def check_noise_shape(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The noise has the claimed law: Kolmogorov-Smirnov and chi-square on its histogram."""
     name = "noise_shape"
-    claim = f"The noise has a {subject.configured.noise_shape} law, not only its variance."
-    noise = observed(evidence, subject)
+    claim = f"The noise has a {inputs.configured.noise_shape} law, not only its variance."
+    noise = observed(evidence, inputs)
     if isinstance(noise, str):
         return skip(name, claim, noise)
     at = noise.rounds - 1
@@ -272,10 +272,10 @@ def _visible_distance(draws: float, tests: float) -> str:
     return f"a law that is {distance:.2g} or more away from it{power.suffix()}"
 
 
-def check_noise_mean(evidence: Evidence, subject: Subject) -> Check:
+def check_noise_mean(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The noise has mean 0."""
     name, claim = "noise_mean", "The noise has mean 0."
-    noise = observed(evidence, subject)
+    noise = observed(evidence, inputs)
     if isinstance(noise, str):
         return skip(name, claim, noise)
     at = noise.rounds - 1

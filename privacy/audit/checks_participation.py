@@ -38,7 +38,7 @@ from privacy.audit import power, tails
 from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
 from privacy.audit.checks_cohorts import binomial_weights, not_whole, sampling_setting
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import as_number
+from privacy.audit.inputs import as_number
 
 # The largest count of any user is beyond its bound this rarely.
 _COUNT_LEVEL = 1e-9

@@ -16,7 +16,7 @@ import numpy as np
 
 from privacy.audit.check import Check, judge, lack, skip
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import Subject, as_number, same
+from privacy.audit.inputs import AuditInputs, as_number, json_equal
 
 # How each scheme is accounted: written down here once more, independent of the plan's table.
 ADJACENCY = {
@@ -33,30 +33,30 @@ CHAIN = (
 )
 
 
-def check_folder(evidence: Evidence, subject: Subject) -> Check:
+def check_folder(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The folder holds what the run has written."""
     name, claim = "folder", "The run's folder holds everything that the run has written."
-    if not evidence.rounds and not subject.is_final:
+    if not evidence.rounds and not inputs.is_final:
         return skip(name, claim, "the ledger has no line yet")
-    if not subject.missing:
+    if not inputs.missing:
         return judge(name, claim, [], "checkpoints, metrics, environment, summary as far as due")
-    parts = [f"{file} is missing: it would show {what}" for file, what in subject.missing.items()]
+    parts = [f"{file} is missing: it would show {what}" for file, what in inputs.missing.items()]
     return lack(name, claim, "; ".join(parts))
 
 
-def check_chain(evidence: Evidence, subject: Subject) -> Check:
+def check_chain(evidence: Evidence, inputs: AuditInputs) -> Check:
     """A ledger that could be read is the one that summary and checkpoint were written beside.
 
     Args:
         evidence: A ledger whose lines follow from one another.
-        subject: Summary and checkpoint; of what they say of other rounds, ``check_rounds`` tells.
+        inputs: Summary and checkpoint; of what they say of other rounds, ``check_rounds`` tells.
     """
     names = []
-    if subject.summary is not None:
-        rounds, digest = subject.summary.get("rounds"), subject.summary.get("ledger_digest")
+    if inputs.summary is not None:
+        rounds, digest = inputs.summary.get("rounds"), inputs.summary.get("ledger_digest")
         names.append(("the summary", rounds, digest))
-    if subject.saved is not None:
-        names.append(("the newest checkpoint", subject.saved.rounds, subject.saved.digest))
+    if inputs.saved is not None:
+        names.append(("the newest checkpoint", inputs.saved.rounds, inputs.saved.digest))
     problems, agreeing = [], []
     for where, rounds, digest in names:
         # Nothing released, or written by a version that did not name its ledger.
@@ -74,29 +74,29 @@ def check_chain(evidence: Evidence, subject: Subject) -> Check:
     return judge("chain", CHAIN, problems, f"{lines}; {by}", {"named_by": agreeing})
 
 
-def check_rounds(evidence: Evidence, subject: Subject) -> Check:
+def check_rounds(evidence: Evidence, inputs: AuditInputs) -> Check:
     """Rounds 1 to T are there, and T is what statement, summary and checkpoint say."""
     claim = (
         "The ledger has each round that was released, and no other: as many as the statement, the "
         "summary and the newest checkpoint say."
     )
-    found, stated = evidence.rounds, as_number(subject.statement.get("rounds"))
+    found, stated = evidence.rounds, as_number(inputs.statement.get("rounds"))
     problems: list[str] = []
-    if subject.configured.unit == "example":
-        problems += _step_problems(evidence, subject)
-    elif subject.is_final and stated != found:
+    if inputs.configured.unit == "example":
+        problems += _step_problems(evidence, inputs)
+    elif inputs.is_final and stated != found:
         problems.append(f"the ledger has {found} rounds, the statement {stated:g}")
-    elif not subject.is_final and not found <= stated:
+    elif not inputs.is_final and not found <= stated:
         problems.append(f"the ledger has {found} rounds, more than the {stated:g} planned")
-    if found > subject.configured.num_rounds:
-        problems.append(f"{subject.configured.num_rounds} were configured")
-    summary = subject.summary
+    if found > inputs.configured.num_rounds:
+        problems.append(f"{inputs.configured.num_rounds} were configured")
+    summary = inputs.summary
     if summary is not None:
         if summary.get("rounds") != found:
             problems.append(f"the summary says {summary.get('rounds')}")
-        if not subject.is_final:
+        if not inputs.is_final:
             problems.append("the run has a summary, but its statement is only a planned one")
-    saved = subject.saved
+    saved = inputs.saved
     if saved is not None:
         if saved.rounds > found:
             problems.append(f"the newest checkpoint is of round {saved.rounds}")
@@ -109,16 +109,16 @@ def check_rounds(evidence: Evidence, subject: Subject) -> Check:
         "checkpoint": None if saved is None else saved.rounds,
     }
     evidence_text = f"{found} lines; " + (
-        "finished" if subject.is_final else f"unfinished, held against the {stated:g} planned"
+        "finished" if inputs.is_final else f"unfinished, held against the {stated:g} planned"
     )
     return judge("rounds", claim, problems, evidence_text, numbers)
 
 
-def _step_problems(evidence: Evidence, subject: Subject) -> Iterator[str]:
+def _step_problems(evidence: Evidence, inputs: AuditInputs) -> Iterator[str]:
     """What is wrong with the steps of DP-SGD, which has a line an epoch."""
-    steps, stated = evidence["steps"], as_number(subject.statement.get("rounds"))
+    steps, stated = evidence["steps"], as_number(inputs.statement.get("rounds"))
     if not len(steps):
-        if subject.is_final and stated:
+        if inputs.is_final and stated:
             yield f"the ledger has no line, the statement {stated:g} steps"
         return
     if np.isnan(steps).any():
@@ -127,12 +127,12 @@ def _step_problems(evidence: Evidence, subject: Subject) -> Iterator[str]:
     each = np.diff(steps, prepend=0.0)
     if (each != each[0]).any() or each[0] < 1:
         yield "epochs do not all have the same number of steps"
-    if subject.is_final and steps[-1] != stated:
+    if inputs.is_final and steps[-1] != stated:
         yield f"the ledger ends at step {steps[-1]:g}, the statement at {stated:g}"
     if steps[-1] > stated:
         yield f"the ledger goes to step {steps[-1]:g}, beyond the {stated:g} stated"
-    units = subject.data.num_units
-    batch = subject.configured.cohort_size
+    units = inputs.data.num_units
+    batch = inputs.configured.cohort_size
     if units is not None and each[0] != math.ceil(units / batch):
         yield (
             f"an epoch has {each[0]:g} steps, but {units} examples in batches of {batch:g} are "
@@ -167,7 +167,7 @@ def check_constants(evidence: Evidence) -> Check:
     )
 
 
-def check_configuration(evidence: Evidence, subject: Subject) -> Check:
+def check_configuration(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The constants are those of the configuration and of the statement."""
     claim = "What the ledger records as constant is what was configured and what is stated."
     constants = evidence.constants
@@ -175,11 +175,11 @@ def check_configuration(evidence: Evidence, subject: Subject) -> Check:
         return skip("configuration", claim, "the ledger has no line yet")
     compared = 0
     problems = []
-    for name, recorded, source, expected in _comparisons(subject, constants):
+    for name, recorded, source, expected in _comparisons(inputs, constants):
         compared += 1
-        if not same(recorded, expected):
+        if not json_equal(recorded, expected):
             problems.append(f"{name} is {recorded!r} in the ledger and {expected!r} in {source}")
-    problems += _derived_problems(subject, constants)
+    problems += _derived_problems(inputs, constants)
     return judge(
         "configuration",
         claim,
@@ -189,9 +189,9 @@ def check_configuration(evidence: Evidence, subject: Subject) -> Check:
     )
 
 
-def _comparisons(subject: Subject, constants: Any) -> Iterator[tuple[str, Any, str, Any]]:
+def _comparisons(inputs: AuditInputs, constants: Any) -> Iterator[tuple[str, Any, str, Any]]:
     """Name, value in the ledger, where else it is said, value there."""
-    configured, statement, data = subject.configured, subject.statement, subject.data
+    configured, statement, data = inputs.configured, inputs.statement, inputs.data
     config = "the configuration"
     plain = {
         "unit": configured.unit,
@@ -216,7 +216,7 @@ def _comparisons(subject: Subject, constants: Any) -> Iterator[tuple[str, Any, s
     if data.num_parameters is not None and "num_parameters" in constants:
         yield "num_parameters", constants["num_parameters"], "the model", data.num_parameters
     for label in SIDES:
-        recorded, stated, where = constants.get(label) or {}, subject.side(label), "the statement"
+        recorded, stated, where = constants.get(label) or {}, inputs.side(label), "the statement"
         for key in sorted({*recorded} & {*stated}):
             yield f"{label}.{key}", recorded[key], where, stated[key]
         scheme = stated.get("sampling")
@@ -238,15 +238,15 @@ def _comparisons(subject: Subject, constants: Any) -> Iterator[tuple[str, Any, s
     # The statement's own head repeats the deployment's multiplier.
     noise = simulated.get("noise_multiplier")
     yield "simulated.noise_multiplier", noise, "the statement", statement.get("noise_multiplier")
-    if subject.summary is not None:
-        yield "privacy.json", statement, "the summary", subject.summary.get("privacy")
+    if inputs.summary is not None:
+        yield "privacy.json", statement, "the summary", inputs.summary.get("privacy")
 
 
-def _derived_problems(subject: Subject, constants: Any) -> Iterator[str]:
+def _derived_problems(inputs: AuditInputs, constants: Any) -> Iterator[str]:
     """What follows from other constants, and is not so."""
     sampling = constants.get("sampling")
     expected = ADJACENCY.get(str(sampling))
-    if subject.configured.randomizes_clients:
+    if inputs.configured.randomizes_clients:
         # A report hides which of two values it is of, not that there is one.
         expected = "replace-one"
     if constants.get("adjacency") != expected:
@@ -261,9 +261,9 @@ def _derived_problems(subject: Subject, constants: Any) -> Iterator[str]:
         rate /= as_number(side.get("population_size")) or math.nan
         if sampling == "selected":
             rate = 1.0
-        for where, recorded in (("ledger", side), ("statement", subject.side(label))):
+        for where, recorded in (("ledger", side), ("statement", inputs.side(label))):
             value = recorded.get("sampling_probability")
-            if value is not None and not same(value, rate):
+            if value is not None and not json_equal(value, rate):
                 yield f"{label}.sampling_probability is {value!r} in the {where}, not {rate:.6g}"
     cohorts = [as_number(sides[label].get("cohort_size")) for label in SIDES]
     noises = [as_number(sides[label].get("noise_multiplier")) for label in SIDES]

@@ -28,8 +28,8 @@ from privacy.audit.check import Check, judge, skip
 from privacy.audit.checks_accounting import accounted_rounds, compositions
 from privacy.audit.described import Described, describe
 from privacy.audit.evidence import Evidence
+from privacy.audit.inputs import AuditInputs, as_number
 from privacy.audit.referee import Bounds
-from privacy.audit.subject import Subject, as_number
 from privacy.empirical.gaussian_dp import epsilon_of_mu
 from privacy.statement.statement import json_epsilon
 
@@ -46,12 +46,12 @@ _LARGEST_EPSILON = 500.0
 _DELTA_A_ROUND = 2.0**-49
 
 
-def check_referee(evidence: Evidence, subject: Subject, label: str) -> Check:
+def check_referee(evidence: Evidence, inputs: AuditInputs, label: str) -> Check:
     """One of the two epsilons, held against a second implementation's bounds.
 
     Args:
         evidence: The ledger.
-        subject: The statement.
+        inputs: The statement.
         label: "simulated" or "actual".
     """
     name = f"referee_{label}"
@@ -63,13 +63,13 @@ def check_referee(evidence: Evidence, subject: Subject, label: str) -> Check:
         return skip(name, claim, "the ledger has no line yet")
     if len(evidence.segments) > 1:
         return skip(name, claim, "the constants change in mid-run: see constants")
-    side = subject.side(label)
+    side = inputs.side(label)
     stated, delta = as_number(side.get("epsilon")), as_number(side.get("delta"))
-    rounds = accounted_rounds(evidence, subject)
+    rounds = accounted_rounds(evidence, inputs)
     described: Described | str
     try:
-        part = compositions(evidence, subject, label, rounds)[0]
-        described = describe(evidence, subject, label, rounds, part)
+        part = compositions(evidence, inputs, label, rounds)[0]
+        described = describe(evidence, inputs, label, rounds, part)
     except (ValueError, ZeroDivisionError) as error:
         described = f"the recorded constants cannot be described ({error})"
     if isinstance(described, str):
@@ -80,7 +80,7 @@ def check_referee(evidence: Evidence, subject: Subject, label: str) -> Check:
         problems = [] if math.isinf(stated) else [f"{stated:.6g} is stated of rounds without noise"]
         return judge(name, claim, problems, "no noise: nothing but infinity is true")
     bounds = bounds_of(described, delta, min(stated, _LARGEST_EPSILON))
-    own = str(subject.statement.get("accountant"))
+    own = str(inputs.statement.get("accountant"))
     return _judged(name, claim, described, bounds, (stated, delta, own))
 
 

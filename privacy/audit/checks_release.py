@@ -13,7 +13,7 @@ import numpy as np
 
 from privacy.audit.check import Check, in_rounds, judge, lack, skip
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import Subject, as_number
+from privacy.audit.inputs import AuditInputs, as_number
 
 # Of the squares: norms are added up in float32.
 _OF_LENGTH = 1e-3
@@ -56,13 +56,13 @@ def check_uploads(evidence: Evidence) -> Check:
     return judge(name, claim, problems, f"clients send: {', '.join(map(str, uploads or ['-']))}")
 
 
-def check_batchnorm(evidence: Evidence, subject: Subject) -> Check:
+def check_batchnorm(evidence: Evidence, inputs: AuditInputs) -> Check:
     """No layer gathers running statistics of users' data."""
     name = "batchnorm"
     claim = "No layer gathers statistics of users' data that would leave them without noise."
-    recorded, built = evidence.constants.get("batchnorm_layers"), subject.data.batchnorm_layers
+    recorded, built = evidence.constants.get("batchnorm_layers"), inputs.data.batchnorm_layers
     if recorded is None and built is None:
-        return skip(name, claim, f"the ledger does not record it, and {subject.data.why_absent}")
+        return skip(name, claim, f"the ledger does not record it, and {inputs.data.why_absent}")
     problems, seen = [], []
     for where, layers in (("the ledger", recorded), ("the model as built today", built)):
         if layers is not None:
@@ -71,14 +71,14 @@ def check_batchnorm(evidence: Evidence, subject: Subject) -> Check:
                 problems.append(f"{where} has {', '.join(map(str, layers))}")
     text = f"none in {' and '.join(seen)}" if not problems else " and ".join(seen)
     if built is None:
-        text += f"; the model was not built: {subject.data.why_absent}"
+        text += f"; the model was not built: {inputs.data.why_absent}"
     return judge(name, claim, problems, text)
 
 
-def check_releases(evidence: Evidence, subject: Subject) -> Check:
+def check_releases(evidence: Evidence, inputs: AuditInputs) -> Check:
     """No two rounds released the same numbers."""
     name, claim = "releases", "Each round releases a vector of its own."
-    if not subject.claims_noise:
+    if not inputs.claims_noise:
         return skip(name, claim, "without noise, rounds may well release the same")
     if evidence.rounds < 2:
         return skip(name, claim, "fewer than two rounds are recorded")
@@ -89,14 +89,14 @@ def check_releases(evidence: Evidence, subject: Subject) -> Check:
     return judge(name, claim, problems, f"{evidence.rounds} releases, compared by their digests")
 
 
-def check_release_length(evidence: Evidence, subject: Subject) -> Check:
+def check_release_length(evidence: Evidence, inputs: AuditInputs) -> Check:
     """Each release is as long as the recorded sum and noise make it."""
     name = "release_length"
     claim = "Each release is as long as the recorded sum and the noise of the claimed size make it."
     reason = evidence.lacks("noise", "sum_norm", "update_noise_stddev") or (
         None if evidence.rounds else _NO_LINE
     )
-    if reason is None and not subject.claims_noise:
+    if reason is None and not inputs.claims_noise:
         reason = "no noise is claimed"
     if reason is None and evidence.constants.get("mechanism") == "laplace":
         reason = "the sum's recorded norm is that of the bound, L1, which says little of the length"
@@ -119,17 +119,17 @@ def check_release_length(evidence: Evidence, subject: Subject) -> Check:
     return judge(name, claim, problems, f"squared lengths of {int(seen.sum())} releases")
 
 
-def check_canaries(subject: Subject) -> Check:
+def check_canaries(inputs: AuditInputs) -> Check:
     """What an attack on the run's canaries showed is not more than epsilon allows."""
     name = "canaries"
     claim = (
         "The lower bound of epsilon that an attack on canaries shows is not above the stated one."
     )
-    canaries = subject.canaries
+    canaries = inputs.canaries
     if canaries is None:
         return skip(name, claim, "the run has no canaries; privacy.audit adds them")
     lower = as_number(canaries.get("lower_bound"))
-    upper = as_number(subject.side("actual").get("epsilon"))
+    upper = as_number(inputs.side("actual").get("epsilon"))
     confidence = as_number(canaries.get("confidence", 0.95))
     if math.isnan(lower):
         return judge(name, claim, ["canaries.json has no lower_bound"], "canaries.json")

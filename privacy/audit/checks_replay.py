@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from privacy.audit.check import Check, in_rounds, judge, lack, skip
 from privacy.audit.checks_noise import observed
 from privacy.audit.evidence import Evidence
+from privacy.audit.inputs import AuditInputs, as_number
 from privacy.audit.replay import Noise, Replay, chosen_rounds
-from privacy.audit.subject import Subject, as_number
 from privacy.central_record import users_digest
 from privacy.observation import ParticipationHistory
 
@@ -33,22 +33,22 @@ _NOISE = "noise_replay"
 _NOISE_CLAIM = "The first elements of each round's noise are those that the recorded seed draws."
 
 
-def _unable(name: str, claim: str, evidence: Evidence, subject: Subject) -> Check | Replay:
-    if subject.configured.unit == "example":
+def _unable(name: str, claim: str, evidence: Evidence, inputs: AuditInputs) -> Check | Replay:
+    if inputs.configured.unit == "example":
         reason = "batches and noise of example-level DP are drawn by streams that go on from step"
         return skip(name, claim, f"{reason} to step, and its ledger has a line an epoch")
     if not evidence.rounds:
         return skip(name, claim, _NO_LINE)
-    if isinstance(subject.replay, str):
-        return lack(name, claim, subject.replay)
-    return subject.replay
+    if isinstance(inputs.replay, str):
+        return lack(name, claim, inputs.replay)
+    return inputs.replay
 
 
-def check_private_seed(evidence: Evidence, subject: Subject) -> Check:
+def check_private_seed(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The seed of cohorts and noise is the run's own."""
     name = "private_seed"
     claim = "Cohorts and noise are drawn from a seed of 256 bits, which is not the configuration's."
-    replay = _unable(name, claim, evidence, subject)
+    replay = _unable(name, claim, evidence, inputs)
     if isinstance(replay, Check):
         return replay
     problems = []
@@ -68,11 +68,11 @@ def check_private_seed(evidence: Evidence, subject: Subject) -> Check:
     return judge(name, claim, problems, f"{whose}; named by {' and '.join(replay.seeds)}")
 
 
-def check_cohort_replay(evidence: Evidence, subject: Subject) -> Check:
+def check_cohort_replay(evidence: Evidence, inputs: AuditInputs) -> Check:
     """Each round's users are those that the sampler draws from the seed."""
     name = "cohort_replay"
     claim = "Each round's users are those that the configured sampler draws from the recorded seed."
-    replay = _unable(name, claim, evidence, subject)
+    replay = _unable(name, claim, evidence, inputs)
     if isinstance(replay, Check):
         return replay
     if isinstance(replay.cohort, str):
@@ -80,7 +80,7 @@ def check_cohort_replay(evidence: Evidence, subject: Subject) -> Check:
     if evidence.central.missing == evidence.rounds:
         reason = "the ledger has no digest of who took part: it was written by another version"
         return lack(name, claim, reason)
-    units = subject.data.num_units
+    units = inputs.data.num_units
     history = None if units is None else ParticipationHistory(units)
     rounds = chosen_rounds(evidence.rounds, replay.cohort_rounds)
     if len(rounds) < evidence.rounds:
@@ -110,19 +110,19 @@ def _returns(evidence: Evidence, drawn: dict[str, int | None], number: int) -> b
     return True
 
 
-def check_noise_replay(evidence: Evidence, subject: Subject) -> Check:
+def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The first elements of each round's noise are those of its stream."""
     name, claim = _NOISE, _NOISE_CLAIM
-    replay = _unable(name, claim, evidence, subject)
+    replay = _unable(name, claim, evidence, inputs)
     if isinstance(replay, Check):
         return replay
-    seen = observed(evidence, subject)
+    seen = observed(evidence, inputs)
     if isinstance(seen, str):
         return skip(name, claim, seen)
     if isinstance(replay.noise, str):
         return skip(name, claim, replay.noise)
     visible = set(seen.rounds.tolist())
-    if replay.needs_every_round and evidence.rounds > subject.configured.num_rounds:
+    if replay.needs_every_round and evidence.rounds > inputs.configured.num_rounds:
         return skip(name, claim, "there are more rounds than were configured: see rounds")
     if replay.needs_every_round and evidence.rounds > replay.noise_rounds:
         reason = "drawing the noise of all rounds anew would take too long, and each needs the last"
@@ -131,12 +131,12 @@ def check_noise_replay(evidence: Evidence, subject: Subject) -> Check:
         rounds = np.arange(1, evidence.rounds + 1)
     else:
         rounds = seen.rounds[chosen_rounds(len(seen.rounds), replay.noise_rounds) - 1]
-    return _compare(evidence, subject, replay.noise, rounds, visible)
+    return _compare(evidence, inputs, replay.noise, rounds, visible)
 
 
 def _compare(
     evidence: Evidence,
-    subject: Subject,
+    inputs: AuditInputs,
     noise: Noise,
     rounds: NDArray[np.int64],
     visible: set[int],
@@ -144,7 +144,7 @@ def _compare(
     """Draw the noise of these rounds anew, and compare it where it can be seen."""
     canaries = np.nan_to_num(evidence["num_canaries"]).astype(np.int64)
     rounding = 4.0 * _HALF_ULP * (evidence["sum_norm"] / evidence["update_noise_stddev"] + 8.0)
-    if subject.configured.randomizes_clients:
+    if inputs.configured.randomizes_clients:
         rounding = rounding * np.sqrt(np.maximum(1.0, evidence["num_contributions"]))
     fresh = as_number((evidence.constants.get("actual") or {}).get("noise_multiplier"))
     wrong, counts, scales, compared = [], [], [], 0

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
 from privacy.audit.checks_noise import reports
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import Subject, as_number
+from privacy.audit.inputs import AuditInputs, as_number
 from privacy.errors import PrivacyError
 from privacy.privunit import CapDesign, design
 
@@ -42,11 +42,11 @@ Array = NDArray[np.float64]
 _RATES = np.geomspace(1e-5, 0.5, 60)
 
 
-def check_report_scale(evidence: Evidence, subject: Subject) -> Check:
+def check_report_scale(evidence: Evidence, inputs: AuditInputs) -> Check:
     """The noise of a round's reports is as long as the noise of so many reports is."""
     name, claim = "noise_scale", "The reports are as long, and as random, as is claimed."
     reason = evidence.lacks("noise", "update_noise_stddev", "num_contributions", "num_nonfinite")
-    if not subject.claims_noise:
+    if not inputs.claims_noise:
         reason = "no noise is claimed: both epsilons are infinite"
     if reason is None and not evidence.rounds:
         reason = "the ledger has no line yet"

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import Subject, as_number
+from privacy.audit.inputs import AuditInputs, as_number
 from privacy.errors import PrivacyError
 
 if TYPE_CHECKING:
@@ -79,13 +79,13 @@ def contradictions(described: Described, part: Composition) -> list[str]:
 
 
 def describe(
-    evidence: Evidence, subject: Subject, label: str, rounds: int, part: Composition
+    evidence: Evidence, inputs: AuditInputs, label: str, rounds: int, part: Composition
 ) -> Described | str:
     """What the recorded constants say that was run; in words, why that is not known.
 
     Args:
         evidence: The ledger, of one set of constants.
-        subject: The newest checkpoint has a correlated mechanism's coefficients.
+        inputs: The newest checkpoint has a correlated mechanism's coefficients.
         label: "simulated" or "actual".
         rounds: How many are accounted.
         part: What the mechanism says that they compose to; used for a sensitivity that is not
@@ -106,7 +106,7 @@ def describe(
         math.isfinite(noise) and (scheme not in ("poisson", "cyclic_poisson") or 0 < rate <= 1)
     ):
         return "the recorded noise or sampling probability is no such number"
-    options = constants.get("mechanism_options") or subject.configured.mechanism_options
+    options = constants.get("mechanism_options") or inputs.configured.mechanism_options
     fresh = mechanism in ("gaussian", "adaptive_gaussian", "dp_sgd")
     if mechanism == "banded_matrix_factorization":
         bands = int(as_number(options.get("bands")))
@@ -114,7 +114,7 @@ def describe(
     if fresh:
         return _fresh(scheme, noise, most, rate)
     if mechanism in ("banded_matrix_factorization", "tree_aggregation"):
-        return _correlated(evidence, subject, rounds, noise, part)
+        return _correlated(evidence, inputs, rounds, noise, part)
     if mechanism == "laplace":
         if scheme in ("poisson", "cyclic_poisson"):
             return Described("sampled laplace", noise, most, rate)
@@ -136,7 +136,7 @@ def _fresh(scheme: str, noise: float, most: int, rate: float) -> Described:
 
 
 def _correlated(
-    evidence: Evidence, subject: Subject, rounds: int, noise: float, part: Composition
+    evidence: Evidence, inputs: AuditInputs, rounds: int, noise: float, part: Composition
 ) -> Described:
     """All rounds as one Gaussian mechanism."""
     constants = evidence.constants
@@ -146,8 +146,8 @@ def _correlated(
         if constants.get("mechanism") == "tree_aggregation":
             restart = (constants.get("mechanism_options") or {}).get("restart_every")
             squared = tree_sensitivity(rounds, apart, restart)
-        elif subject.saved is not None and subject.saved.mechanism is not None:
-            coefficients = subject.saved.mechanism.get("coefficients")
+        elif inputs.saved is not None and inputs.saved.mechanism is not None:
+            coefficients = inputs.saved.mechanism.get("coefficients")
             if isinstance(coefficients, list):
                 squared = banded_sensitivity(np.array(coefficients, float), rounds, apart)
     if squared is not None:

@@ -15,7 +15,7 @@ from privacy.accountant import compose_epsilon
 from privacy.audit.checks_accounting import accounted_rounds, compositions
 from privacy.audit.checks_record import SIDES
 from privacy.audit.evidence import Evidence
-from privacy.audit.subject import Subject, as_number
+from privacy.audit.inputs import AuditInputs, as_number
 from privacy.errors import PrivacyError
 from privacy.statement.statement import json_epsilon
 
@@ -43,12 +43,12 @@ class TunedRuns:
     problems: dict[str, str]
 
 
-def tuned_runs(evidence: Evidence, subject: Subject, runs: int) -> TunedRuns:
+def tuned_runs(evidence: Evidence, inputs: AuditInputs, runs: int) -> TunedRuns:
     """Epsilon of so many runs like this one, composed by the statement's accountant.
 
     Args:
         evidence: The ledger, of which at least one line is needed.
-        subject: The statement and how rounds compose.
+        inputs: The statement and how rounds compose.
         runs: k, at least 1.
 
     Raises:
@@ -58,12 +58,12 @@ def tuned_runs(evidence: Evidence, subject: Subject, runs: int) -> TunedRuns:
         raise PrivacyError(f"tuned runs are {runs!r}, but must be a whole number, at least 1")
     epsilons: dict[str, float | str] = {}
     problems: dict[str, str] = {}
-    accountant = str(subject.statement.get("accountant"))
-    rounds = accounted_rounds(evidence, subject)
+    accountant = str(inputs.statement.get("accountant"))
+    rounds = accounted_rounds(evidence, inputs)
     for label in SIDES:
-        delta = as_number(subject.side(label).get("delta"))
+        delta = as_number(inputs.side(label).get("delta"))
         try:
-            parts = compositions(evidence, subject, label, rounds)
+            parts = compositions(evidence, inputs, label, rounds)
             repeated = [replace(part, count=part.count * runs) for part in parts]
             epsilons[label] = json_epsilon(compose_epsilon(repeated, delta, accountant))
         except (ValueError, ZeroDivisionError) as error:

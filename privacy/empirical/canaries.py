@@ -36,7 +36,13 @@ from privacy.empirical.canary_directions import (
     draw_sphere,
 )
 from privacy.empirical.canary_options import CanaryOptions
-from privacy.empirical.canary_scores import OneRunScores, OneShotScores, Scores, Seen, StepScores
+from privacy.empirical.canary_scores import (
+    CanaryObservation,
+    OneRunScores,
+    OneShotScores,
+    Scores,
+    StepScores,
+)
 from privacy.errors import PrivacyError
 
 
@@ -199,7 +205,7 @@ class Canaries:
             release -= self._others / self._clip_norm
             self._others = None
         self._scores.observe(
-            Seen(
+            CanaryObservation(
                 release=release,
                 release_norm=release_norm * scale,
                 moved=self._directions.project(moved),

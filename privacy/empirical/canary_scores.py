@@ -39,7 +39,7 @@ _NO_SCORE = "nothing was observed, or nothing moved along the canaries: no bound
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CanaryObservation:
     """One round, along the directions.
 
     Attributes:
@@ -63,7 +63,7 @@ class Seen:
 class Scores(Protocol):
     """What one kind keeps."""
 
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: CanaryObservation) -> None:
         """Take in one round."""
 
     def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class OneShotScores:
         final = options.seen_access == "final"
         self._scores = np.full(options.count + num_held_out, 0.0 if final else -np.inf)
 
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: CanaryObservation) -> None:
         """Keep the newest cosine with the movement, or the largest with a release."""
         if self._options.seen_access == "final":
             self._scores = cosines(seen.moved, seen.moved_norm)
@@ -162,7 +162,7 @@ class OneRunScores:
         self._noise = noise_multiplier
         self._scores = np.zeros(options.count)
 
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: CanaryObservation) -> None:
         """Add the round's evidence, or replace the cosine with the movement."""
         if self._options.seen_access == "final":
             self._scores = cosines(seen.moved, seen.moved_norm)
@@ -225,7 +225,7 @@ class StepScores:
         self._options = options
         self._trials = StepTrials()
 
-    def observe(self, seen: Seen) -> None:
+    def observe(self, seen: CanaryObservation) -> None:
         """Add the round's trials."""
         self._trials.add(seen.release, seen.taking_part)
 

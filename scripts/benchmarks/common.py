@@ -21,7 +21,7 @@ from pfl_bench.client.machine import processor_name
 from pfl_bench.config.loading import resolve
 from pfl_bench.federated.parts import build_model, build_task, resolve_device
 from pfl_bench.federated.trainer import FederatedTrainer
-from pfl_bench.federated.workers.start import start_crew
+from pfl_bench.federated.workers.start import start_workers
 from pfl_bench.runs.folder import package_versions
 
 # What arithmetic the processor has units for.
@@ -64,9 +64,9 @@ class OurSide:
         self.model = build_model(resolved, self.task, self.device)
         self.split = self.task.split("train")
         # Worker processes, where the configuration asks for them.
-        self._crew = start_crew(resolved, self.device)
+        self._group = start_workers(resolved, self.device)
         self.trainer = FederatedTrainer(
-            resolved, self.task, self.model, folder, lambda text: None, self._crew
+            resolved, self.task, self.model, folder, lambda text: None, self._group
         )
         self.trainer.begin(0)
         if cohort_seed is not None:
@@ -88,7 +88,7 @@ class OurSide:
     def close(self) -> None:
         """Close the ledger and let the workers end."""
         self.trainer.close()
-        self._crew.close()
+        self._group.close()
 
 
 @dataclass

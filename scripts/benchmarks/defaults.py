@@ -54,12 +54,12 @@ class Times:
 
 
 def combinations(processes: int) -> dict[str, dict[str, Any]]:
-    """What is set by hand: engines, lanes (null: by the model's size, and one) and workers."""
+    """What is set by hand: engines, slots (null: by the model's size, and one) and workers."""
     found = {}
     for workers in sorted({1, processes}):
-        for engine, lanes in (("sequential", None), ("vectorized", None), ("vectorized", 1)):
-            name = f"{engine}{', 1 lane' if lanes else ''}, {workers} workers"
-            found[name] = {"engine": engine, "engine_lanes": lanes, "workers": workers}
+        for engine, slots in (("sequential", None), ("vectorized", None), ("vectorized", 1)):
+            name = f"{engine}{', 1 slot' if slots else ''}, {workers} workers"
+            found[name] = {"engine": engine, "engine_lanes": slots, "workers": workers}
     return found
 
 

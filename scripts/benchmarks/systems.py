@@ -80,7 +80,7 @@ def _select(selection: str, options: argparse.Namespace) -> list[float]:
     from pfl_bench.rng import Purpose, stream
     from pfl_bench.simulation.devices.cohorts import SimulatedParticipants
     from pfl_bench.simulation.devices.sources import open_devices
-    from pfl_bench.types import LocalTraining, Tally
+    from pfl_bench.types import LocalTraining, RoundStatistics
 
     tree = {
         "version": 1,
@@ -114,6 +114,6 @@ def _select(selection: str, options: argparse.Namespace) -> list[float]:
             losses = np.random.default_rng(index).exponential(size=len(users))
             clients = list(zip(users.tolist(), losses.tolist(), [1] * len(users), strict=True))
             start = time.process_time()
-            participants.finish(index, users, Tally(clients=clients))
+            participants.finish(index, users, RoundStatistics(clients=clients))
             times.append(drawn + time.process_time() - start)
     return times

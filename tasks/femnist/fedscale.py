@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pfl_bench.types import DataError
 from tasks.common.fedscale.layout import FOLDER
 from tasks.common.fedscale.published import Counts, table5
-from tasks.common.fedscale.samples import LeftOut, grouped, read_ahead
+from tasks.common.fedscale.samples import LeftOut, grouped, prefetch
 from tasks.common.fedscale.streaming import BadSamples, Options, open_layout
 from tasks.common.fedscale.survey import Labels
 from tasks.common.leaf.partition import Gathering, Progress
@@ -69,7 +69,7 @@ def read(
     out_of_it = LeftOut()
     refuse = bad_samples == "refuse"
     done, brightness = 0, 0.0
-    for first, values in grouped(read_ahead(found.samples(), read_picture, refuse, out_of_it)):
+    for first, values in grouped(prefetch(found.samples(), read_picture, refuse, out_of_it)):
         images = np.stack([image for _, image in values])
         targets = np.array([target for target, _ in values], dtype=np.uint8)
         gathering.append(first.split, first.client_id, inputs=images, targets=targets)

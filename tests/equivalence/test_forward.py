@@ -17,7 +17,7 @@ from torch.nn import functional
 from pfl_bench.client.engines.sequential import Options, SequentialEngine
 from pfl_bench.client.flat_model import FlatModel, clip_each
 from pfl_bench.client.forward import Forward
-from pfl_bench.client.prefetch import read_ahead
+from pfl_bench.client.prefetch import prefetch
 from pfl_bench.config.loading import resolve
 from pfl_bench.federated.parts import build_model, build_task
 from pfl_bench.rng import Purpose, stream
@@ -202,7 +202,7 @@ def test_reading_ahead_keeps_the_order_and_is_bounded(workers: int) -> None:
             started.append(number)
             yield lambda number=number: number
 
-    for count, result in enumerate(read_ahead(jobs(), workers)):
+    for count, result in enumerate(prefetch(jobs(), workers)):
         assert result == count
         assert len(started) <= count + 2 * workers + 2
 
@@ -211,7 +211,7 @@ def test_an_error_while_reading_ahead_reaches_the_caller() -> None:
     def fails() -> int:
         raise OSError("the disk is gone")
 
-    results = read_ahead([lambda: 1, fails, lambda: 3], 2)
+    results = prefetch([lambda: 1, fails, lambda: 3], 2)
     assert next(results) == 1
     with pytest.raises(OSError, match="disk is gone"):
         next(results)

@@ -116,10 +116,10 @@ def test_a_client_does_what_torch_s_sgd_does(changes: dict[str, Any], hidden: in
 
 
 @pytest.mark.parametrize("changes", STEPS, ids="-".join)
-@pytest.mark.parametrize("lanes", [2, 20])
-def test_lanes_take_the_same_steps(changes: dict[str, Any], lanes: int) -> None:
-    """Lanes are refilled, batches padded, and a client that has ended moves another."""
-    both, users = on_ragged(perceptron(dropout=0.4), replace(LOCAL, **changes), lanes)
+@pytest.mark.parametrize("slots", [2, 20])
+def test_slots_take_the_same_steps(changes: dict[str, Any], slots: int) -> None:
+    """Slots are refilled, batches padded, and a client that has ended moves another."""
+    both, users = on_ragged(perceptron(dropout=0.4), replace(LOCAL, **changes), slots)
     first = both.check(users)
     assert_equal(trained(both.vectorized, list(users)[::-1], both.central), first, 1e-6)
     assert (both.vectorized._velocity is None) == (both.sequential._velocity is None)
@@ -152,14 +152,14 @@ def test_gradients_of_all_forms_gain_momentum(
     flat = build_model(resolved, opened, CPU)
     forward = build_forward(resolved, opened, flat)
     local = replace(LOCAL, epochs=2, proximal_weight=0.1, gradient_clip_global_norm=bound, **FULL)
-    both = Both(flat, opened.split("train"), forward, local, lanes=2)
+    both = Both(flat, opened.split("train"), forward, local, slots=2)
     theirs = both.check(range(4))
-    plain = Both(flat, opened.split("train"), forward, replace(local, momentum=0.0), lanes=2)
+    plain = Both(flat, opened.split("train"), forward, replace(local, momentum=0.0), slots=2)
     without = plain.check(range(4))
     assert all(theirs[user].update.norm() > 1.1 * without[user].update.norm() for user in theirs)
 
 
-def test_layers_without_a_form_for_lanes_gain_momentum() -> None:
+def test_layers_without_a_form_for_slots_gain_momentum() -> None:
     torch.manual_seed(0)
     local = replace(LOCAL, proximal_weight=0.3, **FULL)
     both, users = on_ragged(nn.Sequential(_Scale(), nn.Linear(6, 4)), local)
@@ -195,15 +195,15 @@ def test_weights_without_a_part_in_the_loss_have_gradient_0(momentum: float) -> 
     torch.testing.assert_close(result.update[:4], moved, rtol=1e-5, atol=1e-6)
 
 
-def test_a_client_that_diverges_leaves_its_lane_and_engine_clean() -> None:
-    both, users = on_ragged(perceptron(), replace(LOCAL, **FULL), lanes=2)
+def test_a_client_that_diverges_leaves_its_slot_and_engine_clean() -> None:
+    both, users = on_ragged(perceptron(), replace(LOCAL, **FULL), slots=2)
     split = both.vectorized._split
     split._inputs[int(split.offsets[2])] = torch.inf  # type: ignore[attr-defined]
     ours, theirs = (trained(e, users, both.central) for e in (both.vectorized, both.sequential))
     assert not ours.pop(2).update.isfinite().all()
     assert not theirs.pop(2).update.isfinite().all()
     assert_equal(ours, theirs)
-    alone, _ = on_ragged(perceptron(), replace(LOCAL, **FULL), lanes=2)
+    alone, _ = on_ragged(perceptron(), replace(LOCAL, **FULL), slots=2)
     assert_equal(ours, {u: r for u, r in alone.check(users).items() if u != 2})
 
 
@@ -220,7 +220,7 @@ SGD: dict[str, Any] = {
 def test_processes_and_a_resumed_run_give_the_same_bits(setting: str, tmp_path: Path) -> None:
     config = make_config(setting, **SGD, federated__num_rounds=4)
     run(config, tmp_path / "alone")
-    run(config, tmp_path / "three", crew=InTurn(3))
+    run(config, tmp_path / "three", group=InTurn(3))
     whole = central_of(tmp_path / "alone")
     assert torch.equal(central_of(tmp_path / "three"), whole)
     # Killed after round 2.

@@ -17,10 +17,10 @@ from pfl_bench.cli.main import main
 from pfl_bench.client import precision
 from pfl_bench.client.batched.convolution import convolve
 from pfl_bench.client.batched.layers import find
-from pfl_bench.client.batched.slot_weights import LaneWeights
-from pfl_bench.client.batched.step_context import Frame
+from pfl_bench.client.batched.slot_weights import SlotWeights
+from pfl_bench.client.batched.step_context import StepContext
 from pfl_bench.client.engines import sequential, vectorized
-from pfl_bench.client.factored_gradients import SMALLEST, Product, ProductGradients
+from pfl_bench.client.factored_gradients import SMALLEST, FactoredGradient, FactoredGradients
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import ResolvedConfig, resolve
 from pfl_bench.federated.parts import build_forward, build_model, build_task
@@ -83,7 +83,7 @@ def updates(
         )
     else:
         built = vectorized.VectorizedEngine(
-            vectorized.Options(lanes=2), model, split, forward, local, seed=7
+            vectorized.Options(slots=2), model, split, forward, local, seed=7
         )
     return {
         result.user: replace(result, update=result.update.clone(), loss=result.loss.clone())
@@ -136,13 +136,13 @@ def test_large_batches_go_through_bfloat16_in_linear_layers_too() -> None:
     ],
     ids=str,
 )
-def test_lanes_convolve_as_autocast_does(layer: nn.Conv2d) -> None:
+def test_slots_convolve_as_autocast_does(layer: nn.Conv2d) -> None:
     torch.manual_seed(0)
-    lanes = 2
-    inputs = torch.randn(lanes * 3, layer.in_channels, 12, 12)
-    weights = torch.randn(lanes, *layer.weight.shape, requires_grad=True)
+    slots = 2
+    inputs = torch.randn(slots * 3, layer.in_channels, 12, 12)
+    weights = torch.randn(slots, *layer.weight.shape, requires_grad=True)
     bias = (
-        torch.randn(lanes, layer.out_channels, requires_grad=True)
+        torch.randn(slots, layer.out_channels, requires_grad=True)
         if layer.bias is not None
         else None
     )
@@ -153,14 +153,14 @@ def test_lanes_convolve_as_autocast_does(layer: nn.Conv2d) -> None:
             [
                 functional.conv2d(
                     part,
-                    weights[lane],
-                    None if bias is None else bias[lane],
+                    weights[slot],
+                    None if bias is None else bias[slot],
                     layer.stride,
                     layer.padding,
                     layer.dilation,
                     layer.groups,
                 )
-                for lane, part in enumerate(images.chunk(lanes))
+                for slot, part in enumerate(images.chunk(slots))
             ]
         )
     assert ours.dtype == theirs.dtype == torch.bfloat16
@@ -176,19 +176,19 @@ def test_lanes_convolve_as_autocast_does(layer: nn.Conv2d) -> None:
 
 @pytest.mark.parametrize("rows", [3, precision.FEW_ROWS + 1])
 @pytest.mark.parametrize("bias", [True, False])
-def test_lanes_linear_layers_are_autocast_s_or_float32(rows: int, bias: bool) -> None:
+def test_slots_linear_layers_are_autocast_s_or_float32(rows: int, bias: bool) -> None:
     torch.manual_seed(0)
-    layer, lanes = nn.Linear(40, 8, bias=bias), 2
+    layer, slots = nn.Linear(40, 8, bias=bias), 2
     model = FlatModel(nn.Sequential(layer), CPU)
-    weights = LaneWeights(model, lanes)
+    weights = SlotWeights(model, slots)
     start = weights.views(model.vector)
-    for lane in range(lanes):
-        weights.load(lane, start)
-    frame = Frame(weights)
+    for slot in range(slots):
+        weights.load(slot, start)
+    frame = StepContext(weights)
     build = find(layer)
     assert build is not None
-    leaves = frame.begin([rows] * lanes, None)
-    inputs = torch.randn(lanes * rows, 40, requires_grad=True)
+    leaves = frame.begin([rows] * slots, None)
+    inputs = torch.randn(slots * rows, 40, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = build(layer, frame)(inputs)
     mixed = rows > precision.FEW_ROWS
@@ -202,15 +202,15 @@ def test_lanes_linear_layers_are_autocast_s_or_float32(rows: int, bias: bool) ->
     assert distance(outputs.float(), exact) < tolerance
     assert distance(found[-1], torch.autograd.grad((exact * slopes).sum(), inputs)[0]) < tolerance
     parameters = list(layer.parameters())
-    for lane in range(lanes):
-        part = slice(lane * rows, (lane + 1) * rows)
+    for slot in range(slots):
+        part = slice(slot * rows, (slot + 1) * rows)
         loss = (layer(inputs[part]) * slopes[part]).sum()
         expected = torch.autograd.grad(loss, parameters)
         for gradient, wanted in zip(gradients, expected, strict=True):
             assert gradient is not None
-            sums = torch.zeros(lanes, *wanted.shape)
+            sums = torch.zeros(slots, *wanted.shape)
             gradient.add_to(sums, 1.0)
-            assert distance(sums[lane], wanted) < tolerance
+            assert distance(sums[slot], wanted) < tolerance
 
 
 def test_few_rows_keep_their_products_in_float32_under_autocast() -> None:
@@ -218,7 +218,7 @@ def test_few_rows_keep_their_products_in_float32_under_autocast() -> None:
     layer = nn.Linear(SMALLEST // 16, 16)
     parameters = list(layer.parameters())
     inputs = torch.randn(4, layer.in_features).bfloat16()
-    kept = ProductGradients(layer, parameters)
+    kept = FactoredGradients(layer, parameters)
     with kept, torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = layer(inputs)
         many = layer(inputs.repeat(20, 1))
@@ -228,7 +228,7 @@ def test_few_rows_keep_their_products_in_float32_under_autocast() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             outputs = layer(inputs)
         found = kept.take(torch.autograd.grad(outputs.sum(), parameters, allow_unused=True))
-    assert isinstance(found[0], Product)
+    assert isinstance(found[0], FactoredGradient)
     torch.testing.assert_close(found[0].dense(), inputs.float().sum(0).expand(16, -1))
 
 
@@ -385,19 +385,19 @@ def test_autocast_is_not_entered_where_float32_is_asked(monkeypatch: pytest.Monk
     assert not entered
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_an_lstm_of_short_sequences_is_float32_on_a_cpu(lanes: int) -> None:
+@pytest.mark.parametrize("slots", [1, 2])
+def test_an_lstm_of_short_sequences_is_float32_on_a_cpu(slots: int) -> None:
     """Its own passes, one client or several, under autocast and without."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         torch.manual_seed(0)
         layer = LstmLayer(12, LARGE_HIDDEN_SIZE)
-        inputs = torch.randn(lanes * 2, 5, 12)
-        weights = {name: p.detach().expand(lanes, *p.shape) for name, p in layer.named_parameters()}
+        inputs = torch.randn(slots * 2, 5, 12)
+        weights = {name: p.detach().expand(slots, *p.shape) for name, p in layer.named_parameters()}
         expected = layer(inputs)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            alone, together = layer(inputs), layer.forward_lanes(inputs.bfloat16(), weights)
+            alone, together = layer(inputs), layer.forward_slots(inputs.bfloat16(), weights)
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(alone, expected)

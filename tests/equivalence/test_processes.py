@@ -1,4 +1,4 @@
-"""A run's results are the same bits, however many processes its clients are dealt to."""
+"""A run's results are the same bits, however many processes its clients are assigned to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pfl_bench.federated.workers.worker_loop import follow
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.checkpoint import load_latest
 from pfl_bench.runs.runner import run
-from pfl_bench.types import ConfigError, CrewError
+from pfl_bench.types import ConfigError, WorkerError
 from privacy import aggregate as aggregates
 from tasks.digits import task as digits
 from tests.helpers import make_config
@@ -38,9 +38,9 @@ Received = tuple[Any, Sequence[Tensor]]
 
 
 class InTurn:
-    """A crew in one process, whose followers run in threads, one at a time; all is pickled.
+    """A group in one process, whose workers run in threads, one at a time; all is pickled.
 
-    A follower gets the lead's order only when the lead takes what it brings, so that two never
+    A worker gets the lead's message only when the lead takes what it brings, so that two never
     train at once: torch's generators belong to the process.
 
     Args:
@@ -54,26 +54,26 @@ class InTurn:
         self.description = f"{size} threads in turn"
         self._followers = [_InTurnFollower(rank, size) for rank in range(1, size)]
         self._threads = [
-            threading.Thread(target=follow, args=(follower,), daemon=True)
-            for follower in self._followers
+            threading.Thread(target=follow, args=(worker,), daemon=True)
+            for worker in self._followers
         ]
         for thread in self._threads:
             thread.start()
         self._order = b""
         self._vector: Tensor | None = None
 
-    def share(self, order: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
-        self._order = pickle.dumps(order)
+    def broadcast(self, message: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
+        self._order = pickle.dumps(message)
         self._vector = None if vector is None else vector.clone()
-        return order, vector
+        return message, vector
 
-    def bring(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
+    def send(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
         raise RuntimeError("the lead takes what others bring")
 
-    def take(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
-        follower = self._followers[rank - 1]
-        follower.orders.put((self._order, self._vector))
-        part, vectors = follower.parts.get(timeout=WAIT)
+    def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
+        worker = self._followers[rank - 1]
+        worker.messages.put((self._order, self._vector))
+        part, vectors = worker.parts.get(timeout=WAIT)
         part = pickle.loads(part)
         if isinstance(part, Failure):
             raise part.error
@@ -83,8 +83,8 @@ class InTurn:
         raise error
 
     def close(self) -> None:
-        for follower, thread in zip(self._followers, self._threads, strict=True):
-            follower.orders.put((pickle.dumps(None), None))
+        for worker, thread in zip(self._followers, self._threads, strict=True):
+            worker.messages.put((pickle.dumps(None), None))
             thread.join(WAIT)
             assert not thread.is_alive()
 
@@ -95,21 +95,21 @@ class _InTurnFollower:
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self.orders: queue.Queue[tuple[bytes, Tensor | None]] = queue.Queue()
+        self.messages: queue.Queue[tuple[bytes, Tensor | None]] = queue.Queue()
         self.parts: queue.Queue[tuple[bytes, Sequence[Tensor]]] = queue.Queue()
 
-    def share(self, order: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
-        given, shared = self.orders.get(timeout=10 * WAIT)
+    def broadcast(self, message: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
+        given, shared = self.messages.get(timeout=10 * WAIT)
         return pickle.loads(given), shared
 
-    def bring(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
+    def send(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
         self.parts.put((pickle.dumps(part), [vector.clone() for vector in vectors]))
 
-    def take(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
+    def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
         raise RuntimeError("only the lead takes")
 
     def fail(self, error: Exception) -> None:
-        self.bring(Failure(self.rank, error))
+        self.send(Failure(self.rank, error))
 
     def close(self) -> None:
         pass
@@ -127,7 +127,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         for row in read_metrics(folder / "metrics.jsonl")
     ]
     for row in rows:
-        # A sum of float64 whose order is that of the hands, so exact too.
+        # A sum of float64 whose order is that of the shards, so exact too.
         assert math.isfinite(float(str(row.get("train/loss", 0.0))))
     return {
         "ledger": ledger.read_text() if ledger.exists() else None,
@@ -156,7 +156,7 @@ def same_metrics(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 @pytest.fixture(autouse=True)
 def _read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The digits are read and dealt once in this process, and nothing waits for the disk."""
+    """The digits are read and assigned once in this process, and nothing waits for the disk."""
     build: Callable[..., Any] = functools.cache(digits.build)
     monkeypatch.setattr(digits, "build", build)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -220,7 +220,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
             "evaluation__select_best": "val/accuracy",
         },
     ),
-    "vectorized, one lane": (
+    "vectorized, one slot": (
         "private_federated",
         {"federated__engine": "vectorized", "federated__engine_lanes": 1},
     ),
@@ -229,7 +229,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
         "private_federated",
         {"model__name": "mlp", "model__hidden": 500, "federated__num_rounds": 3},
     ),
-    # Of one expected client, many rounds have none; and one hand is too few for three.
+    # Of one expected client, many rounds have none; and one shard is too few for three.
     "empty rounds": (
         "private_federated",
         {
@@ -260,9 +260,9 @@ def test_the_number_of_processes_changes_no_bit(
 ) -> None:
     config = small(setting, **changes)
     alone = run(config, tmp_path / "alone")
-    # The four hands of twelve clients unevenly; and over more processes than hands.
+    # The four shards of twelve clients unevenly; and over more processes than shards.
     for size in (3, 5):
-        shared = run(config, tmp_path / f"{size}", crew=InTurn(size))
+        shared = run(config, tmp_path / f"{size}", group=InTurn(size))
         assert outcome(tmp_path / f"{size}") == outcome(tmp_path / "alone")
         assert same_metrics(shared, alone)
         assert shared["canaries"] == alone["canaries"]
@@ -278,7 +278,7 @@ def test_sums_of_many_clients_are_the_same_bits_too(
     run(config, tmp_path / "narrow")
     monkeypatch.setattr(aggregates, "MANY_CLIENTS", 10)
     run(config, tmp_path / "alone")
-    run(config, tmp_path / "shared", crew=InTurn(3))
+    run(config, tmp_path / "shared", group=InTurn(3))
     assert outcome(tmp_path / "shared") == outcome(tmp_path / "alone")
     assert outcome(tmp_path / "narrow")["state"] != outcome(tmp_path / "alone")["state"]
 
@@ -294,7 +294,7 @@ def test_clients_that_diverge_are_lost_alike(tmp_path: Path) -> None:
     }
     config = small("private_federated", **changes)
     run(config, tmp_path / "alone")
-    run(config, tmp_path / "shared", crew=InTurn(3))
+    run(config, tmp_path / "shared", group=InTurn(3))
     assert outcome(tmp_path / "shared") == outcome(tmp_path / "alone")
     rows = outcome(tmp_path / "alone")["rows"]
     assert rows[0]["train/num_nonfinite"] > 0
@@ -306,13 +306,13 @@ def test_clients_that_diverge_are_lost_alike(tmp_path: Path) -> None:
 
 
 def interrupted(patch: pytest.MonkeyPatch, index: int, what: Callable[[], None]) -> None:
-    """Have something happen while round ``index`` is trained, after the orders have gone out."""
+    """Have something happen while round ``index`` is trained, after the messages have gone out."""
     real = CohortTraining.train
 
-    def train(self: Any, hands: Any, first: int, round_index: int, *rest: Any) -> Any:
+    def train(self: Any, shards: Any, first: int, round_index: int, *rest: Any) -> Any:
         if first == 0 and round_index == index and threading.current_thread().name == "MainThread":
             what()
-        return real(self, hands, first, round_index, *rest)
+        return real(self, shards, first, round_index, *rest)
 
     patch.setattr(CohortTraining, "train", train)
 
@@ -326,17 +326,17 @@ def test_a_run_may_go_on_with_another_number_of_processes(
     run(config, straight)
 
     def lose() -> None:
-        raise CrewError("rank 1 has gone")
+        raise WorkerError("rank 1 has gone")
 
     with pytest.MonkeyPatch.context() as patch:
         interrupted(patch, 4, lose)
-        with pytest.raises(CrewError, match="rank 1 has gone"):
-            run(config, cut, crew=InTurn(before) if before > 1 else None)
+        with pytest.raises(WorkerError, match="rank 1 has gone"):
+            run(config, cut, group=InTurn(before) if before > 1 else None)
     # Not only what the configuration asks for is saved, which was round 2.
     state = load_latest(cut / "checkpoints")
     assert state is not None
     assert state["step"] == 3
-    run(config, cut, resume=True, crew=InTurn(after) if after > 1 else None)
+    run(config, cut, resume=True, group=InTurn(after) if after > 1 else None)
     assert outcome(cut) == outcome(straight)
 
 
@@ -361,7 +361,7 @@ def test_a_process_with_another_model_or_other_data_is_refused(
 
     monkeypatch.setattr(federated, "Begin", begin)
     with pytest.raises(ConfigError, match=words):
-        run(small("private_federated"), tmp_path / "run", crew=InTurn(3))
+        run(small("private_federated"), tmp_path / "run", group=InTurn(3))
     assert not (tmp_path / "run").exists()
     # Likewise by worker processes, where the command ends as with any other wrong input.
     path = config_file("private_federated", **NOISE, federated__workers=2)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pfl_bench.client import factored_gradients as products
-from pfl_bench.client.factored_gradients import Product, ProductGradients
+from pfl_bench.client.factored_gradients import FactoredGradient, FactoredGradients
 from pfl_bench.client.flat_model import FlatModel, clip_each, clip_global, descend
 from tasks.common.lstm import stacked_lstm as lstm
 from tasks.common.lstm.stacked_lstm import LstmLayer, StackedLstm
@@ -129,7 +129,7 @@ def test_a_step_is_that_of_autograd(case: str, bound: float | None) -> None:
     if bound is not None:
         dense = list(clip_each(dense, bound))
     wanted = [w - 0.5 * gradient for w, gradient in zip(model.slices, dense, strict=True)]
-    kept = ProductGradients(model.module, model.parameters)
+    kept = FactoredGradients(model.module, model.parameters)
     with kept:
         loss = model.module(inputs).square().mean()
         gradients = kept.take(torch.autograd.grad(loss, model.parameters, allow_unused=True))
@@ -139,7 +139,7 @@ def test_a_step_is_that_of_autograd(case: str, bound: float | None) -> None:
     torch.testing.assert_close(model.slices, wanted, rtol=1e-5, atol=1e-7)
     for layer in model.module.modules():
         assert "forward" not in vars(layer)
-        assert getattr(layer, "keep_product", None) is None
+        assert getattr(layer, "keep_factors", None) is None
 
 
 def test_an_lstm_gives_its_weights_as_products_if_it_is_large(
@@ -148,22 +148,32 @@ def test_an_lstm_gives_its_weights_as_products_if_it_is_large(
     model = FlatModel(StackedLstm(8, 5, 2), torch.device("cpu"))
 
     def found() -> list[str]:
-        with ProductGradients(model.module, model.parameters) as kept:
+        with FactoredGradients(model.module, model.parameters) as kept:
             loss = model.module(torch.randn(3, 4, 8)).square().mean()
             taken = kept.take(torch.autograd.grad(loss, model.parameters, allow_unused=True))
         return [type(gradient).__name__ for gradient in taken]
 
-    assert found() == ["Product", "Product", "Tensor"] * 2
+    assert found() == ["FactoredGradient", "FactoredGradient", "Tensor"] * 2
     # The first layer has 20 * (8 + 5 + 1) parameters, the second 20 * (5 + 5 + 1).
     monkeypatch.setattr(products, "SMALLEST", 280)
-    assert found() == ["Product", "Product", "Tensor", "Tensor", "Tensor", "Tensor"]
+    assert found() == [
+        "FactoredGradient",
+        "FactoredGradient",
+        "Tensor",
+        "Tensor",
+        "Tensor",
+        "Tensor",
+    ]
 
 
 def test_products_of_one_left_factor_share_its_squares() -> None:
     torch.manual_seed(0)
     left, other = torch.randn(3, 40), torch.randn(3, 40)
-    together = [Product(left, torch.randn(3, 30)), Product(left, torch.randn(3, 20))]
-    together.append(Product(other, torch.randn(3, 30)))
+    together = [
+        FactoredGradient(left, torch.randn(3, 30)),
+        FactoredGradient(left, torch.randn(3, 20)),
+    ]
+    together.append(FactoredGradient(other, torch.randn(3, 30)))
     squares: dict[int, Tensor] = {}
     for product in together:
         norm = float(product.norm(squares))
@@ -175,10 +185,10 @@ def test_an_error_in_a_step_puts_the_layers_back() -> None:
     model = FlatModel(nn.Linear(8, 7), torch.device("cpu"))
     with (
         pytest.raises(RuntimeError),
-        ProductGradients(model.module, model.parameters),
+        FactoredGradients(model.module, model.parameters),
     ):
         model.module(torch.randn(3, 5))
-    assert not {"forward", "keep_product"} & set(vars(model.module))
+    assert not {"forward", "keep_factors"} & set(vars(model.module))
 
 
 @pytest.mark.parametrize("left_over", [1.0, 1e-1, 1e-2, 1e-3, 1e-4])
@@ -186,13 +196,13 @@ def test_the_norm_holds_where_rows_nearly_cancel(left_over: float) -> None:
     torch.manual_seed(1)
     left, right = torch.randn(1, 256), torch.randn(1, 1024)
     other = left_over * torch.randn(1, 256) - left
-    product = Product(torch.cat([left, other]), torch.cat([right, right]))
+    product = FactoredGradient(torch.cat([left, other]), torch.cat([right, right]))
     exact = (product.left.double().t() @ product.right.double()).norm()
     assert float(product.norm()) == pytest.approx(float(exact), rel=1e-3)
 
 
 def test_rows_whose_squares_overflow_are_clipped_by_their_product() -> None:
-    product = Product(torch.full((1, 20), 1e25), torch.full((1, 20), 1e-20))
+    product = FactoredGradient(torch.full((1, 20), 1e25), torch.full((1, 20), 1e-20))
     for clip in (clip_each, clip_global):
         (clipped,) = clip([product], 1.0)
         assert float(functional.normalize(clipped.dense().flatten(), dim=0)[0]) > 0

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from pfl_bench.client import factored_gradients as products
 from pfl_bench.client.engines.sequential import Options, SequentialEngine
-from pfl_bench.client.factored_gradients import Product, ProductGradients
+from pfl_bench.client.factored_gradients import FactoredGradient, FactoredGradients
 from pfl_bench.client.flat_model import FlatModel, clip_each, clip_global, descend
 from pfl_bench.client.forward import Forward
 from pfl_bench.rng import Purpose, stream
@@ -187,12 +187,14 @@ def test_clipping_is_that_of_the_dense_gradients(
     values: list[float], dense: list[float], factors: list[float], bound: float
 ) -> None:
     left, right = torch.tensor(factors[:2]).reshape(1, 2), torch.tensor(factors[2:]).reshape(1, 2)
-    mixed = (sparse_gradient(values), torch.tensor(dense), Product(left, right))
+    mixed = (sparse_gradient(values), torch.tensor(dense), FactoredGradient(left, right))
     plain = (mixed[0].to_dense(), mixed[1], mixed[2].dense())
     for clip in (clip_each, clip_global):
         got, expected = clip(mixed, bound), clip(plain, bound)
         for gradient, other in zip(got, expected, strict=True):
-            full = gradient.dense() if isinstance(gradient, Product) else gradient.to_dense()
+            full = (
+                gradient.dense() if isinstance(gradient, FactoredGradient) else gradient.to_dense()
+            )
             torch.testing.assert_close(full, other, rtol=1e-4, atol=1e-5)
     whole = torch.cat([g.flatten() for g in plain])
     clipped = torch.cat([g.flatten() for g in clip_global(plain, bound)])
@@ -222,11 +224,11 @@ def test_a_gradient_that_is_not_finite_stays_so_and_takes_the_others_along(value
 @pytest.mark.parametrize("count", [1, 3, 200])
 def test_norm_of_a_product_is_that_of_the_matrix(count: int) -> None:
     torch.manual_seed(count)
-    product = Product(torch.randn(count, 30), torch.randn(count, 50))
+    product = FactoredGradient(torch.randn(count, 30), torch.randn(count, 50))
     torch.testing.assert_close(product.norm(), product.dense().norm(), rtol=1e-5, atol=0.0)
-    none = Product(torch.zeros(count, 30), torch.randn(count, 50))
+    none = FactoredGradient(torch.zeros(count, 30), torch.randn(count, 50))
     assert float(none.norm()) == 0.0
-    one = Product(torch.tensor([[torch.nan] + [0.0] * 29]), torch.ones(1, 50))
+    one = FactoredGradient(torch.tensor([[torch.nan] + [0.0] * 29]), torch.ones(1, 50))
     assert one.norm().isnan()
 
 
@@ -263,14 +265,14 @@ def test_odd_uses_of_a_layer_add_up(name: str, monkeypatch: pytest.MonkeyPatch) 
 def test_layers_get_their_own_passes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "SMALLEST", 1)
     layer = nn.Linear(3, 4)
-    kept = ProductGradients(layer, list(layer.parameters()))
+    kept = FactoredGradients(layer, list(layer.parameters()))
     with kept:
         gradients = torch.autograd.grad(
             layer(torch.ones(2, 3)).sum(), list(layer.parameters()), allow_unused=True
         )
         assert gradients[0] is None
         product, bias = kept.take(gradients)
-    assert isinstance(product, Product)
+    assert isinstance(product, FactoredGradient)
     assert torch.equal(product.dense(), torch.full((4, 3), 2.0))
     assert isinstance(bias, Tensor)
     assert torch.equal(bias, torch.full((4,), 2.0))

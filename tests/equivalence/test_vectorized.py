@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pfl_bench.client.batched import layers
-from pfl_bench.client.batched.auto_slots import automatic_lanes
+from pfl_bench.client.batched.auto_slots import automatic_slots
 from pfl_bench.client.engines import sequential, vectorized
 from pfl_bench.client.engines.sequential import SequentialEngine
 from pfl_bench.client.engines.vectorized import VectorizedEngine
@@ -118,7 +118,7 @@ class Both:
     """Both engines on one model and split."""
 
     def __init__(
-        self, model: FlatModel, split: Any, forward: Forward, local: LocalTraining, lanes: int
+        self, model: FlatModel, split: Any, forward: Forward, local: LocalTraining, slots: int
     ) -> None:
         self.model, self.said = model, list[str]()
         self.central = model.vector.clone()
@@ -126,7 +126,7 @@ class Both:
             sequential.Options(), model, split, forward, local, seed=7
         )
         self.vectorized = VectorizedEngine(
-            vectorized.Options(lanes=lanes), model, split, forward, local, 7, self.said.append
+            vectorized.Options(slots=slots), model, split, forward, local, 7, self.said.append
         )
 
     def check(self, users: Any, tolerance: float = 1e-5) -> dict[int, LocalResult]:
@@ -141,7 +141,7 @@ class Both:
 
 
 def on_ragged(
-    module: nn.Module, local: LocalTraining, lanes: int = 3, sizes: tuple[int, ...] = ()
+    module: nn.Module, local: LocalTraining, slots: int = 3, sizes: tuple[int, ...] = ()
 ) -> tuple[Both, range]:
     """Users of 1 to 11 examples of 6 features, 4 classes."""
     sizes = sizes or (4, 1, 11, 3, 7, 1, 6)
@@ -152,7 +152,7 @@ def on_ragged(
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     split = InMemorySplit("train", inputs, targets, offsets, [str(i) for i in range(len(sizes))])
     model = FlatModel(module, CPU)
-    return Both(model, split, Forward(module, _Task(), CPU), local, lanes), range(len(sizes))
+    return Both(model, split, Forward(module, _Task(), CPU), local, slots), range(len(sizes))
 
 
 class _Task:
@@ -179,8 +179,8 @@ def test_every_task_s_models_are_trained_alike(name: str, stores: Callable[[str]
     model = build_model(resolved, task, CPU)
     forward = build_forward(resolved, task, model)
     local = replace(LOCAL, learning_rate=0.01) if "resnet" in str(model_options) else LOCAL
-    # More clients than lanes.
-    both = Both(model, task.split("train"), forward, local, lanes=2)
+    # More clients than slots.
+    both = Both(model, task.split("train"), forward, local, slots=2)
     both.check(range(4 if task_name == "flair" else 5))
     assert not both.said
 
@@ -192,7 +192,7 @@ def test_images_with_channels_last_have_the_same_masks(stores: Callable[[str], P
     model = build_model(resolved, task, CPU)
     forward = build_forward(resolved, task, model)
     assert forward.channels_last
-    Both(model, task.split("train"), forward, LOCAL, lanes=2).check(range(3))
+    Both(model, task.split("train"), forward, LOCAL, slots=2).check(range(3))
 
 
 @pytest.mark.parametrize("model", ["mlp", "softmax"])
@@ -202,7 +202,7 @@ def test_mixed_precision_is_that_of_the_sequential_engine_to_its_rounding(model:
     task = build_task(resolved, CPU)
     flat = build_model(resolved, task, CPU)
     forward = build_forward(resolved, task, flat)
-    both = Both(flat, task.split("train"), forward, LOCAL, lanes=3)
+    both = Both(flat, task.split("train"), forward, LOCAL, slots=3)
     theirs = trained(both.sequential, range(5), both.central)
     ours = trained(both.vectorized, range(5), both.central)
     for user, expected in theirs.items():
@@ -227,11 +227,11 @@ def test_mixed_precision_is_that_of_the_sequential_engine_to_its_rounding(model:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("lanes", [1, 3, 20])
-def test_every_option_of_local_training_is_honoured(changes: dict[str, Any], lanes: int) -> None:
-    both, users = on_ragged(perceptron(dropout=0.4), replace(LOCAL, **changes), lanes)
+@pytest.mark.parametrize("slots", [1, 3, 20])
+def test_every_option_of_local_training_is_honoured(changes: dict[str, Any], slots: int) -> None:
+    both, users = on_ragged(perceptron(dropout=0.4), replace(LOCAL, **changes), slots)
     first = both.check(users)
-    # A lane that had a client before is as good as new; the order of users does not matter.
+    # A slot that had a client before is as good as new; the order of users does not matter.
     central = both.central
     assert_equal(trained(both.vectorized, list(users)[::-1], central), first, 1e-6)
 
@@ -258,7 +258,7 @@ def test_gradients_of_all_forms_are_clipped(
 
 
 def test_a_client_that_diverges_harms_no_other() -> None:
-    both, users = on_ragged(perceptron(), LOCAL, lanes=20)
+    both, users = on_ragged(perceptron(), LOCAL, slots=20)
     split = both.vectorized._split
     bad = 2
     split._inputs[int(split.offsets[bad])] = torch.inf  # type: ignore[attr-defined]
@@ -272,7 +272,7 @@ def test_a_client_that_diverges_harms_no_other() -> None:
 
 @pytest.mark.parametrize("bound", [{"gradient_clip_norm": 0.1}, {"gradient_clip_global_norm": 0.1}])
 def test_clipping_does_not_spread_what_is_not_finite(bound: dict[str, float]) -> None:
-    both, users = on_ragged(perceptron(), replace(LOCAL, **bound), lanes=20)
+    both, users = on_ragged(perceptron(), replace(LOCAL, **bound), slots=20)
     split = both.vectorized._split
     split._inputs[int(split.offsets[2])] = torch.nan  # type: ignore[attr-defined]
     central = both.central
@@ -283,7 +283,7 @@ def test_clipping_does_not_spread_what_is_not_finite(bound: dict[str, float]) ->
 
 
 class _Scale(nn.Module):
-    """A layer that no form for lanes is known of."""
+    """A layer that no form for slots is known of."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -367,7 +367,7 @@ class _Bypass(nn.Module):
     ("module", "words"),
     [(_Mixes, "several examples"), (_Draws, "random numbers"), (_Bypass, "outside the layer")],
 )
-def test_a_model_that_lanes_would_train_otherwise_is_refused(
+def test_a_model_that_slots_would_train_otherwise_is_refused(
     module: type[nn.Module], words: str
 ) -> None:
     both, users = on_ragged(module(), LOCAL)
@@ -385,8 +385,8 @@ def test_a_loss_that_is_no_mean_of_examples_is_refused(monkeypatch: pytest.Monke
         list(both.vectorized.train(np.array(users), 1, both.central))
 
 
-def test_out_of_memory_halves_the_lanes_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    both, users = on_ragged(perceptron(dropout=0.4), LOCAL, lanes=5)
+def test_out_of_memory_halves_the_slots_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    both, users = on_ragged(perceptron(dropout=0.4), LOCAL, slots=5)
     central = both.central
     theirs = trained(both.sequential, users, central)
     step, failed = VectorizedEngine._step, list[int]()
@@ -400,11 +400,11 @@ def test_out_of_memory_halves_the_lanes_and_goes_on(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(VectorizedEngine, "_step", full)
     ours = trained(both.vectorized, users, central)
     assert failed == [5]
-    assert any("2 lanes" in text for text in both.said)
+    assert any("2 slots" in text for text in both.said)
     assert_equal(ours, theirs)
 
 
-def test_a_private_run_keeps_its_lanes_or_ends(
+def test_a_private_run_keeps_its_slots_or_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its noise belongs to their number: with fewer, other sums would have the same noise."""
@@ -413,13 +413,13 @@ def test_a_private_run_keeps_its_lanes_or_ends(
         raise torch.OutOfMemoryError("as on a GPU")
 
     monkeypatch.setattr(VectorizedEngine, "_step", full)
-    lanes = {"federated__engine": "vectorized", "federated__engine_lanes": 4}
+    slots = {"federated__engine": "vectorized", "federated__engine_lanes": 4}
     with pytest.raises(ConfigError, match=r"out of memory .* federated\.engine_lanes=2"):
-        run(make_config("private_federated", **lanes), tmp_path / "run")
+        run(make_config("private_federated", **slots), tmp_path / "run")
 
 
-def test_one_lane_that_has_no_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    both, users = on_ragged(perceptron(), LOCAL, lanes=1)
+def test_one_slot_that_has_no_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    both, users = on_ragged(perceptron(), LOCAL, slots=1)
 
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("as on a GPU")
@@ -431,7 +431,7 @@ def test_one_lane_that_has_no_memory_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 def test_batches_of_minibatch_sgd_are_not_padded_out_of_proportion() -> None:
     local = replace(LOCAL, epochs=1, batch_fraction=1.0, batch_size=3)
-    both, users = on_ragged(perceptron(), local, lanes=4, sizes=(1, 2, 40, 1, 2, 1, 1))
+    both, users = on_ragged(perceptron(), local, slots=4, sizes=(1, 2, 40, 1, 2, 1, 1))
     seen: list[int] = []
     assemble = both.vectorized._assemble
 
@@ -463,12 +463,12 @@ def test_ten_rows_and_large_weights_are_multiplied_alike(
     module = nn.Sequential(nn.Linear(6, 1024), nn.ReLU(), nn.Linear(1024, 256, bias), nn.ReLU())
     module.append(nn.Linear(256, 4))
     local = replace(LOCAL, batch_size=10)
-    both, users = on_ragged(module, local, lanes=2, sizes=(10, 10, 3, 3))
+    both, users = on_ragged(module, local, slots=2, sizes=(10, 10, 3, 3))
     both.check(users)
     assert set(orders) == {False, True}
 
 
-def test_engine_lanes_are_refused_where_there_are_none() -> None:
+def test_engine_slots_are_refused_where_there_are_none() -> None:
     resolved = make_config("federated", federated__engine="sequential", federated__engine_lanes=4)
     task = build_task(resolved, CPU)
     model = build_model(resolved, task, CPU)
@@ -478,8 +478,8 @@ def test_engine_lanes_are_refused_where_there_are_none() -> None:
         build_engine(resolved, resolved.config.federated, task, model, algorithm, print)
 
 
-def test_lanes_follow_from_the_size_of_the_model() -> None:
-    assert [automatic_lanes(size, CPU) for size in (650, 48_670, 200_000, 6_603_710)] == [
+def test_slots_follow_from_the_size_of_the_model() -> None:
+    assert [automatic_slots(size, CPU) for size in (650, 48_670, 200_000, 6_603_710)] == [
         24,
         24,
         10,
@@ -528,7 +528,7 @@ def test_a_private_run_is_repeated_bit_for_bit_and_by_no_other_engine(tmp_path: 
     assert [line["release_sha256"] for line in lines] == digests[0]
     environment = read_json(tmp_path / "a" / "environment.json")
     assert environment is not None
-    assert environment["engine"] == {"name": "vectorized, 3 lanes"}
+    assert environment["engine"] == {"name": "vectorized, 3 slots"}
     (tmp_path / "a" / "summary.json").unlink()
     for changes in ({"federated__engine": "sequential"}, {"federated__engine_lanes": 4}):
         settings = {"federated__engine": "vectorized", "federated__engine_lanes": 3, **changes}

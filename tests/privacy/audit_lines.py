@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from privacy.accountant import compose_epsilon
 from privacy.amplification import ADJACENCY, Composition, Participation, sampled_gaussian
 from privacy.audit.evidence import Evidence, gather
-from privacy.audit.subject import Configured, DataAtHand, Saved, Subject
+from privacy.audit.inputs import AuditInputs, Configured, DataAtHand, Saved
 from privacy.ledger import canonical_line
 
 EDGES = np.linspace(-4.0, 4.0, 33)
@@ -416,7 +416,7 @@ def composition(
     return sampled_gaussian(participation, noise_multiplier, rounds)
 
 
-def subject_of(run: Run, lines: list[dict[str, Any]], **changes: Any) -> Subject:
+def read_inputs(run: Run, lines: list[dict[str, Any]], **changes: Any) -> AuditInputs:
     """Statement, configuration, data, checkpoint and summary of a run that has ended."""
     constants = constants_of(run)
     statement: dict[str, Any] = {
@@ -490,4 +490,4 @@ def subject_of(run: Run, lines: list[dict[str, Any]], **changes: Any) -> Subject
         "saved": Saved(run.rounds, {"clip_norm": coming} if run.adaptive else {}, digest),
         "summary": summary,
     }
-    return Subject(**(values | changes))
+    return AuditInputs(**(values | changes))

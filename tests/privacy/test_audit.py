@@ -40,13 +40,13 @@ from privacy.audit.checks_record import (
 from privacy.audit.checks_referee import check_referee
 from privacy.audit.checks_release import check_canaries, check_releases
 from privacy.audit.checks_reports import _mean_square, _p_values
+from privacy.audit.inputs import DataAtHand, Saved
 from privacy.audit.outside import tuned_runs
-from privacy.audit.subject import DataAtHand, Saved
 from privacy.audit.tails import martingale
 from privacy.errors import LedgerError, PrivacyError
 from privacy.ledger import canonical_line, iterate_ledger
 from privacy.privunit import design, draw_inner_product, randomize
-from tests.privacy.audit_lines import Run, digested, make_lines, read, subject_of
+from tests.privacy.audit_lines import Run, digested, make_lines, read, read_inputs
 
 Lines = list[dict[str, Any]]
 TRUE = Run()
@@ -76,10 +76,10 @@ def outcomes(run: Run, seed: int = 0) -> dict[str, Check]:
     """The checks of what was observed, which take no accountant."""
     lines = make_lines(run, seed)
     evidence = read(lines)
-    subject = subject_of(run, lines)
-    made = [*_observed_checks(evidence, subject), check_releases(evidence, subject)]
-    made += [check_rounds(evidence, subject), check_constants(evidence)]
-    made += [check_configuration(evidence, subject)]
+    inputs = read_inputs(run, lines)
+    made = [*_observed_checks(evidence, inputs), check_releases(evidence, inputs)]
+    made += [check_rounds(evidence, inputs), check_constants(evidence)]
+    made += [check_configuration(evidence, inputs)]
     return {check.name: check for check in made}
 
 
@@ -104,7 +104,7 @@ def test_true_ledgers_of_other_kinds_pass(kind: str) -> None:
 def test_the_whole_audit_of_a_true_ledger_passes() -> None:
     run = replace(TRUE, noise_multiplier=4.0)
     lines = make_lines(run)
-    checks = audit(digested(lines), subject_of(run, lines))
+    checks = audit(digested(lines), read_inputs(run, lines))
     assert failed(checks) == {}
     skipped = {check.name for check in checks if check.outcome == "skipped"}
     assert skipped == {"budget", "canaries"} | SKIPPED
@@ -172,7 +172,7 @@ def test_ledgers_of_an_older_version_are_skipped_and_named() -> None:
         del line["watched"], line["reports"]
         for key in new:
             del line["noise"][key]
-    checks = {c.name: c for c in _observed_checks(read(lines), subject_of(TRUE, lines))}
+    checks = {c.name: c for c in _observed_checks(read(lines), read_inputs(TRUE, lines))}
     assert failed(checks) == {}
     young = {"noise_tails", "noise_complete", "noise_repeats", "noise_lags", "count_fresh"}
     skipped = {name for name, check in checks.items() if check.outcome == "skipped"}
@@ -184,7 +184,7 @@ def test_a_run_that_an_older_version_began_is_tested_from_where_it_is_recorded()
     lines = make_lines(TRUE)
     for line in lines[:10]:
         del line["watched"], line["noise"]["tails"], line["noise"]["segments"]
-    checks = {c.name: c for c in _observed_checks(read(lines), subject_of(TRUE, lines))}
+    checks = {c.name: c for c in _observed_checks(read(lines), read_inputs(TRUE, lines))}
     assert failed(checks) == {}
     assert "first 10 rounds do not record it" in checks["noise_tails"].evidence
     assert check_constants(read(lines)).outcome == "passed"
@@ -395,16 +395,16 @@ def true_lines() -> Lines:
 def test_what_is_written_is_found(lie: str) -> None:
     change, name = WRITTEN[lie]
     lines = copy.deepcopy(true_lines())
-    subject = subject_of(TRUE, lines)
+    inputs = read_inputs(TRUE, lines)
     if lie == "a release made twice":
         change(lines[:9])
         lines[3]["release_sha256"] = "ab" * 32
     else:
         change(lines)
     evidence = read(lines)
-    checks = [*_observed_checks(evidence, subject), check_releases(evidence, subject)]
-    checks += [check_rounds(evidence, subject), check_constants(evidence)]
-    checks += [check_configuration(evidence, subject)]
+    checks = [*_observed_checks(evidence, inputs), check_releases(evidence, inputs)]
+    checks += [check_rounds(evidence, inputs), check_constants(evidence)]
+    checks += [check_configuration(evidence, inputs)]
     assert name in failed(checks)
 
 
@@ -447,10 +447,10 @@ def test_participation_that_is_not_recorded_is_not_passed(key: str) -> None:
 def test_epsilon_of_selected_users_counts_a_user_s_rounds() -> None:
     run = replace(QUICK, scheme="selected", separation=2, max_participations=2, rounds=5)
     lines = make_lines(run)
-    subject = subject_of(run, lines)
-    assert check_epsilon(read(lines), subject, "actual").outcome == "passed"
+    inputs = read_inputs(run, lines)
+    assert check_epsilon(read(lines), inputs, "actual").outcome == "passed"
     edit(0, max_participations=1)(lines)
-    capped = check_epsilon(read(lines), subject, "actual")
+    capped = check_epsilon(read(lines), inputs, "actual")
     assert capped.outcome == "failed"
     assert "it is of other rounds" in capped.evidence
 
@@ -460,34 +460,34 @@ def test_a_checkpoint_that_forgot_the_bound_is_found() -> None:
     states = {"forgotten": {}, "first": {"clip_norm": TRUE.clip_norm}, "none": None}
     found = {}
     for what, state in states.items():
-        subject = subject_of(TRUE, lines, saved=Saved(TRUE.rounds, state))
-        found[what] = check_clip_path(read(lines), subject).outcome
+        inputs = read_inputs(TRUE, lines, saved=Saved(TRUE.rounds, state))
+        found[what] = check_clip_path(read(lines), inputs).outcome
     assert found == {"forgotten": "failed", "first": "failed", "none": "passed"}
-    earlier = subject_of(TRUE, lines, saved=Saved(20, {"clip_norm": lines[20]["clip_norm"]}))
+    earlier = read_inputs(TRUE, lines, saved=Saved(20, {"clip_norm": lines[20]["clip_norm"]}))
     assert check_clip_path(read(lines), earlier).outcome == "passed"
     # As it was before the round, not after it.
-    earlier = subject_of(TRUE, lines, saved=Saved(20, {"clip_norm": lines[19]["clip_norm"]}))
+    earlier = read_inputs(TRUE, lines, saved=Saved(20, {"clip_norm": lines[19]["clip_norm"]}))
     assert check_clip_path(read(lines), earlier).outcome == "failed"
 
 
 def test_the_chain_ends_where_summary_and_checkpoint_say() -> None:
     lines = copy.deepcopy(true_lines())
-    subject = subject_of(TRUE, lines)
-    assert check_chain(read(lines), subject).numbers["named_by"] == [
+    inputs = read_inputs(TRUE, lines)
+    assert check_chain(read(lines), inputs).numbers["named_by"] == [
         "the summary",
         "the newest checkpoint",
     ]
     digest = read(lines).digest(20)
     assert digest == list(digested(lines))[19][1]
-    unfinished = replace(subject, summary=None, saved=Saved(20, None, digest))
+    unfinished = replace(inputs, summary=None, saved=Saved(20, None, digest))
     assert check_chain(read(lines), unfinished).outcome == "passed"
     edit(40, num_nonfinite=1)(lines)
     # The last line is nobody's "previous"; the checkpoint was saved long before.
-    assert "the summary names" in check_chain(read(lines), subject).evidence
+    assert "the summary names" in check_chain(read(lines), inputs).evidence
     assert check_chain(read(lines), unfinished).outcome == "passed"
     edit(20, num_nonfinite=1)(lines)
     assert "checkpoint names" in check_chain(read(lines), unfinished).evidence
-    unnamed = replace(subject, summary={"rounds": 40}, saved=Saved(40, None))
+    unnamed = replace(inputs, summary={"rounds": 40}, saved=Saved(40, None))
     assert "named by no other file" in check_chain(read(lines), unnamed).evidence
 
 
@@ -540,71 +540,71 @@ def test_a_martingale_s_bounds_hold_and_find_drift() -> None:
 
 def test_a_checkpoint_beyond_the_ledger_is_found() -> None:
     lines = make_lines(TRUE)
-    subject = subject_of(TRUE, lines, saved=Saved(41, None))
-    assert check_rounds(read(lines), subject).outcome == "failed"
-    subject = subject_of(TRUE, lines, saved=Saved(39, None))
-    assert check_rounds(read(lines), subject).outcome == "failed"
+    inputs = read_inputs(TRUE, lines, saved=Saved(41, None))
+    assert check_rounds(read(lines), inputs).outcome == "failed"
+    inputs = read_inputs(TRUE, lines, saved=Saved(39, None))
+    assert check_rounds(read(lines), inputs).outcome == "failed"
 
 
 def test_an_unfinished_run_is_held_against_its_plan() -> None:
     lines = make_lines(QUICK)
-    subject = subject_of(QUICK, lines, summary=None, saved=Saved(2, None))
-    subject.statement["status"] = "planned"  # type: ignore[index]
+    inputs = read_inputs(QUICK, lines, summary=None, saved=Saved(2, None))
+    inputs.statement["status"] = "planned"  # type: ignore[index]
     half = read(lines[:3])
-    assert "unfinished" in check_rounds(half, subject).evidence
-    assert check_rounds(half, subject).outcome == "passed"
-    assert check_epsilon(half, subject, "actual").outcome == "passed"
-    assert check_rounds(read([*lines, lines[0]]), subject).outcome == "failed"
-    assert failed(list(_observed_checks(read([]), subject))) == {}
+    assert "unfinished" in check_rounds(half, inputs).evidence
+    assert check_rounds(half, inputs).outcome == "passed"
+    assert check_epsilon(half, inputs, "actual").outcome == "passed"
+    assert check_rounds(read([*lines, lines[0]]), inputs).outcome == "failed"
+    assert failed(list(_observed_checks(read([]), inputs))) == {}
 
 
 @pytest.mark.parametrize("label", ["simulated", "actual"])
 def test_an_understated_epsilon_is_found(label: str) -> None:
     run, lines = QUICK, make_lines(QUICK)
-    evidence, subject = read(lines), subject_of(run, lines)
-    true = check_epsilon(evidence, subject, label)
+    evidence, inputs = read(lines), read_inputs(run, lines)
+    true = check_epsilon(evidence, inputs, label)
     assert true.outcome == "passed"
     computed = true.numbers["computed"]
     assert computed["pld"] < computed["rdp"] == pytest.approx(true.numbers["stated"])
     # PRV adds its own error, 0.01.
     assert computed["prv"] == pytest.approx(computed["pld"] + 0.01, abs=0.005)
     # Between the tightest and its own accountant's: valid, but not what rdp gives.
-    subject.statement[label]["epsilon"] = (computed["pld"] + computed["rdp"]) / 2
-    assert "rdp gives" in check_epsilon(evidence, subject, label).evidence
-    subject.statement[label]["epsilon"] = 0.99 * computed["pld"]
-    assert "tightest" in check_epsilon(evidence, subject, label).evidence
+    inputs.statement[label]["epsilon"] = (computed["pld"] + computed["rdp"]) / 2
+    assert "rdp gives" in check_epsilon(evidence, inputs, label).evidence
+    inputs.statement[label]["epsilon"] = 0.99 * computed["pld"]
+    assert "tightest" in check_epsilon(evidence, inputs, label).evidence
     # True, but of another run.
-    subject.statement[label]["epsilon"] = 1.001 * computed["rdp"]
-    assert "other rounds or other noise" in check_epsilon(evidence, subject, label).evidence
+    inputs.statement[label]["epsilon"] = 1.001 * computed["rdp"]
+    assert "other rounds or other noise" in check_epsilon(evidence, inputs, label).evidence
     # PRV's bound is given with less care than that.
-    subject.statement["accountant"] = "prv"  # type: ignore[index]
+    inputs.statement["accountant"] = "prv"  # type: ignore[index]
     for excess, outcome in ((0.005, "passed"), (0.1, "failed")):
-        subject.statement[label]["epsilon"] = computed["prv"] + excess
-        assert check_epsilon(evidence, subject, label).outcome == outcome
+        inputs.statement[label]["epsilon"] = computed["prv"] + excess
+        assert check_epsilon(evidence, inputs, label).outcome == outcome
 
 
 def test_a_composition_of_another_mechanism_is_found() -> None:
     run = QUICK
     lines = make_lines(run)
-    subject = subject_of(run, lines)
+    inputs = read_inputs(run, lines)
 
     def epochs(name: str, options: Any, participation: Any, noise: float, rounds: int) -> Any:
         # Rounds passed as epochs, the other way round: fewer events than rounds.
-        return subject_of(run, lines).composition(name, options, participation, noise, rounds // 5)
+        return read_inputs(run, lines).composition(name, options, participation, noise, rounds // 5)
 
-    wrong = subject_of(run, lines, composition=epochs)
+    wrong = read_inputs(run, lines, composition=epochs)
     wrong.statement["actual"]["epsilon"] = 1e6
     assert "1 events" in check_epsilon(read(lines), wrong, "actual").evidence
-    assert check_epsilon(read(lines), subject, "actual").outcome == "passed"
+    assert check_epsilon(read(lines), inputs, "actual").outcome == "passed"
 
 
 def test_rounds_under_two_noises_are_composed_one_after_another() -> None:
     run = QUICK
     lines = make_lines(run)
     edit(0, actual__noise_multiplier=1.5)(lines[2:])
-    check = check_epsilon(read(lines), subject_of(run, lines), "actual")
+    check = check_epsilon(read(lines), read_inputs(run, lines), "actual")
     assert check.outcome == "failed"
-    louder = subject_of(replace(run, noise_multiplier=3.0), lines).statement["actual"]["epsilon"]
+    louder = read_inputs(replace(run, noise_multiplier=3.0), lines).statement["actual"]["epsilon"]
     found = check.numbers["computed"]["rdp"]
     assert check.numbers["stated"] < found < louder
 
@@ -612,59 +612,59 @@ def test_rounds_under_two_noises_are_composed_one_after_another() -> None:
 def test_a_mechanism_without_a_second_implementation_is_named() -> None:
     lines = make_lines(QUICK)
     edit(0, mechanism="home_made")(lines)
-    subject = subject_of(QUICK, lines)
-    subject.statement["mechanism"] = "home_made"  # type: ignore[index]
-    referee = check_referee(read(lines), subject, "actual")
+    inputs = read_inputs(QUICK, lines)
+    inputs.statement["mechanism"] = "home_made"  # type: ignore[index]
+    referee = check_referee(read(lines), inputs, "actual")
     assert referee.outcome == "skipped"
     assert "no second implementation of the mechanism 'home_made'" in referee.evidence
-    epsilon = check_epsilon(read(lines), subject, "actual")
+    epsilon = check_epsilon(read(lines), inputs, "actual")
     assert "is the mechanism's own word" in epsilon.evidence
 
 
 def test_an_epsilon_of_other_noise_is_found_by_the_second_accountant() -> None:
     lines = make_lines(QUICK)
     for factor, outcome in ((0.8, "failed"), (0.98, "failed"), (1.0, "passed"), (1.1, "failed")):
-        subject = subject_of(QUICK, lines)
-        subject.statement["actual"]["epsilon"] *= factor
-        assert check_referee(read(lines), subject, "actual").outcome == outcome, factor
+        inputs = read_inputs(QUICK, lines)
+        inputs.statement["actual"]["epsilon"] *= factor
+        assert check_referee(read(lines), inputs, "actual").outcome == outcome, factor
     edit(0, simulated__noise_multiplier=0.0)(lines)
-    subject = subject_of(QUICK, lines)
-    assert check_referee(read(lines), subject, "simulated").outcome == "failed"
-    subject.statement["simulated"]["epsilon"] = "inf"
-    assert check_referee(read(lines), subject, "simulated").outcome == "passed"
+    inputs = read_inputs(QUICK, lines)
+    assert check_referee(read(lines), inputs, "simulated").outcome == "failed"
+    inputs.statement["simulated"]["epsilon"] = "inf"
+    assert check_referee(read(lines), inputs, "simulated").outcome == "passed"
 
 
 def test_a_budget_is_checked() -> None:
     run = QUICK
     lines = make_lines(run)
-    subject = subject_of(run, lines)
-    epsilon = subject.statement["simulated"]["epsilon"]
+    inputs = read_inputs(run, lines)
+    epsilon = inputs.statement["simulated"]["epsilon"]
     for budget, outcome in ((1.01 * epsilon, "passed"), (0.99 * epsilon, "failed")):
-        subject.statement["budget_epsilon"] = budget  # type: ignore[index]
-        held = replace(subject, configured=replace(subject.configured, budget_epsilon=budget))
+        inputs.statement["budget_epsilon"] = budget  # type: ignore[index]
+        held = replace(inputs, configured=replace(inputs.configured, budget_epsilon=budget))
         assert check_budget(read(lines), held).outcome == outcome
-    assert check_budget(read(lines), subject).outcome == "failed"
+    assert check_budget(read(lines), inputs).outcome == "failed"
 
 
 def test_delta_and_population_are_checked() -> None:
     lines = make_lines(replace(TRUE, rounds=2))
-    subject = subject_of(TRUE, lines)
+    inputs = read_inputs(TRUE, lines)
     evidence = read(lines)
-    assert check_delta(subject).outcome == "passed"
-    subject.statement["actual"]["delta"] = 1.0 / 300
-    assert check_delta(subject).outcome == "failed"
-    assert check_population(evidence, subject).outcome == "passed"
-    other = replace(subject, data=DataAtHand(num_units=299))
+    assert check_delta(inputs).outcome == "passed"
+    inputs.statement["actual"]["delta"] = 1.0 / 300
+    assert check_delta(inputs).outcome == "failed"
+    assert check_population(evidence, inputs).outcome == "passed"
+    other = replace(inputs, data=DataAtHand(num_units=299))
     assert check_population(evidence, other).outcome == "failed"
-    unseen = check_population(evidence, replace(subject, data=DataAtHand(why_absent="it is gone")))
+    unseen = check_population(evidence, replace(inputs, data=DataAtHand(why_absent="it is gone")))
     assert (unseen.outcome, unseen.evidence) == ("skipped", "it is gone")
     edit(0, simulated__population_size=10**6)(lines)
     evidence = read(lines)
-    assert check_population(evidence, subject).outcome == "failed"
-    configured = replace(subject.configured, population_size=10**6)
-    assert check_population(evidence, replace(subject, configured=configured)).outcome == "failed"
+    assert check_population(evidence, inputs).outcome == "failed"
+    configured = replace(inputs.configured, population_size=10**6)
+    assert check_population(evidence, replace(inputs, configured=configured)).outcome == "failed"
     configured = replace(configured, hypothetical_population=True)
-    assert check_population(evidence, replace(subject, configured=configured)).outcome == "passed"
+    assert check_population(evidence, replace(inputs, configured=configured)).outcome == "passed"
 
 
 def test_noise_that_drowns_in_rounding_is_skipped_and_says_so() -> None:
@@ -672,7 +672,7 @@ def test_noise_that_drowns_in_rounding_is_skipped_and_says_so() -> None:
     run = replace(TRUE, noise_multiplier=1e-7)
     lines = make_lines(run)
     assert abs(lines[0]["noise"]["sum_squares"] / run.num_parameters - 1.0) > 0.2
-    checks = {c.name: c for c in _observed_checks(read(lines), subject_of(run, lines))}
+    checks = {c.name: c for c in _observed_checks(read(lines), read_inputs(run, lines))}
     assert checks["noise_scale"].outcome == "skipped"
     assert "too small to be observed" in checks["noise_scale"].evidence
 
@@ -688,38 +688,38 @@ def test_a_run_without_noise_claims_infinity_and_has_no_noise_to_test() -> None:
         simulated__noise_multiplier=0.0,
     )(lines)
     edit(0, actual__noise_multiplier=0.0)(lines)
-    subject = subject_of(run, lines)
-    subject.statement["noise_multiplier"] = 0.0  # type: ignore[index]
+    inputs = read_inputs(run, lines)
+    inputs.statement["noise_multiplier"] = 0.0  # type: ignore[index]
     evidence = read(lines)
-    checks = {c.name: c for c in _observed_checks(evidence, subject)}
+    checks = {c.name: c for c in _observed_checks(evidence, inputs)}
     assert checks["noise_scale"].outcome == "skipped"
     assert checks["noise_multiplier"].outcome == "passed"
-    assert check_epsilon(evidence, subject, "actual").outcome == "failed"
-    subject.statement["actual"]["epsilon"] = "inf"
-    assert check_epsilon(evidence, subject, "actual").outcome == "passed"
+    assert check_epsilon(evidence, inputs, "actual").outcome == "failed"
+    inputs.statement["actual"]["epsilon"] = "inf"
+    assert check_epsilon(evidence, inputs, "actual").outcome == "passed"
 
 
 def test_canaries_may_not_show_more_than_is_stated() -> None:
-    subject = subject_of(TRUE, [])
-    epsilon = subject.statement["actual"]["epsilon"]
+    inputs = read_inputs(TRUE, [])
+    epsilon = inputs.statement["actual"]["epsilon"]
     for lower, outcome in ((0.5 * epsilon, "passed"), (1.5 * epsilon, "failed")):
         canaries = {"kind": "one_run", "lower_bound": lower, "confidence": 0.95}
-        assert check_canaries(replace(subject, canaries=canaries)).outcome == outcome
-    assert check_canaries(replace(subject, canaries={"kind": "one_run"})).outcome == "failed"
-    assert check_canaries(subject).outcome == "skipped"
+        assert check_canaries(replace(inputs, canaries=canaries)).outcome == outcome
+    assert check_canaries(replace(inputs, canaries={"kind": "one_run"})).outcome == "failed"
+    assert check_canaries(inputs).outcome == "skipped"
 
 
 def test_a_search_costs_as_many_rounds_as_it_runs() -> None:
     run = QUICK
     lines = make_lines(run)
-    subject = subject_of(run, lines)
-    found = tuned_runs(read(lines), subject, 8)
+    inputs = read_inputs(run, lines)
+    found = tuned_runs(read(lines), inputs, 8)
     longer = replace(QUICK, rounds=40)
     for label in ("simulated", "actual"):
-        wanted = subject_of(longer, lines).statement[label]["epsilon"]
+        wanted = read_inputs(longer, lines).statement[label]["epsilon"]
         assert found.epsilons[label] == pytest.approx(wanted)
     with pytest.raises(PrivacyError, match="at least 1"):
-        tuned_runs(read(lines), subject, 0)
+        tuned_runs(read(lines), inputs, 0)
 
 
 def write(path: Path, lines: Lines) -> None:
@@ -731,7 +731,7 @@ def write(path: Path, lines: Lines) -> None:
 
 
 def from_file(path: Path, run: Run, lines: Lines) -> dict[str, Check]:
-    return {check.name: check for check in audit(iterate_ledger(path), subject_of(run, lines))}
+    return {check.name: check for check in audit(iterate_ledger(path), read_inputs(run, lines))}
 
 
 @pytest.mark.parametrize("damage", ["edited", "dropped", "swapped", "foreign"])
@@ -765,7 +765,7 @@ FOUND = [f"noise__{key}" for key in make_lines(replace(TRUE, rounds=1))[0]["nois
 def test_whatever_is_written_of_what_was_seen_the_audit_ends(key: str) -> None:
     run = replace(TRUE, rounds=5, num_parameters=40)
     true = make_lines(run)
-    subject = subject_of(run, true)
+    inputs = read_inputs(run, true)
     for value in (None, -1, 0, 0.5, 1e300, -1e300, [], [None] * 3, [1e300] * 4, {}):
         for number in (0, 3):
             lines = copy.deepcopy(true)
@@ -774,7 +774,7 @@ def test_whatever_is_written_of_what_was_seen_the_audit_ends(key: str) -> None:
             with np.errstate(all="ignore"), warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
                 try:
-                    made = list(_observed_checks(read(lines), subject))
+                    made = list(_observed_checks(read(lines), inputs))
                 except LedgerError:
                     continue
             assert len(made) == len({check.name for check in made}) > 20
@@ -801,7 +801,7 @@ def test_lines_of_another_version_are_skipped_and_named() -> None:
     lines = make_lines(TRUE)
     for line in lines:
         del line["noise"], line["probe"], line["total_weight"]
-    checks = {c.name: c for c in _observed_checks(read(lines), subject_of(TRUE, lines))}
+    checks = {c.name: c for c in _observed_checks(read(lines), read_inputs(TRUE, lines))}
     assert failed(checks) == {}
     for name in ("noise_scale", "clip_probe", "weights"):
         assert checks[name].outcome == "skipped"

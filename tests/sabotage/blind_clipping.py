@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_bench.federated.cohort import CohortTraining, Intake
-from pfl_bench.federated.shards import SumTree
+from pfl_bench.federated.cohort import CohortTraining, UpdateAggregator
+from pfl_bench.federated.shards import PairwiseReduction
 from pfl_bench.federated.workers import worker_loop
 from pfl_bench.federated.workers.messages import SharedTraining
-from pfl_bench.types import Crew
+from pfl_bench.types import WorkerGroup
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome, clip_factor, l2_norm
 from privacy.mechanism import Release
@@ -95,41 +95,45 @@ def sum_of_pairs(patch: Patch) -> None:
     patch.setattr(gaussian, "add_clipped_", clipped)
 
 
-def last_of_hand_unclipped(patch: Patch) -> None:
+def last_of_shard_unclipped(patch: Patch) -> None:
     """What the loop leaves over is added after it, and not by what clips."""
-    real = CohortTraining._train_hand
-    real_take = Intake.take_in
+    real = CohortTraining._train_shard
+    real_take = UpdateAggregator.add
 
-    def train_hand(self: CohortTraining, users: Users, *rest: Any) -> Any:
+    def train_shard(self: CohortTraining, users: Users, *rest: Any) -> Any:
         last = users[-1] if len(users) > 1 else -1
 
-        def take_in(
-            intake: Intake, aggregate: Aggregate, update: Tensor, weight: float, *who: int
+        def add(
+            aggregator: UpdateAggregator,
+            aggregate: Aggregate,
+            update: Tensor,
+            weight: float,
+            *who: int,
         ) -> ClipOutcome:
             if who[1] != last:
-                return real_take(intake, aggregate, update, weight, *who)
-            assert intake.mechanism.clip_norm is not None
-            outcome = honest_outcome(update, intake.mechanism.clip_norm)
+                return real_take(aggregator, aggregate, update, weight, *who)
+            assert aggregator.mechanism.clip_norm is not None
+            outcome = honest_outcome(update, aggregator.mechanism.clip_norm)
             aggregate.total += update
             aggregate.count(outcome)
-            witness(l2_norm(update) / intake.mechanism.clip_norm - 1.0)
+            witness(l2_norm(update) / aggregator.mechanism.clip_norm - 1.0)
             return outcome
 
-        Intake.take_in = take_in  # type: ignore[method-assign]
+        UpdateAggregator.add = add  # type: ignore[method-assign]
         try:
             return real(self, users, *rest)
         finally:
-            Intake.take_in = real_take  # type: ignore[method-assign]
+            UpdateAggregator.add = real_take  # type: ignore[method-assign]
 
-    patch.setattr(CohortTraining, "_train_hand", train_hand)
+    patch.setattr(CohortTraining, "_train_shard", train_shard)
 
 
 def sent_again(patch: Patch) -> None:
     """A client whose answer was late is asked again, and both of its answers are added."""
-    real = Intake.take_in
+    real = UpdateAggregator.add
 
-    def take_in(
-        self: Intake, aggregate: Aggregate, update: Tensor, weight: float, *who: int
+    def add(
+        self: UpdateAggregator, aggregate: Aggregate, update: Tensor, weight: float, *who: int
     ) -> ClipOutcome:
         outcome = real(self, aggregate, update, weight, *who)
         if who[1] % 10 == 0:
@@ -138,21 +142,21 @@ def sent_again(patch: Patch) -> None:
             witness(l2_norm(aggregate.total - before))
         return outcome
 
-    patch.setattr(Intake, "take_in", take_in)
+    patch.setattr(UpdateAggregator, "add", add)
 
 
 def never_zeroed(patch: Patch) -> None:
-    """The first hand's sum begins with what its memory still holds: the sum of the last round."""
-    real = SumTree.zeros
+    """The first shard's sum begins with what its memory still holds: the sum of the last round."""
+    real = PairwiseReduction.zeros
 
-    def zeros(self: SumTree, *size: Any) -> Aggregate:
+    def zeros(self: PairwiseReduction, *size: Any) -> Aggregate:
         if self.nodes or not self._free:
             return real(self, *size)
         kept = Aggregate(self._free.pop())
         witness(l2_norm(kept.total))
         return kept
 
-    patch.setattr(SumTree, "zeros", zeros)
+    patch.setattr(PairwiseReduction, "zeros", zeros)
 
 
 def summed_twice(patch: Patch) -> None:
@@ -160,10 +164,10 @@ def summed_twice(patch: Patch) -> None:
     real = SharedTraining.train
 
     def train(self: SharedTraining, *order: Any) -> Any:
-        aggregate, tally = real(self, *order)
+        aggregate, counted = real(self, *order)
         aggregate.total.mul_(2.0)
         witness(1.0)
-        return aggregate, tally
+        return aggregate, counted
 
     patch.setattr(SharedTraining, "train", train)
 
@@ -186,7 +190,7 @@ def bound_moved_first(patch: Patch) -> None:
     patch.setattr(AdaptiveGaussian, "release", release)
 
 
-def follow_unclipped(crew: Crew) -> None:
+def follow_unclipped(group: WorkerGroup) -> None:
     """A worker whose mechanism was built without its bound."""
     real = gaussian.add_clipped_
 
@@ -197,7 +201,7 @@ def follow_unclipped(crew: Crew) -> None:
 
     gaussian.add_clipped_ = unclipped
     try:
-        real_follow(crew)
+        real_follow(group)
     finally:
         gaussian.add_clipped_ = real
 
@@ -260,19 +264,19 @@ CLIPPING: tuple[Blind, ...] = (
         expects=("clip_probe",),
     ),
     blind(
-        "last_of_a_hand_unclipped",
-        "the last client of each hand is added without clipping",
-        "`CohortTraining._train_hand`",
+        "last_of_a_shard_unclipped",
+        "the last client of each shard is added without clipping",
+        "`CohortTraining._train_shard`",
         "nothing bounds these users",
         "infinite",
         0.05,
-        plant=last_of_hand_unclipped,
+        plant=last_of_shard_unclipped,
         expects=("sum_path",),
     ),
     blind(
         "sent_again",
         "one client in ten is added twice, and counted once",
-        "`Intake.take_in`",
+        "`UpdateAggregator.add`",
         "these users move the sum by twice the bound",
         "17",
         0.1,
@@ -282,7 +286,7 @@ CLIPPING: tuple[Blind, ...] = (
     blind(
         "sum_never_zeroed",
         "a round's sum begins with the sum of the last round",
-        "`SumTree.zeros`",
+        "`PairwiseReduction.zeros`",
         "a user is in every later round too",
         "above 24",
         0.1,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pfl_bench.federated import trainer as federated
-from pfl_bench.federated.cohort import Intake
+from pfl_bench.federated.cohort import UpdateAggregator
 from pfl_bench.rng import Purpose, stream
 from privacy.aggregate import Aggregate
 from privacy.mechanism import Release
@@ -177,11 +177,11 @@ def none_for_nobody(patch: Patch) -> None:
 def of_the_user(patch: Patch) -> None:
     """A client's own stream is named by the user and not by the round."""
 
-    def client_noise(self: Intake, index: int, client: int) -> np.random.Generator:
+    def client_noise(self: UpdateAggregator, index: int, client: int) -> np.random.Generator:
         witness(index - 1)
         return stream(self._seed, Purpose.CLIENT_NOISE, 1, client)
 
-    patch.setattr(Intake, "_client_noise", client_noise)
+    patch.setattr(UpdateAggregator, "_client_noise", client_noise)
 
 
 def count_from_update_noise(patch: Patch) -> None:
@@ -367,7 +367,7 @@ NOISE: tuple[Blind, ...] = (
     blind(
         "client_noise_of_the_user",
         "a client's own noise is the same in all of its rounds",
-        "`Intake._client_noise`",
+        "`UpdateAggregator._client_noise`",
         "the difference of two reports of a user is bare",
         "infinite",
         1.0,

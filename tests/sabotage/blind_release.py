@@ -80,9 +80,9 @@ def keeping_the_sum(patch: Patch, sums: list[Tensor]) -> None:
     real = SharedTraining.train
 
     def train(self: SharedTraining, *order: Any) -> Any:
-        aggregate, tally = real(self, *order)
+        aggregate, counted = real(self, *order)
         sums[:] = [aggregate.total.clone()]
-        return aggregate, tally
+        return aggregate, counted
 
     patch.setattr(SharedTraining, "train", train)
 

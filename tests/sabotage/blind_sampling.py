@@ -109,19 +109,19 @@ def rate_of_the_group(patch: Patch) -> None:
 
 
 def dealt_twice(patch: Patch) -> None:
-    """The borders of two hands overlap: one user is trained in the place of the next."""
-    real = messages.deal
+    """The borders of two shards overlap: one user is trained in the place of the next."""
+    real = messages.assign_clients
 
-    def deal(users: Users, costs: Any, number: int) -> list[Users]:
-        dealt = [hand.copy() for hand in real(users, costs, number)]
-        full = [hand for hand in dealt if len(hand)]
+    def assign_clients(users: Users, costs: Any, number: int) -> list[Users]:
+        dealt = [shard.copy() for shard in real(users, costs, number)]
+        full = [shard for shard in dealt if len(shard)]
         if len(full) > 1:
             full[1][0] = full[0][-1]
             trained = np.concatenate(full)
             witness(len(trained) - len(set(trained.tolist())))
         return dealt
 
-    patch.setattr(messages, "deal", deal)
+    patch.setattr(messages, "assign_clients", assign_clients)
 
 
 SAMPLING: tuple[Blind, ...] = (
@@ -218,9 +218,9 @@ SAMPLING: tuple[Blind, ...] = (
         expects=("cohort_replay",),
     ),
     blind(
-        "user_in_two_hands",
+        "user_in_two_shards",
         "a user is trained twice, in the place of another; the record has both",
-        "`messages.deal`",
+        "`messages.assign_clients`",
         "one user moves the sum by twice the bound",
         "up to 17",
         1.0,

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from pfl_bench.client.engines.sequential import SequentialEngine
 from pfl_bench.federated import trainer as federated
-from pfl_bench.federated.cohort import Intake
+from pfl_bench.federated.cohort import UpdateAggregator
 from pfl_bench.federated.sampling import PoissonSampler
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.federated.workers.messages import SharedTraining
 from pfl_bench.rng import Purpose, stream
-from privacy import drawn_ahead, mechanism
+from privacy import mechanism, prefetched_noise
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome, add_clipped_l1_, clip_factor, l2_norm
-from privacy.drawn_ahead import DrawnAhead
 from privacy.mechanisms import laplace
 from privacy.mechanisms.banded_matrix_factorization import BandedMatrixFactorization
+from privacy.prefetched_noise import PrefetchedNoise
 from tests.sabotage.blind_planting import (
     Blind,
     Users,
@@ -90,10 +90,10 @@ def begins_where_the_last_ended(patch: Patch) -> None:
 
 def two_clients_of_one(patch: Patch) -> None:
     """Each user's update is sent in two halves, and each half is clipped."""
-    real = Intake.take_in
+    real = UpdateAggregator.add
 
-    def take_in(
-        self: Intake, aggregate: Aggregate, update: Tensor, weight: float, *who: int
+    def add(
+        self: UpdateAggregator, aggregate: Aggregate, update: Tensor, weight: float, *who: int
     ) -> ClipOutcome:
         first, second = update.clone(), update.clone()
         first[::2] = 0.0
@@ -105,7 +105,7 @@ def two_clients_of_one(patch: Patch) -> None:
         witness(max(0.0, l2_norm(aggregate.total - before) / self.mechanism.clip_norm - 1.0))
         return outcome
 
-    patch.setattr(Intake, "take_in", take_in)
+    patch.setattr(UpdateAggregator, "add", add)
 
 
 def l2_for_laplace(patch: Patch) -> None:
@@ -162,26 +162,26 @@ def against_the_sum(
 
 def pieces_alike(patch: Patch) -> None:
     """What a thread has drawn is given out from its beginning again and again."""
-    patch.setattr(drawn_ahead, "SMALLEST", 1)
+    patch.setattr(prefetched_noise, "SMALLEST", 1)
     patch.setattr(mechanism, "_PIECE", 130)
-    real = DrawnAhead.standard_normal
+    real = PrefetchedNoise.standard_normal
 
-    def standard_normal(self: DrawnAhead, size: int | None = None) -> Any:
+    def standard_normal(self: PrefetchedNoise, size: int | None = None) -> Any:
         witness(self._taken)
         self._taken = 0
         return real(self, size)
 
-    patch.setattr(DrawnAhead, "standard_normal", standard_normal)
+    patch.setattr(PrefetchedNoise, "standard_normal", standard_normal)
 
 
 def noise_of_neighbours(patch: Patch) -> None:
     """Users 2k and 2k + 1 have one stream of their own noise."""
 
-    def client_noise(self: Intake, index: int, client: int) -> np.random.Generator:
+    def client_noise(self: UpdateAggregator, index: int, client: int) -> np.random.Generator:
         witness(client % 2)
         return stream(self._seed, Purpose.CLIENT_NOISE, index, client // 2)
 
-    patch.setattr(Intake, "_client_noise", client_noise)
+    patch.setattr(UpdateAggregator, "_client_noise", client_noise)
 
 
 def bands_reversed(patch: Patch) -> None:
@@ -207,9 +207,9 @@ def rate_on_plateau(patch: Patch) -> None:
     real_train, real_step = SharedTraining.train, FederatedTrainer._take_central_step
 
     def train(self: SharedTraining, *order: Any) -> Any:
-        aggregate, tally = real_train(self, *order)
-        losses.append(tally.loss / max(1, aggregate.num_contributions))
-        return aggregate, tally
+        aggregate, counted = real_train(self, *order)
+        losses.append(counted.loss / max(1, aggregate.num_contributions))
+        return aggregate, counted
 
     def step(self: FederatedTrainer, mean: Tensor, index: int) -> float:
         if len(losses) > 1 and losses[-1] > min(losses[:-1]):
@@ -266,7 +266,7 @@ SECOND: tuple[Blind, ...] = (
     blind(
         "user_as_two_clients",
         "each user's update comes in two halves, each clipped by itself",
-        "`Intake.take_in`",
+        "`UpdateAggregator.add`",
         "a user moves the sum by up to 1.41 times the bound",
         "8.1",
         0.05,
@@ -330,7 +330,7 @@ SECOND: tuple[Blind, ...] = (
     blind(
         "pieces_alike",
         "noise that was drawn ahead is given out again for each piece of the model",
-        "`DrawnAhead.standard_normal`, by pieces of 130 elements",
+        "`PrefetchedNoise.standard_normal`, by pieces of 130 elements",
         "differences of elements that are a piece apart are bare",
         "infinite",
         100.0,
@@ -343,7 +343,7 @@ SECOND: tuple[Blind, ...] = (
     blind(
         "client_noise_of_neighbours",
         "two users share one stream of their own noise",
-        "`Intake._client_noise`",
+        "`UpdateAggregator._client_noise`",
         "the difference of two reports is bare",
         "infinite",
         1.0,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pfl_bench.client.engines.sequential import SequentialEngine
 from pfl_bench.federated import cohort as cohort_training
-from pfl_bench.federated import shards as hands
+from pfl_bench.federated import shards as shards
 from pfl_bench.federated import trainer as federated
 from pfl_bench.federated.algorithms import fedavg
 from pfl_bench.types import LocalResult
@@ -30,7 +30,7 @@ from tests.sabotage.planting import ADAPTIVE, CLIP_NORM, COHORT, LAPLACE, ROUNDS
 # Elements of the first layer's weight, which come before its bias.
 WEIGHTS = 640
 BAD_USER = 7
-LAST_HAND = hands.number_of_hands(COHORT) - 1
+LAST_HAND = shards.num_shards(COHORT) - 1
 
 
 def no_check(*_: Any) -> None:
@@ -105,32 +105,28 @@ def nan_client(patch: Patch) -> None:
 
 
 def wide_bound_for_one(patch: Patch) -> None:
-    real = cohort_training.Intake.take_in
+    real = cohort_training.UpdateAggregator.add
 
-    def take_in(
-        self: Any, aggregate: Any, update: Tensor, weight: float, index: int, user: int
-    ) -> Any:
+    def add(self: Any, aggregate: Any, update: Tensor, weight: float, index: int, user: int) -> Any:
         with Patch.context() as inner:
             if user % 20 == BAD_USER:
                 inner.setattr(self.mechanism, "_clip_norm", 4.0 * CLIP_NORM)
             return real(self, aggregate, update, weight, index, user)
 
-    patch.setattr(cohort_training.Intake, "take_in", take_in)
+    patch.setattr(cohort_training.UpdateAggregator, "add", add)
 
 
 def silent_wide_bound(patch: Patch) -> None:
     """One user's update is added four times, and nothing counts it."""
-    real = cohort_training.Intake.take_in
+    real = cohort_training.UpdateAggregator.add
 
-    def take_in(
-        self: Any, aggregate: Any, update: Tensor, weight: float, index: int, user: int
-    ) -> Any:
+    def add(self: Any, aggregate: Any, update: Tensor, weight: float, index: int, user: int) -> Any:
         outcome = real(self, aggregate, update, weight, index, user)
         if user == BAD_USER:
             aggregate.total.add_(update, alpha=3.0 * CLIP_NORM / outcome.norm)
         return outcome
 
-    patch.setattr(cohort_training.Intake, "take_in", take_in)
+    patch.setattr(cohort_training.UpdateAggregator, "add", add)
 
 
 def weigh_by_examples(patch: Patch) -> None:
@@ -166,27 +162,29 @@ def summed_twice(patch: Patch) -> None:
 
 
 def hand_summed_twice(patch: Patch) -> None:
-    """Two processes' hands are added in two places, and counted in one."""
-    real = hands.SumTree._add
+    """Two processes' shards are added in two places, and counted in one."""
+    real = shards.PairwiseReduction._add
 
-    def add(self: hands.SumTree, left: hands.Node, right: hands.Node) -> Aggregate | None:
+    def add(
+        self: shards.PairwiseReduction, left: shards.Node, right: shards.Node
+    ) -> Aggregate | None:
         if left.aggregate is not None and right.aggregate is not None:
             left.aggregate.total.add_(right.aggregate.total)
         return real(self, left, right)
 
-    patch.setattr(hands.SumTree, "_add", add)
+    patch.setattr(shards.PairwiseReduction, "_add", add)
 
 
 def hand_lost(patch: Patch) -> None:
-    """What the last hand has sent is lost on its way, and what was counted of it arrives."""
-    real = hands.SumTree.push
+    """What the last shard has sent is lost on its way, and what was counted of it arrives."""
+    real = shards.PairwiseReduction.push
 
-    def push(self: hands.SumTree, node: hands.Node) -> None:
+    def push(self: shards.PairwiseReduction, node: shards.Node) -> None:
         if node.level == 0 and node.place == LAST_HAND and node.aggregate is not None:
             node.aggregate.total.zero_()
         real(self, node)
 
-    patch.setattr(hands.SumTree, "push", push)
+    patch.setattr(shards.PairwiseReduction, "push", push)
 
 
 def bits_of_one(patch: Patch) -> None:
@@ -274,19 +272,19 @@ def scaffold(patch: Patch) -> None:
 def move_by_bare_mean(patch: Patch) -> None:
     """The mean of what clients sent moves the model, beside the noised update."""
     sent: list[Tensor] = []
-    take_in = cohort_training.Intake.take_in
+    add = cohort_training.UpdateAggregator.add
     step = federated.FederatedTrainer._take_central_step
 
     def collect(self: Any, aggregate: Any, update: Tensor, *rest: Any) -> ClipOutcome:
         sent.append(update.clone())
-        return take_in(self, aggregate, update, *rest)
+        return add(self, aggregate, update, *rest)
 
     def corrected(self: Any, mean_update: Tensor, index: int) -> float:
         correction = torch.stack(sent).mean(dim=0)
         sent.clear()
         return step(self, mean_update + 0.1 * correction, index)
 
-    patch.setattr(cohort_training.Intake, "take_in", collect)
+    patch.setattr(cohort_training.UpdateAggregator, "add", collect)
     patch.setattr(federated.FederatedTrainer, "_take_central_step", corrected)
 
 
@@ -336,14 +334,14 @@ CLIPPING_BUGS = (
     Bug(
         "wide_bound_for_one",
         "a bound four times as large for one user in twenty",
-        "`Intake.take_in`",
+        "`UpdateAggregator.add`",
         expects=("clip_bound",),
         plant=wide_bound_for_one,
     ),
     Bug(
         "silent_wide_bound",
         "one user's update counts four times, and no count says so",
-        "`Intake.take_in` adds it again",
+        "`UpdateAggregator.add` adds it again",
         expects=("sum_path",),
         plant=silent_wide_bound,
     ),
@@ -388,14 +386,14 @@ CLIPPING_BUGS = (
     Bug(
         "hand_summed_twice",
         "sums that processes bring are added twice, and counted once",
-        "`SumTree._add` adds the right one again",
+        "`PairwiseReduction._add` adds the right one again",
         expects=("sum_path",),
         plant=hand_summed_twice,
     ),
     Bug(
         "hand_lost",
         "the sum that a process brings is lost, its counts are not",
-        "`SumTree.push` empties the last hand",
+        "`PairwiseReduction.push` empties the last shard",
         expects=("sum_path",),
         plant=hand_lost,
     ),

@@ -112,13 +112,13 @@ def count_noise_of_the_update(place: int) -> Plant:
 
 def one_client_without_noise(patch: Patch) -> None:
     """The client's stream gives zeros."""
-    real = cohort_training.Intake._client_noise
+    real = cohort_training.UpdateAggregator._client_noise
 
-    def noise(self: cohort_training.Intake, index: int, client: int) -> Any:
+    def noise(self: cohort_training.UpdateAggregator, index: int, client: int) -> Any:
         rng = real(self, index, client)
         return rng if client % 50 else Zeros()
 
-    patch.setattr(cohort_training.Intake, "_client_noise", noise)
+    patch.setattr(cohort_training.UpdateAggregator, "_client_noise", noise)
 
 
 class Zeros:
@@ -257,7 +257,7 @@ DRAW_BUGS = (
     Bug(
         "one_client_without_noise",
         "local noise: one client in fifty adds none",
-        "`Intake._client_noise` gives zeros",
+        "`UpdateAggregator._client_noise` gives zeros",
         expects=("report_noise",),
         plant=one_client_without_noise,
         changes=LOCAL,

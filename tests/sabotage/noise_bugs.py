@@ -195,9 +195,9 @@ def count_noise(draw: float) -> Plant:
 
 
 def same_noise_of_all_clients(patch: Patch) -> None:
-    real = cohort_training.Intake._client_noise
+    real = cohort_training.UpdateAggregator._client_noise
     patch.setattr(
-        cohort_training.Intake,
+        cohort_training.UpdateAggregator,
         "_client_noise",
         lambda self, index, client: real(self, index, 0),
     )
@@ -393,7 +393,7 @@ NOISE_BUGS = (
     Bug(
         "clients_share_noise",
         "local noise: all clients of a round draw from one stream",
-        "`Intake._client_noise` without the client",
+        "`UpdateAggregator._client_noise` without the client",
         expects=("noise_scale",),
         plant=same_noise_of_all_clients,
         changes=LOCAL,

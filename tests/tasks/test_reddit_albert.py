@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.client.factored_gradients import Product, ProductGradients
+from pfl_bench.client.factored_gradients import FactoredGradients, Product
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import resolve
 from pfl_bench.runs.runner import run
@@ -140,7 +140,7 @@ def test_tied_weights_are_one_parameter_with_the_whole_gradient() -> None:
         return torch.autograd.grad(loss, flat.parameters, allow_unused=True)
 
     plain = gradients()
-    products = ProductGradients(model, flat.parameters)
+    products = FactoredGradients(model, flat.parameters)
     with products:
         taken = products.take(gradients())
     assert all(gradient is not None for gradient in plain)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pfl_bench.client.factored_gradients import ProductGradients
+from pfl_bench.client.factored_gradients import FactoredGradients
 from pfl_bench.client.flat_model import FlatModel, clip_global, descend
 from pfl_bench.client.forward import Forward
 from pfl_bench.data import Store, StoreWriter
@@ -164,7 +164,7 @@ def test_outputs_that_do_not_count_are_not_computed_and_the_loss_is_the_same(
             strict=True,
         ):
             torch.testing.assert_close(ours.to_dense(), theirs.to_dense(), **closeness)
-    with ProductGradients(model, flat.parameters) as products:
+    with FactoredGradients(model, flat.parameters) as products:
         before = flat.vector.clone()
         nothing = forward.loss(tokens, torch.full_like(targets, NOT_COUNTED), None)
         found = torch.autograd.grad(nothing, flat.parameters, allow_unused=True)

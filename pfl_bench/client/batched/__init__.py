@@ -1,1 +1,1 @@
-"""Local training of several clients in one batched program: a lane a client."""
+"""Local training of several clients in one batched program: a slot a client."""

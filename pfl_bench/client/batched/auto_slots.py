@@ -1,20 +1,20 @@
-"""How many lanes a model has where nobody names a number."""
+"""How many slots a model has where nobody names a number."""
 
 from __future__ import annotations
 
 import torch
 
-# On a CPU lanes share the Python between two steps. Small models gain from that; large ones only
-# lose the caches, and have one lane, where what is gained is the layers' own passes.
+# On a CPU slots share the Python between two steps. Small models gain from that; large ones only
+# lose the caches, and have one slot, where what is gained is the layers' own passes.
 CPU_LANES, CPU_BYTES = 24, 1 << 23
-# On a GPU they fill the processor. A lane's weights, gradients and activations together, in
-# multiples of its weights. (Local momentum adds one, which is not reckoned with: lanes are halved
+# On a GPU they fill the processor. A slot's weights, gradients and activations together, in
+# multiples of its weights. (Local momentum adds one, which is not reckoned with: slots are halved
 # where memory does not suffice.)
 CUDA_LANES, CUDA_SHARE, CUDA_COPIES = 256, 0.25, 4
 
 
-def automatic_lanes(num_parameters: int, device: torch.device) -> int:
-    """Lanes for a model.
+def automatic_slots(num_parameters: int, device: torch.device) -> int:
+    """Slots for a model.
 
     On a CPU 24, but no more than have their weights in 8 MiB, at least one; on a GPU 256, but no
     more than have four copies of their weights in a quarter of its memory. It depends on nothing

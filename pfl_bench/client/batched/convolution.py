@@ -1,10 +1,10 @@
 """Convolutions of several clients' images, each client with kernels of its own.
 
-On a CPU lane by lane, with channels last in memory: oneDNN's kernels are near the processor's limit
+On a CPU slot by slot, with channels last in memory: oneDNN's kernels are near the processor's limit
 there, and neither a grouped convolution nor unfolded patches with batched products are faster.
 Elsewhere as one grouped convolution.
 
-In mixed precision the lanes' own pass casts as ``torch.autocast`` does: images, kernels and slopes
+In mixed precision the slots' own pass casts as ``torch.autocast`` does: images, kernels and slopes
 to bfloat16, the kernels' gradients back to float32; its outputs stay bfloat16 for what follows.
 """
 
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 
 def convolve(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Convolve each lane's images with its kernels.
+    """Convolve each slot's images with its kernels.
 
     Args:
         layer: Its stride, padding, dilation and groups.
@@ -30,15 +30,15 @@ def convolve(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | No
     Returns:
         Shape (L * n, outputs, height', width').
     """
-    lanes, channels = weight.shape[:2]
+    slots, channels = weight.shape[:2]
     if inputs.device.type == "cpu" and not isinstance(layer.padding, str):
         dtype = inputs.dtype
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
         outputs = cast("Tensor", _Convolution.apply(inputs, weight, bias, layer, dtype))
         return outputs.view_as(outputs)  # made here, so that a ReLU may write to it in place
-    # (L n, C, ...) -> (n, L C, ...): a group, or more of them, a lane
-    images = inputs.reshape(lanes, -1, *inputs.shape[1:]).transpose(0, 1).flatten(1, 2)
+    # (L n, C, ...) -> (n, L C, ...): a group, or more of them, a slot
+    images = inputs.reshape(slots, -1, *inputs.shape[1:]).transpose(0, 1).flatten(1, 2)
     grouped = functional.conv2d(
         images,
         weight.flatten(0, 1),
@@ -46,14 +46,14 @@ def convolve(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | No
         layer.stride,
         layer.padding,
         layer.dilation,
-        lanes * layer.groups,
+        slots * layer.groups,
     )
-    outputs = grouped.reshape(-1, lanes, channels, *grouped.shape[2:])
+    outputs = grouped.reshape(-1, slots, channels, *grouped.shape[2:])
     return outputs.transpose(0, 1).flatten(0, 1)
 
 
 class _Convolution(torch.autograd.Function):
-    """The convolution of each lane by the library."""
+    """The convolution of each slot by the library."""
 
     @staticmethod
     def forward(
@@ -70,19 +70,19 @@ class _Convolution(torch.autograd.Function):
         ctx.save_for_backward(inputs, weight)
         ctx.settings = layer.stride, layer.padding, layer.dilation
         ctx.groups = layer.groups
-        lanes = len(weight)
+        slots = len(weight)
         return _joined(
             [
                 functional.conv2d(
                     images,
-                    weight[lane],
-                    None if bias is None else bias[lane],
+                    weight[slot],
+                    None if bias is None else bias[slot],
                     layer.stride,
                     cast("tuple[int, ...]", layer.padding),
                     layer.dilation,
                     layer.groups,
                 )
-                for lane, images in enumerate(inputs.chunk(lanes))
+                for slot, images in enumerate(inputs.chunk(slots))
             ]
         )
 
@@ -90,12 +90,12 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
-        lanes, channels = weight.shape[:2]
+        slots, channels = weight.shape[:2]
         gradient = gradient.to(weight.dtype).contiguous(memory_format=torch.channels_last)
         to_weight = torch.empty_like(weight, dtype=torch.float32)
         to_inputs = []
-        parts = zip(gradient.chunk(lanes), inputs.chunk(lanes), weight.unbind(), strict=True)
-        for lane, (slopes, images, kernels) in enumerate(parts):
+        parts = zip(gradient.chunk(slots), inputs.chunk(slots), weight.unbind(), strict=True)
+        for slot, (slopes, images, kernels) in enumerate(parts):
             # Without the bias, whose gradient is a plain sum: with it the library is slower.
             of_images, of_kernels, _ = torch.ops.aten.convolution_backward(
                 slopes,
@@ -108,11 +108,11 @@ class _Convolution(torch.autograd.Function):
                 ctx.groups,
                 (ctx.needs_input_grad[0], True, False),
             )
-            to_weight[lane].copy_(of_kernels)
+            to_weight[slot].copy_(of_kernels)
             to_inputs.append(of_images)
         to_bias = None
         if ctx.needs_input_grad[2]:
-            to_bias = gradient.permute(0, 2, 3, 1).reshape(lanes, -1, channels).sum(1)
+            to_bias = gradient.permute(0, 2, 3, 1).reshape(slots, -1, channels).sum(1)
         first = _joined(to_inputs) if ctx.needs_input_grad[0] else None
         return first, to_weight, to_bias, None, None
 

@@ -7,18 +7,20 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from pfl_bench.client.batched.step_context import Frame
+from pfl_bench.client.batched.step_context import StepContext
 
 
-def drop(layer: nn.Dropout, frame: Frame, channels_last: bool) -> Callable[[Tensor], Tensor]:
+def drop(
+    layer: nn.Dropout, context: StepContext, channels_last: bool
+) -> Callable[[Tensor], Tensor]:
     """What replaces a dropout layer's forward pass.
 
-    On a CPU each lane's mask is what ``torch.nn.functional.dropout`` would draw for its real
+    On a CPU each slot's mask is what ``torch.nn.functional.dropout`` would draw for its real
     examples alone, from a generator with the client's seed.
 
     Args:
         layer: The layer.
-        frame: Has the lanes' generators.
+        context: Has the slots' generators.
         channels_last: Whether images have their channels last where clients train one by one: the
             order in which a mask's elements are drawn.
     """
@@ -29,7 +31,7 @@ def drop(layer: nn.Dropout, frame: Frame, channels_last: bool) -> Callable[[Tens
         if layer.p == 1:
             return inputs * 0.0
         order = _order(inputs, channels_last)
-        mask = _mask(inputs.permute(order).shape, order.index(0), layer.p, inputs, frame)
+        mask = _mask(inputs.permute(order).shape, order.index(0), layer.p, inputs, context)
         back = sorted(range(len(order)), key=order.__getitem__)
         mask = mask.permute(back)
         # In the inputs' layout: what follows would be slow on a mixture.
@@ -48,31 +50,33 @@ def _order(inputs: Tensor, channels_last: bool) -> list[int]:
 
 
 def _mask(
-    shape: Sequence[int], examples: int, probability: float, inputs: Tensor, frame: Frame
+    shape: Sequence[int], examples: int, probability: float, inputs: Tensor, context: StepContext
 ) -> Tensor:
-    """Mask of all lanes, True (or 1) where an element is kept; anything on padding.
+    """Mask of all slots, True (or 1) where an element is kept; anything on padding.
 
     Args:
         shape: Of the mask, axes in the order in which it is drawn.
         examples: The axis of examples.
         probability: That an element is dropped.
         inputs: Give device and type.
-        frame: Sizes and generators.
+        context: Sizes and generators.
     """
-    assert frame.generators is not None
-    per_lane = shape[examples] // frame.count
+    assert context.generators is not None
+    per_slot = shape[examples] // context.count
     keep = 1.0 - probability
     if inputs.device.type != "cpu":
         mask = inputs.new_zeros(shape)
-        for lane, (size, generator) in enumerate(zip(frame.sizes, frame.generators, strict=False)):
-            part = mask.narrow(examples, lane * per_lane, size)
+        for slot, (size, generator) in enumerate(
+            zip(context.sizes, context.generators, strict=False)
+        ):
+            part = mask.narrow(examples, slot * per_slot, size)
             part.copy_(torch.empty_like(part).bernoulli_(keep, generator=generator))
         return mask
     # The numbers that bernoulli_ draws and compares, in half of its time.
-    is_padded = any(size < per_lane for size in frame.sizes)
+    is_padded = any(size < per_slot for size in context.sizes)
     drawn = (torch.zeros if is_padded else torch.empty)(shape, dtype=torch.float64)
-    for lane, (size, generator) in enumerate(zip(frame.sizes, frame.generators, strict=False)):
-        part = drawn.narrow(examples, lane * per_lane, size)
+    for slot, (size, generator) in enumerate(zip(context.sizes, context.generators, strict=False)):
+        part = drawn.narrow(examples, slot * per_slot, size)
         if part.is_contiguous():
             part.uniform_(generator=generator)
         else:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from pfl_bench.client.flat_model import clip_factors
-from pfl_bench.client.step_terms import pull, push
+from pfl_bench.client.step_terms import add_to_momentum_, apply_proximal_and_decay_
 from pfl_bench.types import LocalTraining
 
 
 @dataclass(slots=True)
 class Dense:
-    """A gradient a lane.
+    """A gradient a slot.
 
     Attributes:
         values: Shape (L, ...).
@@ -31,12 +31,12 @@ class Dense:
     factors: Tensor | None = None
 
     def squared_norms(self) -> Tensor:
-        """Sum of squares of each lane's elements, shape (L,), not yet multiplied."""
+        """Sum of squares of each slot's elements, shape (L,), not yet multiplied."""
         norms: Tensor = torch.linalg.vector_norm(self.values, dim=self._axes())
         return norms.square()
 
     def scale(self, factors: Tensor) -> None:
-        """Multiply each lane's gradient by its factor; ``factors`` has shape (L,)."""
+        """Multiply each slot's gradient by its factor; ``factors`` has shape (L,)."""
         self.factors = factors
 
     def add_to(self, weights: Tensor, alpha: float) -> None:
@@ -53,7 +53,7 @@ class Dense:
 
 @dataclass(slots=True)
 class Products:
-    """The matrix ``left.T @ right`` of each lane.
+    """The matrix ``left.T @ right`` of each slot.
 
     Attributes:
         left: Shape (L, n, rows).
@@ -64,7 +64,7 @@ class Products:
     right: Tensor
 
     def squared_norms(self) -> Tensor:
-        """Sum of squares of each lane's elements, shape (L,)."""
+        """Sum of squares of each slot's elements, shape (L,)."""
         _, count, rows = self.left.shape
         columns = self.right.shape[2]
         if count * (rows + columns) <= rows * columns:
@@ -79,7 +79,7 @@ class Products:
         return torch.bmm(self.left.transpose(1, 2), self.right).square_().sum((1, 2))
 
     def scale(self, factors: Tensor) -> None:
-        """Multiply each lane's gradient by its factor; ``factors`` has shape (L,)."""
+        """Multiply each slot's gradient by its factor; ``factors`` has shape (L,)."""
         if self.left.numel() < self.right.numel():
             self.left = self.left * factors.view(-1, 1, 1)
         else:
@@ -92,32 +92,32 @@ class Products:
 
 @dataclass(slots=True)
 class Rows:
-    """Rows of each lane's table; one that occurs twice counts with the sum.
+    """Rows of each slot's table; one that occurs twice counts with the sum.
 
     Attributes:
-        places: Shape (n,), int64: lane * rows of a table + row.
+        places: Shape (n,), int64: slot * rows of a table + row.
         values: Shape (n, columns).
-        lanes: L.
+        slots: L.
         table: Rows of a table.
     """
 
     places: Tensor
     values: Tensor
-    lanes: int
+    slots: int
     table: int
 
     def squared_norms(self) -> Tensor:
-        """Sum of squares of each lane's elements, shape (L,)."""
+        """Sum of squares of each slot's elements, shape (L,)."""
         places, where = torch.unique(self.places, return_inverse=True)
         sums = self.values.new_zeros(len(places), self.values.shape[1])
         squares = sums.index_add_(0, where, self.values).square().sum(1)
-        lane = torch.div(places, self.table, rounding_mode="floor")
-        return squares.new_zeros(self.lanes).index_add_(0, lane, squares)
+        slot = torch.div(places, self.table, rounding_mode="floor")
+        return squares.new_zeros(self.slots).index_add_(0, slot, squares)
 
     def scale(self, factors: Tensor) -> None:
-        """Multiply each lane's gradient by its factor; ``factors`` has shape (L,)."""
-        lane = torch.div(self.places, self.table, rounding_mode="floor")
-        self.values = self.values * factors[lane].unsqueeze(1)
+        """Multiply each slot's gradient by its factor; ``factors`` has shape (L,)."""
+        slot = torch.div(self.places, self.table, rounding_mode="floor")
+        self.values = self.values * factors[slot].unsqueeze(1)
 
     def add_to(self, weights: Tensor, alpha: float) -> None:
         """Add ``alpha`` times the gradients to ``weights``, (L, table, columns), in place."""
@@ -135,7 +135,7 @@ def descend(
     rate: float,
     velocity: Sequence[Tensor] | None = None,
 ) -> None:
-    """Take each lane's local step in place; its order is that of ``LocalTraining``.
+    """Take each slot's local step in place; its order is that of ``LocalTraining``.
 
     Args:
         weights: Of each parameter, shape (L, *its shape), without gradients.
@@ -156,19 +156,19 @@ def descend(
             _scale(gradient, factors)
     for place, (weight, start, step) in enumerate(zip(weights, central, gradients, strict=True)):
         if velocity is None:
-            pull(weight, start, local, rate)
+            apply_proximal_and_decay_(weight, start, local, rate)
             if step is not None:
                 step.add_to(weight, -rate)
             continue
         moving = velocity[place].mul_(local.momentum)
-        push(moving, weight, start, local)
+        add_to_momentum_(moving, weight, start, local)
         if step is not None:
             step.add_to(moving, 1.0)
         weight.add_(moving, alpha=-rate)
 
 
 def _norms(gradients: Sequence[Gradients]) -> Tensor:
-    """L2 norm of all together in each lane, shape (L,)."""
+    """L2 norm of all together in each slot, shape (L,)."""
     return torch.stack([gradient.squared_norms() for gradient in gradients]).sum(0).sqrt()
 
 

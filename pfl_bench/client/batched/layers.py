@@ -1,7 +1,7 @@
 """PyTorch's layers for several clients at once, each with weights of its own.
 
-Lanes are folded into the axis of examples: a tensor of shape (L * n, ...) has n examples of the
-first lane, then n of the second. So all that treats examples one by one (activations, pooling,
+Slots are folded into the axis of examples: a tensor of shape (L * n, ...) has n examples of the
+first slot, then n of the second. So all that treats examples one by one (activations, pooling,
 reshaping, the code between layers) is left as it is; only layers with weights, and dropout, are
 replaced.
 """
@@ -20,19 +20,19 @@ from torch.nn import functional
 
 from pfl_bench.client.batched.convolution import convolve
 from pfl_bench.client.batched.gradients import Products, Rows
-from pfl_bench.client.batched.step_context import Frame
+from pfl_bench.client.batched.step_context import StepContext
 from pfl_bench.client.factored_gradients import SMALLEST, weights_come_first
 from pfl_bench.client.precision import is_mixed, without_autocast
-from pfl_bench.types import ComputesInLanes
+from pfl_bench.types import ComputesInSlots
 
 LayerForward = Callable[[Tensor], Tensor]
-Build = Callable[[Any, Frame], LayerForward]
+Build = Callable[[Any, StepContext], LayerForward]
 
 
 def find(layer: nn.Module) -> Build | None:
     """What replaces a layer's forward pass; None if there is nothing for its type."""
     build = _BUILDERS.get(type(layer))
-    if build is None and isinstance(layer, ComputesInLanes):
+    if build is None and isinstance(layer, ComputesInSlots):
         return _own
     return build
 
@@ -139,16 +139,16 @@ class _MixedLinear(torch.autograd.Function):
         return to_inputs, to_weight, to_bias
 
 
-def _linear(layer: nn.Linear, frame: Frame) -> LayerForward:
+def _linear(layer: nn.Linear, context: StepContext) -> LayerForward:
     def forward(inputs: Tensor) -> Tensor:
-        # Lanes first, then all else but the features: rows.
-        rows = inputs.reshape(frame.count, -1, inputs.shape[-1])
-        weight = frame.of(layer.weight)
-        bias = None if layer.bias is None else frame.of(layer.bias)
+        # Slots first, then all else but the features: rows.
+        rows = inputs.reshape(context.count, -1, inputs.shape[-1])
+        weight = context.of(layer.weight)
+        bias = None if layer.bias is None else context.of(layer.bias)
         if is_mixed(rows, rows.shape[1]):
             outputs = cast("Tensor", _MixedLinear.apply(rows, weight, bias))
         else:
-            keep = lambda gradient: frame.keep(layer.weight, gradient)  # noqa: E731
+            keep = lambda gradient: context.keep(layer.weight, gradient)  # noqa: E731
             with without_autocast(rows):
                 outputs = cast("Tensor", _Linear.apply(rows, weight, bias, keep))
         return outputs.view(*inputs.shape[:-1], layer.out_features)
@@ -157,12 +157,12 @@ def _linear(layer: nn.Linear, frame: Frame) -> LayerForward:
 
 
 class _Embedding(torch.autograd.Function):
-    """Rows of the lanes' tables; the backward pass keeps the rows' gradients."""
+    """Rows of the slots' tables; the backward pass keeps the rows' gradients."""
 
     @staticmethod
     def forward(ctx: Any, places: Tensor, weight: Tensor, padding: Tensor | None, keep: Any) -> Any:
         ctx.save_for_backward(places, *([] if padding is None else [padding]))
-        ctx.lanes, ctx.table, ctx.keep = weight.shape[0], weight.shape[1], keep
+        ctx.slots, ctx.table, ctx.keep = weight.shape[0], weight.shape[1], keep
         return functional.embedding(places, weight.flatten(0, 1))
 
     @staticmethod
@@ -172,27 +172,27 @@ class _Embedding(torch.autograd.Function):
         values = gradient.reshape(-1, gradient.shape[-1])
         if padding:
             values = values.masked_fill(padding[0].reshape(-1, 1), 0.0)
-        ctx.keep(Rows(places.reshape(-1), values, ctx.lanes, ctx.table))
+        ctx.keep(Rows(places.reshape(-1), values, ctx.slots, ctx.table))
         return None, None, None, None
 
 
-def _embedding(layer: nn.Embedding, frame: Frame) -> LayerForward:
+def _embedding(layer: nn.Embedding, context: StepContext) -> LayerForward:
     def forward(inputs: Tensor) -> Tensor:
-        first = torch.arange(frame.count, device=inputs.device) * layer.num_embeddings
-        per_lane = inputs.shape[0] // frame.count
-        first = first.repeat_interleave(per_lane, output_size=inputs.shape[0])
+        first = torch.arange(context.count, device=inputs.device) * layer.num_embeddings
+        per_slot = inputs.shape[0] // context.count
+        first = first.repeat_interleave(per_slot, output_size=inputs.shape[0])
         places = inputs + first.view(-1, *[1] * (inputs.ndim - 1))
         padding = None if layer.padding_idx is None else inputs == layer.padding_idx
-        keep = lambda gradient: frame.keep(layer.weight, gradient)  # noqa: E731
-        return cast("Tensor", _Embedding.apply(places, frame.of(layer.weight), padding, keep))
+        keep = lambda gradient: context.keep(layer.weight, gradient)  # noqa: E731
+        return cast("Tensor", _Embedding.apply(places, context.of(layer.weight), padding, keep))
 
     return forward
 
 
-def _conv2d(layer: nn.Conv2d, frame: Frame) -> LayerForward:
+def _conv2d(layer: nn.Conv2d, context: StepContext) -> LayerForward:
     def forward(inputs: Tensor) -> Tensor:
-        bias = None if layer.bias is None else frame.of(layer.bias)
-        return convolve(layer, inputs, frame.of(layer.weight), bias)
+        bias = None if layer.bias is None else context.of(layer.bias)
+        return convolve(layer, inputs, context.of(layer.weight), bias)
 
     return forward
 
@@ -220,46 +220,46 @@ def flatten(layer: nn.Flatten, inputs: Tensor) -> Tensor:
 
 
 def _scaled_by_channel(inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Scale and shift channels, axis 1, by each lane's own; both of shape (L, C)."""
+    """Scale and shift channels, axis 1, by each slot's own; both of shape (L, C)."""
     if weight is None:
         return inputs
-    per_lane = inputs.shape[0] // weight.shape[0]
+    per_slot = inputs.shape[0] // weight.shape[0]
     shape = (inputs.shape[0], -1, *[1] * (inputs.ndim - 2))
-    outputs = inputs * weight.repeat_interleave(per_lane, 0).view(shape)
-    return outputs if bias is None else outputs + bias.repeat_interleave(per_lane, 0).view(shape)
+    outputs = inputs * weight.repeat_interleave(per_slot, 0).view(shape)
+    return outputs if bias is None else outputs + bias.repeat_interleave(per_slot, 0).view(shape)
 
 
-def _group_norm(layer: nn.GroupNorm, frame: Frame) -> LayerForward:
+def _group_norm(layer: nn.GroupNorm, context: StepContext) -> LayerForward:
     def forward(inputs: Tensor) -> Tensor:
-        weight = frame.of(layer.weight) if layer.affine else None
-        bias = frame.of(layer.bias) if layer.affine else None
+        weight = context.of(layer.weight) if layer.affine else None
+        bias = context.of(layer.bias) if layer.affine else None
         normal = functional.group_norm(inputs, layer.num_groups, None, None, layer.eps)
         return _scaled_by_channel(normal, weight, bias)
 
     return forward
 
 
-def _layer_norm(layer: nn.LayerNorm, frame: Frame) -> LayerForward:
+def _layer_norm(layer: nn.LayerNorm, context: StepContext) -> LayerForward:
     def forward(inputs: Tensor) -> Tensor:
         outputs = functional.layer_norm(inputs, layer.normalized_shape, None, None, layer.eps)
-        per_lane = inputs.shape[0] // frame.count
+        per_slot = inputs.shape[0] // context.count
         between = inputs.ndim - 1 - len(layer.normalized_shape)
         shape = (inputs.shape[0], *[1] * between, *layer.normalized_shape)
         for operation, parameter in ((torch.mul, layer.weight), (torch.add, layer.bias)):
             if parameter is not None:
-                values = frame.of(parameter).repeat_interleave(per_lane, 0)
+                values = context.of(parameter).repeat_interleave(per_slot, 0)
                 outputs = operation(outputs, values.view(shape))
         return outputs
 
     return forward
 
 
-def _own(layer: Any, frame: Frame) -> LayerForward:
+def _own(layer: Any, context: StepContext) -> LayerForward:
     names = [name for name, _ in layer.named_parameters(recurse=False)]
 
     def forward(inputs: Tensor) -> Tensor:
-        weights = {name: frame.of(getattr(layer, name)) for name in names}
-        outputs: Tensor = layer.forward_lanes(inputs, weights)
+        weights = {name: context.of(getattr(layer, name)) for name in names}
+        outputs: Tensor = layer.forward_slots(inputs, weights)
         return outputs
 
     return forward

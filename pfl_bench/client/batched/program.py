@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from pfl_bench.client.batched import layers
 from pfl_bench.client.batched.dropout import drop
 from pfl_bench.client.batched.gradients import Dense, Gradients
-from pfl_bench.client.batched.slot_weights import LaneWeights
-from pfl_bench.client.batched.step_context import Frame
+from pfl_bench.client.batched.slot_weights import SlotWeights
+from pfl_bench.client.batched.step_context import StepContext
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.types import ConfigError
@@ -21,14 +21,14 @@ from pfl_bench.types import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The batches of the first lanes, padded to the largest of them and laid end to end.
+    """The batches of the first slots, padded to the largest of them and laid end to end.
 
     Attributes:
         inputs: Shape (L * n, ...), on the device, as they were read.
         targets: Shape (L * n, ...).
         draws: Shape (L * n, k), or None.
-        shares: Shape (L, n): what an example counts for in its lane's mean; 0 for padding.
-        sizes: Real examples of each lane.
+        shares: Shape (L, n): what an example counts for in its slot's mean; 0 for padding.
+        sizes: Real examples of each slot.
     """
 
     inputs: Tensor
@@ -42,14 +42,14 @@ Step = tuple[Tensor, list[Gradients | None]]
 
 
 def unsupported(model: FlatModel) -> str | None:
-    """Why a model's layers cannot be replaced by those of ``lanes.layers``; None if they can."""
+    """Why a model's layers cannot be replaced by those of ``slots.layers``; None if they can."""
     trained = {id(parameter) for parameter in model.parameters}
     for name, layer in model.module.named_modules():
         own = [p for p in layer.parameters(recurse=False) if id(p) in trained]
         if not own:
             continue
         if layers.find(layer) is None:
-            return f"layer '{name}' ({type(layer).__name__}) has weights, and no form for lanes"
+            return f"layer '{name}' ({type(layer).__name__}) has weights, and no form for slots"
         reason = layers.refusal(layer)
         if reason is not None or "forward" in vars(layer):
             return f"layer '{name}' ({type(layer).__name__}) {reason or 'is patched'}"
@@ -57,43 +57,43 @@ def unsupported(model: FlatModel) -> str | None:
 
 
 class LayerProgram:
-    """Steps by layers that are replaced, while a step runs, by those of ``lanes.layers``.
+    """Steps by layers that are replaced, while a step runs, by those of ``slots.layers``.
 
     Args:
         model: The model; ``unsupported`` says None of it.
         forward: From a batch as it was read to its losses.
-        weights: The lanes' weights.
+        weights: The slots' weights.
     """
 
-    def __init__(self, model: FlatModel, forward: Forward, weights: LaneWeights) -> None:
+    def __init__(self, model: FlatModel, forward: Forward, weights: SlotWeights) -> None:
         self._forward = forward
-        self._frame = Frame(weights)
+        self._context = StepContext(weights)
         self._patches: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
         self._dropouts: list[nn.Dropout] = []
         trained = {id(parameter) for parameter in model.parameters}
         for layer in model.module.modules():
             if type(layer) is nn.Dropout:
                 self._dropouts.append(layer)
-                patch = drop(layer, self._frame, forward.channels_last)
+                patch = drop(layer, self._context, forward.channels_last)
                 self._patches.append((layer, patch))
             elif type(layer) is nn.Flatten:
                 self._patches.append((layer, partial(layers.flatten, layer)))
             elif any(id(p) in trained for p in layer.parameters(recurse=False)):
                 build = layers.find(layer)
                 assert build is not None
-                self._patches.append((layer, build(layer, self._frame)))
+                self._patches.append((layer, build(layer, self._context)))
         self._patches += layers.pool_first(model.module)
 
     @property
     def draws_masks(self) -> bool:
-        """Whether lanes need generators."""
+        """Whether slots need generators."""
         return any(0 < layer.p < 1 for layer in self._dropouts)
 
     def outputs(
         self, batch: StepBatch, generators: Sequence[torch.Generator] | None
     ) -> tuple[Tensor, list[Tensor]]:
         """The model's outputs, shape (L * n, ...), and the weights that they depend on."""
-        leaves = self._frame.begin(batch.sizes, generators)
+        leaves = self._context.begin(batch.sizes, generators)
         for layer, patch in self._patches:
             layer.forward = patch
         try:
@@ -107,33 +107,33 @@ class LayerProgram:
         """Losses and gradients of a step.
 
         Args:
-            batch: The lanes' batches.
-            generators: The lanes' generators of dropout masks, if the model draws any.
+            batch: The slots' batches.
+            generators: The slots' generators of dropout masks, if the model draws any.
 
         Returns:
-            Mean loss of each lane, shape (L,), and the gradient of each parameter.
+            Mean loss of each slot, shape (L,), and the gradient of each parameter.
         """
         outputs, leaves = self.outputs(batch, generators)
         losses = self._forward.example_losses(outputs, batch.targets)
-        # No loss is summed over lanes: one that is not finite stays in its own.
+        # No loss is summed over slots: one that is not finite stays in its own.
         shares = batch.shares.flatten()
         found = torch.autograd.grad(losses, leaves, shares, allow_unused=True)
-        by_lane = (losses.detach() * shares).view(batch.shares.shape).sum(1)
-        return by_lane, self._frame.take(found)
+        by_slot = (losses.detach() * shares).view(batch.shares.shape).sum(1)
+        return by_slot, self._context.take(found)
 
 
 class VmapProgram:
-    """Steps by ``torch.func``: for models with layers that have no form for lanes.
+    """Steps by ``torch.func``: for models with layers that have no form for slots.
 
     Args:
         model: The model.
         forward: From a batch as it was read to its losses.
-        weights: The lanes' weights.
+        weights: The slots' weights.
     """
 
     draws_masks = False
 
-    def __init__(self, model: FlatModel, forward: Forward, weights: LaneWeights) -> None:
+    def __init__(self, model: FlatModel, forward: Forward, weights: SlotWeights) -> None:
         self._module, self._forward, self._weights = model.module, forward, weights
         trained = {id(p): at for at, p in enumerate(model.parameters)}
         self._names = [
@@ -146,18 +146,18 @@ class VmapProgram:
         self, batch: StepBatch, generators: Sequence[torch.Generator] | None
     ) -> tuple[Tensor, list[Tensor]]:
         """The model's outputs, shape (L * n, ...), and the weights that they depend on."""
-        lanes = len(batch.sizes)
-        weights = self._weights.active(lanes)
+        slots = len(batch.sizes)
+        weights = self._weights.active(slots)
         inputs = self._forward.prepare(batch.inputs, batch.draws)
-        by_lane = _split(inputs, lanes)
-        outputs = torch.func.vmap(self._call)(weights, by_lane)
+        by_slot = _split(inputs, slots)
+        outputs = torch.func.vmap(self._call)(weights, by_slot)
         return outputs.flatten(0, 1), weights
 
     def step(self, batch: StepBatch, generators: Sequence[torch.Generator] | None) -> Step:
         """See ``LayerProgram.step``."""
-        lanes = len(batch.sizes)
-        inputs = _split(self._forward.prepare(batch.inputs, batch.draws), lanes)
-        targets = _split(batch.targets, lanes)
+        slots = len(batch.sizes)
+        inputs = _split(self._forward.prepare(batch.inputs, batch.draws), slots)
+        targets = _split(batch.targets, slots)
 
         def loss(
             weights: list[Tensor], inputs: Tensor, targets: Tensor, shares: Tensor
@@ -168,7 +168,7 @@ class VmapProgram:
 
         # Layers that draw numbers raise an error here: they have no stream of their own.
         compute = torch.func.vmap(torch.func.grad(loss, has_aux=True), randomness="error")
-        weights = self._weights.active(lanes)
+        weights = self._weights.active(slots)
         gradients, losses = compute(weights, inputs, targets, batch.shares)
         return losses, [Dense(gradient) for gradient in gradients]
 
@@ -180,15 +180,15 @@ class VmapProgram:
         return outputs
 
 
-def _split(tensor: Tensor, lanes: int) -> Tensor:
+def _split(tensor: Tensor, slots: int) -> Tensor:
     """(L n, ...) to (L, n, ...)."""
-    return tensor.reshape(lanes, -1, *tensor.shape[1:])
+    return tensor.reshape(slots, -1, *tensor.shape[1:])
 
 
 Program = LayerProgram | VmapProgram
 
 
-def build_program(model: FlatModel, forward: Forward, weights: LaneWeights) -> Program:
+def build_program(model: FlatModel, forward: Forward, weights: SlotWeights) -> Program:
     """Build the program of a model: by layers where each has its form, else by vmap."""
     if unsupported(model) is None:
         return LayerProgram(model, forward, weights)
@@ -196,30 +196,30 @@ def build_program(model: FlatModel, forward: Forward, weights: LaneWeights) -> P
 
 
 def check(
-    program: Program, model: FlatModel, forward: Forward, weights: LaneWeights, batch: StepBatch
+    program: Program, model: FlatModel, forward: Forward, weights: SlotWeights, batch: StepBatch
 ) -> None:
-    """Try a program on a batch: each lane must compute what the model computes alone.
+    """Try a program on a batch: each slot must compute what the model computes alone.
 
-    Lanes get weights that differ. The weights are left as they then are.
+    Slots get weights that differ. The weights are left as they then are.
 
     Args:
         program: The program.
         model: The model; its memory is used.
         forward: The forward pass.
-        weights: The lanes' weights.
-        batch: Batches of all lanes.
+        weights: The slots' weights.
+        batch: Batches of all slots.
 
     Raises:
-        ConfigError: A lane's outputs depend on other lanes, on the original weights, or on random
+        ConfigError: A slot's outputs depend on other slots, on the original weights, or on random
             numbers that come from no client's stream; or the loss is no mean over examples.
     """
-    lanes = len(batch.sizes)
+    slots = len(batch.sizes)
     generator = torch.Generator().manual_seed(0)
     start = model.vector.clone()
     try:
-        vectors = [_perturbed(start, generator) for _ in range(lanes)]
-        for lane, vector in enumerate(vectors):
-            weights.load(lane, weights.views(vector))
+        vectors = [_perturbed(start, generator) for _ in range(slots)]
+        for slot, vector in enumerate(vectors):
+            weights.load(slot, weights.views(vector))
         _check_outputs(program, model, forward, vectors, batch)
         _check_draws(program, model, batch)
     except (RuntimeError, ValueError, NotImplementedError) as error:  # what torch.func refuses by
@@ -254,9 +254,9 @@ def _check_outputs(
     given = program.outputs(batch, None)[0]
     rows = len(given) // len(vectors)
     tolerance = 1e-3 if forward.precision == "float32" else 5e-2
-    for lane in {0, len(vectors) - 1}:
-        model.vector.copy_(vectors[lane])
-        part = slice(lane * rows, lane * rows + batch.sizes[lane])
+    for slot in {0, len(vectors) - 1}:
+        model.vector.copy_(vectors[slot])
+        part = slice(slot * rows, slot * rows + batch.sizes[slot])
         draws = None if batch.draws is None else batch.draws[part]
         alone = forward.outputs(batch.inputs[part], draws)
         own = given[part]

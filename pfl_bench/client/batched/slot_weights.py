@@ -1,4 +1,4 @@
-"""The weights of all lanes: a tensor a parameter, its first axis the lane."""
+"""The weights of all slots: a tensor a parameter, its first axis the slot."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class _Place:
     offset: int
 
 
-class LaneWeights:
-    """A copy of a model's trainable parameters for each lane, or of what has their shapes.
+class SlotWeights:
+    """A copy of a model's trainable parameters for each slot, or of what has their shapes.
 
-    The lanes in use are the first ones: ``move`` fills a gap.
+    The slots in use are the first ones: ``move`` fills a gap.
 
     Args:
         model: The model.
-        lanes: Number of lanes, L.
+        slots: Number of slots, L.
 
     Attributes:
-        lanes: L.
+        slots: L.
     """
 
-    def __init__(self, model: FlatModel, lanes: int) -> None:
-        self.lanes = lanes
+    def __init__(self, model: FlatModel, slots: int) -> None:
+        self.slots = slots
         self._index = {id(parameter): at for at, parameter in enumerate(model.parameters)}
         self._places = [
             _Place(tuple(p.shape), tuple(p.stride()), int(p.storage_offset())) for p in model.slices
         ]
-        self._storage = [_storage(parameter, lanes) for parameter in model.slices]
+        self._storage = [_storage(parameter, slots) for parameter in model.slices]
         self._leaves: dict[int, list[Tensor]] = {}
 
     def place(self, parameter: Tensor) -> int | None:
@@ -47,7 +47,7 @@ class LaneWeights:
         return self._index.get(id(parameter))
 
     def active(self, count: int) -> list[Tensor]:
-        """Weights of the first lanes, of each parameter (count, *its shape), no gradients."""
+        """Weights of the first slots, of each parameter (count, *its shape), no gradients."""
         return [storage[:count] for storage in self._storage]
 
     def leaves(self, count: int) -> list[Tensor]:
@@ -61,34 +61,34 @@ class LaneWeights:
         start = vector.storage_offset()
         return [vector.as_strided(p.shape, p.stride, start + p.offset) for p in self._places]
 
-    def load(self, lane: int, central: Sequence[Tensor]) -> None:
-        """Reset a lane to central parameters, given as ``views``."""
-        torch._foreach_copy_([storage[lane] for storage in self._storage], list(central))
+    def load(self, slot: int, central: Sequence[Tensor]) -> None:
+        """Reset a slot to central parameters, given as ``views``."""
+        torch._foreach_copy_([storage[slot] for storage in self._storage], list(central))
 
-    def clear(self, lane: int) -> None:
-        """Reset a lane to zero."""
-        torch._foreach_zero_([storage[lane] for storage in self._storage])
+    def clear(self, slot: int) -> None:
+        """Reset a slot to zero."""
+        torch._foreach_zero_([storage[slot] for storage in self._storage])
 
     def move(self, source: int, target: int) -> None:
-        """Copy a lane's weights to another lane."""
+        """Copy a slot's weights to another slot."""
         for storage in self._storage:
             storage[target].copy_(storage[source])
 
-    def update(self, lane: int, central: Sequence[Tensor], out: Sequence[Tensor]) -> None:
-        """Write what a lane has learned, local minus central parameters.
+    def update(self, slot: int, central: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+        """Write what a slot has learned, local minus central parameters.
 
         Args:
-            lane: The lane.
+            slot: The slot.
             central: Views of the central parameters.
             out: Views of the vector that is written.
         """
         for storage, start, update in zip(self._storage, central, out, strict=True):
-            torch.sub(storage[lane], start, out=update)
+            torch.sub(storage[slot], start, out=update)
 
 
-def _storage(parameter: Tensor, lanes: int) -> Tensor:
-    """Memory of a parameter's lanes; kernels of images have their channels last."""
+def _storage(parameter: Tensor, slots: int) -> Tensor:
+    """Memory of a parameter's slots; kernels of images have their channels last."""
     if parameter.ndim != 4:
-        return parameter.new_empty(lanes, *parameter.shape)
+        return parameter.new_empty(slots, *parameter.shape)
     outputs, inputs, height, width = parameter.shape
-    return parameter.new_empty(lanes, outputs, height, width, inputs).permute(0, 1, 4, 2, 3)
+    return parameter.new_empty(slots, outputs, height, width, inputs).permute(0, 1, 4, 2, 3)

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from pfl_bench.client.batched.gradients import Dense, Gradients, Products, Rows
-from pfl_bench.client.batched.slot_weights import LaneWeights
+from pfl_bench.client.batched.slot_weights import SlotWeights
 
 
-class Frame:
-    """One step of the first lanes.
+class StepContext:
+    """One step of the first slots.
 
     Attributes:
-        weights: Of all lanes.
-        count: Lanes that take part, L.
-        sizes: Real examples of each lane's batch; rows behind them are padding.
-        generators: What each lane's dropout is drawn from; None for none.
+        weights: Of all slots.
+        count: Slots that take part, L.
+        sizes: Real examples of each slot's batch; rows behind them are padding.
+        generators: What each slot's dropout is drawn from; None for none.
     """
 
-    def __init__(self, weights: LaneWeights) -> None:
+    def __init__(self, weights: SlotWeights) -> None:
         self.weights = weights
         self.count = 0
         self.sizes: Sequence[int] = ()
@@ -34,14 +34,14 @@ class Frame:
         """Begin a step.
 
         Returns:
-            The weights that gradients are wanted of, a tensor a parameter, lanes first.
+            The weights that gradients are wanted of, a tensor a parameter, slots first.
         """
         self.count, self.sizes, self.generators = len(sizes), sizes, generators
         self._kept.clear()
         return self.weights.leaves(self.count)
 
     def of(self, parameter: Tensor) -> Tensor:
-        """A parameter of each lane, shape (L, *its shape); the same for all if it is frozen."""
+        """A parameter of each slot, shape (L, *its shape); the same for all if it is frozen."""
         place = self.weights.place(parameter)
         if place is None:
             return parameter.detach().expand(self.count, *parameter.shape)

@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from pfl_bench.client.batches import local_batches, num_used
-from pfl_bench.client.factored_gradients import Product, ProductGradients
+from pfl_bench.client.factored_gradients import FactoredGradient, FactoredGradients
 from pfl_bench.client.flat_model import FlatModel, clip_each, descend, global_clip_factor
 from pfl_bench.client.forward import Forward
-from pfl_bench.client.prefetch import read_ahead
-from pfl_bench.client.step_terms import pull, push
+from pfl_bench.client.prefetch import prefetch
+from pfl_bench.client.step_terms import add_to_momentum_, apply_proximal_and_decay_
 from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.types import Examples, FederatedSplit, LocalResult, LocalTraining
@@ -81,7 +81,7 @@ class SequentialEngine:
         self._correction = correction
         self._update = torch.empty_like(model.vector)
         self._velocity = torch.empty_like(model.vector) if local.momentum else None
-        self._products = ProductGradients(
+        self._products = FactoredGradients(
             model.module, model.parameters, forward.precision == "bfloat16"
         )
 
@@ -101,7 +101,7 @@ class SequentialEngine:
         """
         self._model.module.train()
         jobs = (partial(self._read, user, round_index) for user in users.tolist())
-        for user, examples in read_ahead(jobs, self._options.data_workers):
+        for user, examples in prefetch(jobs, self._options.data_workers):
             with self._products:
                 result = self._train_client(user, examples, round_index, central)
             yield result
@@ -163,21 +163,21 @@ class SequentialEngine:
         pairs = zip(model.slices, self._products.take(found), strict=True)
         used = [(weight, gradient) for weight, gradient in pairs if gradient is not None]
         weights = [weight for weight, _ in used]
-        gradients: Sequence[Tensor | Product] = [gradient for _, gradient in used]
+        gradients: Sequence[Tensor | FactoredGradient] = [gradient for _, gradient in used]
         factor: Tensor | None = None
         if local.gradient_clip_norm is not None:
             gradients = clip_each(gradients, local.gradient_clip_norm)
         elif local.gradient_clip_global_norm is not None:
             factor = global_clip_factor(gradients, local.gradient_clip_global_norm)
         if velocity is None:
-            pull(model.vector, central, local, rate)
+            apply_proximal_and_decay_(model.vector, central, local, rate)
             if correction is not None:
                 model.vector.add_(correction, alpha=-rate)
             descend(weights, gradients, rate, factor)
             return
         velocity.mul_(local.momentum)
         # The update is written when the client has ended; until then its memory is free.
-        push(velocity, model.vector, central, local, self._update)
+        add_to_momentum_(velocity, model.vector, central, local, self._update)
         if correction is not None:
             velocity.add_(correction)
         descend([_like(weight, velocity) for weight in weights], gradients, -1.0, factor)

@@ -1,6 +1,6 @@
-"""The vectorized engine: several clients at once, each in a lane with weights of its own.
+"""The vectorized engine: several clients at once, each in a slot with weights of its own.
 
-All lanes take a step together, in one batched program; a lane takes the next client as soon as
+All slots take a step together, in one batched program; a slot takes the next client as soon as
 its client has finished, so that none waits for the longest. A batch is padded to the largest of
 its step, at most to the local batch size, and padding has no part in a mean.
 """
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from pfl_bench.client.batched.auto_slots import automatic_lanes
+from pfl_bench.client.batched.auto_slots import automatic_slots
 from pfl_bench.client.batched.gradients import descend
 from pfl_bench.client.batched.program import StepBatch, build_program, check, unsupported
-from pfl_bench.client.batched.slot_weights import LaneWeights
+from pfl_bench.client.batched.slot_weights import SlotWeights
 from pfl_bench.client.batches import Batch, local_batches, num_used
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
-from pfl_bench.client.prefetch import read_ahead
+from pfl_bench.client.prefetch import prefetch
 from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream, torch_seed
 from pfl_bench.types import ConfigError, Examples, FederatedSplit, LocalResult, LocalTraining
@@ -35,21 +35,21 @@ class Options(BaseModel):
 
     Attributes:
         data_workers: Threads that read clients ahead of training; 0 reads in line.
-        lanes: Clients that train at once; None for as many as ``lanes.number`` says.
-        keeps_lanes: Whether a run must end where that many do not fit into a GPU's memory, instead
+        slots: Clients that train at once; None for as many as ``slots.number`` says.
+        keeps_slots: Whether a run must end where that many do not fit into a GPU's memory, instead
             of going on with half: the seed of a private run's noise takes in how many they are.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     data_workers: int = Field(default=0, ge=0)
-    lanes: int | None = Field(default=None, ge=1)
-    keeps_lanes: bool = False
+    slots: int | None = Field(default=None, ge=1)
+    keeps_slots: bool = False
 
 
 @dataclass(slots=True)
 class _Client:
-    """A client in its lane.
+    """A client in its slot.
 
     Attributes:
         user: Index of the user.
@@ -76,7 +76,7 @@ class _Client:
 
 
 class VectorizedEngine:
-    """Trains clients in lanes; equal to the sequential engine to rounding.
+    """Trains clients in slots; equal to the sequential engine to rounding.
 
     A client's draws come from its own streams, named by (seed, round, user), as in the sequential
     engine; on a GPU dropout masks are drawn from them in another way. Clients begin in the order of
@@ -93,7 +93,7 @@ class VectorizedEngine:
 
     Attributes:
         description: What decides the rounding of results.
-        trains_alone: Whether there is one lane, so that no client has another beside it.
+        trains_alone: Whether there is one slot, so that no client has another beside it.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class VectorizedEngine:
         self._local = local
         self._seed = seed
         self._notice = notice
-        self._lanes = options.lanes or automatic_lanes(model.num_parameters, model.device)
-        self.description = f"vectorized, {self._lanes} lanes"
-        self.trains_alone = self._lanes == 1
+        self._slots = options.slots or automatic_slots(model.num_parameters, model.device)
+        self.description = f"vectorized, {self._slots} slots"
+        self.trains_alone = self._slots == 1
         self._update = torch.empty_like(model.vector)
-        self._weights: LaneWeights | None = None
-        self._velocity: LaneWeights | None = None
+        self._weights: SlotWeights | None = None
+        self._velocity: SlotWeights | None = None
         self._is_checked = False
         reason = unsupported(model)
         if reason is not None:
@@ -142,55 +142,55 @@ class VectorizedEngine:
         left = dict.fromkeys(users[np.argsort(-sizes, kind="stable")].tolist())
         while left:
             try:
-                for result in self._train_lanes(list(left), round_index, central):
+                for result in self._train_slots(list(left), round_index, central):
                     del left[result.user]
                     yield result
             except torch.OutOfMemoryError:
-                if self._lanes == 1:
+                if self._slots == 1:
                     raise
-                if self._options.keeps_lanes:
+                if self._options.keeps_slots:
                     raise ConfigError(
                         f"federated.engine_lanes: out of memory in round {round_index} with "
-                        f"{self._lanes} lanes, and the noise of a private run belongs to their "
-                        f"number; set federated.engine_lanes={self._lanes // 2} and begin in a new "
+                        f"{self._slots} slots, and the noise of a private run belongs to their "
+                        f"number; set federated.engine_lanes={self._slots // 2} and begin in a new "
                         "folder with --out"
                     ) from None
-                self._lanes //= 2
+                self._slots //= 2
             else:
                 return
-            # Behind the handler, which keeps what was in memory. Clients that were in a lane begin
+            # Behind the handler, which keeps what was in memory. Clients that were in a slot begin
             # anew: their draws are the same, and nothing of them was given out.
             self._weights = self._velocity = None
             if self._model.device.type == "cuda":
                 torch.cuda.empty_cache()
             self._notice(
-                f"engine: out of memory in round {round_index}; going on with {self._lanes} lanes "
-                f"(set federated.engine_lanes={self._lanes} to begin with so many)"
+                f"engine: out of memory in round {round_index}; going on with {self._slots} slots "
+                f"(set federated.engine_lanes={self._slots} to begin with so many)"
             )
 
-    def _train_lanes(
+    def _train_slots(
         self, users: Sequence[int], round_index: int, central: Tensor
     ) -> Iterator[LocalResult]:
         self._model.module.train()
         jobs = (partial(self._read, user, round_index) for user in users)
         waiting = (
             self._begin(user, examples, round_index)
-            for user, examples in read_ahead(jobs, self._options.data_workers)
+            for user, examples in prefetch(jobs, self._options.data_workers)
         )
         if self._weights is None:
-            self._weights = LaneWeights(self._model, self._lanes)
+            self._weights = SlotWeights(self._model, self._slots)
             if self._local.momentum:
-                self._velocity = LaneWeights(self._model, self._lanes)
+                self._velocity = SlotWeights(self._model, self._slots)
             self._program = build_program(self._model, self._forward, self._weights)
             device = self._model.device
-            self._generators = [torch.Generator(device) for _ in range(self._lanes)]
-            self._losses = torch.zeros(self._lanes, device=device)
+            self._generators = [torch.Generator(device) for _ in range(self._slots)]
+            self._losses = torch.zeros(self._slots, device=device)
         weights, start = self._weights, self._weights.views(central)
         rate = self._local.rate(round_index)
         update = weights.views(self._update)
         clients: list[_Client] = []
         while True:
-            while len(clients) < weights.lanes and self._has_room(clients):
+            while len(clients) < weights.slots and self._has_room(clients):
                 client = next(waiting, None)
                 if client is None:
                     break
@@ -199,20 +199,20 @@ class VectorizedEngine:
             if not clients:
                 return
             self._step(clients, start, rate)
-            for lane in range(len(clients) - 1, -1, -1):
-                if clients[lane].batch is not None:
+            for slot in range(len(clients) - 1, -1, -1):
+                if clients[slot].batch is not None:
                     continue
-                weights.update(lane, start, update)
-                yield self._result(clients[lane], lane)
+                weights.update(slot, start, update)
+                yield self._result(clients[slot], slot)
                 following = next(waiting, None) if self._has_room(clients[:-1]) else None
                 if following is not None:
-                    self._place(following, lane, round_index, start)
-                    clients[lane] = following
+                    self._place(following, slot, round_index, start)
+                    clients[slot] = following
                     continue
                 last = clients.pop()
-                if lane < len(clients):
-                    self._move(len(clients), lane)
-                    clients[lane] = last
+                if slot < len(clients):
+                    self._move(len(clients), slot)
+                    clients[slot] = last
 
     def _read(self, user: int, round_index: int) -> tuple[int, Examples]:
         rng = stream(self._seed, Purpose.AUGMENTATION, round_index, user)
@@ -226,23 +226,23 @@ class VectorizedEngine:
         client.advance()
         return client
 
-    def _place(self, client: _Client, lane: int, round_index: int, start: Sequence[Tensor]) -> None:
+    def _place(self, client: _Client, slot: int, round_index: int, start: Sequence[Tensor]) -> None:
         assert self._weights is not None
-        self._weights.load(lane, start)
+        self._weights.load(slot, start)
         if self._velocity is not None:
-            self._velocity.clear(lane)
-        self._losses[lane] = 0.0
+            self._velocity.clear(slot)
+        self._losses[slot] = 0.0
         if self._program.draws_masks:
             seed = torch_seed(self._seed, Purpose.LOCAL_TRAINING, round_index, client.user)
-            self._generators[lane].manual_seed(seed)
+            self._generators[slot].manual_seed(seed)
 
     def _has_room(self, clients: Sequence[_Client]) -> bool:
         """Whether another client's batch, were it as large as these, is in proportion."""
         if self._local.batch_fraction is None or not clients:
             return True
-        # Batches of minibatch SGD are of any size: no more lanes than rows allow.
+        # Batches of minibatch SGD are of any size: no more slots than rows allow.
         largest = max(client.size for client in clients)
-        return (len(clients) + 1) * largest <= self._lanes * self._local.batch_size
+        return (len(clients) + 1) * largest <= self._slots * self._local.batch_size
 
     def _move(self, source: int, target: int) -> None:
         assert self._weights is not None
@@ -254,13 +254,13 @@ class VectorizedEngine:
         drawn[source], drawn[target] = drawn[target], drawn[source]
 
     def _step(self, clients: Sequence[_Client], start: Sequence[Tensor], rate: float) -> None:
-        """Take a step in each lane, and look up its next batch."""
+        """Take a step in each slot, and look up its next batch."""
         assert self._weights is not None
         batch = self._assemble(clients)
         if not self._is_checked:
             check(self._program, self._model, self._forward, self._weights, batch)
-            for lane in range(len(clients)):
-                self._weights.load(lane, start)
+            for slot in range(len(clients)):
+                self._weights.load(slot, start)
             self._is_checked = True
         generators = self._generators if self._program.draws_masks else None
         losses, gradients = self._program.step(batch, generators)
@@ -292,12 +292,12 @@ class VectorizedEngine:
         if min(sizes) == rows:
             return torch.full((len(sizes), rows), 1 / rows, device=device)
         shares = np.zeros((len(sizes), rows), np.float32)
-        for lane, size in enumerate(sizes):
-            shares[lane, :size] = 1 / size
+        for slot, size in enumerate(sizes):
+            shares[slot, :size] = 1 / size
         return torch.from_numpy(shares).to(device, non_blocking=True)
 
-    def _result(self, client: _Client, lane: int) -> LocalResult:
-        loss = self._losses[lane] / max(client.steps, 1)
+    def _result(self, client: _Client, slot: int) -> LocalResult:
+        loss = self._losses[slot] / max(client.steps, 1)
         return LocalResult(
             client.user, self._update, client.num_examples, client.steps, loss, client.processed
         )

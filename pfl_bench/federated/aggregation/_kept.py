@@ -21,7 +21,7 @@ from privacy.mechanisms.none import NoPrivacy
 _ELEMENTS = 1 << 22
 
 
-class OfKept(NoPrivacy):
+class BufferedAggregation(NoPrivacy):
     """Makes one update of all of a round; memory is cohort times P (float32), plus 16 MB or so.
 
     Clients count alike. An update that is not finite is left out, and counted. A round with fewer

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from pfl_bench.federated.aggregation._kept import OfKept, trimmed
+from pfl_bench.federated.aggregation._kept import BufferedAggregation, trimmed
 from privacy.mechanism import Mechanism, NoiseScale
 
 
@@ -31,4 +31,4 @@ def _median(updates: Sequence[Tensor]) -> Tensor:
 
 def build(options: Options, noise: NoiseScale) -> Mechanism:
     """Build the median; nothing is noised."""
-    return OfKept("coordinate_median", _median)
+    return BufferedAggregation("coordinate_median", _median)

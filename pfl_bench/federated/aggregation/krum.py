@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.federated.aggregation._kept import OfKept, chunks
+from pfl_bench.federated.aggregation._kept import BufferedAggregation, chunks
 from pfl_bench.types import ConfigError
 from privacy.mechanism import Mechanism, NoiseScale
 
@@ -94,4 +94,4 @@ def build(options: Options, noise: NoiseScale) -> Mechanism:
             result += updates[place]
         return result / len(chosen)
 
-    return OfKept("krum", combine, fewest)
+    return BufferedAggregation("krum", combine, fewest)

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pfl_bench.federated.aggregation._kept import OfKept, trimmed
+from pfl_bench.federated.aggregation._kept import BufferedAggregation, trimmed
 from pfl_bench.types import ConfigError
 from privacy.mechanism import Mechanism, NoiseScale
 
@@ -60,4 +60,6 @@ def build(options: Options, noise: NoiseScale) -> Mechanism:
             "trimmed_fraction to 0 to compare with"
         )
     fewest = next(count for count in itertools.count(1) if cut(count)) if fraction > 0 else 1
-    return OfKept("trimmed_mean", lambda updates: trimmed(updates, cut(len(updates))), fewest)
+    return BufferedAggregation(
+        "trimmed_mean", lambda updates: trimmed(updates, cut(len(updates))), fewest
+    )

@@ -35,7 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from pfl_bench.config.training import FederatedOptions
-from pfl_bench.types import ConfigError, LocalResult, LocalTraining, Outgoing
+from pfl_bench.types import ClientUpload, ConfigError, LocalResult, LocalTraining
 from privacy.clipping import l2_norm
 
 # A loss of 0 has no power below 0; the paper's published code adds as much to it.
@@ -70,30 +70,30 @@ class WeighsByLoss:
     local: LocalTraining
     keeps_state = False
 
-    def send(self, outgoing: Outgoing, result: LocalResult, round_index: int) -> Outgoing:
-        """See ``ClientStage``; what would be too large for the sum is sent as NaN.
+    def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
+        """See ``UpdateTransform``; what would be too large for the sum is sent as NaN.
 
         The mechanism then counts it as not finite.
         """
-        outgoing.num_bytes += _BYTES_OF_WEIGHT
+        upload.num_bytes += _BYTES_OF_WEIGHT
         assert result.start_loss is not None, "the engine measures the loss at the start"
         loss = max(result.start_loss, _SMALLEST_LOSS)
-        norm = l2_norm(outgoing.update)
+        norm = l2_norm(upload.update)
         rate = self.local.rate(round_index)
         # Without a rate the update is 0, whatever divides it.
         lipschitz = 1.0 / rate if rate else 0.0
         divisor = 1.0 + self.q * lipschitz * norm * norm / loss
         try:
-            weight = outgoing.weight * loss**self.q * divisor
+            weight = upload.weight * loss**self.q * divisor
         except OverflowError:
             weight = math.inf
         # NaN fails it too.
         if not weight * max(1.0, norm) < _LARGEST:
-            outgoing.update = torch.full_like(outgoing.update, math.nan)
-            return outgoing
-        outgoing.update = outgoing.update / divisor
-        outgoing.weight = weight
-        return outgoing
+            upload.update = torch.full_like(upload.update, math.nan)
+            return upload
+        upload.update = upload.update / divisor
+        upload.weight = weight
+        return upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class QFedAvg:
     """See the module."""
 
     local_training: LocalTraining
-    stage: WeighsByLoss
+    transform: WeighsByLoss
     uploads: tuple[str, ...] = ("update", "weight")
 
     def central_gradient(self, mean_update: Tensor, out: Tensor) -> None:
@@ -129,5 +129,5 @@ def check(federated: FederatedOptions) -> None:
 
 def build(options: Options, local_training: LocalTraining) -> QFedAvg:
     """Build q-FedAvg for clients that train as ``local_training`` says."""
-    stage = WeighsByLoss(options.q, local_training)
-    return QFedAvg(replace(local_training, measures_start=True), stage)
+    transform = WeighsByLoss(options.q, local_training)
+    return QFedAvg(replace(local_training, measures_start=True), transform)

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
 from pfl_bench.config.training import FederatedOptions
-from pfl_bench.types import ConfigError, LocalResult, LocalTraining, Outgoing
+from pfl_bench.types import ClientUpload, ConfigError, LocalResult, LocalTraining
 from privacy.clipping import l2_norm
 
 
@@ -57,7 +57,7 @@ class Scaffold:
 
     def __init__(self, local_training: LocalTraining) -> None:
         self.local_training = local_training
-        self.stage = _SendsControlVariate(self)
+        self.transform = _SendsControlVariate(self)
         self._num_users = 0
         self._control = torch.zeros(0)
         self._change = torch.zeros(0)
@@ -139,11 +139,11 @@ class _SendsControlVariate:
         """An update and a control variate."""
         return 2.0 * self._algorithm.num_parameters * BYTES_PER_PARAMETER
 
-    def send(self, outgoing: Outgoing, result: LocalResult, round_index: int) -> Outgoing:
-        """See ``ClientStage``."""
+    def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
+        """See ``UpdateTransform``."""
         self._algorithm.learn(result, round_index)
-        outgoing.num_bytes += self._algorithm.num_parameters * BYTES_PER_PARAMETER
-        return outgoing
+        upload.num_bytes += self._algorithm.num_parameters * BYTES_PER_PARAMETER
+        return upload
 
 
 def check(federated: FederatedOptions) -> None:

@@ -1,4 +1,4 @@
-"""From measured times to engine, lanes and workers: arithmetic alone, so that it can be tested."""
+"""From measured times to engine, slots and workers: arithmetic alone, so that it can be tested."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ _START_SECONDS, _START_SECONDS_EACH = 5.0, 0.1
 _ROUND_SECONDS_EACH = 5e-4
 # What is simpler is taken unless the other is faster by so much.
 _MARGIN = 0.03
-_DESCRIPTION = re.compile(r"(\w+)(?:, (\d+) lanes)?(?:, .+)?")
+_DESCRIPTION = re.compile(r"(\w+)(?:, (\d+) slots)?(?:, .+)?")
 _PROCESSES = re.compile(r"(\d+) worker processes")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An engine, and how many lanes it has.
+    """An engine, and how many slots it has.
 
     Attributes:
         engine: Name of the engine.
-        lanes: Clients that it trains at once; None for an engine without lanes.
+        slots: Clients that it trains at once; None for an engine without slots.
     """
 
     engine: str
-    lanes: int | None = None
+    slots: int | None = None
 
     @property
     def description(self) -> str:
         """The engine's own description."""
-        return self.engine if self.lanes is None else f"{self.engine}, {self.lanes} lanes"
+        return self.engine if self.slots is None else f"{self.engine}, {self.slots} slots"
 
     @classmethod
     def of(cls, description: str) -> Candidate | None:
-        """Read a description; what follows the lanes, such as processes, is left out."""
+        """Read a description; what follows the slots, such as processes, is left out."""
         found = _DESCRIPTION.fullmatch(description)
         return None if found is None else cls(found[1], int(found[2]) if found[2] else None)
 
@@ -60,12 +60,12 @@ def fastest(seconds: Mapping[Candidate, float]) -> Candidate:
         seconds: Of each, what a client takes.
 
     Returns:
-        The fastest; but an engine that trains one client at a time rather than one with lanes, and
+        The fastest; but an engine that trains one client at a time rather than one with slots, and
         the sequential one rather than any other, where they are as fast within a few percent.
     """
 
     def handicapped(candidate: Candidate) -> float:
-        steps = 0 if candidate == SEQUENTIAL else (1 if candidate.lanes in (None, 1) else 2)
+        steps = 0 if candidate == SEQUENTIAL else (1 if candidate.slots in (None, 1) else 2)
         return seconds[candidate] * (1 + _MARGIN * steps)
 
     return min(seconds, key=handicapped)

@@ -1,4 +1,4 @@
-"""Settles what a configuration leaves to "auto": engine, lanes and workers.
+"""Settles what a configuration leaves to "auto": engine, slots and workers.
 
 A run that goes on keeps what it began with. Others take what was measured on a few of the run's
 own clients, once for each kind of work on a machine (``timing``), and is kept for later runs
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import pfl_bench
-from pfl_bench.client.batched.auto_slots import automatic_lanes
+from pfl_bench.client.batched.auto_slots import automatic_slots
 from pfl_bench.client.costs import StepFlops
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
@@ -42,7 +42,7 @@ from pfl_bench.federated.autotune.timing import (
     time_engines,
 )
 from pfl_bench.federated.parts import asks_engine, build_algorithm, needs_one_process
-from pfl_bench.federated.shards import number_of_hands
+from pfl_bench.federated.shards import num_shards
 from pfl_bench.federated.workers.cores import cores_of_this_run, most_by_memory
 from pfl_bench.files import read_json
 from pfl_bench.profiling import phase
@@ -79,7 +79,7 @@ def settle(
     processes: int | None,
     notice: Callable[[str], None],
 ) -> ResolvedConfig:
-    """Settle engine, lanes and workers.
+    """Settle engine, slots and workers.
 
     Args:
         resolved: The configuration.
@@ -108,9 +108,9 @@ def settle(
     changes: dict[str, Any] = {}
     if options.engine == "auto":
         notice(f"engine: auto picked '{candidate.description}': {reason}")
-        if candidate.lanes is None and options.engine_lanes is not None:
+        if candidate.slots is None and options.engine_lanes is not None:
             notice(f"engine: engine_lanes={options.engine_lanes} is not used by it")
-        changes |= {"engine": candidate.engine, "engine_lanes": candidate.lanes}
+        changes |= {"engine": candidate.engine, "engine_lanes": candidate.slots}
     if picks_workers:
         if workers > 1:
             notice(f"workers: auto picked {workers}")
@@ -158,7 +158,7 @@ def _choose(
     elif whole < _WORTH_SECONDS:
         reason = reason or "the run is too short to measure others"
     elif len(candidates) > 1 or most > 1:
-        together = max((c.lanes or 1 for c in candidates), default=1)
+        together = max((c.slots or 1 for c in candidates), default=1)
         together = min(together, -(-options.cohort_size // most))
         sample = choose_sample(split, algorithm.local_training, parts.step, together)
         work = _work(resolved, parts, sample.local, len(sample.users), candidates)
@@ -194,12 +194,12 @@ def _candidates(
     if options.engine == "auto":
         if asks_engine(algorithm):
             return [SEQUENTIAL], "others do not give the algorithm what it asks of them"
-        lanes = {1, automatic_lanes(model.num_parameters, model.device)}
+        slots = {1, automatic_slots(model.num_parameters, model.device)}
         if options.engine_lanes is not None:
-            lanes = {options.engine_lanes}
-        return [SEQUENTIAL, *(Candidate("vectorized", number) for number in sorted(lanes))], ""
+            slots = {options.engine_lanes}
+        return [SEQUENTIAL, *(Candidate("vectorized", number) for number in sorted(slots))], ""
     if options.engine == "vectorized":
-        number = options.engine_lanes or automatic_lanes(model.num_parameters, model.device)
+        number = options.engine_lanes or automatic_slots(model.num_parameters, model.device)
         return [Candidate("vectorized", number)], "named"
     return [Candidate(options.engine)], "named"
 
@@ -251,4 +251,4 @@ def _most_workers(resolved: ResolvedConfig, options: FederatedOptions, model: Fl
     if model.device.type != "cpu" or needs_one_process(resolved, options):
         return 1
     cores = cores_of_this_run() // torch.get_num_threads()
-    return max(1, min(cores, number_of_hands(options.cohort_size)))
+    return max(1, min(cores, num_shards(options.cohort_size)))

@@ -180,8 +180,8 @@ def _build(
 ) -> Engine:
     module = plugins.load(plugins.ENGINE, candidate.engine)
     settings = {"data_workers": options.data_workers}
-    if candidate.lanes is not None:
-        settings["lanes"] = candidate.lanes
+    if candidate.slots is not None:
+        settings["slots"] = candidate.slots
     engine: Engine = module.build(
         module.Options(**settings), model, split, forward, local, 0, lambda text: None
     )

@@ -36,7 +36,7 @@ from torch import Tensor
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
 from pfl_bench.federated.compression.top_k import keep_largest
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import ClientStage, LocalResult, Outgoing
+from pfl_bench.types import ClientUpload, LocalResult, UpdateTransform
 
 
 class Options(BaseModel):
@@ -171,20 +171,20 @@ class CountSketch:
         self._k = min(options.k, num_parameters)
         self._seed = seed
 
-    def send(self, outgoing: Outgoing, result: LocalResult, round_index: int) -> Outgoing:
-        """See ``ClientStage``."""
+    def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
+        """See ``UpdateTransform``."""
         if self.expected_bytes == self._dense:
-            return outgoing
-        update, options = outgoing.update, self._options
+            return upload
+        update, options = upload.update, self._options
         rng = stream(self._seed, Purpose.COMPRESSION, round_index, result.user)
         hashing = Hashing(update.numel(), options.rows, options.columns, rng)
         estimates = hashing.estimates(hashing.table(update))
-        outgoing.update = torch.empty_like(update)
-        keep_largest(estimates, self._k, outgoing.update)
-        outgoing.num_bytes += self.expected_bytes - self._dense
-        return outgoing
+        upload.update = torch.empty_like(update)
+        keep_largest(estimates, self._k, upload.update)
+        upload.num_bytes += self.expected_bytes - self._dense
+        return upload
 
 
-def build(options: Options, num_parameters: int, seed: int) -> ClientStage:
-    """Build the stage."""
+def build(options: Options, num_parameters: int, seed: int) -> UpdateTransform:
+    """Build the transform."""
     return CountSketch(options, num_parameters, seed)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import ClientStage, LocalResult, Outgoing
+from pfl_bench.types import ClientUpload, LocalResult, UpdateTransform
 
 _NORM_BITS = 32
 
@@ -101,17 +101,17 @@ class Quantization:
         self._options = options
         self._seed = seed
 
-    def send(self, outgoing: Outgoing, result: LocalResult, round_index: int) -> Outgoing:
-        """See ``ClientStage``."""
+    def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
+        """See ``UpdateTransform``."""
         if self.expected_bytes == self._dense:
-            return outgoing
+            return upload
         options = self._options
         rng = stream(self._seed, Purpose.COMPRESSION, round_index, result.user)
-        outgoing.update = quantize(outgoing.update, options.levels, options.bucket_size, rng)
-        outgoing.num_bytes += self.expected_bytes - self._dense
-        return outgoing
+        upload.update = quantize(upload.update, options.levels, options.bucket_size, rng)
+        upload.num_bytes += self.expected_bytes - self._dense
+        return upload
 
 
-def build(options: Options, num_parameters: int, seed: int) -> ClientStage:
-    """Build the stage."""
+def build(options: Options, num_parameters: int, seed: int) -> UpdateTransform:
+    """Build the transform."""
     return Quantization(options, num_parameters, seed)

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
-from pfl_bench.types import ClientStage, LocalResult, Outgoing
+from pfl_bench.types import ClientUpload, LocalResult, UpdateTransform
 from privacy.clipping import l2_norm
 
 _VALUE_BITS = 32
@@ -102,11 +102,11 @@ class TopK:
         # On the CPU: of many clients, they are more than a GPU holds.
         self._errors: dict[int, Tensor] = {}
 
-    def send(self, outgoing: Outgoing, result: LocalResult, round_index: int) -> Outgoing:
-        """See ``ClientStage``."""
+    def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
+        """See ``UpdateTransform``."""
         if self.expected_bytes == self._dense:
-            return outgoing
-        update = outgoing.update
+            return upload
+        update = upload.update
         error = self._errors.get(result.user)
         if error is not None:
             update = update + error.to(update.device)
@@ -115,9 +115,9 @@ class TopK:
         keep_largest(update, self._k, self._sent)
         if self.keeps_state and math.isfinite(l2_norm(self._sent)):
             self._errors[result.user] = (update - self._sent).cpu()
-        outgoing.update = self._sent
-        outgoing.num_bytes += self.expected_bytes - self._dense
-        return outgoing
+        upload.update = self._sent
+        upload.num_bytes += self.expected_bytes - self._dense
+        return upload
 
     def state_dict(self) -> dict[str, Any]:
         """The errors that clients keep."""
@@ -128,8 +128,8 @@ class TopK:
         self._errors = {int(user): error for user, error in state["errors"].items()}
 
 
-def build(options: Options, num_parameters: int, seed: int) -> ClientStage:
-    """Build the stage; nothing is drawn, so that the seed does not matter."""
+def build(options: Options, num_parameters: int, seed: int) -> UpdateTransform:
+    """Build the transform; nothing is drawn, so that the seed does not matter."""
     k = options.k
     if k is None:
         assert options.fraction is not None

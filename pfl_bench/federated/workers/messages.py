@@ -1,4 +1,4 @@
-"""What the lead of a run orders, and what the others bring back."""
+"""What the lead of a run sends, and what the workers send back."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from numpy.typing import NDArray
 
 from pfl_bench.client.machine import differences
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.federated.cohort import CohortTraining, HandResult
-from pfl_bench.federated.shards import Node, SumTree, deal, expected_costs, hands_of
+from pfl_bench.federated.cohort import CohortTraining, ShardResult
+from pfl_bench.federated.shards import (
+    Node,
+    PairwiseReduction,
+    assign_clients,
+    expected_costs,
+    shards_of_rank,
+)
 from pfl_bench.profiling import phase
 from pfl_bench.types import (
     ConfigError,
-    Crew,
-    CrewError,
     FederatedSplit,
     LocalTraining,
-    Tally,
+    RoundStatistics,
     UserInputError,
+    WorkerError,
+    WorkerGroup,
 )
 from privacy.aggregate import Aggregate
 from privacy.errors import PrivacyError
@@ -54,24 +60,24 @@ class Train:
 
     Attributes:
         index: The round, from 1.
-        hands: The users of each hand.
-        probed: Which of the users, counted through the hands, is probed; -1 for none.
+        shards: The users of each shard.
+        probed: Which of the users, counted through the shards, is probed; -1 for none.
         clip_norm: The bound of the round; None without clipping.
     """
 
     index: int
-    hands: list[NDArray[np.int64]]
+    shards: list[NDArray[np.int64]]
     probed: int
     clip_norm: float | None
 
     def train(
         self, own: CohortTraining, rank: int, size: int, central: torch.Tensor
-    ) -> list[HandResult]:
-        """Train the hands of one of the processes; see ``CohortTraining.train``."""
-        mine = hands_of(rank, size, len(self.hands))
-        before = sum(len(hand) for hand in self.hands[: mine.start])
-        hands = self.hands[mine.start : mine.stop]
-        return own.train(hands, mine.start, self.index, central, self.probed - before)
+    ) -> list[ShardResult]:
+        """Train the shards of one of the processes; see ``CohortTraining.train``."""
+        mine = shards_of_rank(rank, size, len(self.shards))
+        before = sum(len(shard) for shard in self.shards[: mine.start])
+        shards = self.shards[mine.start : mine.stop]
+        return own.train(shards, mine.start, self.index, central, self.probed - before)
 
 
 @dataclass(frozen=True)
@@ -79,17 +85,17 @@ class Trained:
     """What a rank brings back from training, beside vectors.
 
     Attributes:
-        results: Of its hands.
+        results: Of its shards.
         nodes: Of its tree, their aggregates without vectors.
     """
 
-    results: list[HandResult]
+    results: list[ShardResult]
     nodes: list[Node]
 
 
 @dataclass(frozen=True)
 class Built:
-    """What a rank brings back when it has built what ``Begin`` orders.
+    """What a rank brings back when it has built what ``Begin`` asks for.
 
     Attributes:
         engine: What trains its clients, as far as it decides the rounding of results.
@@ -100,11 +106,11 @@ class Built:
     identity: Mapping[str, Any] | None
 
 
-def await_followers(crew: Crew, own: Built) -> None:
-    """Wait until all have built what ``Begin`` orders; so what is wrong is said before round 1.
+def await_workers(group: WorkerGroup, own: Built) -> None:
+    """Wait until all have built what ``Begin`` asks for; so what is wrong is said before round 1.
 
     Args:
-        crew: The processes, which this one leads.
+        group: The processes, which this one leads.
         own: What the lead has built.
 
     Raises:
@@ -112,9 +118,9 @@ def await_followers(crew: Crew, own: Built) -> None:
             code, versions or instructions, which the seed of the noise does not cover; or what is
             wrong with its data or model.
     """
-    for rank in range(1, crew.size):
+    for rank in range(1, group.size):
         built: Built
-        built, _ = crew.take(rank)
+        built, _ = group.receive(rank)
         theirs, engine = built.engine, own.engine
         if theirs != engine:
             raise ConfigError(
@@ -134,7 +140,7 @@ def await_followers(crew: Crew, own: Built) -> None:
                 )
 
 
-def bring(crew: Crew, tree: SumTree, results: list[HandResult]) -> None:
+def bring(group: WorkerGroup, tree: PairwiseReduction, results: list[ShardResult]) -> None:
     """Bring the lead what it did not train itself; see ``SharedTraining``."""
     vectors = []
     nodes = []
@@ -146,84 +152,86 @@ def bring(crew: Crew, tree: SumTree, results: list[HandResult]) -> None:
             vectors += [total] if clipped is None else [total, clipped]
             numbers = replace(node.aggregate, total=total[:0].clone(), clipped_total=None)
         nodes.append(Node(node.level, node.place, numbers))
-    crew.bring(Trained(results, nodes), vectors)
+    group.send(Trained(results, nodes), vectors)
 
 
 class SharedTraining:
     """The lead's view of training: it deals clients to all processes, and adds up what comes back.
 
     Args:
-        crew: The processes.
-        own: Trains the lead's own hands.
+        group: The processes.
+        own: Trains the lead's own shards.
         split: The training split.
         local: How clients train, which tells what they cost.
-        hands: How many a round has.
+        shards: How many a round has.
         cohort_size: The expected cohort.
     """
 
     def __init__(
         self,
-        crew: Crew,
+        group: WorkerGroup,
         own: CohortTraining,
         split: FederatedSplit,
         local: LocalTraining,
-        hands: int,
+        shards: int,
         cohort_size: int,
     ) -> None:
-        self._crew = crew
+        self._group = group
         self._own = own
         self._sizes = np.diff(split.offsets)
         self._local = local
-        self._hands = hands
+        self._shards = shards
         self._cohort_size = cohort_size
 
     def train(
         self, users: NDArray[np.int64], index: int, central: torch.Tensor, probed: int
-    ) -> tuple[Aggregate, Tally]:
+    ) -> tuple[Aggregate, RoundStatistics]:
         """Train a round's users.
 
         Args:
             users: Indices into the training split.
             index: The round, from 1.
             central: Shape (P,).
-            probed: Which of the users, counted through the hands, is probed; -1 for none.
+            probed: Which of the users, counted through the shards, is probed; -1 for none.
 
         Returns:
             The sum of what they sent, valid until the next round, and what was counted.
 
         Raises:
             ConfigError: Training moved a buffer of the model.
-            CrewError: A process has died.
+            WorkerError: A process has died.
         """
-        intake, tree = self._own.intake, self._own.tree
-        hands = deal(users, expected_costs(self._sizes[users], self._local), self._hands)
-        order = Train(index, hands, probed, intake.mechanism.clip_norm)
-        self._crew.share(order, central)
-        results = order.train(self._own, 0, self._crew.size, central)
-        for rank in range(1, self._crew.size):
+        aggregator, tree = self._own.aggregator, self._own.tree
+        shards = assign_clients(
+            users, expected_costs(self._sizes[users], self._local), self._shards
+        )
+        message = Train(index, shards, probed, aggregator.mechanism.clip_norm)
+        self._group.broadcast(message, central)
+        results = message.train(self._own, 0, self._group.size, central)
+        for rank in range(1, self._group.size):
             part: Trained
             with phase("waiting for processes"):
-                part, vectors = self._crew.take(rank)
+                part, vectors = self._group.receive(rank)
             results += part.results
             with phase("aggregation"):
                 self._take_sums(part.nodes, vectors)
-        tally = Tally()
+        counted = RoundStatistics()
         for result in results:
-            tally.merge(result.tally)
+            counted.merge(result.counted)
         aggregate = tree.sum()
         if aggregate is None:
             aggregate = tree.zeros(central.numel(), central.device, self._cohort_size)
-        if intake.observer is not None:
+        if aggregator.observer is not None:
             seen = [result.seen for result in results if result.seen is not None]
-            intake.observer.merge(seen, aggregate)
-        return aggregate, tally
+            aggregator.observer.merge(seen, aggregate)
+        return aggregate, counted
 
     def _take_sums(self, nodes: Sequence[Node], vectors: Iterator[torch.Tensor]) -> None:
         tree = self._own.tree
         for node in nodes:
             if node.aggregate is not None:
                 node.aggregate.total = tree.hold(next(vectors))
-                if self._own.intake.mechanism.randomizes_clients:
+                if self._own.aggregator.mechanism.randomizes_clients:
                     node.aggregate.clipped_total = next(vectors).clone()
             tree.push(node)
 
@@ -242,7 +250,7 @@ class Failure:
     def __init__(self, rank: int, error: Exception) -> None:
         if not isinstance(error, (UserInputError, PrivacyError)):
             # In words: not every exception can be pickled, nor made again from what was.
-            error = CrewError(
+            error = WorkerError(
                 f"rank {rank} of the run stopped with {type(error).__name__}: {error}; the run can "
                 "be resumed with --resume"
             )

@@ -1,4 +1,4 @@
-"""Worker processes on one machine: orders over pipes, vectors in memory that all of them map.
+"""Worker processes on one machine: messages over pipes, vectors in memory that all of them map.
 
 A worker of one thread a core is faster than threads inside the small products of a client's step:
 it shares nothing with its neighbours between the first step of a round and the last.
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pfl_bench.federated.workers.messages import Failure
 from pfl_bench.federated.workers.stalls import StallWatch
-from pfl_bench.types import Crew, CrewError
+from pfl_bench.types import WorkerError, WorkerGroup
 
 # Bytes an element of what a worker gives back at most: sums of many clients are float64.
 _WIDEST = 8
@@ -92,13 +92,13 @@ class LeadOfProcesses:
 
     Args:
         size: Processes, the lead among them, 2 or more.
-        work: What a worker does with its crew, until its lead lets go of it; a function of a
+        work: What a worker does with its group, until its lead lets go of it; a function of a
             module.
     """
 
     rank = 0
 
-    def __init__(self, size: int, work: Callable[[Crew], None]) -> None:
+    def __init__(self, size: int, work: Callable[[WorkerGroup], None]) -> None:
         self.size = size
         self.description = f"{size} worker processes"
         self._vectors: _Vectors | None = None
@@ -120,8 +120,8 @@ class LeadOfProcesses:
             self._connections.append(ours)
             self._processes.append(process)
 
-    def share(self, order: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
-        """See ``Crew``; the vector is copied once, whatever the number of workers."""
+    def broadcast(self, message: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
+        """See ``WorkerGroup``; the vector is copied once, whatever the number of workers."""
         place = None
         if vector is not None:
             if self._vectors is None:
@@ -134,17 +134,17 @@ class LeadOfProcesses:
         ):
             try:
                 with self._stalls.waiting(f"worker {rank}", process.pid):
-                    _send(pipe, (order, place))
+                    _send(pipe, (message, place))
             except OSError:
                 raise _died(rank, process) from None
-        return order, vector
+        return message, vector
 
-    def bring(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
+    def send(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
         """The lead brings nothing."""
         raise RuntimeError("the lead takes what others bring")
 
-    def take(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
-        """See ``Crew``; vectors are views of the worker's place."""
+    def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
+        """See ``WorkerGroup``; vectors are views of the worker's place."""
         part, dtypes = self._receive(rank)
         if rank == self.size - 1 and self._vectors is not None:
             # All have mapped it: nothing stays behind if this process is killed.
@@ -213,16 +213,16 @@ class _Worker:
         self._pipe = pipe
         self._vectors: _Vectors | None = None
 
-    def share(self, order: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
-        order, place = _receive(self._pipe)
+    def broadcast(self, message: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
+        message, place = _receive(self._pipe)
         if place is None:
-            return order, None
+            return message, None
         if self._vectors is None:
             path, length = place
             self._vectors = _Vectors(path, length, self.size - 1)
-        return order, self._vectors.shared
+        return message, self._vectors.shared
 
-    def bring(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
+    def send(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
         _send(self._pipe, (part, [vector.dtype for vector in vectors]))
         for vector in vectors:
             _receive(self._pipe)
@@ -230,7 +230,7 @@ class _Worker:
             self._vectors.place(self.rank, vector.dtype).copy_(vector)
             _send(self._pipe, None)
 
-    def take(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
+    def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
         raise RuntimeError("only the lead takes")
 
     def fail(self, error: Exception) -> None:
@@ -240,7 +240,7 @@ class _Worker:
         self._pipe.close()
 
 
-def _main(rank: int, size: int, pipe: Connection, work: Callable[[Crew], None]) -> None:
+def _main(rank: int, size: int, pipe: Connection, work: Callable[[WorkerGroup], None]) -> None:
     # Ctrl-C goes to all processes of a terminal; the lead decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -250,14 +250,14 @@ def _main(rank: int, size: int, pipe: Connection, work: Callable[[Crew], None]) 
         return
 
 
-def _died(rank: int, process: SpawnProcess) -> CrewError:
+def _died(rank: int, process: SpawnProcess) -> WorkerError:
     process.join(_SECONDS_TO_END)
     code = process.exitcode
     if code is not None and code < 0:
         how = f"was ended by {signal.Signals(-code).name}"
     else:
         how = f"ended with exit code {code}"
-    return CrewError(
+    return WorkerError(
         f"worker {rank} (process {process.pid}) {how}; if memory ran out, fewer workers "
         "(federated.workers) need less of it. The run can be resumed with --resume"
     )

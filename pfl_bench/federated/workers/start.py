@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.types import Alone, ConfigError, Crew
+from pfl_bench.types import ConfigError, SingleProcess, WorkerGroup
 
 
-def start_crew(resolved: ResolvedConfig, device: torch.device) -> Crew:
+def start_workers(resolved: ResolvedConfig, device: torch.device) -> WorkerGroup:
     """Start worker processes, if the configuration asks for any.
 
     Args:
@@ -16,14 +16,14 @@ def start_crew(resolved: ResolvedConfig, device: torch.device) -> Crew:
         device: Where the model lives.
 
     Returns:
-        The crew as its lead sees it; the workers are loading what they need.
+        The group as its lead sees it; the workers are loading what they need.
 
     Raises:
         ConfigError: Worker processes are asked for on a GPU.
     """
     federated = resolved.config.federated
     if federated is None or federated.workers in (1, "auto"):
-        return Alone()
+        return SingleProcess()
     if device.type != "cpu":
         raise ConfigError(
             f"federated.workers: {federated.workers} processes would share one {device.type} "

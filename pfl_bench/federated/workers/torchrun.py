@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pfl_bench.federated.workers.messages import Failure
 from pfl_bench.federated.workers.stalls import StallWatch
-from pfl_bench.types import ConfigError, CrewError
+from pfl_bench.types import ConfigError, WorkerError
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -63,7 +63,7 @@ def _agree(store: Store, rank: int, size: int, seconds: float = 300.0) -> str:
         seconds: How long rank 0 waits for the others.
 
     Raises:
-        CrewError: Some have not come.
+        WorkerError: Some have not come.
     """
     own = uuid.uuid4().hex
     if rank:
@@ -79,12 +79,12 @@ def _agree(store: Store, rank: int, size: int, seconds: float = 300.0) -> str:
             if store.check([f"asks/{other}"]):
                 store.set(f"answer/{store.get(f'asks/{other}').decode()}", own)
         if left and time.monotonic() > deadline:
-            raise CrewError(f"these ranks have not come so far: {sorted(left)}")
+            raise WorkerError(f"these ranks have not come so far: {sorted(left)}")
         time.sleep(_SECONDS_BETWEEN)
     return own
 
 
-class TorchrunCrew:
+class TorchrunGroup:
     """The processes of ``torchrun``, over gloo, and NCCL for what is on GPUs.
 
     Orders and parts are objects on the CPU. The lead hears from one rank after another, so that it
@@ -125,7 +125,7 @@ class TorchrunCrew:
                 backend, store=store, rank=rank, world_size=size, timeout=_LONGEST_WAIT
             )
         except RuntimeError as error:
-            raise CrewError(
+            raise WorkerError(
                 "the ranks of torchrun did not come together: see the output of each. "
                 f"({str(error).splitlines()[0][:200]})"
             ) from None
@@ -133,38 +133,38 @@ class TorchrunCrew:
         self.size = dist.get_world_size()
         self.description = f"{self.size} ranks of torchrun"
         self._is_asked_to_end = self._is_waiting = self._is_broken = False
-        # From an order until all have brought their part, nothing of the run changes.
+        # From a message until all have brought their part, nothing of the run changes.
         self._is_under_way = False
         self._before = signal.signal(signal.SIGTERM, self._asked_to_end)
         self._names: dict[int, str] = {}
         self._stalls = StallWatch()
         if self.rank:
-            self.bring(f"process {os.getpid()} on {socket.gethostname()}")
+            self.send(f"process {os.getpid()} on {socket.gethostname()}")
         else:
-            self._names = {rank: self.take(rank)[0] for rank in range(1, self.size)}
+            self._names = {rank: self.receive(rank)[0] for rank in range(1, self.size)}
 
-    def share(self, order: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
-        """See ``Crew``."""
-        given = [(order, vector is not None)]
+    def broadcast(self, message: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
+        """See ``WorkerGroup``."""
+        given = [(message, vector is not None)]
         with self._waiting(self._others()):
             dist.broadcast_object_list(given, src=0, device=_CPU)
-            order, has_vector = given[0]
+            message, has_vector = given[0]
             if has_vector:
                 assert vector is not None
                 dist.broadcast(vector, src=0)
         self._is_under_way = True
-        return order, vector if has_vector else None
+        return message, vector if has_vector else None
 
-    def bring(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
-        """See ``Crew``."""
+    def send(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
+        """See ``WorkerGroup``."""
         shapes = [(vector.numel(), vector.dtype, vector.device.type) for vector in vectors]
         with self._waiting("rank 0"):
             dist.send_object_list([_packed((part, shapes))], dst=0, device=_CPU)
             for vector in vectors:
                 dist.send(vector, dst=0)
 
-    def take(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
-        """See ``Crew``."""
+    def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
+        """See ``WorkerGroup``."""
         given: list[Any] = [None]
         with self._waiting(self._name(rank)):
             dist.recv_object_list(given, src=rank, device=_CPU)
@@ -191,16 +191,16 @@ class TorchrunCrew:
         return " or ".join(names) if 0 < len(names) <= _FEW else "another rank"
 
     def fail(self, error: Exception) -> None:
-        """See ``Crew``."""
+        """See ``WorkerGroup``."""
         if self.rank == 0:
             raise error
         with self._waiting("rank 0"):
             dist.send_object_list([Failure(self.rank, error)], dst=0, device=_CPU)
 
     def close(self) -> None:
-        """See ``Crew``: on the lead, tell the others that the run has ended."""
+        """See ``WorkerGroup``: on the lead, tell the others that the run has ended."""
         self._is_waiting = True
-        # With an order under way others wait to bring their part: they see that this one ends.
+        # With a message under way others wait to bring their part: they see that this one ends.
         if self.rank == 0 and not self._is_broken and not self._is_under_way:
             # Who has died by now misses nothing; what ended the run is what is to be said.
             with suppress(RuntimeError):
@@ -218,14 +218,14 @@ class TorchrunCrew:
         self._is_waiting = True
         try:
             if self.rank:
-                # It waits for orders while the lead works, for as long as that takes.
+                # It waits for messages while the lead works, for as long as that takes.
                 yield
             else:
                 with self._stalls.waiting(whom):
                     yield
         except RuntimeError as error:
             self._is_broken = True
-            raise CrewError(
+            raise WorkerError(
                 f"rank {self.rank} lost {whom}, which has probably died: see its own output. The "
                 f"run can be resumed with --resume. ({str(error).splitlines()[0][:200]})"
             ) from None
@@ -242,7 +242,7 @@ class TorchrunCrew:
         if self._is_asked_to_end:
             self._is_asked_to_end = False
             self._is_broken = True
-            raise CrewError(
+            raise WorkerError(
                 f"rank {self.rank} was asked to end (SIGTERM), as torchrun does when another rank "
                 "has died; the run can be resumed with --resume"
             )

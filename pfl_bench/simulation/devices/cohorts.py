@@ -27,7 +27,14 @@ from pfl_bench.simulation.devices.timeline import TIMELINES, Outcome, RoundTimel
 from pfl_bench.simulation.devices.trace_file import DEVICES, write_trace_file
 from pfl_bench.simulation.devices.work import examples_processed
 from pfl_bench.simulation.selectors import Feedback, LearnsFromRounds, Selector, Users
-from pfl_bench.types import ConfigError, FederatedSplit, HasState, LocalTraining, PluginError, Tally
+from pfl_bench.types import (
+    ConfigError,
+    FederatedSplit,
+    HasState,
+    LocalTraining,
+    PluginError,
+    RoundStatistics,
+)
 
 # What a run keeps for its report: of the first rounds the first participants, and some devices.
 _KEPT_ROUNDS, _KEPT_PARTICIPANTS, _KEPT_DEVICES = 20, 40, 1000
@@ -134,21 +141,21 @@ class SimulatedParticipants:
         )
         return self._timeline.counted
 
-    def finish(self, index: int, users: Ids, tally: Tally) -> dict[str, float]:
+    def finish(self, index: int, users: Ids, counted: RoundStatistics) -> dict[str, float]:
         """Move the clock on, tell the selection, and keep the timeline of a first round."""
         timeline = self._timeline
         assert timeline is not None
         self._clock.advance(timeline)
         self._limits.note(users, index)
         if isinstance(self._selector, LearnsFromRounds):
-            self._selector.report(self._feedback(index, timeline, tally))
+            self._selector.report(self._feedback(index, timeline, counted))
         if index <= _KEPT_ROUNDS:
             line = {"round": index, **timeline.to_json_dict(_KEPT_PARTICIPANTS)}
             with (self._folder / TIMELINES).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         # Of those who counted, what they really sent.
         unused = timeline.outcome != Outcome.COUNTED
-        sent = tally.bytes_up + float(timeline.bytes_up[unused].sum())
+        sent = counted.bytes_up + float(timeline.bytes_up[unused].sum())
         return self._clock.scalars(timeline) | {"systems/bytes_up": sent}
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,12 +211,12 @@ class SimulatedParticipants:
             )
         return users
 
-    def _feedback(self, index: int, timeline: RoundTimeline, tally: Tally) -> Feedback:
+    def _feedback(self, index: int, timeline: RoundTimeline, counted: RoundStatistics) -> Feedback:
         losses = np.full(len(timeline.users), np.nan)
-        if self._selector.uses_data and tally.clients:
-            trained = np.array([user for user, _, _ in tally.clients])
+        if self._selector.uses_data and counted.clients:
+            trained = np.array([user for user, _, _ in counted.clients])
             place = np.searchsorted(timeline.users, trained)
-            losses[place] = [loss for _, loss, _ in tally.clients]
+            losses[place] = [loss for _, loss, _ in counted.clients]
         return Feedback(
             index=index,
             users=timeline.users,

@@ -37,7 +37,7 @@ from pfl_bench.trainers.mocha.dual import (
     sigma_prime,
 )
 from pfl_bench.trainers.mocha.linear_layer import LinearLayer
-from pfl_bench.trainers.personalized import OwnClients, OwnModels
+from pfl_bench.trainers.personalized import PersonalizedClients, PersonalizedModels
 from pfl_bench.types import ConfigError, Task
 
 MAX_CLIENTS = 5000
@@ -45,7 +45,7 @@ RESCALINGS = 20
 BYTES_PER_NUMBER = 4  # A model and a change of b_t travel as float32.
 
 
-class MultitaskTrainer(OwnModels):
+class MultitaskTrainer(PersonalizedModels):
     """Trains clients' related linear models; the runner drives it, one round a step.
 
     Examples are read as evaluation sees them, all of a client's: dual variables belong to examples,
@@ -81,7 +81,9 @@ class MultitaskTrainer(OwnModels):
         self._options = options
         self._seed = resolved.config.seed
         self.total = options.num_rounds
-        clients = OwnClients(resolved.config, "multitask", task, options.num_clients, notice)
+        clients = PersonalizedClients(
+            resolved.config, "multitask", task, options.num_clients, notice
+        )
         super().__init__(clients, self._put_model)
         count = len(self._clients.users)
         if count > MAX_CLIENTS:

@@ -72,7 +72,7 @@ class LeftOut:
         }
 
 
-def read_ahead(
+def prefetch(
     samples: Iterable[Sample], read: ReadSample, refuse: bool, out_of_it: LeftOut
 ) -> Iterator[tuple[Sample, NDArray[Any]]]:
     """Read and check samples on several threads; they keep their order, few are in memory.

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pfl_bench.data import FieldSpec, StoreWriter
 from pfl_bench.types import DataError, SplitBy
 from tasks.common.fedscale.layout import find_mappings, read_mapping, sample_folder
-from tasks.common.fedscale.samples import LeftOut, ReadSample, Sample, grouped, read_ahead
+from tasks.common.fedscale.samples import LeftOut, ReadSample, Sample, grouped, prefetch
 from tasks.common.fedscale.survey import Labels, Progress, Survey, sample_file, survey
 
 BadSamples = Literal["refuse", "leave_out"]
@@ -163,7 +163,7 @@ def write_store(
     ) as writer:
         writer.set_names("targets", found.class_names)
         done, refuse = 0, options.bad_samples == "refuse"
-        for sample, values in grouped(read_ahead(wanted, read, refuse, out_of_it)):
+        for sample, values in grouped(prefetch(wanted, read, refuse, out_of_it)):
             targets = np.array([target for target, _ in values], dtype=np.uint16)
             given = {name: [v for _, v in values], "targets": targets}
             writer.append(sample.split, sample.client_id, **given)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from pfl_bench.types import KeepProduct
+from pfl_bench.types import KeepFactors
 from tasks.common.lstm.torch_func import under_torch_func
 
 # Fewer rows or weights are no faster than by the library's functions.
@@ -47,7 +47,7 @@ def linear_cross_entropy(layer: nn.Linear, rows: Tensor, targets: Tensor) -> Ten
         return functional.cross_entropy(
             layer(rows), targets, ignore_index=_NO_TARGET, reduction="sum"
         )
-    keep: KeepProduct | None = getattr(layer, "keep_product", None)
+    keep: KeepFactors | None = getattr(layer, "keep_factors", None)
     return cast("Tensor", _LinearCrossEntropy.apply(rows, weight, bias, targets, keep))
 
 
@@ -71,7 +71,7 @@ def _has_own_passes(layer: nn.Linear, rows: Tensor, targets: Tensor) -> bool:
 
 def _is_plain(layer: nn.Linear) -> bool:
     """Whether calling the layer does nothing but what its class does."""
-    is_ours = "forward" not in vars(layer) or hasattr(layer, "keep_product")
+    is_ours = "forward" not in vars(layer) or hasattr(layer, "keep_factors")
     hooks = (layer._forward_hooks, layer._forward_pre_hooks)
     return type(layer) is nn.Linear and is_ours and not any(hooks)
 
@@ -84,7 +84,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
         targets: Tensor,
-        keep: KeepProduct | None,
+        keep: KeepFactors | None,
     ) -> Tensor:
         if bool((targets < 0).any()):
             raise IndexError("a target is negative: rows that do not count are to be left out")

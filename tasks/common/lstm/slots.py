@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def lstm_lanes(inputs: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor) -> Tensor:
+def lstm_slots(inputs: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor) -> Tensor:
     """Run the layer of each client from zeros.
 
     Args:
@@ -37,16 +37,16 @@ def lstm_lanes(inputs: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tenso
     return outputs.flatten(1, 2).transpose(0, 1)
 
 
-def _by_lane(tensor: Tensor, lanes: int) -> Tensor:
+def _by_slot(tensor: Tensor, slots: int) -> Tensor:
     """(L n, T, F) to (L, T n, F), contiguous."""
     count, steps, _ = tensor.shape
-    parts = tensor.view(lanes, count // lanes, steps, -1).transpose(1, 2)
-    return parts.reshape(lanes, steps * (count // lanes), -1)
+    parts = tensor.view(slots, count // slots, steps, -1).transpose(1, 2)
+    return parts.reshape(slots, steps * (count // slots), -1)
 
 
 def _plain(inputs: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor) -> Tensor:
-    lanes, steps = len(weight_ih), inputs.shape[1]
-    from_inputs = torch.bmm(_by_lane(inputs, lanes), weight_ih.transpose(1, 2)) + bias.unsqueeze(1)
+    slots, steps = len(weight_ih), inputs.shape[1]
+    from_inputs = torch.bmm(_by_slot(inputs, slots), weight_ih.transpose(1, 2)) + bias.unsqueeze(1)
     recurrent = weight_hh.transpose(1, 2)
     hidden = cell = from_inputs.new_zeros(1)
     outputs = []
@@ -67,19 +67,19 @@ class _Recurrence(torch.autograd.Function):
     def forward(
         ctx: Any, inputs: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor
     ) -> Tensor:
-        lanes, _, size = weight_hh.shape
+        slots, _, size = weight_hh.shape
         steps = inputs.shape[1]
-        rows = _by_lane(inputs, lanes)
+        rows = _by_slot(inputs, slots)
         flat = torch.baddbmm(bias.unsqueeze(1), rows, weight_ih.transpose(1, 2))
-        gates = flat.view(lanes, steps, -1, 4, size)
+        gates = flat.view(slots, steps, -1, 4, size)
         count = gates.shape[2]
-        hidden = flat.new_empty(steps + 1, lanes, count, size)
+        hidden = flat.new_empty(steps + 1, slots, count, size)
         cell = torch.empty_like(hidden)
         cell_tanh = torch.empty_like(hidden)
         hidden[0].zero_()
         cell[0].zero_()
         recurrent = weight_hh.transpose(1, 2)
-        whole = flat.view(lanes, steps, count, 4 * size).unbind(1)
+        whole = flat.view(slots, steps, count, 4 * size).unbind(1)
         in_forget = gates[:, :, :, :2].unbind(1)
         in_gate, forget, new, out = (part.unbind(1) for part in gates.unbind(3))
         hidden_at, cell_at, tanh_at = hidden.unbind(), cell.unbind(), cell_tanh.unbind()
@@ -100,14 +100,14 @@ class _Recurrence(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight_ih, weight_hh, gates, hidden, cell, cell_tanh = ctx.saved_tensors
-        lanes, steps, count, _, size = gates.shape
+        slots, steps, count, _, size = gates.shape
         to_hidden = gradient.clone(memory_format=torch.contiguous_format)
         slopes, to_cell = _slopes(gates, cell[:-1].transpose(0, 1), cell_tanh[:-1].transpose(0, 1))
         # Step by step, the slopes become the gradients of what goes into the gates.
         forget = gates[:, :, :, 1].unbind(1)
         of_cell = slopes[:, :, :, :3].unbind(1)
         of_out = slopes[:, :, :, 3].unbind(1)
-        flat = slopes.view(lanes, steps, count, 4 * size)
+        flat = slopes.view(slots, steps, count, 4 * size)
         flat_at, hidden_at, to_cell_at = flat.unbind(1), to_hidden.unbind(), to_cell.unbind(1)
         carried = torch.zeros_like(hidden_at[0])
         carried_row = carried.unsqueeze(2)
@@ -118,13 +118,13 @@ class _Recurrence(torch.autograd.Function):
             carried.addcmul_(hidden_at[step], to_cell_at[step])
             of_cell[step].mul_(carried_row)
             of_out[step].mul_(hidden_at[step])
-        flat = flat.view(lanes, steps * count, 4 * size)
+        flat = flat.view(slots, steps * count, 4 * size)
         to_inputs = None
         if ctx.needs_input_grad[0]:
-            to_inputs = torch.bmm(flat, weight_ih).view(lanes, steps, count, -1)
+            to_inputs = torch.bmm(flat, weight_ih).view(slots, steps, count, -1)
             to_inputs = to_inputs.transpose(1, 2).flatten(0, 1)
         # The first step's hidden state is zero and adds nothing.
-        before = hidden[1:-1].transpose(0, 1).reshape(lanes, (steps - 1) * count, size)
+        before = hidden[1:-1].transpose(0, 1).reshape(slots, (steps - 1) * count, size)
         backward = flat.transpose(1, 2)
         return (
             to_inputs,

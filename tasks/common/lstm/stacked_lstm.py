@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from pfl_bench.types import KeepProduct
-from tasks.common.lstm.slots import lstm_lanes
+from pfl_bench.types import KeepFactors
+from tasks.common.lstm.slots import lstm_slots
 from tasks.common.lstm.torch_func import under_torch_func
 
 # Where a layer's own passes are faster on one thread of a CPU than oneDNN's: with few steps, over
@@ -42,12 +42,13 @@ class LstmLayer(nn.Module):
         weight_ih: Shape (4 H, I): input, forget, cell and output gate, as in ``torch.nn.LSTM``.
         weight_hh: Shape (4 H, H).
         bias: Shape (4 H,).
-        keep_product: See ``pfl_bench.types.GivesProducts``; not used by the library's passes.
+        keep_factors: See ``pfl_bench.types.GivesFactoredGradients``; not used by the library's
+        passes.
 
     Source: Hochreiter and Schmidhuber 1997, with forget gates (Gers et al. 2000).
     """
 
-    keep_product: KeepProduct | None = None
+    keep_factors: KeepFactors | None = None
 
     def __init__(
         self,
@@ -86,11 +87,11 @@ class LstmLayer(nn.Module):
             # units took 5.9 ms a step on 5 sequences of 10, and 9.1 in bfloat16.
             with torch.autocast("cpu", enabled=False):
                 inputs = inputs.to(self.bias.dtype)
-                return cast("Tensor", _Recurrence.apply(inputs, *weights, self.keep_product))
+                return cast("Tensor", _Recurrence.apply(inputs, *weights, self.keep_factors))
         return _by_library(inputs, *weights)
 
-    def forward_lanes(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Run the layers of L clients, of weights with L as their first axis; see ``lstm_lanes``.
+    def forward_slots(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """Run the layers of L clients, of weights with L as their first axis; see ``lstm_slots``.
 
         Args:
             inputs: Shape (L * n, T, I).
@@ -99,7 +100,7 @@ class LstmLayer(nn.Module):
         Returns:
             Shape (L * n, T, H).
         """
-        return lstm_lanes(inputs, weights["weight_ih"], weights["weight_hh"], weights["bias"])
+        return lstm_slots(inputs, weights["weight_ih"], weights["weight_hh"], weights["bias"])
 
     def _has_own_passes(self, inputs: Tensor) -> bool:
         return (
@@ -160,7 +161,7 @@ class _Recurrence(torch.autograd.Function):
         weight_ih: Tensor,
         weight_hh: Tensor,
         bias: Tensor,
-        keep: KeepProduct | None,
+        keep: KeepFactors | None,
     ) -> Tensor:
         count, steps, _ = inputs.shape
         size = weight_hh.shape[1]

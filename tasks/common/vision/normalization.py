@@ -60,7 +60,7 @@ class FrozenStatisticsNorm(nn.Module):
             eps=self.eps,
         )
 
-    def forward_lanes(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    def forward_slots(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Normalise the images of L clients, each with a scale and bias of its own.
 
         Args:
@@ -72,10 +72,10 @@ class FrozenStatisticsNorm(nn.Module):
         """
         mean, variance = self.running_mean, self.running_var
         normal = functional.batch_norm(inputs, mean, variance, training=False, eps=self.eps)
-        per_lane = inputs.shape[0] // len(weights["weight"])
+        per_slot = inputs.shape[0] // len(weights["weight"])
         shape = (inputs.shape[0], -1, *[1] * (inputs.ndim - 2))
         scale, shift = (
-            weights[name].repeat_interleave(per_lane, 0).view(shape) for name in ("weight", "bias")
+            weights[name].repeat_interleave(per_slot, 0).view(shape) for name in ("weight", "bias")
         )
         return normal * scale + shift
 

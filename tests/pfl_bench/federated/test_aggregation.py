@@ -40,15 +40,15 @@ def built(name: str, cohort: int = COHORT, **options: Any) -> Mechanism:
 
 
 def combined(mechanism: Mechanism, updates: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What comes of updates that two hands have taken in."""
-    hands = [Aggregate.zeros(updates.shape[1]) for _ in range(2)]
+    """What comes of updates that two shards have taken in."""
+    shards = [Aggregate.zeros(updates.shape[1]) for _ in range(2)]
     buffer = torch.empty(updates.shape[1])
     for place, update in enumerate(updates):
         # As engines do, in memory that the next client overwrites.
         buffer.copy_(torch.from_numpy(update))
-        mechanism.accumulate(hands[2 * place >= len(updates)], buffer, 1.0)
-    hands[0].merge(hands[1])
-    result = mechanism.release(hands[0], UNUSED).mean_update
+        mechanism.accumulate(shards[2 * place >= len(updates)], buffer, 1.0)
+    shards[0].merge(shards[1])
+    result = mechanism.release(shards[0], UNUSED).mean_update
     assert result.dtype == torch.float32
     vector: NDArray[np.float32] = result.numpy()
     return vector

@@ -43,8 +43,8 @@ LONG = {"federated__num_rounds": 100_000, "federated__cohort_size": 60}
 def test_descriptions_are_read_as_engines_write_them() -> None:
     for candidate in (SEQUENTIAL, ONE, MANY):
         assert Candidate.of(candidate.description) == candidate
-    assert Candidate.of("vectorized, 24 lanes, 2 worker processes") == MANY
-    assert Candidate.of("vectorized, 24 lanes, 4 ranks of torchrun") == MANY
+    assert Candidate.of("vectorized, 24 slots, 2 worker processes") == MANY
+    assert Candidate.of("vectorized, 24 slots, 4 ranks of torchrun") == MANY
     assert Candidate.of("") is None
     assert [workers_of(text) for text in ("", "12 worker processes", "2 ranks of torchrun")] == [
         1,
@@ -218,7 +218,7 @@ def test_who_cannot_train_these_clients_is_said(monkeypatch: pytest.MonkeyPatch)
     said: list[str] = []
     others = (options, parts.model, split, parts.forward, said.append)
     assert time_engines([SEQUENTIAL, MANY], sample, *others).keys() == {SEQUENTIAL}
-    assert said == ["engine: 'vectorized, 24 lanes' is not taken: examples differ in shape"]
+    assert said == ["engine: 'vectorized, 24 slots' is not taken: examples differ in shape"]
     with pytest.raises(ConfigError, match="differ in shape"):
         time_engines([MANY], sample, *others)
 
@@ -275,13 +275,13 @@ def test_what_is_kept_is_picked_from_then_on(
         return (federated.engine, federated.engine_lanes, federated.workers, said)
 
     assert "measured in" in picked()[3][0]
-    kept({"sequential": 0.02, "vectorized, 1 lanes": 0.03, "vectorized, 24 lanes": 0.01})
-    engine, lanes, workers, said = picked()
-    assert (engine, lanes, workers) == ("vectorized", 24, 1)
-    assert "24 lanes 10, sequential 20" in said[0]
+    kept({"sequential": 0.02, "vectorized, 1 slots": 0.03, "vectorized, 24 slots": 0.01})
+    engine, slots, workers, said = picked()
+    assert (engine, slots, workers) == ("vectorized", 24, 1)
+    assert "24 slots 10, sequential 20" in said[0]
     assert "kept in" in said[0]
     # Of another learning rate, seed or number of rounds: the same work.
-    assert picked(federated__local_learning_rate=0.2, seed=5)[:3] == (engine, lanes, workers)
+    assert picked(federated__local_learning_rate=0.2, seed=5)[:3] == (engine, slots, workers)
     assert picked(federated__num_rounds=1000)[2] == 2
     assert "measured in" in picked(federated__local_batch_size=5)[3][0]
     assert picked(federated__engine="sequential", federated__workers=1)[3] == []
@@ -314,16 +314,16 @@ def test_workers_are_bounded_by_cores_clients_memory_and_what_must_be_one(
     workers()
     kept({"sequential": 1.0})
     assert workers() == 12
-    # No more than there are hands of twelve clients.
+    # No more than there are shards of twelve clients.
     workers(federated__cohort_size=12)
     kept({"sequential": 1.0})
     assert workers(federated__cohort_size=12) == 8
     assert workers("private_federated") == 12
-    # Named lanes of a private run are no reason for one process.
-    lanes = {"federated__engine": "vectorized"}
-    workers("private_federated", **lanes)
-    kept({"vectorized, 24 lanes": 1.0})
-    assert workers("private_federated", **lanes) == 12
+    # Named slots of a private run are no reason for one process.
+    slots = {"federated__engine": "vectorized"}
+    workers("private_federated", **slots)
+    kept({"vectorized, 24 slots": 1.0})
+    assert workers("private_federated", **slots) == 12
     krum = {"name": "krum", "num_attackers": 2}
     workers(federated__aggregation=krum)
     kept({"sequential": 1.0})
@@ -353,7 +353,7 @@ def test_settings_that_are_not_federated_and_gpus_are_left_alone(tmp_path: Path)
 def test_an_auto_run_is_the_named_one_bit_for_bit_and_resumes_without_the_kept_times(
     kept: Callable[..., None], tmp_path: Path
 ) -> None:
-    """Private, in lanes, with two workers: engine, lanes and processes all decide last bits."""
+    """Private, in slots, with two workers: engine, slots and processes all decide last bits."""
 
     def digests(folder: str) -> list[str]:
         return [line["release_sha256"] for line in read_ledger(tmp_path / folder / "ledger.jsonl")]
@@ -361,13 +361,13 @@ def test_an_auto_run_is_the_named_one_bit_for_bit_and_resumes_without_the_kept_t
     auto = make_config("private_federated")
     settle(auto, parts_of(auto), tmp_path / "none", None, lambda text: None)
     # Of an hour: workers pay.
-    kept({"sequential": 100.0, "vectorized, 24 lanes": 50.0})
+    kept({"sequential": 100.0, "vectorized, 24 slots": 50.0})
     run(auto, tmp_path / "auto")
     environment = read_json(tmp_path / "auto" / "environment.json")
     assert environment is not None
-    assert environment["engine"]["name"] == "vectorized, 24 lanes, 2 worker processes"
-    lanes = {"federated__engine_lanes": 24, "federated__workers": 2}
-    run(make_config("private_federated", federated__engine="vectorized", **lanes), tmp_path / "set")
+    assert environment["engine"]["name"] == "vectorized, 24 slots, 2 worker processes"
+    slots = {"federated__engine_lanes": 24, "federated__workers": 2}
+    run(make_config("private_federated", federated__engine="vectorized", **slots), tmp_path / "set")
     assert digests("auto") == digests("set")
     assert torch.equal(central_of(tmp_path / "auto"), central_of(tmp_path / "set"))
     config = (tmp_path / "auto" / "config.yaml").read_text()

@@ -18,7 +18,7 @@ from pfl_bench.federated.compression import count_sketch, quantization, top_k
 from pfl_bench.federated.update_pipeline import upload_bytes
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.runner import run
-from pfl_bench.types import ClientStage, ConfigError, LocalResult, Outgoing, Resizes
+from pfl_bench.types import ClientUpload, ConfigError, LocalResult, Resizes, UpdateTransform
 from privacy.clipping import add_clipped_
 from privacy.errors import PlanError
 from privacy.ledger import read_ledger
@@ -34,22 +34,24 @@ STATELESS = [TOP_K, QUANTIZATION, SKETCH]
 P = 650
 
 
-def stage(module: Any, num_parameters: int = P, seed: int = 0, **options: Any) -> ClientStage:
+def transform(
+    module: Any, num_parameters: int = P, seed: int = 0, **options: Any
+) -> UpdateTransform:
     return module.build(module.Options(**options), num_parameters, seed)
 
 
-def stages() -> list[ClientStage]:
+def transforms() -> list[UpdateTransform]:
     return [
-        stage(top_k, fraction=0.1),
-        stage(top_k, fraction=0.1, error_feedback=True),
-        stage(quantization, levels=7),
-        stage(count_sketch, columns=40, k=30, rows=3),
+        transform(top_k, fraction=0.1),
+        transform(top_k, fraction=0.1, error_feedback=True),
+        transform(quantization, levels=7),
+        transform(count_sketch, columns=40, k=30, rows=3),
     ]
 
 
-def send(through: ClientStage, update: Tensor, user: int = 0, index: int = 1) -> Outgoing:
+def send(through: UpdateTransform, update: Tensor, user: int = 0, index: int = 1) -> ClientUpload:
     result = LocalResult(user, update, 1, 1, torch.zeros(()), 1)
-    return through.send(Outgoing(update, 1.0, 4.0 * update.numel()), result, index)
+    return through.send(ClientUpload(update, 1.0, 4.0 * update.numel()), result, index)
 
 
 def updates(length: int = P) -> st.SearchStrategy[Tensor]:
@@ -93,7 +95,7 @@ def test_of_equal_elements_the_first_are_kept() -> None:
 @settings(max_examples=30)
 def test_error_feedback_sends_later_what_it_left_out(sent: list[Tensor]) -> None:
     """All that was sent and what is kept add up to all updates."""
-    feedback = stage(top_k, k=65, error_feedback=True)
+    feedback = transform(top_k, k=65, error_feedback=True)
     assert feedback.keeps_state
     total, received = torch.zeros(P, dtype=torch.float64), torch.zeros(P, dtype=torch.float64)
     for index, update in enumerate(sent):
@@ -109,7 +111,7 @@ def test_error_feedback_sends_later_what_it_left_out(sent: list[Tensor]) -> None
 
 
 def test_an_error_that_is_not_finite_is_not_kept() -> None:
-    feedback = stage(top_k, k=65, error_feedback=True)
+    feedback = transform(top_k, k=65, error_feedback=True)
     send(feedback, torch.ones(P))
     send(feedback, torch.full((P,), math.nan))
     kept = feedback.state_dict()["errors"][0]  # type: ignore[attr-defined]
@@ -177,7 +179,7 @@ def test_a_sketch_finds_the_few_elements_that_matter() -> None:
     update = torch.from_numpy(rng.standard_normal(20_000) * 1e-3).float()
     heavy = rng.choice(20_000, 20, replace=False)
     update[heavy] = torch.from_numpy(rng.choice([-1.0, 1.0], 20)).float()
-    sketch = stage(count_sketch, 20_000, columns=1000, k=20)
+    sketch = transform(count_sketch, 20_000, columns=1000, k=20)
     sent = send(sketch, update).update
     assert set(sent.nonzero().squeeze(1).tolist()) == set(heavy.tolist())
     torch.testing.assert_close(sent[heavy], update[heavy], rtol=0.05, atol=0)
@@ -208,7 +210,7 @@ def test_top_k_takes_one_size(options: dict[str, Any]) -> None:
 def test_what_is_not_finite_stays_not_finite(place: int, value: float) -> None:
     update = torch.randn(P, generator=torch.Generator().manual_seed(0))
     update[100] = value
-    sent = send(stages()[place], update)
+    sent = send(transforms()[place], update)
     assert not bool(sent.update.isfinite().all())
     total = torch.zeros(P)
     assert not add_clipped_(total, sent.update, 1.0).finite
@@ -217,10 +219,10 @@ def test_what_is_not_finite_stays_not_finite(place: int, value: float) -> None:
 
 @pytest.mark.parametrize("place", range(4))
 def test_zero_stays_zero_and_the_update_itself_is_left_alone(place: int) -> None:
-    assert not send(stages()[place], torch.zeros(P)).update.any()
+    assert not send(transforms()[place], torch.zeros(P)).update.any()
     update = torch.randn(P, generator=torch.Generator().manual_seed(0))
     before = update.clone()
-    send(stages()[place], update)
+    send(transforms()[place], update)
     assert torch.equal(update, before)
 
 
@@ -228,7 +230,7 @@ def test_zero_stays_zero_and_the_update_itself_is_left_alone(place: int) -> None
 @settings(max_examples=50)
 def test_the_clip_bounds_what_is_compressed(update: Tensor, place: int) -> None:
     total = torch.zeros(P)
-    add_clipped_(total, send(stages()[place], update).update, 0.5)
+    add_clipped_(total, send(transforms()[place], update).update, 0.5)
     assert norm(total) <= 0.5
 
 
@@ -238,12 +240,12 @@ def test_draws_belong_to_the_round_and_the_client() -> None:
         (quantization, {"levels": 3}),
         (count_sketch, {"columns": 40, "k": 30, "rows": 1}),
     ):
-        one = stage(module, **options)
+        one = transform(module, **options)
         first = send(one, update, user=1, index=2).update.clone()
         others = [(1, 3), (2, 2)]
         assert all(not torch.equal(first, send(one, update, u, i).update) for u, i in others)
-        assert torch.equal(first, send(stage(module, **options), update, 1, 2).update)
-        other_seed = stage(module, seed=1, **options)
+        assert torch.equal(first, send(transform(module, **options), update, 1, 2).update)
+        other_seed = transform(module, seed=1, **options)
         assert not torch.equal(first, send(other_seed, update, 1, 2).update)
 
 
@@ -268,7 +270,7 @@ def test_draws_belong_to_the_round_and_the_client() -> None:
     ],
 )
 def test_bytes_are_those_that_are_needed(module: Any, options: dict[str, Any], size: int) -> None:
-    one = stage(module, **options)
+    one = transform(module, **options)
     assert isinstance(one, Resizes)
     assert one.expected_bytes == size <= 4 * P
     update = torch.randn(P, generator=torch.Generator().manual_seed(0))
@@ -280,9 +282,9 @@ def test_bytes_are_those_that_are_needed(module: Any, options: dict[str, Any], s
 @pytest.mark.parametrize("num_parameters", [1, 2, 3])
 def test_the_smallest_models_can_be_sent(num_parameters: int) -> None:
     for one in (
-        stage(top_k, num_parameters, k=1),
-        stage(quantization, num_parameters, levels=1),
-        stage(count_sketch, num_parameters, columns=1, k=1, rows=1),
+        transform(top_k, num_parameters, k=1),
+        transform(quantization, num_parameters, levels=1),
+        transform(count_sketch, num_parameters, columns=1, k=1, rows=1),
     ):
         assert send(one, torch.ones(num_parameters)).num_bytes <= 4 * num_parameters
 
@@ -299,11 +301,11 @@ def test_runs_learn_say_their_bytes_and_are_the_same_for_any_processes(
     summary = run(config, tmp_path / "one")
     assert summary["metrics"]["test/accuracy"] > 0.5
     options = {key: value for key, value in compression.items() if key != "name"}
-    size = upload_bytes([stage(MODULES[compression["name"]], **options)], P)
+    size = upload_bytes([transform(MODULES[compression["name"]], **options)], P)
     for row in read_metrics(tmp_path / "one" / "metrics.jsonl"):
         assert row["systems/bytes_up"] == row["train/cohort_size"] * size
         assert row["systems/bytes_down"] == row["train/cohort_size"] * 4 * P
-    run(config, tmp_path / "three", crew=InTurn(3))
+    run(config, tmp_path / "three", group=InTurn(3))
     assert torch.equal(central_of(tmp_path / "one"), central_of(tmp_path / "three"))
 
 
@@ -326,7 +328,7 @@ def test_what_clients_keep_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
 def test_several_processes_are_refused_what_clients_keep(tmp_path: Path) -> None:
     config = compressed({**TOP_K, "error_feedback": True})
     with pytest.raises(ConfigError, match=r"set federated\.workers: 1"):
-        run(config, tmp_path / "run", crew=InTurn(2))
+        run(config, tmp_path / "run", group=InTurn(2))
 
 
 @pytest.mark.parametrize("compression", STATELESS, ids=lambda c: str(c["name"]))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pfl_bench.client import machine
-from pfl_bench.federated.workers.messages import Built, await_followers
+from pfl_bench.federated.workers.messages import Built, await_workers
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, RunFolderError
@@ -253,13 +253,13 @@ def test_another_instruction_set_draws_other_noise(tmp_path: Path) -> None:
     assert native["pinned"] == pytest.approx(other["pinned"], rel=1e-3)
 
 
-class _Crew:
+class _WorkerGroup:
     size = 2
 
     def __init__(self, built: Built) -> None:
         self._built = built
 
-    def take(self, rank: int) -> tuple[Built, tuple[()]]:
+    def receive(self, rank: int) -> tuple[Built, tuple[()]]:
         return self._built, ()
 
 
@@ -267,9 +267,9 @@ class _Crew:
 def test_a_process_that_computes_otherwise_is_refused_in_private_runs(is_private: bool) -> None:
     own = Built("sequential", {"versions": {"torch": "2.9.0"}} if is_private else None)
     other = Built("sequential", {"versions": {"torch": "2.8.0"}} if is_private else None)
-    await_followers(_Crew(own), own)  # type: ignore[arg-type]
+    await_workers(_WorkerGroup(own), own)  # type: ignore[arg-type]
     if not is_private:
-        await_followers(_Crew(other), own)  # type: ignore[arg-type]
+        await_workers(_WorkerGroup(other), own)  # type: ignore[arg-type]
         return
     with pytest.raises(ConfigError, match=r"process 1 .*versions\.torch 2\.9\.0 -> 2\.8\.0"):
-        await_followers(_Crew(other), own)  # type: ignore[arg-type]
+        await_workers(_WorkerGroup(other), own)  # type: ignore[arg-type]

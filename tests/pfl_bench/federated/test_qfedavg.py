@@ -20,7 +20,7 @@ from pfl_bench.federated.parts import build_model, build_task
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.runner import run
-from pfl_bench.types import ConfigError, LocalResult, LocalTraining, Outgoing
+from pfl_bench.types import ClientUpload, ConfigError, LocalResult, LocalTraining
 from privacy.aggregate import Aggregate
 from privacy.errors import PlanError
 from privacy.mechanisms.none import NoPrivacy
@@ -122,9 +122,11 @@ def test_the_loss_at_the_start_is_that_of_all_examples_without_dropout() -> None
     assert loss == pytest.approx(expected, rel=1e-5)
 
 
-def send(q: float, loss: float, update: Tensor, weight: float = 1.0) -> Outgoing:
+def send(q: float, loss: float, update: Tensor, weight: float = 1.0) -> ClientUpload:
     result = LocalResult(0, update, 1, 1, torch.zeros(()), 1, loss)
-    return WeighsByLoss(q, LocalTraining(1, 1, 0.1)).send(Outgoing(update, weight, 12.0), result, 1)
+    return WeighsByLoss(q, LocalTraining(1, 1, 0.1)).send(
+        ClientUpload(update, weight, 12.0), result, 1
+    )
 
 
 def test_a_larger_loss_weighs_more_and_the_weight_takes_four_bytes() -> None:
@@ -147,8 +149,8 @@ def test_what_is_too_large_for_the_sum_is_not_finite(loss: float) -> None:
     # Just below, the sum of a round holds it.
     below = send(2.0, 1e14, torch.ones(3))
     aggregate, mechanism = Aggregate.zeros(3), NoPrivacy()
-    for outgoing in (sent, below, below):
-        mechanism.accumulate(aggregate, outgoing.update, outgoing.weight)
+    for upload in (sent, below, below):
+        mechanism.accumulate(aggregate, upload.update, upload.weight)
     assert (aggregate.num_nonfinite, aggregate.num_contributions) == (1, 2)
     mean = mechanism.release(aggregate, np.random.default_rng()).mean_update
     torch.testing.assert_close(mean, below.update)
@@ -183,7 +185,7 @@ def test_losses_spread_less_than_with_fedavg(tmp_path: Path) -> None:
 def test_results_do_not_depend_on_processes_and_bytes_are_counted(tmp_path: Path) -> None:
     config = qfedavg(1.0, federated__num_rounds=3)
     one = central(config, tmp_path / "one")
-    assert torch.equal(one, central(config, tmp_path / "three", crew=InTurn(3)))
+    assert torch.equal(one, central(config, tmp_path / "three", group=InTurn(3)))
     for row in read_metrics(tmp_path / "one" / "metrics.jsonl"):
         assert row["systems/bytes_up"] == row["train/cohort_size"] * (4 * 650 + 4)
         assert row["systems/bytes_down"] == row["train/cohort_size"] * 4 * 650
@@ -194,7 +196,7 @@ def test_a_private_run_refuses_it(tmp_path: Path) -> None:
         run(qfedavg(1.0, privacy=PRIVACY), tmp_path / "run")
 
 
-def test_lanes_and_a_negative_q_are_refused(tmp_path: Path) -> None:
+def test_slots_and_a_negative_q_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="set engine: sequential, or auto"):
         run(qfedavg(1.0, federated__engine="vectorized"), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"federated\.algorithm\.q"):

@@ -228,8 +228,8 @@ def test_a_run_learns_sends_twice_as_much_and_resumes_to_the_same_bits(tmp_path:
 
 def test_its_update_can_be_compressed_but_not_its_control_variate(tmp_path: Path) -> None:
     trainer, _ = quadratic_run("scaffold", 1, 5, tmp_path)
-    stages = [trainer._algorithm.stage]  # type: ignore[attr-defined]
-    assert upload_bytes(stages, 1) == download_bytes(trainer._algorithm, 1) == 8
+    transforms = [trainer._algorithm.transform]  # type: ignore[attr-defined]
+    assert upload_bytes(transforms, 1) == download_bytes(trainer._algorithm, 1) == 8
     compression = {"name": "top_k", "k": 65}
     run(scaffold(federated__compression=compression), tmp_path / "run")
     size = 4 * P + math.ceil((65 * 32 + 650) / 8)
@@ -242,11 +242,11 @@ def test_a_private_run_refuses_it(tmp_path: Path) -> None:
         run(scaffold(privacy=PRIVACY), tmp_path / "run")
 
 
-def test_lanes_processes_and_weights_are_refused(tmp_path: Path) -> None:
+def test_slots_processes_and_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="set engine: sequential, or auto"):
         run(scaffold(federated__engine="vectorized"), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"set federated\.workers: 1"):
-        run(scaffold(), tmp_path / "run", crew=InTurn(2))
+        run(scaffold(), tmp_path / "run", group=InTurn(2))
     with pytest.raises(ConfigError, match="set weighting: uniform"):
         run(scaffold(federated__weighting="examples"), tmp_path / "run")
 

@@ -17,7 +17,7 @@ from privacy.accountant import ACCOUNTANTS, check_composition
 from privacy.aggregate import Aggregate
 from privacy.amplification import Participation, sampled_gaussian
 from privacy.audit.auditor import audit
-from privacy.audit.subject import Configured, Subject
+from privacy.audit.inputs import AuditInputs, Configured
 from privacy.central_record import CentralRecord
 from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale
@@ -214,10 +214,10 @@ def test_every_check_of_the_audit_is_on_the_page() -> None:
         noise_shape="gaussian",
     )
     plan = small_plan()
-    subject = Subject(
+    inputs = AuditInputs(
         plan.statement(1).to_json_dict(), configured, lambda *given: sampled_gaussian(*given[2:])
     )
-    made = [check.name for check in audit([(line_of(plan), "0" * 64)], subject)]
+    made = [check.name for check in audit([(line_of(plan), "0" * 64)], inputs)]
     rows = map(cells, between("audit checks")[2:])
     listed = [name for row in rows for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(listed) == sorted(made)

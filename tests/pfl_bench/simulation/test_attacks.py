@@ -312,8 +312,8 @@ def test_processes_and_engines_agree(tmp_path: Path) -> None:
     first = once("one")
     assert once("two", federated__workers=2) == first
     assert once("threads", federated__data_workers=2) == first
-    lanes = once("lanes", federated__engine="vectorized", federated__engine_lanes=4)
-    assert lanes["attack/loss"] == pytest.approx(first["attack/loss"], rel=1e-4)
+    slots = once("slots", federated__engine="vectorized", federated__engine_lanes=4)
+    assert slots["attack/loss"] == pytest.approx(first["attack/loss"], rel=1e-4)
     assert once("other", boost=3.0) != first
 
 

@@ -137,11 +137,11 @@ def test_a_round_is_of_those_who_finish_first(
     trained: list[list[int]] = []
     finish = SimulatedParticipants.finish
 
-    def spy(self: SimulatedParticipants, index: int, users: Any, tally: Any) -> dict[str, float]:
-        trained.append(sorted(user for user, _, _ in tally.clients))
+    def spy(self: SimulatedParticipants, index: int, users: Any, counted: Any) -> dict[str, float]:
+        trained.append(sorted(user for user, _, _ in counted.clients))
         assert users.tolist() == trained[-1]
         monkeypatch.setattr(self._selector, "report", told.append)
-        return finish(self, index, users, tally)
+        return finish(self, index, users, counted)
 
     monkeypatch.setattr(SimulatedParticipants, "finish", spy)
     systems = {"source": devices_of(tmp_path), "overcommitment": 1.5}

@@ -103,7 +103,7 @@ def test_a_target_that_is_no_output_is_refused(target: int, count: int) -> None:
 def test_the_weight_is_kept_as_a_product_where_products_are_asked_for() -> None:
     layer, rows, targets = layer_and_rows()
     kept: list[tuple[str, Tensor, Tensor]] = []
-    vars(layer)["keep_product"] = lambda *product: kept.append(product)
+    vars(layer)["keep_factors"] = lambda *product: kept.append(product)
     loss = linear_cross_entropy(layer, rows, targets)
     of_weight, of_bias = torch.autograd.grad(loss, [layer.weight, layer.bias], allow_unused=True)
     assert of_weight is None
@@ -117,7 +117,7 @@ def test_the_weight_is_kept_as_a_product_where_products_are_asked_for() -> None:
 def test_a_frozen_parameter_has_no_gradient(frozen: str) -> None:
     layer, rows, targets = layer_and_rows()
     layer.get_parameter(frozen).requires_grad_(False)
-    vars(layer)["keep_product"] = lambda name, *_: kept.append(name)
+    vars(layer)["keep_factors"] = lambda name, *_: kept.append(name)
     kept: list[str] = []
     linear_cross_entropy(layer, rows.requires_grad_(), targets).backward()
     assert kept == (["weight"] if frozen == "bias" else [])

@@ -108,7 +108,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class AuditInputs:
     """Everything that an audit holds the ledger against.
 
     Attributes:
@@ -163,12 +163,14 @@ def as_number(value: Any) -> float:
     return float(value)
 
 
-def same(first: Any, second: Any) -> bool:
+def json_equal(first: Any, second: Any) -> bool:
     """Whether two JSON values are equal, numbers to 1e-9 of them."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
-        return set(first) == set(second) and all(same(first[key], second[key]) for key in first)
+        return set(first) == set(second) and all(
+            json_equal(first[key], second[key]) for key in first
+        )
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
-        return len(first) == len(second) and all(map(same, first, second))
+        return len(first) == len(second) and all(map(json_equal, first, second))
     one, other = as_number(first), as_number(second)
     if math.isnan(one) or math.isnan(other):
         return bool(first == second)

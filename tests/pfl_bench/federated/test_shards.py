@@ -1,4 +1,4 @@
-"""Dealing clients into hands, and the order in which hands' sums are added."""
+"""Assigning clients into shards, and the order in which shards' sums are added."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pfl_bench.federated.shards import (
-    MOST_HANDS,
+    MAX_SHARDS,
     Node,
-    SumTree,
-    deal,
+    PairwiseReduction,
+    assign_clients,
     expected_costs,
-    hands_of,
-    number_of_hands,
+    num_shards,
+    shards_of_rank,
 )
 from pfl_bench.types import LocalTraining
 from privacy import aggregate as aggregates
@@ -31,92 +31,94 @@ P = 5
 costs_of_clients = st.lists(st.floats(0.5, 1e4), max_size=40)
 
 
-@given(costs_of_clients, st.integers(1, MOST_HANDS))
+@given(costs_of_clients, st.integers(1, MAX_SHARDS))
 def test_every_client_is_dealt_once_and_the_deal_is_a_pure_function(
-    costs: list[float], hands: int
+    costs: list[float], shards: int
 ) -> None:
     users = np.arange(len(costs), dtype=np.int64) * 7 + 3
-    dealt = deal(users, np.array(costs), hands)
-    assert len(dealt) == hands
-    assert sorted(np.concatenate(dealt).tolist()) == users.tolist()
-    for hand in dealt:
-        assert hand.tolist() == sorted(hand.tolist())
-    again = deal(users.copy(), np.array(costs), hands)
-    assert [hand.tolist() for hand in again] == [hand.tolist() for hand in dealt]
+    assigned = assign_clients(users, np.array(costs), shards)
+    assert len(assigned) == shards
+    assert sorted(np.concatenate(assigned).tolist()) == users.tolist()
+    for shard in assigned:
+        assert shard.tolist() == sorted(shard.tolist())
+    again = assign_clients(users.copy(), np.array(costs), shards)
+    assert [shard.tolist() for shard in again] == [shard.tolist() for shard in assigned]
 
 
 @given(costs_of_clients, st.integers(1, 6))
 def test_halves_of_each_level_are_balanced(costs: list[float], levels: int) -> None:
     array = np.array(costs)
-    dealt = deal(np.arange(len(costs), dtype=np.int64), array, 1 << levels)
-    while len(dealt) > 1:
-        for left, right in zip(dealt[::2], dealt[1::2], strict=True):
-            fuller, other = sorted((left, right), key=lambda hand: -array[hand].sum())
+    assigned = assign_clients(np.arange(len(costs), dtype=np.int64), array, 1 << levels)
+    while len(assigned) > 1:
+        for left, right in zip(assigned[::2], assigned[1::2], strict=True):
+            fuller, other = sorted((left, right), key=lambda shard: -array[shard].sum())
             if len(fuller):
                 # It had no more than the other when it got its last, cheapest client.
                 before = array[fuller].sum() - array[fuller].min()
                 assert before <= array[other].sum() * (1 + 1e-12)
-        dealt = [np.concatenate(pair) for pair in zip(dealt[::2], dealt[1::2], strict=True)]
+        assigned = [
+            np.concatenate(pair) for pair in zip(assigned[::2], assigned[1::2], strict=True)
+        ]
 
 
-@pytest.mark.parametrize("hands", [3, 5, 6, 12, 48])
-def test_numbers_of_hands_that_are_no_power_of_two_are_balanced_too(hands: int) -> None:
-    costs = np.random.default_rng(hands).lognormal(0, 1, 40 * hands)
-    loads = [costs[hand].sum() for hand in deal(np.arange(len(costs)), costs, hands)]
-    assert max(loads) <= 1.05 * costs.sum() / hands
+@pytest.mark.parametrize("shards", [3, 5, 6, 12, 48])
+def test_numbers_of_shards_that_are_no_power_of_two_are_balanced_too(shards: int) -> None:
+    costs = np.random.default_rng(shards).lognormal(0, 1, 40 * shards)
+    loads = [costs[shard].sum() for shard in assign_clients(np.arange(len(costs)), costs, shards)]
+    assert max(loads) <= 1.05 * costs.sum() / shards
 
 
 def test_a_deal_worked_by_hand() -> None:
     costs = np.array([3.0, 7.0, 5.0, 4.0, 6.0, 9.0])
-    dealt = deal(np.arange(6, dtype=np.int64), costs, 4)
+    assigned = assign_clients(np.arange(6, dtype=np.int64), costs, 4)
     # Between halves: 9 | 7, 6 right (13), 5 left (14), 4 right (17), 3 left (17). Left: 9 | 5 3.
     # Right: 7 | 6 4.
-    assert [hand.tolist() for hand in dealt] == [[5], [0, 2], [1], [3, 4]]
-    # Between one hand and two: 9 | 7 (3.5 a hand), 6 (6.5), 5 (9), then 4 left (13), and the 3 to
-    # the right, whose hands get 7 and 6, then 5 beside 6, 3 beside 7.
-    dealt = deal(np.arange(6, dtype=np.int64), costs, 3)
-    assert [hand.tolist() for hand in dealt] == [[3, 5], [0, 1], [2, 4]]
+    assert [shard.tolist() for shard in assigned] == [[5], [0, 2], [1], [3, 4]]
+    # Between one shard and two: 9 | 7 (3.5 a shard), 6 (6.5), 5 (9), then 4 left (13), and the 3 to
+    # the right, whose shards get 7 and 6, then 5 beside 6, 3 beside 7.
+    assigned = assign_clients(np.arange(6, dtype=np.int64), costs, 3)
+    assert [shard.tolist() for shard in assigned] == [[3, 5], [0, 1], [2, 4]]
 
 
 def test_a_client_that_is_half_of_a_round_has_a_process_to_itself() -> None:
     costs = np.array([1.0, 2.0, 16.0, 3.0, 4.0, 5.0, 1.0])
-    hands = deal(np.arange(7, dtype=np.int64), costs, 8)
+    shards = assign_clients(np.arange(7, dtype=np.int64), costs, 8)
     for rank in range(2):
-        share = hands_of(rank, 2, 8)
-        assert sum(costs[hands[hand]].sum() for hand in share) == 16.0
+        share = shards_of_rank(rank, 2, 8)
+        assert sum(costs[shards[shard]].sum() for shard in share) == 16.0
 
 
 @pytest.mark.parametrize(("processes", "speed"), [(2, 1.94), (4, 2.82)])
 def test_processes_are_as_fast_on_skewed_cohorts_as_the_page_says(
     processes: int, speed: float
 ) -> None:
-    """Ten users of the spread of Reddit's comments; no deal beats the largest user's own time."""
+    """Ten users skewed as Reddit's comments; no assignment beats the largest user's own time."""
     rng = np.random.default_rng(0)
     speeds = []
     for costs in rng.lognormal(0, 1.24, (200, 10)):
-        hands = deal(np.arange(10), costs, number_of_hands(10))
-        shares = [hands_of(rank, processes, len(hands)) for rank in range(processes)]
-        longest = max(sum(costs[hands[hand]].sum() for hand in share) for share in shares)
+        shards = assign_clients(np.arange(10), costs, num_shards(10))
+        shares = [shards_of_rank(rank, processes, len(shards)) for rank in range(processes)]
+        longest = max(sum(costs[shards[shard]].sum() for shard in share) for share in shares)
         speeds.append(costs.sum() / longest)
     assert np.mean(speeds) == pytest.approx(speed, rel=0.03)
 
 
-@given(st.integers(1, 200), st.integers(1, MOST_HANDS))
-def test_processes_share_all_hands_out_in_order(size: int, hands: int) -> None:
-    shares = [hands_of(rank, size, hands) for rank in range(size)]
-    assert [hand for share in shares for hand in share] == list(range(hands))
+@given(st.integers(1, 200), st.integers(1, MAX_SHARDS))
+def test_processes_share_all_shards_out_in_order(size: int, shards: int) -> None:
+    shares = [shards_of_rank(rank, size, shards) for rank in range(size)]
+    assert [shard for share in shares for shard in share] == list(range(shards))
     lengths = [len(share) for share in shares]
     assert max(lengths) - min(lengths) <= 1
 
 
 @given(st.integers(1, 200_000))
-def test_hands_are_a_power_of_two_of_about_two_clients_each(cohort_size: int) -> None:
-    hands = number_of_hands(cohort_size)
-    assert hands.bit_count() == 1
-    assert 1 <= hands <= MOST_HANDS
-    assert hands == MOST_HANDS or cohort_size // 2 <= hands < 2 * cohort_size
+def test_shards_are_a_power_of_two_of_about_two_clients_each(cohort_size: int) -> None:
+    shards = num_shards(cohort_size)
+    assert shards.bit_count() == 1
+    assert 1 <= shards <= MAX_SHARDS
+    assert shards == MAX_SHARDS or cohort_size // 2 <= shards < 2 * cohort_size
     # A few processes have work however small the cohort is.
-    assert hands >= min(cohort_size, 8)
+    assert shards >= min(cohort_size, 8)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def client(number: int) -> tuple[torch.Tensor, ClipOutcome]:
 
 
 def hand_sum(numbers: list[int], own_noise: bool) -> Aggregate | None:
-    """The sum of a hand of clients; None without any."""
+    """The sum of a shard of clients; None without any."""
     if not numbers:
         return None
     aggregate = Aggregate.zeros(P, CPU, 100)
@@ -172,14 +174,14 @@ def copied(node: Node) -> Node:
 
 
 def summed(
-    hands: list[list[int]], shares: list[range], own_noise: bool, largest: list[int]
+    shards: list[list[int]], shares: list[range], own_noise: bool, largest: list[int]
 ) -> Aggregate | None:
-    """The sum of hands that several processes have summed, as the lead adds it up."""
-    lead = SumTree()
+    """The sum of shards that several processes have summed, as the lead adds it up."""
+    lead = PairwiseReduction()
     for rank, share in enumerate(shares):
-        tree = SumTree() if rank else lead
+        tree = PairwiseReduction() if rank else lead
         for place in share:
-            tree.push(Node(0, place, hand_sum(hands[place], own_noise)))
+            tree.push(Node(0, place, hand_sum(shards[place], own_noise)))
             largest[0] = max(largest[0], len(tree.nodes))
         for node in tree.nodes if rank else []:
             lead.push(copied(node))
@@ -211,15 +213,15 @@ def same(one: Aggregate | None, other: Aggregate | None) -> bool:
 def test_any_split_into_processes_gives_the_same_bits(
     data: st.DataObject, count: int, own_noise: bool, wide: bool
 ) -> None:
-    # Hands without clients, too.
+    # Shards without clients, too.
     sizes = data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
     ends = np.concatenate([[0], np.cumsum(sizes)]).tolist()
-    hands = [list(range(a, b)) for a, b in pairwise(ends)]
+    shards = [list(range(a, b)) for a, b in pairwise(ends)]
     with pytest.MonkeyPatch.context() as patch:
         if wide:
             patch.setattr(aggregates, "MANY_CLIENTS", 10)
         largest = [0]
-        alone = summed(hands, [range(count)], own_noise, largest)
+        alone = summed(shards, [range(count)], own_noise, largest)
         # At most one sum a level waits in one process.
         assert largest[0] <= count.bit_length()
         assert (alone is None) == (not ends[-1])
@@ -228,11 +230,11 @@ def test_any_split_into_processes_gives_the_same_bits(
             finite = sum(client(number)[1].finite for number in range(ends[-1]))
             assert alone.num_contributions == finite
         for size in range(2, 10):
-            shares = [hands_of(rank, size, count) for rank in range(size)]
-            assert same(summed(hands, shares, own_noise, largest), alone)
+            shares = [shards_of_rank(rank, size, count) for rank in range(size)]
+            assert same(summed(shards, shares, own_noise, largest), alone)
         cuts = data.draw(st.lists(st.integers(0, count), max_size=8).map(sorted))
         shares = [range(a, b) for a, b in pairwise([0, *cuts, count])]
-        assert same(summed(hands, shares, own_noise, largest), alone)
+        assert same(summed(shards, shares, own_noise, largest), alone)
         # Of another process, all that cannot be added before what precedes it.
         assert largest[0] <= 2 * count.bit_length()
 
@@ -241,7 +243,7 @@ def test_the_order_of_additions_would_matter() -> None:
     """Else the test above could not fail."""
     vectors = [client(number)[0] for number in range(64)]
     one_by_one = torch.stack(vectors).cumsum(dim=0)[-1]
-    tree = SumTree()
+    tree = PairwiseReduction()
     for place in range(64):
         tree.push(Node(0, place, hand_sum([place], own_noise=False)))
     whole = tree.sum()
@@ -250,8 +252,8 @@ def test_the_order_of_additions_would_matter() -> None:
     assert torch.allclose(whole.total, one_by_one, rtol=1e-4, atol=1.0)
 
 
-def test_hands_that_are_no_power_of_two_are_added_from_the_first_on() -> None:
-    tree = SumTree()
+def test_shards_that_are_no_power_of_two_are_added_from_the_first_on() -> None:
+    tree = PairwiseReduction()
     for place in range(5):
         tree.push(Node(0, place, hand_sum([place], own_noise=False)))
     whole = tree.sum()
@@ -262,7 +264,7 @@ def test_hands_that_are_no_power_of_two_are_added_from_the_first_on() -> None:
 
 
 def test_memory_of_a_round_serves_the_next() -> None:
-    tree = SumTree()
+    tree = PairwiseReduction()
     seen = set()
     for _ in range(5):
         tree.clear()
@@ -283,7 +285,7 @@ def test_memory_of_a_round_serves_the_next() -> None:
 
 
 def test_another_type_of_sum_is_held_in_memory_of_its_own() -> None:
-    tree = SumTree()
+    tree = PairwiseReduction()
     tree.push(Node(0, 0, tree.zeros(P, CPU, 100)))
     tree.clear()
     wide = torch.arange(P, dtype=torch.float64) / 3
@@ -291,12 +293,13 @@ def test_another_type_of_sum_is_held_in_memory_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("processes", [2, 4, 8])
-def test_neighbouring_hands_have_as_many_clients_as_others(processes: int) -> None:
+def test_neighbouring_shards_have_as_many_clients_as_others(processes: int) -> None:
     sizes = np.array([100] * 8 + [1] * 400)
     costs = sizes.astype(np.float64)
-    hands = deal(np.arange(len(sizes)), costs, 16)
+    shards = assign_clients(np.arange(len(sizes)), costs, 16)
     counts = [
-        sum(len(hands[hand]) for hand in hands_of(rank, processes, 16)) for rank in range(processes)
+        sum(len(shards[shard]) for shard in shards_of_rank(rank, processes, 16))
+        for rank in range(processes)
     ]
     assert max(counts) - min(counts) <= 2 * len(sizes) / 16
-    assert [sum(costs[hand].sum() for hand in hands[:8])] == pytest.approx([600.0], rel=0.02)
+    assert [sum(costs[shard].sum() for shard in shards[:8])] == pytest.approx([600.0], rel=0.02)

@@ -22,7 +22,7 @@ SMALLEST = 1 << 16
 _LARGEST = 1 << 24
 
 
-def drawn_ahead(
+def prefetched_noise(
     rng: np.random.Generator, mechanism: Mechanism, num_parameters: int
 ) -> np.random.Generator:
     """Begin to draw the noise of a round's release, if it is enough for a thread.
@@ -40,10 +40,10 @@ def drawn_ahead(
     begins = isinstance(mechanism, BeginsWithNormals) and mechanism.begins_with_normals
     if not begins or mechanism.update_noise_multiplier == 0.0 or num_parameters < SMALLEST:
         return rng
-    return cast("np.random.Generator", DrawnAhead(rng, min(num_parameters, _LARGEST)))
+    return cast("np.random.Generator", PrefetchedNoise(rng, min(num_parameters, _LARGEST)))
 
 
-class DrawnAhead:
+class PrefetchedNoise:
     """A stream whose first standard normals a thread draws.
 
     Once they were asked for, it has all methods of a numpy generator.

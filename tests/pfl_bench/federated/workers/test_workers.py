@@ -27,9 +27,9 @@ from pfl_bench.federated.workers.cores import most_by_memory, usable_cores
 from pfl_bench.federated.workers.launched import is_launched, is_restarted
 from pfl_bench.federated.workers.messages import Begin, Built, Failure, Train
 from pfl_bench.federated.workers.multiprocess import LeadOfProcesses
-from pfl_bench.federated.workers.start import start_crew
+from pfl_bench.federated.workers.start import start_workers
 from pfl_bench.federated.workers.worker_loop import follow
-from pfl_bench.types import Alone, ConfigError, Crew, CrewError, Evaluate
+from pfl_bench.types import ConfigError, Evaluate, SingleProcess, WorkerError, WorkerGroup
 from privacy.errors import PlanError
 from privacy.mechanism import NoiseScale
 from tests.helpers import make_config
@@ -65,27 +65,27 @@ class Deadly(Sequence[Tensor]):
         return iter(self._vectors)
 
 
-def work(crew: Crew) -> None:
+def work(group: WorkerGroup) -> None:
     """Do as is told, rank by rank: what a worker of these tests runs."""
     while True:
-        order, vector = crew.share(None)
+        order, vector = group.broadcast(None)
         if order is None:
             return
-        what = order[crew.rank]
+        what = order[group.rank]
         if what == "add":
             assert vector is not None
-            crew.bring(crew.rank, [vector + crew.rank, vector.double() / 3])
+            group.send(group.rank, [vector + group.rank, vector.double() / 3])
         elif what == "greet":
-            crew.bring({"from": crew.rank, "tensor": torch.arange(crew.rank)})
+            group.send({"from": group.rank, "tensor": torch.arange(group.rank)})
         elif what == "user":
-            crew.fail(ConfigError("model: there is none"))
+            group.fail(ConfigError("model: there is none"))
             return
         elif what == "ours":
-            crew.fail(StubbornError("no", "where"))
+            group.fail(StubbornError("no", "where"))
             return
         elif what == "die":
             assert vector is not None
-            crew.bring(crew.rank, Deadly([vector]))
+            group.send(group.rank, Deadly([vector]))
         elif what == "exit":
             os._exit(3)
 
@@ -100,17 +100,17 @@ def test_workers_bring_what_they_have_and_those_that_stop_are_named() -> None:
     before = files_in_memory()
     lead = LeadOfProcesses(5, work)
     try:
-        lead.share(["greet"] * 5)
+        lead.broadcast(["greet"] * 5)
         for rank in range(1, 5):
-            part, vectors = lead.take(rank)
+            part, vectors = lead.receive(rank)
             assert part["from"] == rank
             assert torch.equal(part["tensor"], torch.arange(rank))
             assert list(vectors) == []
         for turn in range(3):
             vector = torch.linspace(0, 1, LENGTH) * (turn + 1)
-            lead.share(["add"] * 5, vector)
+            lead.broadcast(["add"] * 5, vector)
             for rank in range(1, 5):
-                part, vectors = lead.take(rank)
+                part, vectors = lead.receive(rank)
                 assert part == rank
                 assert torch.equal(next(vectors), vector + rank)
                 wide = next(vectors)
@@ -121,23 +121,23 @@ def test_workers_bring_what_they_have_and_those_that_stop_are_named() -> None:
             # Nothing is left behind if the lead is killed from now on.
             assert files_in_memory() <= before
         pids = [process.pid for process in lead._processes]
-        lead.share(["", "user", "ours", "die", "exit"], vector)
+        lead.broadcast(["", "user", "ours", "die", "exit"], vector)
         with pytest.raises(ConfigError, match=r"^model: there is none$"):
-            lead.take(1)
+            lead.receive(1)
         with pytest.raises(
-            CrewError, match=r"rank 2 of the run stopped with StubbornError: no where"
+            WorkerError, match=r"rank 2 of the run stopped with StubbornError: no where"
         ):
-            lead.take(2)
-        part, vectors = lead.take(3)
+            lead.receive(2)
+        part, vectors = lead.receive(3)
         assert part == 3
-        with pytest.raises(CrewError, match=rf"worker 3 \(process {pids[2]}\).*SIGKILL"):
+        with pytest.raises(WorkerError, match=rf"worker 3 \(process {pids[2]}\).*SIGKILL"):
             next(vectors)
-        with pytest.raises(CrewError, match=r"worker 4 .* ended with exit code 3"):
-            lead.take(4)
+        with pytest.raises(WorkerError, match=r"worker 4 .* ended with exit code 3"):
+            lead.receive(4)
         # They are not there for the next order either.
         lead._processes[0].join(60)
-        with pytest.raises(CrewError, match=r"worker 1 .* ended with exit code 0"):
-            lead.share(["greet"] * 5)
+        with pytest.raises(WorkerError, match=r"worker 1 .* ended with exit code 0"):
+            lead.broadcast(["greet"] * 5)
     finally:
         lead.close()
     assert not multiprocessing.active_children()
@@ -150,25 +150,25 @@ def test_an_error_of_ours_goes_with_its_rank_and_one_of_the_user_as_it_is() -> N
         assert type(arrived) is type(error)
         assert str(arrived) == str(error)
     arrived = pickle.loads(pickle.dumps(Failure(2, StubbornError("no", "where")))).error
-    assert isinstance(arrived, CrewError)
+    assert isinstance(arrived, WorkerError)
     assert str(arrived).startswith("rank 2 of the run stopped with StubbornError: no where")
 
 
 def test_one_process_is_a_crew_of_its_own() -> None:
-    crew: Crew = Alone()
+    group: WorkerGroup = SingleProcess()
     vector = torch.ones(3)
-    assert crew.share("order", vector) == ("order", vector)
+    assert group.broadcast("order", vector) == ("order", vector)
     with pytest.raises(RuntimeError, match="alone"):
-        crew.take(1)
+        group.receive(1)
     with pytest.raises(RuntimeError, match="alone"):
-        crew.bring(1)
+        group.send(1)
     with pytest.raises(ConfigError):
-        crew.fail(ConfigError("wrong"))
-    crew.close()
+        group.fail(ConfigError("wrong"))
+    group.close()
 
 
 class Ordered:
-    """A crew of rank 1 of 2 whose lead has said all it will say.
+    """A group of rank 1 of 2 whose lead has said all it will say.
 
     Args:
         orders: And the vectors that come with them.
@@ -183,13 +183,13 @@ class Ordered:
         self.brought: list[tuple[Any, list[Tensor]]] = []
         self.failed: list[Exception] = []
 
-    def share(self, order: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
+    def broadcast(self, message: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
         return self._orders.pop(0)
 
-    def bring(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
+    def send(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
         self.brought.append((part, [vector.clone() for vector in vectors]))
 
-    def take(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
+    def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
         raise RuntimeError("only the lead takes")
 
     def fail(self, error: Exception) -> None:
@@ -224,18 +224,18 @@ def begin_of(resolved: ResolvedConfig, **changes: Any) -> tuple[Begin, Tensor]:
 
 
 def train_order(clip_norm: float | None) -> Train:
-    hands = [np.arange(3), np.arange(3, 7)]
-    return Train(1, hands, -1, clip_norm)
+    shards = [np.arange(3), np.arange(3, 7)]
+    return Train(1, shards, -1, clip_norm)
 
 
 def test_a_follower_builds_trains_and_evaluates_its_part() -> None:
     begin, central = begin_of(make_config("private_federated"))
-    crew = Ordered(
+    group = Ordered(
         (begin, None), (train_order(0.25), central), (Evaluate(("val", "test")), central)
     )
-    follow(crew)
-    assert crew.failed == []
-    (built, _), (trained, vectors), (measured, _) = crew.brought
+    follow(group)
+    assert group.failed == []
+    (built, _), (trained, vectors), (measured, _) = group.brought
     assert built == Built("sequential", machine.identity(CPU))
     [result] = trained.results
     [node] = trained.nodes
@@ -246,7 +246,7 @@ def test_a_follower_builds_trains_and_evaluates_its_part() -> None:
     [total] = vectors
     assert 0 < torch.linalg.vector_norm(total) <= 4 * 0.25
     assert node.aggregate.total.numel() == 0
-    assert result.tally.num_steps > 0
+    assert result.counted.num_steps > 0
     assert result.seen.worst[0] < 1e-4
     assert len(measured) == 2
     assert measured[0].num_examples > 0
@@ -261,12 +261,12 @@ def test_a_follower_builds_trains_and_evaluates_its_part() -> None:
 )
 def test_a_follower_that_has_something_else_says_so(changes: dict[str, str], words: str) -> None:
     begin, central = begin_of(make_config("federated"), **changes)
-    crew = Ordered((begin, None), (train_order(None), central))
-    follow(crew)
-    [error] = crew.failed
+    group = Ordered((begin, None), (train_order(None), central))
+    follow(group)
+    [error] = group.failed
     assert isinstance(error, ConfigError)
     assert words in str(error)
-    assert crew.brought == []
+    assert group.brought == []
 
 
 def test_a_follower_refuses_a_bound_that_it_cannot_follow(
@@ -274,9 +274,9 @@ def test_a_follower_refuses_a_bound_that_it_cannot_follow(
 ) -> None:
     mechanism = {"name": "gaussian", "clip_norm": 0.5}
     begin, central = begin_of(make_config("private_federated", privacy__mechanism=mechanism))
-    crew = Ordered((begin, None), (train_order(0.25), central))
-    follow(crew)
-    [error] = crew.failed
+    group = Ordered((begin, None), (train_order(0.25), central))
+    follow(group)
+    [error] = group.failed
     assert "gaussian clips to 0.5 on rank 1 and to 0.25 on rank 0" in str(error)
     # An error of ours: where it was raised is said where it was.
     assert "Traceback" in capsys.readouterr().err
@@ -287,41 +287,41 @@ def test_a_follower_tells_of_a_model_whose_buffers_move(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(models, "build", lambda options, facts: WithBuffer())
     begin, central = begin_of(make_config("federated"))
-    crew = Ordered((begin, None), (train_order(None), central))
-    follow(crew)
-    [error] = crew.failed
+    group = Ordered((begin, None), (train_order(None), central))
+    follow(group)
+    [error] = group.failed
     assert isinstance(error, ConfigError)
     assert "training changed its buffer 'batches'" in str(error)
 
 
 class OfTwoKinds(Ordered):
-    """A lead of two whose follower trains in another way, as on another kind of machine."""
+    """A lead of two whose worker trains in another way, as on another kind of machine."""
 
     rank = 0
 
-    def share(self, order: Any, vector: Tensor | None = None) -> None:
+    def broadcast(self, message: Any, vector: Tensor | None = None) -> None:
         pass
 
-    def take(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
-        return Built("vectorized, 1 lanes", machine.identity(CPU)), iter(())
+    def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
+        return Built("vectorized, 1 slots", machine.identity(CPU)), iter(())
 
 
 def test_processes_that_would_train_otherwise_are_refused(tmp_path: Path) -> None:
     resolved = make_config("private_federated")
     task = build_task(resolved, CPU)
     model = build_model(resolved, task, CPU)
-    with pytest.raises(ConfigError, match="process 1 trains by 'vectorized, 1 lanes', this one by"):
+    with pytest.raises(ConfigError, match="process 1 trains by 'vectorized, 1 slots', this one by"):
         FederatedTrainer(resolved, task, model, tmp_path, lambda text: None, OfTwoKinds())
 
 
 def test_workers_on_a_gpu_are_refused_and_others_have_none() -> None:
     config = make_config("federated", federated__workers=2)
     with pytest.raises(ConfigError, match=r"federated\.workers: 2 processes would share one cuda"):
-        start_crew(config, torch.device("cuda"))
-    assert start_crew(make_config("central"), CPU).size == 1
-    assert start_crew(make_config("federated", federated__workers=1), CPU).size == 1
+        start_workers(config, torch.device("cuda"))
+    assert start_workers(make_config("central"), CPU).size == 1
+    assert start_workers(make_config("federated", federated__workers=1), CPU).size == 1
     # "auto" leaves a GPU to one.
-    assert start_crew(make_config("federated"), torch.device("cuda")).size == 1
+    assert start_workers(make_config("federated"), torch.device("cuda")).size == 1
 
 
 def test_cores_and_memory_of_this_machine_are_known() -> None:
@@ -376,7 +376,7 @@ def test_ranks_of_a_restarted_run_agree_beside_what_the_dead_have_left() -> None
             [name] = {one.result(30) for one in found}
         names.add(name)
     assert len(names) == 3
-    with pytest.raises(CrewError, match=r"have not come so far: \[1, 2\]"):
+    with pytest.raises(WorkerError, match=r"have not come so far: \[1, 2\]"):
         _agree(store, 0, 3, seconds=0.2)
 
 
@@ -405,25 +405,25 @@ def test_a_stopped_worker_is_named_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(stalls, "PATIENCE", 0.4)
-    crew = LeadOfProcesses(3, work)
+    group = LeadOfProcesses(3, work)
     try:
         vector = torch.arange(4, dtype=torch.float32)
         for _ in range(2):
-            crew.share([None, "add", "add"], vector)
-            assert [len(list(crew.take(rank)[1])) for rank in (1, 2)] == [2, 2]
+            group.broadcast([None, "add", "add"], vector)
+            assert [len(list(group.receive(rank)[1])) for rank in (1, 2)] == [2, 2]
         capsys.readouterr()
-        crew.share([None, "greet", "greet"], vector)
-        assert crew.take(1)[0]["from"] == 1
-        assert crew.take(2)[0]["from"] == 2
+        group.broadcast([None, "greet", "greet"], vector)
+        assert group.receive(1)[0]["from"] == 1
+        assert group.receive(2)[0]["from"] == 2
         assert capsys.readouterr().err == ""
-        stopped = crew._processes[1].pid
+        stopped = group._processes[1].pid
         assert stopped is not None
         os.kill(stopped, signal.SIGSTOP)
         go_on = threading.Timer(2.0, os.kill, (stopped, signal.SIGCONT))
         go_on.start()
-        crew.share([None, "greet", "greet"], vector)
-        assert crew.take(1)[0]["from"] == 1
-        assert crew.take(2)[0]["from"] == 2
+        group.broadcast([None, "greet", "greet"], vector)
+        assert group.receive(1)[0]["from"] == 1
+        assert group.receive(2)[0]["from"] == 2
         go_on.join()
         said = capsys.readouterr().err
         assert f"worker 2 (process {stopped})" in said
@@ -431,9 +431,9 @@ def test_a_stopped_worker_is_named_with_what_to_do(
         assert f"kill -KILL {stopped}" in said
         assert "worker 1" not in said
         # What was stopped is no measure of how long a round takes.
-        assert crew._stalls._longest < 1.5
+        assert group._stalls._longest < 1.5
         os.kill(stopped, signal.SIGSTOP)
     finally:
         monkeypatch.setattr(multiprocess, "_SECONDS_TO_END", 0.2)
-        crew.close()
-    assert not any(process.is_alive() for process in crew._processes)
+        group.close()
+    assert not any(process.is_alive() for process in group._processes)

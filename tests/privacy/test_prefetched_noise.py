@@ -11,11 +11,11 @@ import torch
 
 from pfl_bench import plugins
 from pfl_bench.runs.runner import run
-from privacy import drawn_ahead as module
+from privacy import prefetched_noise as module
 from privacy.aggregate import Aggregate
-from privacy.drawn_ahead import SMALLEST, DrawnAhead, drawn_ahead
 from privacy.errors import PrivacyError
 from privacy.mechanism import Mechanism, NoiseScale
+from privacy.prefetched_noise import SMALLEST, PrefetchedNoise, prefetched_noise
 from tests.helpers import central_of, make_config
 
 SIZE = SMALLEST + 7
@@ -58,18 +58,18 @@ def test_releases_are_those_of_the_stream_to_the_last_bit(name: str) -> None:
     plain, ahead = make(name), make(name)
     for number in range(3):
         before = plain.release(Aggregate.zeros(SIZE), stream(number))
-        noise = drawn_ahead(stream(number), ahead, SIZE)
-        assert isinstance(noise, DrawnAhead) == MECHANISMS[name][1]
+        noise = prefetched_noise(stream(number), ahead, SIZE)
+        assert isinstance(noise, PrefetchedNoise) == MECHANISMS[name][1]
         after = ahead.release(Aggregate.zeros(SIZE), noise)
         assert torch.equal(after.mean_update, before.mean_update)
         assert after.noisy_fraction_unclipped == before.noisy_fraction_unclipped
-        if isinstance(noise, DrawnAhead):
+        if isinstance(noise, PrefetchedNoise):
             # The release took all that the thread had drawn, so it was not drawn for nothing.
             assert noise.standard_normal() not in noise._drawn
 
 
 def test_draws_beyond_those_of_the_thread_go_on_where_it_stopped() -> None:
-    ahead, plain = DrawnAhead(stream(), 1000), stream()
+    ahead, plain = PrefetchedNoise(stream(), 1000), stream()
     for size in (700, 700, None, 5, 0):
         found = ahead.standard_normal(size)
         assert np.array_equal(found, plain.standard_normal(size))
@@ -79,7 +79,7 @@ def test_draws_beyond_those_of_the_thread_go_on_where_it_stopped() -> None:
 
 
 def test_another_draw_before_those_of_the_thread_is_refused() -> None:
-    ahead: Any = DrawnAhead(stream(), 1000)
+    ahead: Any = PrefetchedNoise(stream(), 1000)
     ahead.standard_normal(999)
     for draw in ("laplace", "normal", "bit_generator"):
         with pytest.raises(PrivacyError, match=f"{draw}.*begins_with_normals"):
@@ -90,17 +90,17 @@ def test_another_draw_before_those_of_the_thread_is_refused() -> None:
 
 def test_no_more_than_the_largest_piece_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LARGEST", 1000)
-    ahead = drawn_ahead(stream(), make("gaussian"), SIZE)
-    assert isinstance(ahead, DrawnAhead)
+    ahead = prefetched_noise(stream(), make("gaussian"), SIZE)
+    assert isinstance(ahead, PrefetchedNoise)
     assert len(ahead._drawn) == 1000
     assert np.array_equal(ahead.standard_normal(SIZE), stream().standard_normal(SIZE))
 
 
 def test_no_thread_for_little_noise_or_none() -> None:
     rng = stream()
-    assert drawn_ahead(rng, make("gaussian"), SMALLEST - 1) is rng
-    assert drawn_ahead(rng, make("gaussian", 0.0), SIZE) is rng
-    assert drawn_ahead(rng, make("laplace"), SIZE) is rng
+    assert prefetched_noise(rng, make("gaussian"), SMALLEST - 1) is rng
+    assert prefetched_noise(rng, make("gaussian", 0.0), SIZE) is rng
+    assert prefetched_noise(rng, make("laplace"), SIZE) is rng
 
 
 def test_a_thread_that_fails_gives_an_error_and_no_noise() -> None:
@@ -109,7 +109,7 @@ def test_a_thread_that_fails_gives_an_error_and_no_noise() -> None:
             out[: len(out) // 2] = 0.5
             raise MemoryError("no room")
 
-    noise: Any = DrawnAhead(Failing(), SIZE)  # type: ignore[arg-type]
+    noise: Any = PrefetchedNoise(Failing(), SIZE)  # type: ignore[arg-type]
     with pytest.raises(MemoryError, match="no room"):
         make("gaussian").release(Aggregate.zeros(SIZE), noise)
     with pytest.raises(MemoryError, match="no room"):
@@ -121,13 +121,13 @@ def test_a_run_is_the_same_with_and_without_a_thread(
 ) -> None:
     config = make_config("private_federated")
     threads: list[Any] = []
-    init = DrawnAhead.__init__
+    init = PrefetchedNoise.__init__
 
-    def count(self: DrawnAhead, *args: Any) -> None:
+    def count(self: PrefetchedNoise, *args: Any) -> None:
         threads.append(args)
         init(self, *args)
 
-    monkeypatch.setattr(DrawnAhead, "__init__", count)
+    monkeypatch.setattr(PrefetchedNoise, "__init__", count)
     run(config, tmp_path / "plain")
     assert not threads
     monkeypatch.setattr(module, "SMALLEST", 1)
