@@ -116,7 +116,8 @@ class CohortTraining:
             raise ConfigError(
                 f"federated.compression: under the mechanism {aggregator.mechanism.name} clients "
                 "add noise to what they send, which fills a compressed update again; leave "
-                "compression out, or choose a mechanism whose noise the centre adds, such as gaussian"
+                "compression out, or choose a mechanism whose noise the centre adds, such as "
+                "gaussian"
             )
         self.aggregator = aggregator
         self._transforms = transforms
