@@ -9,6 +9,7 @@ process of its own that finds its data in memory, where it is installed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -25,14 +26,18 @@ from typing import Any
 
 import yaml
 
+from benchmarks import femnist, reddit, shakespeare
 from benchmarks.common import Machine, in_turn, write_json
-from benchmarks.femnist import FEMNIST, make_store
 from benchmarks.pfl_side import is_installed
 from benchmarks.remote import RemoteSide
 from benchmarks.sides import tell
 from benchmarks.workload import Job, configuration
 
 DEFAULTS = "defaults"
+# Workloads by the name of ``--only``, and what writes their stores.
+LOADS = {**femnist.FEMNIST, "reddit": reddit.LOAD, "shakespeare": shakespeare.LOAD}
+STORES = {"femnist": femnist.make_store, "reddit": reddit.make_store}
+STORES["shakespeare"] = shakespeare.make_store
 # Rounds that warm up, and the fewest that are timed.
 _WARM, _FEWEST = 2, 3
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -242,10 +247,10 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 def read_options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", action="append", choices=FEMNIST, help="softmax and cnn if none")
-    parser.add_argument("--cohorts", type=int, nargs="+", default=[20])
-    parser.add_argument("--batches", type=int, nargs="+", default=[20])
-    parser.add_argument("--users", type=int, default=120)
+    parser.add_argument("--only", action="append", choices=LOADS, help="softmax and cnn if none")
+    parser.add_argument("--cohorts", type=int, nargs="+", help="20, and an LSTM's own, if none")
+    parser.add_argument("--batches", type=int, nargs="+", help="20, and an LSTM's own, if none")
+    parser.add_argument("--users", type=int, default=120, help="of the images")
     parser.add_argument("--rounds", type=int, default=1500, help="of the run that is begun")
     parser.add_argument("--seconds", type=float, default=15.0, help="of rounds that are timed")
     parser.add_argument("--repeats", type=int, default=3)
@@ -263,19 +268,23 @@ def main() -> None:
         tell("pfl is not installed, so there is no comparison with it: pip install -e '.[bench]'")
     machine, results = Machine(), []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        store = Path(folder) / "generated.h5"
-        make_store(store, options.users)
         for model in options.only or ("softmax", "cnn"):
-            for cohort in options.cohorts:
-                for batch in options.batches:
-                    load = replace(FEMNIST[model], cohort_size=cohort, batch_size=batch)
-                    for private in {"yes": [True], "no": [False], "both": [False, True]}[
-                        options.private
-                    ]:
-                        home = Path(folder) / f"{model}-{cohort}-{batch}-{private}"
-                        home.mkdir()
-                        results.append(measure(Job(str(store), load, private), options, home))
-                        tell(table(results[-1:]))
+            load = LOADS[model]
+            store = Path(folder) / f"{load.task}.h5"
+            if not store.exists():
+                few = (options.users,) if load.task == "femnist" else ()
+                STORES[load.task](store, *few)
+            own = (20, 20) if load.task == "femnist" else (load.cohort_size, load.batch_size)
+            for cohort, batch, private in itertools.product(
+                options.cohorts or own[:1],
+                options.batches or own[1:],
+                {"yes": [True], "no": [False], "both": [False, True]}[options.private],
+            ):
+                job = Job(str(store), replace(load, cohort_size=cohort, batch_size=batch), private)
+                home = Path(folder) / f"{model}-{cohort}-{batch}-{private}"
+                home.mkdir()
+                results.append(measure(job, options, home))
+                tell(table(results[-1:]))
     if options.json is not None:
         report = {"subject": "defaults", "machine": machine.describe(), "results": results}
         write_json(options.json, report)
