@@ -54,13 +54,13 @@ AGGREGATION = PluginKind("aggregation", "pfl_bench.federated.aggregation")
 COMPRESSION = PluginKind("compression", "pfl_bench.federated.compression")
 SELECTION = PluginKind("selection", "pfl_bench.simulation.selection")
 
+# Kinds with options.
 KINDS = (
     TASK,
     MODEL,
     PREPARE,
     GENERATE,
     STATISTICS,
-    CATALOGUE,
     ALGORITHM,
     MECHANISM,
     METRIC,

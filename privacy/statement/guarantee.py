@@ -1,4 +1,7 @@
-"""What a guarantee claims, as the words about it need it."""
+"""What a guarantee claims, as the words about it need it.
+
+Guarantee: none of its own; it holds what a statement or a calculation claims.
+"""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ print(split.num_examples * 785 / 1e6, written - before, peak_mb() - before)
 def test_memory_does_not_grow_with_the_data(tmp_path):
     output = subprocess.run(
         [sys.executable, "-c", MEMORY_SCRIPT, str(tmp_path / "big.h5")],
-        cwd=Path(__file__).resolve().parents[2],
+        cwd=Path(__file__).resolve().parents[3],
         capture_output=True,
         text=True,
         check=True,

@@ -13,7 +13,7 @@ import pytest
 from pfl_bench.data.spool import Spool
 from tests.pfl_bench.data.store_samples import FIELDS
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 # Every attempt is a process of its own, since what is tested once killed it; they are forked,
 # since importing costs more than all attempts.

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from pfl_bench.config.logging import WandbOptions
 from pfl_bench.runs.wandb import WandbLogger
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # 40 characters, as wandb demands of a key; no server ever sees it.
 FAKE_KEY = "0123456789" * 4
 DRIVER = """
