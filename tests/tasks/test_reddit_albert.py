@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.client.factored_gradients import FactoredGradients, Product
+from pfl_bench.client.factored_gradients import FactoredGradients, FactoredGradient
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import resolve
 from pfl_bench.runs.runner import run
@@ -145,7 +145,7 @@ def test_tied_weights_are_one_parameter_with_the_whole_gradient() -> None:
         taken = products.take(gradients())
     assert all(gradient is not None for gradient in plain)
     for before, after in zip(plain, taken, strict=True):
-        dense = after.dense() if isinstance(after, Product) else after
+        dense = after.dense() if isinstance(after, FactoredGradient) else after
         assert before is not None
         assert dense is not None
         assert torch.allclose(before, dense, rtol=1e-4, atol=1e-6)
