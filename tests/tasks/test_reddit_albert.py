@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.client.factored_gradients import FactoredGradients, FactoredGradient
+from pfl_bench.client.factored_gradients import FactoredGradient, FactoredGradients
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import resolve
 from pfl_bench.runs.runner import run
