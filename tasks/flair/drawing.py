@@ -251,6 +251,8 @@ def _draw_glyphs(
     """Draw the glyphs of labels at random places, of random size, angle and mirroring."""
     glyphs = [GLYPHS[fine] for fine in fine_labels]
     number = len(glyphs)
+    if not number:
+        return
     places = rng.uniform(0.14, 0.86, (number, PLACES_TRIED, 2)).tolist()
     radii = rng.uniform(*GLYPH_RADIUS, (number, 1)) * rng.uniform(0.9, 1.1, (number, 2)) * side
     radii[:, 0] *= rng.integers(0, 2, number) * 2 - 1
