@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pfl_bench.data import Store, StoreSplit
 from pfl_bench.types import DataError
 from tasks.common.leaf.table1 import REDDIT, TITLE
+from tasks.common.options import StrictOptions
+from tasks.common.progress import Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,21 +31,17 @@ _BLOCK_EXAMPLES = 1 << 18
 _BINS = 40
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of Reddit's statistics.
 
     Attributes:
         subreddits: How many of the subreddits with most comments are listed.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
     subreddits: int = Field(default=10, ge=0, le=10_000)
 
 
-def statistics(
-    store: Store, options: Options, progress: Callable[[str, int, int | None], None]
-) -> dict[str, Any]:
+def statistics(store: Store, options: Options, progress: Progress) -> dict[str, Any]:
     """Compute Reddit's statistics, JSON-serialisable.
 
     Args:
