@@ -6,6 +6,7 @@ A task with files has a ``prepare.py`` too: ``prepare(source, out, options, prog
 folder of public files and writes a store, whole or not at all. Some have a ``generate.py``:
 ``generate(out, options, progress)`` makes up such files, whole or not at all.
 
+- ``out`` of ``prepare`` is the store to write; an existing one is replaced when all has gone well.
 - ``out`` of ``generate`` is the folder to make; it may exist if it is empty. A file or a folder
   that is not empty is refused by a DataError. The same options give the same files, byte for byte,
   under the same versions of the libraries.

@@ -69,14 +69,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
 
     Memory grows with the reviewers and with the different words, not with the reviews.
 
-    Args:
-        source: Folder in one of the forms of the README.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: How to split, what to drop, which words are known.
-        progress: Called with what is being done, how much is done, and of how much if known.
-
-    Returns:
-        Facts for printing.
+    ``source`` is a folder in one of the forms of the README. For the other arguments, and for
+    what is given back, see ``tasks``.
 
     Raises:
         DataError: The folder holds neither form or both, or a file is damaged; the message names

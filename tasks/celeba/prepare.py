@@ -90,12 +90,9 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     Images keep their bytes. Those that are missing, cannot be decoded, or have no celebrity or no
     attributes are left out, counted and named. Memory does not grow with the images' bytes.
 
-    Args:
-        source: Folder with the images in ``img_align_celeba/`` or ``img_align_celeba.zip``, and
-            either ``list_attr_celeba.txt`` and ``identity_CelebA.txt``, or LEAF's JSON.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: What to tell, how to split, what to drop.
-        progress: Called with what is being done, how much is done, and of how much.
+    ``source`` is a folder with the images in ``img_align_celeba/`` or ``img_align_celeba.zip``,
+    and either ``list_attr_celeba.txt`` and ``identity_CelebA.txt``, or LEAF's JSON. For the
+    other arguments see ``tasks``.
 
     Returns:
         Facts for printing: variant, splits with their counts, what was left out and dropped, and

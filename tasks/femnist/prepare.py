@@ -84,11 +84,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     Memory is bounded by the largest writer of one file, not by the data; beside ``out`` it needs
     temporary space of about twice the store's size.
 
-    Args:
-        source: Folder in one of the forms of the README.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: How to split, and what to drop.
-        progress: Called with what is being done, how much is done, and of how much if known.
+    ``source`` is a folder in one of the forms of the README. For the other arguments see
+    ``tasks``.
 
     Returns:
         Facts for printing: variant, source, splits with their counts, what was dropped, and of

@@ -86,11 +86,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     interrupted or refused call leaves what it has read in a hidden folder beside ``out``; the
     same call goes on from there, and removes it when the store is written.
 
-    Args:
-        source: Folder in one of the forms of the README.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: Which form to read, what to check and what to do about bad images.
-        progress: Called with what is being done, how much is done, and of how much if known.
+    ``source`` is a folder in one of the forms of the README. For the other arguments see
+    ``tasks``.
 
     Returns:
         Facts for printing: variant, source, counts, problems and what differs from FLAIR as

@@ -34,11 +34,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
 
     Samples stay as published, int16. Memory does not grow with them.
 
-    Args:
-        source: Folder in FedScale's layout, with Google's archive, or with what is in that.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: Which clients are dropped, and what to do about bad clips.
-        progress: Called with what is being done, how much is done, and of how much.
+    ``source`` is a folder in FedScale's layout, with Google's archive, or with what is in that.
+    For the other arguments see ``tasks``.
 
     Returns:
         Facts for printing: variant, splits with their counts, what was left out, and how the

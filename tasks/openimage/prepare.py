@@ -28,12 +28,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
 
     Pictures keep their bytes, JPEG or PNG. Memory does not grow with them.
 
-    Args:
-        source: Folder with ``client_data_mapping/`` and the pictures in ``train/``, ``val/`` and
-            ``test/``.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: Which clients are dropped, and what to do about bad pictures.
-        progress: Called with what is being done, how much is done, and of how much.
+    ``source`` is a folder with ``client_data_mapping/`` and the pictures in ``train/``,
+    ``val/`` and ``test/``. For the other arguments see ``tasks``.
 
     Returns:
         Facts for printing: variant, splits with their counts, what was left out, and how the

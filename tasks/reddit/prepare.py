@@ -52,14 +52,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     JSON file or a 256th part of a dump's comments, and two million distinct tokens. Beside
     ``out`` there must be room for the text three times.
 
-    Args:
-        source: Folder in one of the forms of the README.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: How to clean, split, and what to drop.
-        progress: Called with what is being done, how much is done, and of how much if known.
-
-    Returns:
-        Facts for printing.
+    ``source`` is a folder in one of the forms of the README. For the other arguments, and for
+    what is given back, see ``tasks``.
 
     Raises:
         DataError: The folder holds none of the forms or both, a file is damaged, a comment is in

@@ -57,15 +57,9 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     is left at its end is dropped, as in FedScale. Memory grows with the clients, the different
     words, and the largest client's text.
 
-    Args:
-        source: Folder with ``train/`` (and ``val/``, ``test/``) of text files, each a client's and
-            named like the client; or one with the files themselves, which are then split here.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: Tokens, blocks, and how to split.
-        progress: Called with what is being done, how much is done, and of how much if known.
-
-    Returns:
-        Facts for printing.
+    ``source`` is a folder with ``train/`` (and ``val/``, ``test/``) of text files, each a
+    client's and named like the client; or one with the files themselves, which are then split
+    here. For the other arguments, and for what is given back, see ``tasks``.
 
     Raises:
         DataError: The folder holds no such files, one of them is no text in UTF-8, or no client

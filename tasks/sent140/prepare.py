@@ -68,11 +68,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
 
     Memory grows with the users and with the different words, not with the tweets.
 
-    Args:
-        source: Folder with the CSV files, or with LEAF's JSON.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: How to split, what to drop, which words are known.
-        progress: Called with what is being done, how much is done, and of how much if known.
+    ``source`` is a folder with the CSV files, or with LEAF's JSON. For the other arguments see
+    ``tasks``.
 
     Returns:
         Facts for printing: variant, source, splits with their counts, what was dropped, and how

@@ -41,11 +41,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     Memory is bounded by the text (5.5 MB) or the largest user of the JSON files, not by the
     windows; beside ``out`` it needs temporary space of about the store's size.
 
-    Args:
-        source: The folder, or the text's file.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: Who is kept, and how to split.
-        progress: Called with what is being done, how much is done, and of how much if known.
+    ``source`` is the folder, or the text's file. For the other arguments see ``tasks``.
 
     Returns:
         Facts for printing: variant, source, splits with their counts, LEAF's statistics of all
