@@ -5,24 +5,31 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pfl_bench.types import RunFolderError
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
+def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
     """Replace a file as a whole: written beside it, flushed to the disk, renamed over it.
+
+    Args:
+        path: The file.
+        content: What it is to hold, or what writes that into an open file.
 
     Raises:
         OSError: The folder is not writable or the disk is full; the old content is still there and
             nothing else is left behind.
     """
-    data = content.encode("utf-8") if isinstance(content, str) else content
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
-            file.write(data)
+            if callable(content):
+                content(file)
+            else:
+                file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from pfl_bench.config.training import OptimizerOptions, ScheduleOptions
 
+BLOCK_ROWS = 1 << 20
+
 
 class Yogi(torch.optim.Optimizer):
     """Yogi: Adam whose second moment moves by at most (1 - beta2) of the squared gradient.
@@ -61,18 +63,20 @@ class Yogi(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                gradient = parameter.grad
-                if group["weight_decay"]:
-                    gradient = gradient.add(parameter, alpha=group["weight_decay"])
                 state = self.state[parameter]
                 if not state:
                     state["first"] = torch.zeros_like(parameter)
                     state["second"] = torch.full_like(parameter, group["initial_second_moment"])
-                first, second = state["first"], state["second"]
-                square = gradient.square()
-                first.mul_(beta1).add_(gradient, alpha=1 - beta1)
-                second.addcmul_(square, torch.sign(second - square), value=-(1 - beta2))
-                parameter.addcdiv_(first, second.sqrt().add_(group["eps"]), value=-group["lr"])
+                whole = (parameter, parameter.grad, state["first"], state["second"])
+                # In blocks, so that squares, signs and roots take little memory.
+                blocks = (torch.atleast_1d(tensor).split(BLOCK_ROWS) for tensor in whole)
+                for weights, gradient, first, second in zip(*blocks, strict=True):
+                    if group["weight_decay"]:
+                        gradient = gradient.add(weights, alpha=group["weight_decay"])
+                    square = gradient.square()
+                    first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+                    second.addcmul_(square, torch.sign(second - square), value=-(1 - beta2))
+                    weights.addcdiv_(first, second.sqrt().add_(group["eps"]), value=-group["lr"])
         return loss
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -33,14 +33,24 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int) -
         OSError: The folder is not writable or the disk is full; older checkpoints stay.
     """
     folder.mkdir(exist_ok=True)
-    buffer = io.BytesIO()
     content = {"version": VERSION, "step": step, **state}
-    torch.save({**content, "sha256": _digest(content)}, buffer)
+    content["sha256"] = _digest(content)
     path = folder / f"step-{step:08d}.pt"
-    write_atomically(path, buffer.getvalue())
+    # Straight into the file: a copy in memory would be as large as all vectors of the run.
+    write_atomically(path, partial(_write, content))
     for old in _existing(folder)[:-keep]:
         old.unlink(missing_ok=True)
     return path
+
+
+def _write(content: dict[str, Any], file: BinaryIO) -> None:
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:
+        # PyTorch's writer goes on for a little after a write that failed, and stumbles over it.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def load_latest(folder: Path) -> dict[str, Any] | None:

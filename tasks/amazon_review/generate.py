@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pfl_bench.data import new_folder
-from tasks.common.fedscale.generating import GENERATED_MARK
 from tasks.common.fedscale.layout import COLUMNS, FOLDER
-from tasks.common.leaf.partition import Progress
+from tasks.common.generated import settings, write_mark
+from tasks.common.options import StrictOptions
+from tasks.common.progress import Progress
 
 # Most of Amazon's stars are five.
 STARS = np.array([0.08, 0.06, 0.10, 0.20, 0.56])
@@ -29,7 +30,7 @@ FEWEST, SPREAD = 4, 1.0
 SPLITS = (("train", 0.8), ("val", 0.1), ("test", 0.1))
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of generating reviews.
 
     Attributes:
@@ -38,8 +39,6 @@ class Options(BaseModel):
         mean_words: Mean words of a review.
         seed: Seed of everything that is drawn.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     users: int = Field(default=200, ge=1, le=1_000_000)
     mean_reviews: float = Field(default=30.0, ge=5, le=10_000)
@@ -50,25 +49,15 @@ class Options(BaseModel):
 def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
     """Write generated reviews, whole or not at all.
 
-    Args:
-        out: Folder to make; it may exist if it is empty.
-        options: How much of it.
-        progress: Called with what is being done, how much is done, and of how much.
-
-    Returns:
-        Facts for printing, and "prepare_options", the ``key=value`` texts that preparing needs.
-
-    Raises:
-        DataError: ``out`` is a file, or a folder that is not empty.
+    See ``tasks`` for arguments, facts and refusals.
     """
     with new_folder(out, "reviews") as folder:
         counts = _write(folder / FOLDER, options, progress)
-        settings = ", ".join(f"{name}={value}" for name, value in options.model_dump().items())
-        mark = (
+        write_mark(
+            folder,
             "These reviews are not Amazon's: words and reviewers are made up by\n"
-            f"pfl-bench data generate amazon_review ({settings}).\n"
+            f"pfl-bench data generate amazon_review ({settings(options, '=')}).\n",
         )
-        (folder / GENERATED_MARK).write_text(mark, encoding="utf-8")
     return {
         "what": "made-up reviews in FedScale's layout, not Amazon Review",
         "users": options.users,

@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-import numpy as np
-import torch
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 from torch import Tensor, nn
 
-from pfl_bench.data import open_store
-from pfl_bench.types import ConfigError, DataFacts
+from pfl_bench.types import DataFacts
+from tasks.common.options import StrictOptions
+from tasks.common.shapes import check_inputs
 from tasks.common.text.bag_of_words import BagOfWords
-from tasks.common.text.embeddings import read_vectors
-from tasks.common.text.words import SPECIAL, UNKNOWN_ID
+from tasks.common.text.embeddings import read_store_vectors
+from tasks.common.text.words import SPECIAL
 
 BAG, VECTORS = "bag_log_reg", "vector_log_reg"
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of the Amazon Review models.
 
     Attributes:
@@ -27,8 +26,6 @@ class Options(BaseModel):
         embeddings: File of word vectors (GloVe's text form, or LEAF's embs.json), which
             "vector_log_reg" needs; they are not trained.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Literal["vector_log_reg", "bag_log_reg"]
     embeddings: str | None = None
@@ -83,22 +80,14 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
         ConfigError: The data are not Amazon Review's.
         DataError: The file of word vectors is missing, damaged, or of other words.
     """
-    vocabulary = facts.extra.get("vocabulary")
-    if len(facts.input_shape) != 1 or vocabulary is None:
-        raise ConfigError(
-            f"model {options.name!r} of task amazon_review takes numbered words, but the data "
-            f"({facts.variant}) have inputs of shape {tuple(facts.input_shape)}; use "
-            "amazon_review data"
-        )
+    fits = len(facts.input_shape) == 1 and "vocabulary" in facts.extra
+    check_inputs(fits, "amazon_review", options.name, "numbered words", facts)
     if options.embeddings is None:
-        return BagOfWords(int(vocabulary["size"]) - len(SPECIAL), facts.num_classes, "zeros")
-    vectors = _letters_only(Path(options.embeddings), str(facts.extra["store"]))
+        return BagOfWords(
+            int(facts.extra["vocabulary"]["size"]) - len(SPECIAL), facts.num_classes, "zeros"
+        )
+    # As in FedScale, only words of letters alone count.
+    vectors = read_store_vectors(
+        Path(options.embeddings), str(facts.extra["store"]), "amazon_review", str.isalpha
+    )
     return SummedVectors(vectors, facts.num_classes)
-
-
-def _letters_only(path: Path, store: str) -> Tensor:
-    """Vectors of the vocabulary's words; as in FedScale, only words of letters alone count."""
-    with open_store(store, "amazon_review") as opened:
-        words = opened.names("vocabulary")
-    ids = {word: row for row, word in enumerate(words) if row > UNKNOWN_ID and word.isalpha()}
-    return torch.from_numpy(np.ascontiguousarray(read_vectors(path, ids, len(words)).values))

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import torch
-
 from pfl_bench.data import Store, open_store
 from pfl_bench.types import DataError, Examples
+from tasks.common.classification import known_facts
 from tasks.common.fedscale.stored import LabelledTask, TaskOptions
-from tasks.common.text.words import PAD_ID
+from tasks.common.text.padding import padded_words
 
 TASK_NAME = "amazon_review"
 # Of the store's facts, what a summary repeats.
@@ -41,29 +39,15 @@ class AmazonReviewTask(LabelledTask):
             )
         self._width = store.facts.input_shape[0]
         super().__init__(store, ("tokens", "targets"), self._to_examples, options)
-        known = store.facts.extra
-        extra: dict[str, Any] = {key: known[key] for key in FACTS_SHOWN if key in known}
-        # What the numbers mean, for models that load words' vectors.
-        extra["store"] = options.data
+        # The store says what the numbers mean, for models that load words' vectors.
+        extra = known_facts(store, FACTS_SHOWN) | {"store": options.data}
         self.facts = replace(self.facts, extra=extra)
 
     def _to_examples(self, fields: Mapping[str, Any]) -> Examples:
         """Pad each review's words to one width: int64, shape (n, L)."""
-        rows = fields["tokens"]
-        inputs = np.full((len(rows), self._width), PAD_ID, dtype=np.int64)
-        for place, row in enumerate(rows):
-            inputs[place, : len(row)] = row
-        targets = torch.from_numpy(fields["targets"].astype(np.int64))
-        return Examples(torch.from_numpy(inputs), targets)
+        return padded_words(fields["tokens"], fields["targets"], self._width)
 
 
 def build(options: Options) -> AmazonReviewTask:
-    """Open a prepared store.
-
-    Args:
-        options: Options of the task.
-
-    Raises:
-        DataError: There is no such file, or it was prepared for another task or is damaged.
-    """
+    """Open a prepared store; refused as ``open_store`` says, or if the options do not fit it."""
     return AmazonReviewTask(open_store(options.data, TASK_NAME), options)

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pfl_bench.data import new_folder
 from tasks.celeba.drawing import Looks, draw_face
 from tasks.celeba.images import ARCHIVE, FOLDER
-from tasks.celeba.published import GENERATED_MARK
 from tasks.celeba.tables import ATTRIBUTES, IDENTITIES
-from tasks.common.leaf.partition import Progress
+from tasks.common.generated import GENERATED_MARK, settings
+from tasks.common.options import StrictOptions
+from tasks.common.progress import Progress
 
 PARTITION = "list_eval_partition.txt"
 SIZE = (178, 218)
@@ -38,7 +39,7 @@ NAMES = (
 OPEN_WHEN_SMILING, OPEN_OTHERWISE = 0.6, 0.4
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of generating a mini CelebA.
 
     Attributes:
@@ -48,8 +49,6 @@ class Options(BaseModel):
         archive: "folder" writes the images into ``img_align_celeba/``, "zip" into the published
             ``img_align_celeba.zip``.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     num_users: int = Field(default=100, ge=1, le=20_000)
     images_per_user: int = Field(default=20, ge=1, le=100)
@@ -62,17 +61,7 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
 
     The same options give byte for byte the same files, under the same versions of numpy and Pillow.
 
-    Args:
-        out: Folder to make; it may exist if it is empty.
-        options: How much of it.
-        progress: Called with what is being done, how much is done, and of how much.
-
-    Returns:
-        Facts for printing: what this is, users, images and the share that smiles; and
-        "prepare_options", which are none.
-
-    Raises:
-        DataError: ``out`` is a file, or a folder that is not empty.
+    See ``tasks`` for arguments, facts and refusals. The facts have the share that smiles, too.
     """
     with new_folder(out, "pictures") as folder:
         return _write(folder, options, progress)
@@ -113,14 +102,13 @@ def _write(folder: Path, options: Options, progress: Progress) -> dict[str, Any]
             identities.append(f"{name} {owner + 1}\n")
             smiles += smiling
             progress("drawing faces", place + 1, len(owners))
-    settings = ", ".join(f"{name} = {value}" for name, value in options.model_dump().items())
     texts = {
         ATTRIBUTES: f"{len(rows)}\n{' '.join(NAMES)} \n{''.join(rows)}",
         IDENTITIES: "".join(identities),
         PARTITION: "".join(f"{line.split()[0]} 0\n" for line in identities),
         GENERATED_MARK: (
             "These files are not CelebA. They have its format, but the faces are drawn shapes and "
-            f"the people are made up,\nby pfl-bench data generate celeba ({settings}).\n"
+            f"the people are made up,\nby pfl-bench data generate celeba ({settings(options)}).\n"
         ),
     }
     for name, text in texts.items():

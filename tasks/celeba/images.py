@@ -5,7 +5,6 @@ from __future__ import annotations
 import zipfile
 import zlib
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from pfl_bench.types import DataError
@@ -82,12 +81,7 @@ class ImageSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._zip is not None:
             self._zip.close()
 

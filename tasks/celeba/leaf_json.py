@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.common.leaf.json_files import LeafUser, check_splits, find_files, read_users
+from tasks.common.leaf.json_files import LeafUser, find_files, read_splits
 
 LABEL = "Smiling"
 
@@ -31,22 +31,17 @@ def read_json(source: Path) -> Iterator[tuple[str, str, list[str], NDArray[np.ui
 
     Source: LEAF's data/celeba/preprocess/metadata_to_json.py, which writes 0.0 and 1.0.
     """
-    files = find_files(source)
-    check_splits(source, files)
     seen: dict[str, str] = {}
-    for split, paths in files.items():
-        for path in paths:
-            for user in read_users(path):
-                where = f"{path}, user {user.user!r}"
-                names = _names(user, where)
-                for name in names:
-                    first = seen.setdefault(name, where)
-                    if first is not where:
-                        raise DataError(
-                            f"{where}: image {name} is in {first} too; an image shows one "
-                            "celebrity and is in one split: get the files anew"
-                        )
-                yield split, user.user, names, _targets(user, where)
+    for split, user, where in read_splits(source, find_files(source)):
+        names = _names(user, where)
+        for name in names:
+            first = seen.setdefault(name, where)
+            if first is not where:
+                raise DataError(
+                    f"{where}: image {name} is in {first} too; an image shows one celebrity and is "
+                    "in one split: get the files anew"
+                )
+        yield split, user.user, names, _targets(user, where)
 
 
 def _names(user: LeafUser, where: str) -> list[str]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import nn
 
-from pfl_bench.types import ConfigError, DataFacts
+from pfl_bench.types import DataFacts
+from tasks.common.options import StrictOptions
+from tasks.common.shapes import check_inputs
+from tasks.common.vision.leaf_cnn import two_convolutions
 
 CHANNELS = 32
 NUM_BLOCKS = 4
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of the CelebA models.
 
     Attributes:
@@ -24,8 +27,6 @@ class Options(BaseModel):
             batches, and gradients of single examples do not exist. It is not offered.
         groups: Groups of "group", a divisor of 32.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Literal["leaf_cnn", "cnn"]
     normalization: Literal["group", "none"] = "group"
@@ -85,19 +86,7 @@ def cnn(num_classes: int, size: int) -> nn.Module:
     Source: Caldas et al. 2018, LEAF, appendix B: two convolutional layers followed by pooling, and
         a dense layer of 2,048 units; the kernels are those of models/femnist/cnn.py.
     """
-    quarter = size // 4
-    return nn.Sequential(
-        nn.Conv2d(3, 32, kernel_size=5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, kernel_size=5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * quarter * quarter, 2048),
-        nn.ReLU(),
-        nn.Linear(2048, num_classes),
-    )
+    return two_convolutions(3, size, num_classes)
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
@@ -114,11 +103,8 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
         ConfigError: The data are not square images in colour.
     """
     shape = tuple(facts.input_shape)
-    if len(shape) != 3 or shape[0] != 3 or shape[1] != shape[2]:
-        raise ConfigError(
-            f"model {options.name!r} of task celeba takes inputs of shape (3, size, size), but the "
-            f"data ({facts.variant}) have {shape}; use celeba data"
-        )
+    fits = len(shape) == 3 and shape[0] == 3 and shape[1] == shape[2]
+    check_inputs(fits, "celeba", options.name, "inputs of shape (3, size, size)", facts)
     if options.name == "cnn":
         return cnn(facts.num_classes, shape[1])
     return leaf_cnn(facts.num_classes, shape[1], options.normalization, options.groups)

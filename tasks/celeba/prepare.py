@@ -19,7 +19,6 @@ from tasks.celeba.leaf_json import LABEL, read_json
 from tasks.celeba.published import (
     FULL,
     GENERATED,
-    GENERATED_MARK,
     LEAST_IMAGES,
     PARTIAL,
     looks_full,
@@ -32,21 +31,19 @@ from tasks.celeba.tables import (
     read_attributes,
     read_identities,
 )
-from tasks.common.leaf.forms import choose_form
-from tasks.common.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
-from tasks.common.leaf.json_files import UNSPLIT, find_files
-from tasks.common.leaf.partition import DealOptions, Gathering, Progress, write_dealt
+from tasks.common.description import StoreDescription
+from tasks.common.forms import Form, choose_form
+from tasks.common.generated import GENERATED_FACTS, GENERATED_MARK
+from tasks.common.leaf.json_files import LOOKED_FOR, UNSPLIT, find_files
+from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
+from tasks.common.progress import Progress
 
 SIDE = 84
 NAMES_SHOWN = 10
-LOOKED_FOR = {
-    "published": f"the publisher's {ATTRIBUTES} and {IDENTITIES}, beside the images",
-    "leaf-json": f"{JSON_LOOKED_FOR}, beside the images",
-}
 
 
-class Options(DealOptions):
-    """Options of preparing CelebA, beside those of dealing.
+class Options(PartitionOptions):
+    """Options of preparing CelebA, beside those of partitioning.
 
     Attributes:
         min_examples: Celebrities with fewer images are dropped and counted; LEAF's five.
@@ -93,12 +90,9 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     Images keep their bytes. Those that are missing, cannot be decoded, or have no celebrity or no
     attributes are left out, counted and named. Memory does not grow with the images' bytes.
 
-    Args:
-        source: Folder with the images in ``img_align_celeba/`` or ``img_align_celeba.zip``, and
-            either ``list_attr_celeba.txt`` and ``identity_CelebA.txt``, or LEAF's JSON.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: What to tell, how to split, what to drop.
-        progress: Called with what is being done, how much is done, and of how much.
+    ``source`` is a folder with the images in ``img_align_celeba/`` or ``img_align_celeba.zip``,
+    and either ``list_attr_celeba.txt`` and ``identity_CelebA.txt``, or LEAF's JSON. For the
+    other arguments see ``tasks``.
 
     Returns:
         Facts for printing: variant, splits with their counts, what was left out and dropped, and
@@ -109,72 +103,72 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         ConfigError: There is no such attribute.
     """
     source, out = Path(source), Path(out)
-    form = choose_form(
-        source,
-        "CelebA",
-        LOOKED_FOR,
-        lambda name: _is_there(source, name, options),
-        options.form,
-    )
+    form = choose_form(source, "CelebA", _forms(options), options.form).name
     problems = Problems()
     lists = (_from_lists if form == "published" else _from_json)(source, options, problems)
     fields = {"image": FieldSpec("uint8", ragged=True)}
     fields |= {name: FieldSpec("uint8") for name in ("targets", *lists.columns)}
-    sizes: Counter[str] = Counter()
     with ImageSource(source) as images, Gathering(out, fields) as gathering:
-        done, total = 0, sum(len(entry.images) for entry in lists.entries)
-        for entry in lists.entries:
-            found = [_read(images, name, problems) for name in entry.images]
-            places = [place for place, data in enumerate(found) if data is not None]
-            done += len(found)
-            progress("reading images", done, total)
-            if not places:
-                continue
-            sizes[entry.celebrity] += len(places)
-            gathering.append(
-                entry.split,
-                entry.celebrity,
-                image=[np.frombuffer(found[place] or b"", dtype=np.uint8) for place in places],
-                targets=entry.targets[places],
-                **{
-                    name: entry.columns[places, column] for column, name in enumerate(lists.columns)
-                },
-            )
+        sizes = _gather(images, lists, gathering, problems, progress)
         if not sizes:
+            total = sum(len(entry.images) for entry in lists.entries)
             raise DataError(
                 f"{source}: no image of {total} can be used: {problems.facts()}; the images "
                 f"belong in {FOLDER}/ or {ARCHIVE}, under their published names"
             )
-        dealing = gathering.deal(options)
+        partition = gathering.partition(options)
         generated = find(source, GENERATED_MARK) is not None
         full = looks_full(sizes.total())
-        variant = GENERATED if generated else FULL if full else PARTIAL
         told = lists.label.replace("_", " ").lower()
         extra: dict[str, Any] = {
-            **dealing.facts,
+            **partition.facts,
             **table1(sizes.values()),
             "label": lists.label,
             "form": form,
             "generated": generated,
             "problems": problems.facts(),
+            **(GENERATED_FACTS if generated else {}),
         }
-        if generated:
-            # A drawn celebrity is nobody: a guarantee for one protects no person.
-            extra["artificial_users"] = True
-        splits = write_dealt(
-            out,
-            dealing,
+        description = StoreDescription(
             task="celeba",
-            variant=variant,
+            variant=GENERATED if generated else FULL if full else PARTIAL,
             source="drawn faces in CelebA's format" if generated else "CelebA, aligned images",
             num_classes=2,
             input_shape=(3, SIDE, SIDE),
             fields=fields,
             extra=extra,
             names={"targets": [f"not {told}", told]},
-            progress=progress,
         )
-    return {"variant": variant, "splits": splits, **extra}
+        splits = write_partition(out, partition, description, progress)
+    return {"variant": description.variant, "splits": splits, **extra}
+
+
+def _gather(
+    images: ImageSource,
+    lists: Lists,
+    gathering: Gathering,
+    problems: Problems,
+    progress: Progress,
+) -> Counter[str]:
+    """Gather the images that can be used; returns how many each celebrity has."""
+    sizes: Counter[str] = Counter()
+    done, total = 0, sum(len(entry.images) for entry in lists.entries)
+    for entry in lists.entries:
+        found = [_read(images, name, problems) for name in entry.images]
+        places = [place for place, data in enumerate(found) if data is not None]
+        done += len(found)
+        progress("reading images", done, total)
+        if not places:
+            continue
+        sizes[entry.celebrity] += len(places)
+        gathering.append(
+            entry.split,
+            entry.celebrity,
+            image=[np.frombuffer(found[place] or b"", dtype=np.uint8) for place in places],
+            targets=entry.targets[places],
+            **{name: entry.columns[places, column] for column, name in enumerate(lists.columns)},
+        )
+    return sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +205,20 @@ class Lists:
     entries: list[Entry]
 
 
-def _is_there(source: Path, form: str, options: Options) -> bool:
-    """Whether a form is there; LEAF's JSON gives way to the lists that it is made from."""
-    lists = bool(find(source, ATTRIBUTES) or find(source, IDENTITIES))
-    if form == "published":
-        return lists
-    return bool(find_files(source)) and (options.form == form or not lists)
+def _forms(options: Options) -> tuple[Form, ...]:
+    """The forms; LEAF's JSON gives way to the lists that it is made from."""
+
+    def has_lists(source: Path) -> bool:
+        return bool(find(source, ATTRIBUTES) or find(source, IDENTITIES))
+
+    def has_json(source: Path) -> bool:
+        return bool(find_files(source)) and (options.form is not None or not has_lists(source))
+
+    looked_for = f"the publisher's {ATTRIBUTES} and {IDENTITIES}, beside the images"
+    return (
+        Form("published", looked_for, has_lists),
+        Form("leaf-json", f"{LOOKED_FOR}, beside the images", has_json),
+    )
 
 
 def _from_lists(source: Path, options: Options, problems: Problems) -> Lists:

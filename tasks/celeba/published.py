@@ -11,7 +11,6 @@ from tasks.common.leaf import table1 as leaf
 IMAGES, IDENTITIES, NUM_ATTRIBUTES = 202_599, 10_177, 40
 # LEAF's table 1 has celebrities with at least so many images.
 LEAST_IMAGES = 5
-GENERATED_MARK = "GENERATED.txt"
 FULL, PARTIAL, GENERATED = "celeba", "celeba-partial", "celeba-generated"
 
 

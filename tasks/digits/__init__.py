@@ -1,1 +1,1 @@
-"""Demonstration task: scikit-learn's handwritten digits, dealt to artificial users."""
+"""Demonstration task: scikit-learn's handwritten digits, assigned to artificial users."""

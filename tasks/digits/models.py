@@ -5,21 +5,20 @@ from __future__ import annotations
 from math import prod
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
 from pfl_bench.types import DataFacts
+from tasks.common.options import StrictOptions
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of the digits models.
 
     Attributes:
         name: "softmax" (64 -> classes) or "mlp" (64 -> hidden -> classes, ReLU).
         hidden: Units of the hidden layer of "mlp", 1 to 4,096; "softmax" has none and ignores it.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Literal["softmax", "mlp"]
     hidden: int = Field(default=64, ge=1, le=4096)

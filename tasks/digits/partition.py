@@ -1,4 +1,4 @@
-"""Deal labelled examples to artificial users with skewed labels and skewed sizes."""
+"""Assign labelled examples to artificial users with skewed labels and skewed sizes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 SIZE_SPREAD = 1.0
 
 
-def deal(
+def partition(
     labels: NDArray[np.int64],
     num_users: int,
     label_concentration: float,
     rng: np.random.Generator,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Deal every example to exactly one user; every user gets at least one.
+    """Assign every example to exactly one user; every user gets at least one.
 
     Sizes are one plus a multinomial share of the rest, with log-normal weights. Each user has a
     label distribution drawn from a symmetric Dirichlet; the users' places are filled in random
@@ -41,7 +41,7 @@ def deal(
     num_examples = len(labels)
     if not 1 <= num_users <= num_examples:
         raise ValueError(
-            f"num_users = {num_users}: {num_examples} examples can be dealt to 1 to "
+            f"num_users = {num_users}: {num_examples} examples can be assigned to 1 to "
             f"{num_examples} users, as each needs one; choose a number in that range"
         )
     if not label_concentration > 0:

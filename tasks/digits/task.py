@@ -1,4 +1,4 @@
-"""The digits task: 1,797 real handwritten digits of 8 x 8 pixels, dealt to artificial users."""
+"""The digits task: 1,797 real handwritten digits of 8 x 8 pixels, assigned to artificial users."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from importlib import metadata
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
-from torch.nn import functional
+from pydantic import Field
 
 from pfl_bench.data import InMemorySplit
-from pfl_bench.types import DataError, DataFacts
-from tasks.digits.partition import deal
+from pfl_bench.types import DataFacts
+from tasks.common.classification import InMemoryTask
+from tasks.common.options import StrictOptions
+from tasks.digits.partition import partition
 
 NUM_EXAMPLES = 1797
 NUM_CLASSES = 10
@@ -24,63 +24,27 @@ USERS_PER_HELD_OUT_USER = 6
 _FILE = "sklearn/datasets/data/digits.csv.gz"
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of the digits task.
 
     Attributes:
         num_users: Training users, 1 to 1,199; "val" and "test" get a sixth as many each.
         label_concentration: Dirichlet parameter of the users' label skew, 0.001 to 1,000,000.
-        partition_seed: Seed of the split and of the dealing; separate from the run's seed, so
+        partition_seed: Seed of the split and of the partition; separate from the run's seed, so
             that runs with different seeds see the same users.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     num_users: int = Field(default=300, ge=1, le=NUM_EXAMPLES - 2 * NUM_HELD_OUT)
     label_concentration: float = Field(default=1.0, ge=1e-3, le=1e6)
     partition_seed: int = Field(default=0, ge=0)
 
 
-class DigitsTask:
-    """Classify handwritten digits; cross entropy loss.
-
-    Args:
-        splits: The splits by name.
-        facts: What is known of the data.
-    """
-
-    metrics: tuple[str, ...] = ("classification",)
-
-    def __init__(self, splits: dict[str, InMemorySplit], facts: DataFacts) -> None:
-        self.facts = facts
-        self._splits = splits
-
-    @property
-    def split_names(self) -> tuple[str, ...]:
-        """Names of the splits."""
-        return tuple(self._splits)
-
-    def split(self, name: str) -> InMemorySplit:
-        """Open one split.
-
-        Raises:
-            DataError: There is no split of that name.
-        """
-        if name not in self._splits:
-            raise DataError(f"task digits has no split {name!r}; choose from {self.split_names}")
-        return self._splits[name]
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy of logits of shape (n, 10) and targets of shape (n,)."""
-        return functional.cross_entropy(outputs, targets)
-
-    def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy of each example, shape (n,)."""
-        return functional.cross_entropy(outputs, targets, reduction="none")
+class DigitsTask(InMemoryTask[InMemorySplit]):
+    """Classify handwritten digits; cross entropy loss."""
 
 
 def build(options: Options) -> DigitsTask:
-    """Load the digits from scikit-learn's own installation and deal them to users.
+    """Load the digits from scikit-learn's own installation and assign them to users.
 
     Args:
         options: Options of the task.
@@ -104,7 +68,7 @@ def build(options: Options) -> DigitsTask:
     digest = hashlib.sha256()
     for name, part in parts.items():
         num_users = options.num_users if name == "train" else num_held_out_users
-        order, offsets = deal(targets[part], num_users, options.label_concentration, rng)
+        order, offsets = partition(targets[part], num_users, options.label_concentration, rng)
         part = part[order]
         tensors = torch.from_numpy(inputs[part]), torch.from_numpy(targets[part])
         ids = [f"{name}-{user:04d}" for user in range(num_users)]
@@ -124,7 +88,7 @@ def build(options: Options) -> DigitsTask:
         extra=options.model_dump(),
         artificial_users=True,
     )
-    return DigitsTask(splits, facts)
+    return DigitsTask("digits", splits, facts)
 
 
 def _read_digits() -> tuple[NDArray[np.float64], NDArray[np.float64]]:

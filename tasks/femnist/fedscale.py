@@ -23,7 +23,8 @@ from tasks.common.fedscale.published import Counts, table5
 from tasks.common.fedscale.samples import LeftOut, grouped, prefetch
 from tasks.common.fedscale.streaming import BadSamples, Options, open_layout
 from tasks.common.fedscale.survey import Labels
-from tasks.common.leaf.partition import Gathering, Progress
+from tasks.common.leaf.partition import Gathering
+from tasks.common.progress import Progress
 from tasks.common.vision.pictures import PictureError, opened
 from tasks.femnist.forms import NUM_CHARACTERS, SIDE, Form, Reading
 from tasks.femnist.nist import RAW_SIDE, to_grey
@@ -120,7 +121,7 @@ def is_there(source: Path) -> bool:
 
 FORMS = (
     Form(
-        variant="fedscale",
+        name="fedscale",
         looked_for=f"FedScale: {FOLDER}/train.csv (and val.csv, test.csv) beside the pictures",
         is_there=is_there,
         read=read,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.data import FieldSpec
 from pfl_bench.types import DataError, SplitBy
+from tasks.common import forms
 
 SIDE = 28
 NUM_PIXELS = SIDE * SIDE
@@ -41,22 +41,16 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """One public form of the data.
+class Form(forms.Form):
+    """One public form of the data; its name is the variant of stores, too.
 
     Attributes:
-        variant: Machine name.
-        looked_for: What the form looks like on disk, for messages.
-        is_there: Whether a folder shows signs of this form; it may still be incomplete.
         read: Reads a folder and gathers what it holds, in ``FIELDS``: takes the folder, a
             gathering and a progress, and its own options by name.
         options: Options of preparing that this form has and not all others.
         is_leafs: Whether it is what LEAF's own tools make, which its table 1 counts.
     """
 
-    variant: str
-    looked_for: str
-    is_there: Callable[[Path], bool]
     read: Callable[..., Reading]
     options: tuple[str, ...] = ()
     is_leafs: bool = False

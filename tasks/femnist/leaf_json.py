@@ -13,11 +13,11 @@ from tasks.common.leaf.json_files import (
     LOOKED_FOR,
     UNSPLIT,
     LeafUser,
-    check_splits,
     find_files,
-    read_users,
+    read_splits,
 )
-from tasks.common.leaf.partition import Gathering, Progress
+from tasks.common.leaf.partition import Gathering
+from tasks.common.progress import Progress
 from tasks.femnist.forms import (
     NUM_CHARACTERS,
     NUM_PIXELS,
@@ -46,28 +46,18 @@ def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
         DataError: A file is damaged or contradicts itself; the message names file and user, or
             the position.
     """
-    files = find_files(source)
-    check_splits(source, files)
-    paths = [(split, path) for split, of_split in files.items() for path in of_split]
-    total = sum(path.stat().st_size for _, path in paths)
-    done, error = 0, 0.0
-    for split, path in paths:
-        before = done
-
-        def tell(position: int, before: int = before) -> None:
-            progress("reading LEAF JSON (bytes)", before + position, total)
-
-        for user in read_users(path, tell):
-            images, labels, rounding = _examples(user, f"{path}, user {user.user!r}")
-            gathering.append(split, user.user, inputs=images, targets=labels)
-            error = max(error, rounding)
-        done += path.stat().st_size
+    files, error = find_files(source), 0.0
+    for split, user, where in read_splits(source, files, progress):
+        images, labels, rounding = _examples(user, where)
+        gathering.append(split, user.user, inputs=images, targets=labels)
+        error = max(error, rounding)
+    paths = [path for of_split in files.values() for path in of_split]
     return Reading(
         source="FEMNIST in LEAF's JSON form"
         + (", split as published" if UNSPLIT not in files else ", all_data files"),
         num_classes=NUM_CHARACTERS,
         split_by=None if UNSPLIT in files else _split_by(source, gathering),
-        extra={"files": len(paths), "first_file": paths[0][1].name, **rounding_facts(error)},
+        extra={"files": len(paths), "first_file": paths[0].name, **rounding_facts(error)},
     )
 
 
@@ -112,7 +102,7 @@ def _array(values: list[Any]) -> NDArray[Any]:
 
 FORMS = (
     Form(
-        variant="leaf-json",
+        name="leaf-json",
         looked_for=LOOKED_FOR,
         is_there=lambda source: bool(find_files(source)),
         read=read,

@@ -5,23 +5,24 @@ from __future__ import annotations
 from math import prod
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
 from torch import nn
 
-from pfl_bench.types import ConfigError, DataFacts
-from tasks.common.vision.normalization import use_group_norm
+from pfl_bench.types import DataFacts
+from tasks.common.options import StrictOptions
+from tasks.common.shapes import check_inputs
+from tasks.common.vision.leaf_cnn import two_convolutions
+from tasks.common.vision.normalization import for_one_channel
 
-IMAGE_SHAPE = (1, 28, 28)
+SIDE = 28
+IMAGE_SHAPE = (1, SIDE, SIDE)
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of the FEMNIST models.
 
     Attributes:
         name: "leaf_cnn", "cnn", "resnet18" or "softmax".
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Literal["leaf_cnn", "cnn", "resnet18", "softmax"]
 
@@ -37,18 +38,7 @@ def leaf_cnn(num_classes: int) -> nn.Module:
 
     Source: Caldas et al. 2018, LEAF, models/femnist/cnn.py.
     """
-    return nn.Sequential(
-        nn.Conv2d(1, 32, kernel_size=5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, kernel_size=5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * 7 * 7, 2048),
-        nn.ReLU(),
-        nn.Linear(2048, num_classes),
-    )
+    return two_convolutions(1, SIDE, num_classes)
 
 
 def cnn(num_classes: int) -> nn.Module:
@@ -95,11 +85,7 @@ def resnet18(num_classes: int) -> nn.Module:
     """
     from torchvision.models import resnet18 as for_colours
 
-    module: nn.Module = for_colours(weights=None, num_classes=num_classes)
-    module.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
-    nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
-    use_group_norm(module)
-    return module
+    return for_one_channel(for_colours(weights=None, num_classes=num_classes))
 
 
 def softmax(num_classes: int) -> nn.Module:
@@ -120,10 +106,7 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
     Raises:
         ConfigError: The data are not images of that shape.
     """
-    if tuple(facts.input_shape) != IMAGE_SHAPE:
-        raise ConfigError(
-            f"model {options.name!r} of task femnist takes inputs of shape {IMAGE_SHAPE}, but the "
-            f"data ({facts.variant}) have {tuple(facts.input_shape)}; use femnist data"
-        )
+    fits = tuple(facts.input_shape) == IMAGE_SHAPE
+    check_inputs(fits, "femnist", options.name, f"inputs of shape {IMAGE_SHAPE}", facts)
     builders = {"leaf_cnn": leaf_cnn, "cnn": cnn, "resnet18": resnet18, "softmax": softmax}
     return builders[options.name](facts.num_classes)

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
 from tasks.common.fedscale.layout import FOLDER
-from tasks.common.leaf.partition import Gathering, Progress
+from tasks.common.leaf.partition import Gathering
 from tasks.common.leaf.plan import UNSPLIT
+from tasks.common.progress import Progress
 from tasks.common.vision.pictures import PictureError, opened
 from tasks.femnist.forms import NUM_CHARACTERS, SIDE, Form, Reading
 
@@ -79,8 +80,7 @@ def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
     Raises:
         DataError: A folder is missing or without images, or no image could be used.
     """
-    folders = {name: find_folder(source, name) for name in ("by_write", "by_class")}
-    by_write, by_class = folders["by_write"], folders["by_class"]
+    by_write, by_class = (find_folder(source, name) for name in ("by_write", "by_class"))
     if by_write is None or by_class is None:
         missing = "by_write" if by_write is None else "by_class"
         raise DataError(
@@ -209,7 +209,7 @@ def is_there(source: Path) -> bool:
 LOOKED_FOR = "NIST SD 19: by_write/hsf_*/<writer>/<type>/*.png with by_class/<hex>/hsf_*/*.png"
 FORMS = (
     Form(
-        variant="nist",
+        name="nist",
         looked_for=LOOKED_FOR,
         is_there=is_there,
         read=read,

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
 from tasks.common.leaf.json_files import UNSPLIT
-from tasks.common.leaf.partition import Gathering, Progress
+from tasks.common.leaf.partition import Gathering
+from tasks.common.parquet import DamagedInputError, find_parquet, open_parquet
+from tasks.common.progress import Progress
 from tasks.common.vision.pictures import PictureError
 from tasks.femnist.fedscale import read_picture
 from tasks.femnist.forms import NUM_CHARACTERS, Form, Reading
@@ -26,11 +28,6 @@ COLUMNS = ("image", "writer_id", "character")
 NUM_IMAGES = 814_277
 ROWS_AT_ONCE = 4096
 _MIDDLE_GREY = 127.5
-
-
-def find_files(source: Path) -> list[Path]:
-    """All parquet files below a folder, by path."""
-    return sorted(path for path in source.rglob("*.parquet") if path.is_file())
 
 
 def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
@@ -48,7 +45,7 @@ def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
         DataError: A file is damaged or lacks a column, a row is wrong, or the files are of several
             splits.
     """
-    paths = find_files(source)
+    paths = find_parquet(source)
     _refuse_splits(source, paths)
     done, brightness = 0, 0.0
     dark: bool | None = None
@@ -99,12 +96,9 @@ def _refuse_splits(source: Path, paths: list[Path]) -> None:
 
 def _batches(path: Path) -> Iterator[tuple[int, dict[str, list[Any]]]]:
     """Rows of a file, some at a time: the number of the first, from 1, and the columns."""
-    import pyarrow
-    from pyarrow.parquet import ParquetFile
-
     row = 1
     try:
-        with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+        with open_parquet(path) as file:
             there = file.schema_arrow.names
             missing = [name for name in COLUMNS if name not in there]
             if missing:
@@ -115,10 +109,9 @@ def _batches(path: Path) -> Iterator[tuple[int, dict[str, list[Any]]]]:
             for batch in file.iter_batches(ROWS_AT_ONCE, columns=COLUMNS, use_threads=False):
                 yield row, batch.to_pydict()
                 row += batch.num_rows
-    except (pyarrow.ArrowException, OSError) as error:
+    except DamagedInputError as error:
         raise DataError(
-            f"{path}: cannot be read ({' '.join(str(error).split())[:200]}); the file is damaged "
-            "or cut: get it anew"
+            f"{path}: cannot be read ({error}); the file is damaged or cut: get it anew"
         ) from error
 
 
@@ -154,10 +147,10 @@ def _examples(
 
 FORMS = (
     Form(
-        variant="parquet",
+        name="parquet",
         looked_for="parquet files of the data set flwrlabs/femnist: *.parquet, directly or in "
         "folders",
-        is_there=lambda source: bool(find_files(source)),
+        is_there=lambda source: bool(find_parquet(source)),
         read=read,
     ),
 )

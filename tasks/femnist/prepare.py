@@ -8,11 +8,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pfl_bench.types import ConfigError, DataError, RemoteFile
+from tasks.common.description import StoreDescription
 from tasks.common.fedscale.streaming import BadSamples
-from tasks.common.leaf.forms import choose_form
+from tasks.common.forms import choose_form
 from tasks.common.leaf.options import FORM_NAMES
-from tasks.common.leaf.partition import DealOptions, Gathering, Progress, write_dealt
+from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.table1 import FEMNIST, compare
+from tasks.common.progress import Progress
 from tasks.femnist import fedscale, leaf_json, nist, parquet, qmnist, tff
 from tasks.femnist.forms import FIELDS, SIDE, Form
 
@@ -60,7 +62,7 @@ FILES_NOTE = (
 )
 
 
-class Options(DealOptions):
+class Options(PartitionOptions):
     """Options of preparing FEMNIST, beside those of LEAF's data tools.
 
     Attributes:
@@ -82,11 +84,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     Memory is bounded by the largest writer of one file, not by the data; beside ``out`` it needs
     temporary space of about twice the store's size.
 
-    Args:
-        source: Folder in one of the forms of the README.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: How to split, and what to drop.
-        progress: Called with what is being done, how much is done, and of how much if known.
+    ``source`` is a folder in one of the forms of the README. For the other arguments see
+    ``tasks``.
 
     Returns:
         Facts for printing: variant, source, splits with their counts, what was dropped, and of
@@ -101,48 +100,35 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     source, out = Path(source), Path(out)
     if out.is_dir():
         raise DataError(f"{out} is a folder; --out names the file to write, such as femnist.h5")
-    forms = {form.variant: form for form in FORMS}
-    looked_for = {name: form.looked_for for name, form in forms.items()}
-    form = forms[
-        choose_form(
-            source,
-            "FEMNIST",
-            looked_for,
-            lambda name: forms[name].is_there(source),
-            options.form,
-        )
-    ]
+    form = choose_form(source, "FEMNIST", FORMS, options.form)
     own = _own_options(form, options)
     with Gathering(out, FIELDS) as gathering:
         reading = form.read(source, gathering, progress, **own)
-        dealing = gathering.deal(options, published_as=reading.split_by)
+        partition = gathering.partition(options, published_as=reading.split_by)
         extra = dict(reading.extra)
         if form.is_leafs:
             sizes = gathering.examples_per_user().values()
             extra |= compare(sizes, FEMNIST, "images of characters")
-        counts = write_dealt(
-            out,
-            dealing,
+        description = StoreDescription(
             task="femnist",
-            variant=form.variant,
+            variant=form.name,
             source=reading.source,
             num_classes=reading.num_classes,
             input_shape=(SIDE, SIDE),
             fields=FIELDS,
             extra=extra,
-            names={},
-            progress=progress,
         )
-    facts = {**dealing.facts, **extra}
-    return {"variant": form.variant, "source": reading.source, "splits": counts, **facts}
+        counts = write_partition(out, partition, description, progress)
+    facts = {**partition.facts, **extra}
+    return {"variant": form.name, "source": reading.source, "splits": counts, **facts}
 
 
 def _own_options(form: Form, options: Options) -> dict[str, Any]:
     """Values of the options that the form has alone."""
     for name in {name for other in FORMS for name in other.options}:
         if name in options.model_fields_set and name not in form.options:
-            having = ", ".join(other.variant for other in FORMS if name in other.options)
+            having = ", ".join(other.name for other in FORMS if name in other.options)
             raise ConfigError(
-                f"{name}: nothing to choose for {form.variant}, only for {having}; leave it out"
+                f"{name}: nothing to choose for {form.name}, only for {having}; leave it out"
             )
     return {name: getattr(options, name) for name in form.options}

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.common.leaf.partition import Gathering, Progress
+from tasks.common.leaf.partition import Gathering
 from tasks.common.leaf.plan import UNSPLIT
+from tasks.common.progress import Progress
 from tasks.femnist.forms import NUM_DIGITS, SIDE, Form, Reading
 from tasks.femnist.idx import find_idx, read_idx
 
@@ -151,4 +152,4 @@ def _append(gathering: Gathering, images: NDArray[np.uint8], labels: NDArray[np.
         gathering.append(UNSPLIT, f"qmnist-{writer:04d}", inputs=images[rows], targets=classes)
 
 
-FORMS = (Form(variant="qmnist-digits", looked_for=LOOKED_FOR, is_there=is_there, read=read),)
+FORMS = (Form(name="qmnist-digits", looked_for=LOOKED_FOR, is_there=is_there, read=read),)

@@ -6,30 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
-from torch.nn import functional
 
 from pfl_bench.data import Store, StoredTask, open_store
 from pfl_bench.types import Examples
+from tasks.common.classification import CrossEntropy
+from tasks.common.options import StoredOptions
 
 TASK_NAME = "femnist"
 WHITE = 255.0
 
 
-class Options(BaseModel):
-    """Options of the FEMNIST task.
-
-    Attributes:
-        data: Path of the store that ``pfl-bench data prepare femnist`` wrote.
-        max_examples_per_user: A user with more gives a random subset of this size, drawn anew at
-            each read for training; None for no limit.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    data: str
-    max_examples_per_user: int | None = Field(default=None, ge=1)
+class Options(StoredOptions):
+    """Options of the FEMNIST task: those of all tasks on a store."""
 
 
 def to_examples(fields: Mapping[str, Any]) -> Examples:
@@ -45,7 +33,7 @@ def to_examples(fields: Mapping[str, Any]) -> Examples:
     return Examples(inputs, torch.from_numpy(fields["targets"]).to(torch.int64))
 
 
-class FemnistTask(StoredTask):
+class FemnistTask(CrossEntropy, StoredTask):
     """Classify handwritten characters; cross entropy loss.
 
     Args:
@@ -53,30 +41,13 @@ class FemnistTask(StoredTask):
         max_examples_per_user: As in ``Options``.
     """
 
-    metrics: tuple[str, ...] = ("classification",)
-
     def __init__(self, store: Store, max_examples_per_user: int | None) -> None:
         # The store keeps images as (28, 28); models see a channel axis.
         shape = (1, *store.facts.input_shape)
         fields = ("inputs", "targets")
         super().__init__(store, fields, to_examples, max_examples_per_user, input_shape=shape)
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy of logits of shape (n, num_classes) and targets of shape (n,)."""
-        return functional.cross_entropy(outputs, targets)
-
-    def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy of each example, shape (n,)."""
-        return functional.cross_entropy(outputs, targets, reduction="none")
-
 
 def build(options: Options) -> FemnistTask:
-    """Open a prepared store.
-
-    Args:
-        options: Options of the task.
-
-    Raises:
-        DataError: There is no such file, or it was prepared for another task or is damaged.
-    """
+    """Open a prepared store; refused as ``open_store`` says, or if the options do not fit it."""
     return FemnistTask(open_store(options.data, TASK_NAME), options.max_examples_per_user)

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.common.leaf.partition import Gathering, Progress
+from tasks.common.leaf.partition import Gathering
+from tasks.common.progress import Progress
 from tasks.femnist.forms import (
     NUM_CHARACTERS,
     NUM_DIGITS,
@@ -119,7 +120,7 @@ _KEYS = ("pixels", "label")
 
 def _form(variant: str, stem: str, num_classes: int) -> Form:
     return Form(
-        variant=variant,
+        name=variant,
         looked_for=f"TensorFlow Federated: {stem}_train.h5 and {stem}_test.h5",
         is_there=lambda source: any(path.exists() for path in _paths(source, stem).values()),
         read=partial(read, stem=stem, num_classes=num_classes),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from tasks.common.threads import map_in_order
 from tasks.common.vision.pictures import PictureError, opened
 
 # Kinds that make an image unusable; all other kinds are reported only.
@@ -21,8 +20,6 @@ GREY_MODES = ("1", "L", "LA", "I", "F")
 JPEG_FORMATS = ("JPEG", "MPO")
 # Decoding at an eighth of the size finds a cut file all the same, in half the time.
 DRAFT_FRACTION = 8
-IMAGES_AHEAD = 64
-MAX_WORKERS = 8
 
 Check = Literal["decode", "headers"]
 
@@ -104,15 +101,5 @@ def examined(images: Iterable[RawImage], side: int, check: Check) -> Iterator[Ra
             return image
         return image._replace(finding=examine(image.data, side, check))
 
-    waiting: deque[Future[RawImage]] = deque()
-    with ThreadPoolExecutor(max_workers=min(MAX_WORKERS, os.cpu_count() or 1)) as threads:
-        try:
-            for image in images:
-                waiting.append(threads.submit(look, image))
-                if len(waiting) >= IMAGES_AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+    with closing(map_in_order(look, images)) as looked:
+        yield from (image for _, image in looked)

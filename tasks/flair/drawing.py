@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw
 
 Floats = NDArray[np.float64]
-Colour = tuple[int, int, int]
+# Pillow's number for a colour: red, then green and blue in higher bytes.
+PACKED = np.array([1, 1 << 8, 1 << 16])
 
 # Counts changes of the pictures that the same draws give; the variant of stores names it.
 DRAWING = 2
@@ -200,7 +203,7 @@ def draw_picture(
     Returns:
         The bytes of an RGB JPEG.
     """
-    (ground,) = _seen((camera.ground + rng.normal(0.0, 12.0, 3))[None], camera)
+    ground = _seen(camera.ground + rng.normal(0.0, 12.0, 3), camera)
     image = Image.new("RGB", (side, side), ground)
     canvas = ImageDraw.Draw(image)
     _draw_clutter(canvas, camera, rng, side)
@@ -226,15 +229,12 @@ def _grain(level: int) -> Image.Image:
     return Image.merge("RGB", (tile, tile, tile))
 
 
-def _free_places(tried: list[list[list[float]]]) -> Iterator[list[float]]:
+def _free_places(tried: list[list[list[float]]]) -> list[list[float]]:
     """Of some places in [0, 1]^2 for each, the one that is farthest from those that are taken."""
-    taken: list[list[float]] = []
-    for places in tried:
-        best = places[0]
-        if taken:
-            best = max(places, key=lambda place: min(math.dist(place, other) for other in taken))
-        taken.append(best)
-        yield best
+    taken = [tried[0][0]]
+    for places in tried[1:]:
+        taken.append(max(places, key=lambda place: min(map(math.dist, repeat(place), taken))))
+    return taken
 
 
 def _depth_and_name(fine: str) -> tuple[int, str]:
@@ -249,24 +249,30 @@ def _draw_glyphs(
     side: int,
 ) -> None:
     """Draw the glyphs of labels at random places, of random size, angle and mirroring."""
-    number = len(fine_labels)
+    glyphs = [GLYPHS[fine] for fine in fine_labels]
+    number = len(glyphs)
+    if not number:
+        return
     places = rng.uniform(0.14, 0.86, (number, PLACES_TRIED, 2)).tolist()
     radii = rng.uniform(*GLYPH_RADIUS, (number, 1)) * rng.uniform(0.9, 1.1, (number, 2)) * side
     radii[:, 0] *= rng.integers(0, 2, number) * 2 - 1
+    radii *= [glyph.stretch for glyph in glyphs]
     angles = rng.normal(0.0, camera.tilt, number).tolist()
     jitter = rng.normal(0.0, INK_JITTER, (number, len(INKS), 3))
-    for fine, (x, y), (width, height), angle, shift in zip(
-        fine_labels, _free_places(places), radii.tolist(), angles, jitter, strict=True
-    ):
-        glyph = GLYPHS[fine]
-        width, height = width * glyph.stretch[0], height * glyph.stretch[1]
-        cosine, sine = math.cos(angle), math.sin(angle)
-        turn = np.array([[width * cosine, width * sine], [-height * sine, height * cosine]])
-        corners = (glyph.corners @ turn + (x * side, y * side)).ravel().tolist()
-        colours = _seen(glyph.inks + shift, camera)
+    colours = _seen(np.array([glyph.inks for glyph in glyphs]) + jitter, camera)
+    turns = [
+        [
+            (width * math.cos(angle), width * math.sin(angle)),
+            (-height * math.sin(angle), height * math.cos(angle)),
+        ]
+        for (width, height), angle in zip(radii.tolist(), angles, strict=True)
+    ]
+    centres = np.array(_free_places(places)) * side
+    for glyph, turn, centre, inks in zip(glyphs, np.array(turns), centres, colours, strict=True):
+        corners = (glyph.corners @ turn + centre).ravel().tolist()
         start = 0
         for ink, end in zip(glyph.fills, glyph.ends, strict=True):
-            canvas.polygon(corners[start:end], fill=colours[ink])
+            canvas.polygon(corners[start:end], fill=inks[ink])
             start = end
 
 
@@ -285,7 +291,15 @@ def _draw_clutter(
         canvas.polygon(polygon[: 2 * number], fill=colour)
 
 
-def _seen(inks: Floats, camera: Camera) -> list[Colour]:
-    """The colours that a camera makes of inks, shape (n, 3)."""
+def _seen(inks: Floats, camera: Camera) -> Any:
+    """The colours that a camera makes of inks, as Pillow packs them into whole numbers.
+
+    Args:
+        inks: Shape (..., 3).
+        camera: The user's camera.
+
+    Returns:
+        Nested lists of shape (...), or one number for one ink.
+    """
     seen = (inks * camera.gains).clip(MOST_GRAIN, 255 - MOST_GRAIN).astype(np.int64)
-    return list(map(tuple, seen.tolist()))
+    return (seen @ PACKED).tolist()

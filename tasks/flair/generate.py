@@ -19,39 +19,21 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from pfl_bench.data import new_folder
+from tasks.common.generated import settings, write_mark
+from tasks.common.options import StrictOptions
+from tasks.common.progress import Progress
 from tasks.flair.drawing import DRAWING, FINE_TO_COARSE, GLYPHS
 from tasks.flair.drawing_pool import PICTURES_A_BATCH, Batch, choose_processes, draw_in_order
 from tasks.flair.labels import RELATIONSHIP
-from tasks.flair.metadata import METADATA, Progress
-from tasks.flair.published import GENERATED_MARK, IMAGE_SIDE, IMAGES, SPLITS, drawing_line
+from tasks.flair.metadata import METADATA
+from tasks.flair.published import COARSE_IMAGES, IMAGE_SIDE, IMAGES, SPLITS, drawing_line
 
 Booleans = NDArray[np.bool_]
 
-# Images of all splits that have each coarse label.
-# Source: apple/ml-flair, the outputs of explore_labels.ipynb.
-PUBLISHED_COUNTS = {
-    "animal": 68858,
-    "art": 37230,
-    "celebration": 3769,
-    "equipment": 225862,
-    "fire": 3011,
-    "food": 110792,
-    "games": 1093,
-    "interior_room": 32042,
-    "light": 11326,
-    "liquid": 68677,
-    "material": 139733,
-    "music": 2571,
-    "outdoor": 131322,
-    "plant": 123363,
-    "recreation": 5651,
-    "religion": 866,
-    "structure": 228923,
-}
-COARSE = tuple(sorted(PUBLISHED_COUNTS))
+COARSE = tuple(sorted(COARSE_IMAGES))
 FINE = tuple(sorted(GLYPHS))
 # The seven rarest labels are raised to this share of the images: at their published 0.2 to 2.6 %, a
 # split of a few hundred images would hold one or two, and their average precision would be noise.
@@ -68,7 +50,7 @@ SIZE_SKEW = 1.69
 SPLITS_OF_TEN = ("train",) * 8 + ("val", "test")
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of generating a mini FLAIR.
 
     Attributes:
@@ -79,8 +61,6 @@ class Options(BaseModel):
         image_size: Width and height of the images in pixels; FLAIR's are 256.
         num_processes: How many processes draw, which changes no byte; None for one a usable core.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     num_users: int = Field(default=600, ge=10, le=100_000)
     num_images: int = Field(default=4800, ge=10, le=1_000_000)
@@ -130,17 +110,8 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
 
     The same options give byte for byte the same files, under the same versions of numpy and Pillow.
 
-    Args:
-        out: Folder to make; it may exist if it is empty.
-        options: How much of it.
-        progress: Called with what is being done, how much is done, and of how much.
-
-    Returns:
-        Facts for printing: what this is, users, images and the images of each coarse label; and
-        "prepare_options", the ``key=value`` texts that preparing the folder needs.
-
-    Raises:
-        DataError: ``out`` is a file, or a folder that is not empty; a process that draws has ended.
+    See ``tasks`` for arguments, facts and refusals. The facts have the images of each coarse label,
+    too. Refused also when a process that draws has ended.
     """
     with new_folder(out, "pictures") as folder:
         plan = make_plan(options)
@@ -153,7 +124,7 @@ def make_plan(options: Options) -> Plan:
     """Draw users, their tastes and their images' labels."""
     rng = np.random.default_rng([options.seed, 0])
     counts = image_counts(options.num_users, options.num_images)
-    # Users are dealt in tens of like size, so that no split is left without large ones.
+    # Users are assigned in tens of like size, so that no split is left without large ones.
     tens = [rng.permutation(10) for _ in range(0, options.num_users, 10)]
     places = np.concatenate(tens)[: options.num_users]
     owners = rng.permutation(np.repeat(np.arange(options.num_users), counts))
@@ -196,7 +167,7 @@ def _draw_labels(
     owners: NDArray[np.int64], num_users: int, rng: np.random.Generator
 ) -> tuple[Booleans, Booleans]:
     """Draw each image's labels by its user's taste; every image has at least one."""
-    published = np.array([PUBLISHED_COUNTS[name] for name in COARSE]) / sum(IMAGES.values())
+    published = np.array([COARSE_IMAGES[name] for name in COARSE]) / sum(IMAGES.values())
     shares = np.maximum(published, RAREST_SHARE)
     likes, dislikes = TASTE_CONCENTRATION * shares, TASTE_CONCENTRATION * (1 - shares)
     tastes = rng.beta(likes, dislikes, (num_users, len(COARSE)))
@@ -224,7 +195,7 @@ def _fill_in(
         images = np.flatnonzero(split_of == split)
         least = int(np.ceil(SPLIT_SHARE * len(images)))
         for position, name in enumerate(FINE):
-            column, is_own = COARSE.index(FINE_TO_COARSE[name]), name in PUBLISHED_COUNTS
+            column, is_own = COARSE.index(FINE_TO_COARSE[name]), name in COARSE_IMAGES
             lacking = least - int(coarse[images, column].sum()) if is_own else 0
             lacking = max(lacking, 1 - int(fine[images, position].sum()))
             without = images[~fine[images, position]]
@@ -234,15 +205,13 @@ def _fill_in(
 
 def _write_texts(folder: Path, plan: Plan, options: Options) -> None:
     pairs = [f"{fine} -> {FINE_TO_COARSE[fine]}\n" for fine in FINE]
-    settings = options.model_dump(exclude={"num_processes"})
-    listed = ", ".join(f"{name} = {value}" for name, value in settings.items())
-    mark = (
+    write_mark(
+        folder,
         "These files are not FLAIR. They have its format, but the pictures are drawn shapes and "
-        f"the users are made up,\nby pfl-bench data generate flair ({listed}).\n"
-        f"{drawing_line(DRAWING)}\n"
+        "the users are made up,\nby pfl-bench data generate flair "
+        f"({settings(options, without={'num_processes'})}).\n{drawing_line(DRAWING)}\n",
     )
-    for name, text in ((RELATIONSHIP, "".join(pairs)), (GENERATED_MARK, mark)):
-        (folder / name).write_text(text, encoding="utf-8")
+    (folder / RELATIONSHIP).write_text("".join(pairs), encoding="utf-8")
     with (folder / METADATA).open("w", encoding="utf-8") as file:
         for image, user in enumerate(plan.owners.tolist()):
             entry = {

@@ -89,6 +89,12 @@ def read_relationship(path: Path) -> Relationship:
     return Relationship(coarse_of, frozenset(name for names in pairs.values() for name in names))
 
 
+def relationship_of(source: Path) -> Relationship | None:
+    """Read the file of a folder; None if it has none."""
+    path = source / RELATIONSHIP
+    return read_relationship(path) if path.is_file() else None
+
+
 def _cells(line: str) -> list[str]:
     """Names on a line; not two, or an empty one, if it is no pair."""
     line = _bare(line)

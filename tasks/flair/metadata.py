@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from pfl_bench.types import DataError
+from tasks.common.json_text import json_reason
+from tasks.common.progress import Progress
 from tasks.flair.catalogue import Catalogue
 from tasks.flair.labels import RELATIONSHIP, read_relationship
 
 METADATA = "labels_and_metadata.json"
 PROGRESS_EVERY = 1000
-
-Progress = Callable[[str, int, int | None], None]
 
 
 def read_metadata(source: Path, progress: Progress) -> Catalogue:
@@ -59,12 +58,9 @@ def _read_entries(path: Path, catalogue: Catalogue, progress: Progress) -> None:
                 if number % PROGRESS_EVERY == 0:
                     progress(f"reading {METADATA} (bytes)", stream.tell(), total)
         except (ijson.JSONError, UnicodeDecodeError, OverflowError) as error:
-            words = error.args[0] if error.args else str(error)
-            if isinstance(words, bytes):
-                words = words.decode(errors="replace")
             raise DataError(
                 f"{path}: not valid JSON after entry {number}, at or shortly before byte "
-                f"{stream.tell()} of {total} ({' '.join(str(words).split())[:120]}); the file is "
-                "damaged or cut: get it anew"
+                f"{stream.tell()} of {total} ({json_reason(error)}); the file is damaged or cut: "
+                "get it anew"
             ) from error
         progress(f"reading {METADATA} (bytes)", total, total)

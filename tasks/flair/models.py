@@ -6,14 +6,15 @@ parameters are trained.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any, Literal, Self, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from pfl_bench.types import ConfigError, DataFacts
+from tasks.common.names import did_you_mean
+from tasks.common.options import StrictOptions
 from tasks.common.vision.normalization import (
     batchnorm_names,
     freeze_statistics,
@@ -24,7 +25,7 @@ from tasks.flair.pretrained import find_weights, load_weights
 from tasks.flair.trainable import Train, keep_trainable
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of the FLAIR models.
 
     Attributes:
@@ -39,8 +40,6 @@ class Options(BaseModel):
             ``trainable.keep_trainable``. The last layer, which is new, always is.
         lora_rank: Rank of the adapters of "lora", 1 to 256; the others ignore it.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: str = Field(min_length=1)
     init: Literal["random", "imagenet"] = "random"
@@ -125,8 +124,7 @@ def _check_name(name: str) -> None:
             f"model.name: torchvision's '{name}' is no image classifier in floating point; use "
             "one, such as resnet18"
         )
-    near = get_close_matches(name, names, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else "."
+    hint = did_you_mean(name, names)
     raise ConfigError(
         f"model.name: there is no network '{name}'{hint} There are small_cnn and torchvision's "
         f"{len(names) - 1} classifiers, such as resnet18, mobilenet_v3_small and vit_b_16"

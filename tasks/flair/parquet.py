@@ -4,37 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pfl_bench.types import DataError
+from tasks.common.parquet import DamagedInputError, find_parquet, open_parquet
+from tasks.common.progress import Progress
 from tasks.flair.catalogue import FIELDS, Catalogue
 from tasks.flair.checking import MAX_IMAGE_BYTES, RawImage, too_large
-from tasks.flair.labels import RELATIONSHIP, read_relationship
+from tasks.flair.labels import relationship_of
 from tasks.flair.published import SPLIT_OF_PARTITION
-from tasks.flair.reading import (
-    DamagedInputError,
-    Form,
-    Input,
-    Job,
-    Progress,
-    SpooledImages,
-    fingerprint_of,
-    spool_all,
-)
+from tasks.flair.reading import Form, Input, Job, SpooledImages, fingerprint_of, spool_all
 
 ROWS_OF_ENTRIES = 4096
 ROWS_OF_IMAGES = 64
 IMAGE = "image"
 
 _SPLIT_IN_NAME = re.compile(r"[A-Za-z]+")
-
-
-def find_files(source: Path) -> list[Path]:
-    """All parquet files below a folder, by path."""
-    return sorted(path for path in source.rglob("*.parquet") if path.is_file())
 
 
 def split_of_path(path: Path) -> str | None:
@@ -54,10 +40,8 @@ def read_entries(source: Path, progress: Progress) -> Catalogue:
     Raises:
         DataError: A file is damaged or lacks a column, or a row is wrong.
     """
-    there = source / RELATIONSHIP
-    relationship = read_relationship(there) if there.is_file() else None
-    catalogue = Catalogue(relationship, str(source))
-    paths = find_files(source)
+    catalogue = Catalogue(relationship_of(source), str(source))
+    paths = find_parquet(source)
     for done, path in enumerate(paths):
         progress("reading parquet labels (files)", done, len(paths))
         try:
@@ -71,7 +55,7 @@ def read_entries(source: Path, progress: Progress) -> Catalogue:
 
 
 def _read_file(path: Path, catalogue: Catalogue) -> None:
-    with _opened(path) as file:
+    with open_parquet(path) as file:
         there = file.schema_arrow.names
         columns = [name for name in FIELDS if name in there]
         split = split_of_path(path)
@@ -97,7 +81,7 @@ def read_images(job: Job) -> SpooledImages:
     Raises:
         DataError: Files are damaged.
     """
-    paths = find_files(job.source)
+    paths = find_parquet(job.source)
     inputs = [
         Input(
             path.relative_to(job.source).as_posix(),
@@ -112,7 +96,7 @@ def read_images(job: Job) -> SpooledImages:
 
 
 def _images(path: Path, job: Job, done: int, total: int) -> Iterator[RawImage]:
-    with _opened(path) as file:
+    with open_parquet(path) as file:
         for batch in file.iter_batches(
             ROWS_OF_IMAGES, columns=["image_id", IMAGE], use_threads=False
         ):
@@ -125,24 +109,11 @@ def _images(path: Path, job: Job, done: int, total: int) -> Iterator[RawImage]:
                 yield RawImage(str(image_id), None if too_much else data, too_much)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """Open a file; what Arrow raises about it becomes a ``DamagedInputError``."""
-    import pyarrow
-    from pyarrow.parquet import ParquetFile
-
-    try:
-        with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
-            yield file
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DamagedInputError(" ".join(str(error).split())[:200]) from error
-
-
 FORM = Form(
     name="parquet",
     looked_for="parquet files of the data set apple/flair: *.parquet, directly or in folders",
     source="FLAIR (Song et al. 2022), parquet files of apple/flair, image bytes as in them",
-    is_there=lambda source: bool(find_files(source)),
+    is_there=lambda source: bool(find_parquet(source)),
     read_entries=read_entries,
     read_images=read_images,
 )

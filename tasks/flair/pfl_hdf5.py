@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,20 +16,14 @@ from numpy.typing import NDArray
 
 from pfl_bench.data import FORMAT
 from pfl_bench.types import DataError
+from tasks.common.parquet import DamagedInputError
+from tasks.common.progress import Progress
+from tasks.common.threads import num_workers
 from tasks.flair.catalogue import Catalogue
-from tasks.flair.checking import FINE, MAX_WORKERS, Finding, RawImage
-from tasks.flair.labels import RELATIONSHIP, read_relationship
+from tasks.flair.checking import FINE, Finding, RawImage
+from tasks.flair.labels import relationship_of
 from tasks.flair.published import SPLIT_OF_PARTITION
-from tasks.flair.reading import (
-    DamagedInputError,
-    Form,
-    Input,
-    Job,
-    Progress,
-    SpooledImages,
-    fingerprint_of,
-    spool_all,
-)
+from tasks.flair.reading import Form, Input, Job, SpooledImages, fingerprint_of, spool_all
 
 METADATA = "metadata"
 SUFFIXES = (".h5", ".hdf5")
@@ -68,8 +61,7 @@ def read_entries(source: Path, progress: Progress) -> Catalogue:
         DataError: There are several files, or the file is damaged or of another layout.
     """
     path = _the_file(source)
-    there = source / RELATIONSHIP
-    catalogue = Catalogue(read_relationship(there) if there.is_file() else None, str(path))
+    catalogue = Catalogue(relationship_of(source), str(path))
     try:
         with _opened(path) as file:
             names = {level: _label_names(file, level, path) for level in LEVELS}
@@ -219,8 +211,7 @@ def _images(
     path: Path, split: str, users: list[str], job: Job, place: tuple[int, int]
 ) -> Iterator[RawImage]:
     first, total = place
-    workers = min(MAX_WORKERS, os.cpu_count() or 1)
-    with _opened(path) as file, ThreadPoolExecutor(max_workers=workers) as threads:
+    with _opened(path) as file, ThreadPoolExecutor(max_workers=num_workers()) as threads:
         for done, user in enumerate(users, start=first):
             job.progress(f"encoding pixels of {split} (users)", done, total)
             group = file[split][user]

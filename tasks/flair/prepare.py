@@ -9,16 +9,20 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pfl_bench.data import FieldSpec, StoreWriter
 from pfl_bench.types import ConfigError, DataError, RemoteFile
-from tasks.common.leaf.forms import choose_form
+from tasks.common.description import SplitCounts, StoreDescription
+from tasks.common.forms import choose_form
+from tasks.common.generated import GENERATED_MARK
+from tasks.common.options import StrictOptions
+from tasks.common.progress import Progress
 from tasks.flair import folder, parquet, pfl_hdf5, published, tarballs
 from tasks.flair.catalogue import SHOWN, Catalogue
 from tasks.flair.checking import BAD_KINDS, Check
 from tasks.flair.labels import UNKNOWN, Labels
-from tasks.flair.reading import Form, Images, Job, Progress
+from tasks.flair.reading import Form, Images, Job
 from tasks.flair.spool import ImageSpool
 
 FORMS: tuple[Form, ...] = (tarballs.FORM, folder.FORM, parquet.FORM, pfl_hdf5.FORM)
@@ -55,7 +59,7 @@ FILES_NOTE = (
 )
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of preparing FLAIR.
 
     Attributes:
@@ -67,8 +71,6 @@ class Options(BaseModel):
             counts them.
         pixels_as: How the pixels of an HDF5 source are encoded: "png" without loss, "jpeg" small.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     form: Literal["tarballs", "folder", "parquet", "pfl-hdf5"] | None = None
     image_size: int = Field(default=published.IMAGE_SIDE, ge=1)
@@ -84,11 +86,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     interrupted or refused call leaves what it has read in a hidden folder beside ``out``; the
     same call goes on from there, and removes it when the store is written.
 
-    Args:
-        source: Folder in one of the forms of the README.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: Which form to read, what to check and what to do about bad images.
-        progress: Called with what is being done, how much is done, and of how much if known.
+    ``source`` is a folder in one of the forms of the README. For the other arguments see
+    ``tasks``.
 
     Returns:
         Facts for printing: variant, source, counts, problems and what differs from FLAIR as
@@ -102,12 +101,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     source, out = Path(source), Path(out)
     if out.is_dir():
         raise DataError(f"{out} is a folder; --out names the file to write, such as flair.h5")
-    forms = {form.name: form for form in FORMS}
-    looked_for = {name: form.looked_for for name, form in forms.items()}
-    name = choose_form(
-        source, "FLAIR", looked_for, lambda name: forms[name].is_there(source), options.form
-    )
-    form = forms[name]
+    form = choose_form(source, "FLAIR", FORMS, options.form)
     if "pixels_as" in options.model_fields_set and form is not pfl_hdf5.FORM:
         raise ConfigError(
             f"pixels_as: is for HDF5 sources; {source} ({form.name}) has encoded images, which "
@@ -115,17 +109,9 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         )
     catalogue = form.read_entries(source, progress)
     labels = catalogue.finish()
-    basis = [options.image_size, options.check_images, options.pixels_as]
+    basis = (options.image_size, options.check_images, options.pixels_as)
     with ImageSpool(out.absolute(), [str(source.resolve()), form.name, *basis]) as spool:
-        job = Job(
-            source,
-            catalogue,
-            options.image_size,
-            options.check_images,
-            options.pixels_as,
-            spool,
-            progress,
-        )
+        job = Job(source, catalogue, *basis, spool, progress)
         try:
             facts = _make(form, job, labels, out, options)
         except DataError as error:
@@ -149,7 +135,7 @@ def _make(form: Form, job: Job, labels: Labels, out: Path, options: Options) -> 
         raise DataError(_refusal(job.source, form, problems, named, len(bad)))
     counts = _counts(job.catalogue, bad)
     differs = published.differences(counts, len(labels.coarse), len(labels.fine))
-    path = job.source / published.GENERATED_MARK
+    path = job.source / GENERATED_MARK
     mark = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
     extra = {
         "form": form.name,
@@ -161,17 +147,16 @@ def _make(form: Form, job: Job, labels: Labels, out: Path, options: Options) -> 
     origin = form.source
     if mark is not None:
         origin = f"pictures drawn by pfl-bench, not FLAIR, in FLAIR's published form ({form.name})"
-    with StoreWriter(
-        out,
+    description = StoreDescription(
         task="flair",
         variant=variant,
         source=origin,
-        split_by="user",
         num_classes=max(1, len(labels.coarse)),
         input_shape=(3, job.side, job.side),
         fields=FIELDS,
         extra=extra | _label_extra(labels, extra),
-    ) as writer:
+    )
+    with description.writer(out, "user") as writer:
         _write(writer, job, images, bad)
     unknown = sum(index == UNKNOWN for index in labels.fine_to_coarse)
     return {
@@ -229,14 +214,12 @@ def _refusal(
 
 
 def _counts(catalogue: Catalogue, bad: set[int]) -> dict[str, dict[str, int]]:
-    counts: dict[str, dict[str, int]] = {}
+    good = SplitCounts()
     for split, _, entries in catalogue.users():
         num_good = sum(entry not in bad for entry in entries.tolist())
         if num_good:
-            count = counts.setdefault(split, {"users": 0, "examples": 0})
-            count["users"] += 1
-            count["examples"] += num_good
-    return counts
+            good.add(split, num_good)
+    return good.counts
 
 
 def _write(writer: StoreWriter, job: Job, images: Images, bad: set[int]) -> None:

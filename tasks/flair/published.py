@@ -13,10 +13,30 @@ NUM_TARBALLS = 43
 # Source: Song et al. 2022, section 3 and appendix A; the repository apple/ml-flair, README.
 USERS = {"train": 41_131, "val": 5_141, "test": 5_142}
 IMAGES = {"train": 345_879, "val": 39_239, "test": 43_960}
+# Images of all splits that have each coarse label, the commonest first.
+# Source: apple/ml-flair, the outputs of explore_labels.ipynb.
+COARSE_IMAGES = {
+    "structure": 228923,
+    "equipment": 225862,
+    "material": 139733,
+    "outdoor": 131322,
+    "plant": 123363,
+    "food": 110792,
+    "animal": 68858,
+    "liquid": 68677,
+    "art": 37230,
+    "interior_room": 32042,
+    "light": 11326,
+    "recreation": 5651,
+    "celebration": 3769,
+    "fire": 3011,
+    "music": 2571,
+    "games": 1093,
+    "religion": 866,
+}
 NUM_COARSE = 17
 NUM_FINE = 1_628
 
-GENERATED_MARK = "GENERATED.txt"
 FULL, PARTIAL = "flair", "flair-partial"
 GENERATED, PIXELS = "flair-generated", "flair-pixels"
 
@@ -48,7 +68,7 @@ def differences(
 
 
 def drawing_line(drawing: int) -> str:
-    """The line of ``GENERATED_MARK`` that says how the pictures were drawn."""
+    """The line of the folder's mark that says how the pictures were drawn."""
     return f"drawing {drawing}"
 
 
@@ -57,7 +77,7 @@ def variant_of(form: str, *, mark: str | None, differs: bool) -> str:
 
     Args:
         form: In which form the data are.
-        mark: What ``GENERATED_MARK`` says; None if the data are not generated.
+        mark: What the folder's mark says; None if the data are not generated.
         differs: Whether counts differ from the published ones.
     """
     if mark is not None:

@@ -12,17 +12,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from pfl_bench.types import DataError
+from tasks.common import forms
+from tasks.common.parquet import DamagedInputError
+from tasks.common.progress import Progress
 from tasks.flair.catalogue import Catalogue
 from tasks.flair.checking import NO_IMAGE, Check, Finding, RawImage, examined
 from tasks.flair.spool import ImageSpool, Part
 
 NOWHERE = -1
-
-Progress = Callable[[str, int, int | None], None]
-
-
-class DamagedInputError(Exception):
-    """An input cannot be read to its end; the others may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +76,16 @@ class Images(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Form(forms.Form):
     """One public form of the data.
 
     Attributes:
-        name: Name in options and stores.
-        looked_for: What the form looks like on disk, for messages.
         source: One line for a human that says where the data come from.
-        is_there: Whether a folder shows signs of this form; it may still be incomplete.
         read_entries: Reads the metadata.
         read_images: Reads and checks all images.
     """
 
-    name: str
-    looked_for: str
     source: str
-    is_there: Callable[[Path], bool]
     read_entries: Callable[[Path, Progress], Catalogue]
     read_images: Callable[[Job], Images]
 

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError
+from tasks.common.options import StrictOptions
+from tasks.common.progress import Progress
 from tasks.flair.statistics_emd import (
     Channels,
-    Progress,
     compare_partitions,
     find_images,
     pixel_histograms,
@@ -31,7 +32,7 @@ _FIELDS = ("image", "coarse", "fine", "image_id")
 _SHOWN_FINE = 20
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of FLAIR's statistics.
 
     Attributes:
@@ -44,8 +45,6 @@ class Options(BaseModel):
         seed: Draws users and partitions.
         threads: Threads that decode; None for as many as there are processors.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     emd: bool = True
     emd_label: str | None = None

@@ -12,7 +12,7 @@ Only images with one coarse label count, as in the paper.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from pfl_bench.data import StoreSplit
 from pfl_bench.types import DataError
+from tasks.common.progress import Progress
 from tasks.common.vision.pictures import PictureError, opened
 
-Progress = Callable[[str, int, int | None], None]
 Channels = Literal["rgb", "luminance"]
 
 LEVELS = 256
@@ -211,9 +211,9 @@ def compare_partitions(
         progress: Told how many partitions are through.
 
     Returns:
-        "actual", shape (1, U): the real users. "equal_size", shape (D, U): the images dealt at
-        random to as many users of equal size (within one image). "real_sizes", shape (D, U): dealt
-        at random to users of the real sizes.
+        "actual", shape (1, U): the real users. "equal_size", shape (D, U): the images assigned at
+        random to as many users of equal size (within one image). "real_sizes", shape (D, U):
+        assigned at random to users of the real sizes.
     """
     users, images = len(bounds) - 1, len(histograms)
     equal = np.arange(users + 1) * images // users

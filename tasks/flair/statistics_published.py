@@ -5,31 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tasks.flair.published import COARSE_IMAGES, IMAGES, NUM_COARSE, NUM_FINE, USERS
+
 # apple/ml-flair, explore_labels.ipynb, its outputs.
 NOTEBOOK: dict[str, Any] = {
-    "images": 429078,
-    "users": 51414,
-    "coarse labels": 17,
-    "fine labels": 1628,
-    "coarse": {
-        "structure": 228923,
-        "equipment": 225862,
-        "material": 139733,
-        "outdoor": 131322,
-        "plant": 123363,
-        "food": 110792,
-        "animal": 68858,
-        "liquid": 68677,
-        "art": 37230,
-        "interior_room": 32042,
-        "light": 11326,
-        "recreation": 5651,
-        "celebration": 3769,
-        "fire": 3011,
-        "music": 2571,
-        "games": 1093,
-        "religion": 866,
-    },
+    "images": sum(IMAGES.values()),
+    "users": sum(USERS.values()),
+    "coarse labels": NUM_COARSE,
+    "fine labels": NUM_FINE,
+    "coarse": COARSE_IMAGES,
     # The twenty commonest, which are all that is published.
     "fine": {
         "wood_processed": 82336,

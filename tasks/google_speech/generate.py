@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tasks.common.fedscale import generating
 from tasks.common.fedscale.generating import Options
-from tasks.common.fedscale.survey import Progress
+from tasks.common.progress import Progress
 from tasks.google_speech.wav import write_wav
 from tasks.google_speech.words import SAMPLE_RATE, WORDS
 
@@ -24,16 +24,7 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
 
     A word is three gliding tones; a speaker has a pitch, a pace and a hiss of its own.
 
-    Args:
-        out: Folder to make; it may exist if it is empty.
-        options: How much of it.
-        progress: Called with what is being done, how much is done, and of how much.
-
-    Returns:
-        Facts for printing, and "prepare_options", which are none.
-
-    Raises:
-        DataError: ``out`` is a file, or a folder that is not empty.
+    See ``tasks`` for arguments, facts and refusals.
     """
     words = WORDS[: options.num_labels]
     what = "generated tones in FedScale's layout, not Google Speech"

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-from pydantic import BaseModel, ConfigDict
 from torch import nn
 
-from pfl_bench.types import ConfigError, DataFacts
-from tasks.common.vision.normalization import use_group_norm
+from pfl_bench.types import DataFacts
+from tasks.common.options import StrictOptions
+from tasks.common.shapes import check_inputs
+from tasks.common.vision.normalization import for_one_channel
 from tasks.common.vision.small_cnn import small_cnn
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of the Google Speech models.
 
     Attributes:
         name: FedScale's is "resnet34"; the smaller ones are for small machines.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Literal["resnet18", "resnet34", "small_cnn"]
 
@@ -48,20 +47,11 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
     """
     from torchvision.models import resnet18, resnet34
 
-    shape = tuple(facts.input_shape)
-    if len(shape) != 3 or shape[0] != 1:
-        raise ConfigError(
-            f"model {options.name!r} of task google_speech takes inputs of shape (1, mels, "
-            f"frames), but the data ({facts.variant}) have {shape}; use google_speech data"
-        )
+    fits = len(facts.input_shape) == 3 and facts.input_shape[0] == 1
+    check_inputs(fits, "google_speech", options.name, "inputs of shape (1, mels, frames)", facts)
     if options.name == "small_cnn":
         small = cast("nn.Sequential", small_cnn(facts.num_classes))
         small[0] = nn.Conv2d(1, 16, kernel_size=3, padding=1)
         return small
     make = resnet34 if options.name == "resnet34" else resnet18
-    module: nn.Module = make(weights=None, num_classes=facts.num_classes)
-    first = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
-    nn.init.kaiming_normal_(first.weight, mode="fan_out", nonlinearity="relu")
-    module.conv1 = first
-    use_group_norm(module)
-    return module
+    return for_one_channel(make(weights=None, num_classes=facts.num_classes))

@@ -7,12 +7,14 @@ from typing import Any
 
 from pfl_bench.data import FieldSpec
 from pfl_bench.types import DataError
+from tasks.common.description import StoreDescription
 from tasks.common.fedscale.client_data_map import find_map, open_map
-from tasks.common.fedscale.generating import GENERATED_MARK
 from tasks.common.fedscale.layout import FOLDER
 from tasks.common.fedscale.published import Counts, looks_full, table5
 from tasks.common.fedscale.streaming import Options, open_layout, write_store
-from tasks.common.fedscale.survey import Labels, Progress
+from tasks.common.fedscale.survey import Labels
+from tasks.common.generated import GENERATED_FACTS, is_generated
+from tasks.common.progress import Progress
 from tasks.google_speech.release import ARCHIVE, FILES, is_release, open_release
 from tasks.google_speech.wav import read_wav
 from tasks.google_speech.words import INPUT_SHAPE, WORDS
@@ -32,11 +34,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
 
     Samples stay as published, int16. Memory does not grow with them.
 
-    Args:
-        source: Folder in FedScale's layout, with Google's archive, or with what is in that.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: Which clients are dropped, and what to do about bad clips.
-        progress: Called with what is being done, how much is done, and of how much.
+    ``source`` is a folder in FedScale's layout, with Google's archive, or with what is in that.
+    For the other arguments see ``tasks``.
 
     Returns:
         Facts for printing: variant, splits with their counts, what was left out, and how the
@@ -64,29 +63,25 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         found = open_layout(source, Labels(WORDS), options, progress)
     else:
         found = open_release(source, options, progress)
-    generated = (source / GENERATED_MARK).is_file()
-    form = "google-speech" if mapped else "speech-commands"
-    ending = "" if looks_full(found, PUBLISHED) else "-partial"
+    variant = "google-speech" if mapped else "speech-commands"
+    variant += "" if looks_full(found, PUBLISHED) else "-partial"
     told = "clients as FedScale publishes them" if mapped else "speakers and split as published"
-    extra: dict[str, Any] = {**table5(found, PUBLISHED), "generated": generated}
-    if generated:
-        extra["artificial_users"] = True
-    return write_store(
-        Path(out),
-        found,
-        options,
-        read_wav,
-        FieldSpec("int16", ragged=True),
-        progress,
-        name="audio",
+    origin = f"Google Speech Commands 0.02, {told}"
+    extra: dict[str, Any] = {**table5(found, PUBLISHED), "generated": is_generated(source)}
+    if is_generated(source):
+        variant, origin = "google-speech-generated", "generated tones in FedScale's layout"
+        extra |= GENERATED_FACTS
+    description = StoreDescription(
         task="google_speech",
-        variant="google-speech-generated" if generated else form + ending,
-        source="generated tones in FedScale's layout"
-        if generated
-        else f"Google Speech Commands 0.02, {told}",
+        variant=variant,
+        source=origin,
+        num_classes=len(found.class_names),
         input_shape=INPUT_SHAPE,
+        fields={"audio": FieldSpec("int16", ragged=True), "targets": FieldSpec("uint16")},
         extra=extra,
+        names={"targets": found.class_names},
     )
+    return write_store(Path(out), found, options, read_wav, description, progress)
 
 
 def _read_name(name: str) -> tuple[str, str] | None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from pfl_bench.types import DataError, RemoteFile
 from tasks.common.fedscale.samples import Sample
 from tasks.common.fedscale.streaming import Options, Source
-from tasks.common.fedscale.survey import Progress, Survey
+from tasks.common.fedscale.survey import Survey
+from tasks.common.progress import Progress
 from tasks.google_speech.words import WORDS
 
 ARCHIVE = "speech_commands_v0.02.tar.gz"

@@ -51,12 +51,5 @@ def _to_examples(fields: Mapping[str, Any]) -> Examples:
 
 
 def build(options: Options) -> GoogleSpeechTask:
-    """Open a prepared store.
-
-    Args:
-        options: Options of the task.
-
-    Raises:
-        DataError: There is no such file, or it was prepared for another task or is damaged.
-    """
+    """Open a prepared store; refused as ``open_store`` says, or if the options do not fit it."""
     return GoogleSpeechTask(open_store(options.data, TASK_NAME), options)

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from pydantic import Field
 
 from tasks.common.fedscale import generating
-from tasks.common.fedscale.survey import Progress
+from tasks.common.progress import Progress
 
 QUALITY = 90
 # A name is what has the shape: sides of a polygon (0: a disc) and whether it is filled.
@@ -44,16 +44,7 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
 
     A client's pictures share colours and size of shapes; which shapes it has most of is its own.
 
-    Args:
-        out: Folder to make; it may exist if it is empty.
-        options: How much of it.
-        progress: Called with what is being done, how much is done, and of how much.
-
-    Returns:
-        Facts for printing, and "prepare_options", which are none.
-
-    Raises:
-        DataError: ``out`` is a file, or a folder that is not empty.
+    See ``tasks`` for arguments, facts and refusals.
     """
     names = list(SHAPES)[: options.num_labels]
 

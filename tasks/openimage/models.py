@@ -7,23 +7,22 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-from pydantic import BaseModel, ConfigDict
 from torch import nn
 
-from pfl_bench.types import ConfigError, DataFacts
+from pfl_bench.types import DataFacts
+from tasks.common.options import StrictOptions
+from tasks.common.shapes import check_inputs
 from tasks.common.vision.normalization import use_group_norm
 from tasks.common.vision.small_cnn import SMALL_CNN, small_cnn
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of the OpenImage models.
 
     Attributes:
         name: "small_cnn", or a torchvision network. FedScale's configuration of ShuffleNet-V2 is
             "shufflenet_v2_x2_0".
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Literal[
         "shufflenet_v2_x0_5",
@@ -55,12 +54,8 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
     """
     from torchvision.models import get_model
 
-    shape = tuple(facts.input_shape)
-    if len(shape) != 3 or shape[0] != 3:
-        raise ConfigError(
-            f"model {options.name!r} of task openimage takes inputs of shape (3, size, size), but "
-            f"the data ({facts.variant}) have {shape}; use openimage data"
-        )
+    fits = len(facts.input_shape) == 3 and facts.input_shape[0] == 3
+    check_inputs(fits, "openimage", options.name, "inputs of shape (3, size, size)", facts)
     classes = facts.num_classes
     if options.name == SMALL_CNN:
         return small_cnn(classes)

@@ -27,7 +27,7 @@ def check_picture(content: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(content, dtype=np.uint8)
 
 
-def decode_picture(content: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+def decode_picture(content: bytes, size: int) -> NDArray[np.uint8]:
     """Decode to RGB and scale (bilinear), whatever the proportions, as FedScale does.
 
     Args:
@@ -40,7 +40,7 @@ def decode_picture(content: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     Raises:
         PictureError: The picture cannot be decoded.
     """
-    with opened(content.tobytes(), FORMATS, _WHAT) as picture:
+    with opened(content, FORMATS, _WHAT) as picture:
         colour = picture.convert("RGB")
         scaled = colour.resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(scaled)

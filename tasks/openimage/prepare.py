@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.data import FieldSpec
+from tasks.common.description import StoreDescription
 from tasks.common.fedscale.client_data_map import find_map, open_map, read_classes
-from tasks.common.fedscale.generating import GENERATED_MARK
 from tasks.common.fedscale.published import Counts, looks_full, table5
 from tasks.common.fedscale.streaming import Options, open_layout, write_store
-from tasks.common.fedscale.survey import Labels, Progress
+from tasks.common.fedscale.survey import Labels
+from tasks.common.generated import GENERATED_FACTS, is_generated
+from tasks.common.progress import Progress
 from tasks.openimage.pictures import check_picture
 
 __all__ = ["Options", "prepare"]
@@ -26,12 +28,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
 
     Pictures keep their bytes, JPEG or PNG. Memory does not grow with them.
 
-    Args:
-        source: Folder with ``client_data_mapping/`` and the pictures in ``train/``, ``val/`` and
-            ``test/``.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: Which clients are dropped, and what to do about bad pictures.
-        progress: Called with what is being done, how much is done, and of how much.
+    ``source`` is a folder with ``client_data_mapping/`` and the pictures in ``train/``,
+    ``val/`` and ``test/``. For the other arguments see ``tasks``.
 
     Returns:
         Facts for printing: variant, splits with their counts, what was left out, and how the
@@ -47,31 +45,23 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         found = open_map(source, pickled, _read_name, classes, progress)
     else:
         found = open_layout(source, Labels(), options, progress)
-    generated = (source / GENERATED_MARK).is_file()
-    full = looks_full(found, PUBLISHED)
-    extra: dict[str, Any] = {**table5(found, PUBLISHED), "generated": generated}
-    if generated:
-        extra["artificial_users"] = True
-    return write_store(
-        Path(out),
-        found,
-        options,
-        check_picture,
-        FieldSpec("uint8", ragged=True),
-        progress,
-        name="image",
+    extra: dict[str, Any] = {**table5(found, PUBLISHED), "generated": is_generated(source)}
+    variant = "openimage" if looks_full(found, PUBLISHED) else "openimage-partial"
+    origin = "OpenImage, pictures and clients as FedScale publishes them"
+    if is_generated(source):
+        variant, origin = "openimage-generated", "drawn shapes in FedScale's layout"
+        extra |= GENERATED_FACTS
+    description = StoreDescription(
         task="openimage",
-        variant="openimage-generated"
-        if generated
-        else "openimage"
-        if full
-        else "openimage-partial",
-        source="drawn shapes in FedScale's layout"
-        if generated
-        else "OpenImage, pictures and clients as FedScale publishes them",
+        variant=variant,
+        source=origin,
+        num_classes=len(found.class_names),
         input_shape=(3, SIZE, SIZE),
+        fields={"image": FieldSpec("uint8", ragged=True), "targets": FieldSpec("uint16")},
         extra=extra,
+        names={"targets": found.class_names},
     )
+    return write_store(Path(out), found, options, check_picture, description, progress)
 
 
 def _read_name(name: str) -> tuple[str, str] | None:

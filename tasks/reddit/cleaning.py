@@ -13,9 +13,8 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from pfl_bench.types import DataError
+from tasks.common.options import StrictOptions
 
 URL, USER, SUBREDDIT = "<URL>", "<USER>", "<SUBREDDIT>"
 _SPACE = re.compile(r"\s+")
@@ -66,7 +65,7 @@ PHRASES_LEFT_OUT = (
 GONE = frozenset(("[deleted]", "[removed]", ""))
 
 
-class Cleaning(BaseModel):
+class Cleaning(StrictOptions):
     """Which of the steps are taken, in the order in which they are.
 
     Attributes:
@@ -83,8 +82,6 @@ class Cleaning(BaseModel):
         remove_phrases: Leave out comments that have one of LEAF's phrases in them.
         min_tokens: Leave out comments with fewer tokens.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     remove_bots: bool = True
     unescape_html: bool = True

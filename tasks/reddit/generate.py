@@ -13,13 +13,14 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from pfl_bench.data import StoreWriter, new_folder
 from pfl_bench.types import DataError
-from tasks.common.leaf.partition import Progress
-from tasks.common.text.drawing import FEWEST, MOST, Block, draw_blocks
-from tasks.reddit.prepare import GENERATED_MARK
+from tasks.common.generated import settings, write_mark
+from tasks.common.options import StrictOptions
+from tasks.common.progress import Progress
+from tasks.common.text.drawing import Block, count_comments, draw_blocks
 from tasks.reddit.sequences import BOS, EOS, PAD, PAD_ID, UNK, UNK_ID, store_fields
 
 STORE = "reddit.h5"
@@ -30,7 +31,7 @@ _BOS_ID, _EOS_ID = 2, 3
 _USERS_A_FILE = 2048
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of generating Reddit-like comments.
 
     Attributes:
@@ -44,8 +45,6 @@ class Options(BaseModel):
         seed: Seed of everything that is drawn.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
     form: Literal["json", "store"] = "json"
     users: int = Field(default=200, ge=1, le=100_000_000)
     comments: int | None = Field(default=None, ge=1)
@@ -57,32 +56,19 @@ class Options(BaseModel):
     @property
     def num_comments(self) -> int:
         """Comments of all users."""
-        return 34 * self.users if self.comments is None else self.comments
+        return count_comments(self.users, self.comments)
 
     @model_validator(mode="after")
     def _comments_fit(self) -> Self:
-        if not FEWEST * self.users <= self.num_comments <= MOST * self.users:
-            raise ValueError(
-                f"comments = {self.num_comments} is not {FEWEST} to {MOST} for each of users = "
-                f"{self.users}: give {FEWEST * self.users} to {MOST * self.users}"
-            )
+        count_comments(self.users, self.comments)
         return self
 
 
 def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
     """Write generated comments, whole or not at all.
 
-    Args:
-        out: Folder to make; it may exist if it is empty.
-        options: How much of it.
-        progress: Called with what is being done, how much is done, and of how much.
-
-    Returns:
-        Facts for printing, and "prepare_options", the ``key=value`` texts that preparing needs;
-        None where there is a store already.
-
-    Raises:
-        DataError: ``out`` is a file, or a folder that is not empty; the disk is full.
+    See ``tasks`` for arguments, facts and refusals. "prepare_options" is None where there is a
+    store already. Refused also when the disk is full.
     """
     out = Path(out).resolve()
     try:
@@ -90,12 +76,11 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
             write = write_store if options.form == "store" else _write_json
             target = folder / STORE if options.form == "store" else folder
             sequences = write(target, options, progress)
-            settings = ", ".join(f"{name}={value}" for name, value in options.model_dump().items())
-            mark = (
+            write_mark(
+                folder,
                 "These comments are not Reddit's: words, users and subreddits are made up by\n"
-                f"pfl-bench data generate reddit ({settings}).\n"
+                f"pfl-bench data generate reddit ({settings(options, '=')}).\n",
             )
-            (folder / GENERATED_MARK).write_text(mark, encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot write into {out.parent} ({error.strerror}); free space") from error
     return {

@@ -6,7 +6,6 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import IO, NamedTuple, Self
 
 from pfl_bench.data.temporary import TemporaryFolder
@@ -59,16 +58,11 @@ class AuthorBuckets:
                 path = self._folder.path / str(number)
                 self._files.append(open(path, "w+", _BUFFER, encoding="utf-8", newline="\n"))
         except OSError as error:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise self._cannot_write(error) from error
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for file in self._files:
             try:
                 file.close()

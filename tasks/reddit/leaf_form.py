@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.common.leaf.json_files import UNSPLIT, LeafUser, check_splits, read_users
-from tasks.common.leaf.partition import Gathering, Progress
+from tasks.common.leaf.json_files import LeafUser, read_splits
+from tasks.common.leaf.partition import Gathering
+from tasks.common.progress import Progress
 from tasks.reddit.dumps import to_seconds
 from tasks.reddit.sequences import pack
 
@@ -42,20 +43,8 @@ def gather(
         DataError: A file is damaged or contradicts itself; the message names file, user and
             comment, or the position.
     """
-    check_splits(source, files)
-    total = sum(path.stat().st_size for paths in files.values() for path in paths)
-    done = 0
-    for split, paths in files.items():
-        for path in paths:
-            before = done
-
-            def tell(position: int, before: int = before) -> None:
-                progress("reading LEAF JSON (bytes)", before + position, total)
-
-            for leaf in read_users(path, tell, counts_all_splits=split != UNSPLIT):
-                where = f"{path}, user {leaf.user!r}"
-                gathering.append(split, leaf.user, **_comments(leaf, length, subreddits, where))
-            done += path.stat().st_size
+    for split, leaf, where in read_splits(source, files, progress, counts_all_splits=True):
+        gathering.append(split, leaf.user, **_comments(leaf, length, subreddits, where))
     return {"files": sum(map(len, files.values()))}
 
 

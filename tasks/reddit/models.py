@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
-from pfl_bench.types import ConfigError, DataFacts
+from pfl_bench.types import DataFacts
 from tasks.common.lstm.linear_cross_entropy import linear_cross_entropy
 from tasks.common.lstm.stacked_lstm import StackedLstm
+from tasks.common.options import StrictOptions
+from tasks.common.shapes import check_inputs
 
 # What LEAF's code draws the weights from, in both directions.
 INIT_SCALE = 0.1
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of the Reddit models.
 
     Attributes:
@@ -25,8 +27,6 @@ class Options(BaseModel):
         num_layers: LSTM layers.
         dropout: Probability that an output of a layer is dropped in training.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Literal["stacked_lstm"]
     embedding_size: Annotated[int, Field(ge=1)] = 200
@@ -102,9 +102,6 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
     Raises:
         ConfigError: The data are not sequences.
     """
-    if len(facts.input_shape) != 1:
-        raise ConfigError(
-            f"model {options.name!r} of task reddit takes sequences of token numbers, but the data "
-            f"({facts.variant}) have inputs of shape {tuple(facts.input_shape)}; use reddit data"
-        )
+    fits = len(facts.input_shape) == 1
+    check_inputs(fits, "reddit", options.name, "sequences of token numbers", facts)
     return NextTokens(facts.num_classes, options)

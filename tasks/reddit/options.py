@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tasks.common.leaf.partition import DealOptions
+from tasks.common.leaf.partition import PartitionOptions
 from tasks.reddit.cleaning import Cleaning
 from tasks.reddit.sequences import MAX_LENGTH
 from tasks.reddit.vocabulary import Rule
@@ -15,14 +15,14 @@ from tasks.reddit.vocabulary import Rule
 DUMP_OPTIONS = (*Cleaning.model_fields, "files", "max_comments")
 
 
-class Options(DealOptions, Cleaning):
-    """Options of preparing Reddit, besides those of ``DealOptions`` and ``Cleaning``.
+class Options(PartitionOptions, Cleaning):
+    """Options of preparing Reddit, besides those of ``PartitionOptions`` and ``Cleaning``.
 
     Attributes:
         form: Which form to read; None takes the one that is there.
         files: Which of the folder's files are dumps, such as ``RC_2017-*.zst``; None finds them.
-        train_fraction: As in ``DealOptions``; 0.6 here. Inside each user the split is in time.
-        val_fraction: As in ``DealOptions``; 0.2 here.
+        train_fraction: As in ``PartitionOptions``; 0.6 here. Inside each user the split is in time.
+        val_fraction: As in ``PartitionOptions``; 0.2 here.
         min_examples: Users with fewer comments are dropped; 5 for dumps, 0 for LEAF's JSON.
         max_comments: Users with more comments are dropped; None for no limit.
         sequence_length: Tokens of a sequence.

@@ -7,7 +7,6 @@ import hashlib
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 import numpy as np
@@ -40,12 +39,7 @@ class OverlapFinder:
             self._files.append(tempfile.TemporaryFile(dir=self._folder))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for file in self._files:
             with contextlib.suppress(OSError):  # a full disk refuses the last buffer
                 file.close()

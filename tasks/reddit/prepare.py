@@ -11,10 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import ConfigError
-from tasks.common.leaf.forms import choose_form
+from tasks.common.description import StoreDescription
+from tasks.common.forms import Form, choose_form
+from tasks.common.generated import GENERATED_FACTS, is_generated
 from tasks.common.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
 from tasks.common.leaf.json_files import UNSPLIT, find_files
-from tasks.common.leaf.partition import Dealing, Gathering, Progress, write_dealt
+from tasks.common.leaf.partition import Gathering, Partition, write_partition
+from tasks.common.progress import Progress
 from tasks.reddit import leaf_form, raw_form
 from tasks.reddit.dumps import LOOKED_FOR as DUMPS_LOOKED_FOR
 from tasks.reddit.dumps import find_dumps
@@ -35,8 +38,6 @@ from tasks.reddit.vocabulary import (
     read_vocabulary,
 )
 
-LOOKED_FOR = {"leaf-json": JSON_LOOKED_FOR, "dump": DUMPS_LOOKED_FOR}
-GENERATED_MARK = "GENERATED.txt"
 SOURCES = {
     "leaf-json": "Reddit comments in LEAF's JSON form",
     "dump": "Reddit comments of raw dumps, cleaned as LEAF does",
@@ -51,14 +52,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     JSON file or a 256th part of a dump's comments, and two million distinct tokens. Beside
     ``out`` there must be room for the text three times.
 
-    Args:
-        source: Folder in one of the forms of the README.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: How to clean, split, and what to drop.
-        progress: Called with what is being done, how much is done, and of how much if known.
-
-    Returns:
-        Facts for printing.
+    ``source`` is a folder in one of the forms of the README. For the other arguments, and for
+    what is given back, see ``tasks``.
 
     Raises:
         DataError: The folder holds none of the forms or both, a file is damaged, a comment is in
@@ -66,20 +61,19 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         ConfigError: An option has no effect on this form.
     """
     source, out = Path(source), Path(out)
-    there = {
-        "leaf-json": lambda: bool(find_files(source)),
-        "dump": lambda: bool(find_dumps(source, options.files)),
-    }
-    form = choose_form(source, "Reddit", LOOKED_FOR, lambda name: there[name](), options.form)
+    forms = (
+        Form("leaf-json", JSON_LOOKED_FOR, lambda source: bool(find_files(source))),
+        Form("dump", DUMPS_LOOKED_FOR, lambda source: bool(find_dumps(source, options.files))),
+    )
+    form = choose_form(source, "Reddit", forms, options.form).name
     _check_options(form, options)
     given = read_vocabulary(Path(options.vocabulary)) if options.vocabulary else None
     with Gathering(out, COMMENT_FIELDS) as gathering:
         read = _read_json if form == "leaf-json" else _read_dumps
         found = read(source, options, gathering, progress)
-        if (source / GENERATED_MARK).exists():
+        if is_generated(source):
             form = "generated"
-            # A made-up author is nobody: a guarantee for one protects no person.
-            found.facts.update(generated=True, artificial_users=True)
+            found.facts.update(GENERATED_FACTS)
         if found.to_check is not None:
             _check_disjoint(found.to_check, found.subreddits, source, out, progress)
         tally, counted = _count(found, out, options, given is None, progress)
@@ -91,14 +85,14 @@ class _Found:
     """What was read.
 
     Attributes:
-        dealing: The comments, dealt.
+        partition: The comments, partitioned.
         to_check: The comments by the users who have them, if they are split as published.
         subreddits: Names of the subreddits, by number, shape (n,).
         facts: For the store.
     """
 
-    dealing: Dealing
-    to_check: Dealing | None
+    partition: Partition
+    to_check: Partition | None
     subreddits: NDArray[np.object_]
     facts: dict[str, Any]
 
@@ -112,12 +106,12 @@ def _read_json(source: Path, options: Options, gathering: Gathering, progress: P
         options = options.model_copy(update={"min_examples": 0})
     names = np.array(list(subreddits), dtype=np.object_)
     if UNSPLIT in files:
-        return _Found(gathering.deal(options, "created"), None, names, facts)
-    dealing = natural = gathering.deal(options)
-    if dealing.artificial_users:
+        return _Found(gathering.partition(options, "created"), None, names, facts)
+    partition = natural = gathering.partition(options)
+    if partition.artificial_users:
         # A comment that two splits share goes to two artificial users: ask those who wrote it.
-        natural = gathering.deal(_by_author(options))
-    return _Found(dealing, natural, names, facts)
+        natural = gathering.partition(_by_author(options))
+    return _Found(partition, natural, names, facts)
 
 
 def _by_author(options: Options) -> Options:
@@ -134,7 +128,7 @@ def _read_dumps(source: Path, options: Options, gathering: Gathering, progress: 
     files = find_dumps(source, options.files)
     facts = raw_form.gather(files, options, gathering, subreddits, progress)
     names = np.array(list(subreddits), dtype=np.object_)
-    return _Found(raw_form.deal(gathering, options), None, names, facts)
+    return _Found(raw_form.partition(gathering, options), None, names, facts)
 
 
 def _check_options(form: str, options: Options) -> None:
@@ -155,17 +149,17 @@ def _check_options(form: str, options: Options) -> None:
 
 
 def _check_disjoint(
-    dealing: Dealing,
+    partition: Partition,
     subreddits: NDArray[np.object_],
     source: Path,
     out: Path,
     progress: Progress,
 ) -> None:
     with OverlapFinder(out.absolute().parent) as finder:
-        for done, part in enumerate(dealing, start=1):
+        for done, part in enumerate(partition, start=1):
             finder.add(part, subreddits)
-            progress("comparing splits (users by split)", done, dealing.num_parts)
-        finder.check(dealing, subreddits, source)
+            progress("comparing splits (users by split)", done, partition.num_parts)
+        finder.check(partition, subreddits, source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,18 +179,18 @@ class _Tally:
 def _count(
     found: _Found, out: Path, options: Options, makes_vocabulary: bool, progress: Progress
 ) -> tuple[_Tally, Vocabulary]:
-    """Count what was dealt, and the tokens of train if a vocabulary is to be made of them."""
-    dealing = found.dealing
+    """Count what was partitioned, and the tokens of train if a vocabulary is to be made of them."""
+    partition = found.partition
     tally = _Tally(Counter(), np.zeros(len(found.subreddits), np.bool_))
     with TokenCounter(out.absolute().parent) as counter:
-        for done, part in enumerate(dealing, start=1):
+        for done, part in enumerate(partition, start=1):
             tally.comments[part.split] += len(part.arrays["text"])
             tally.occurring[part.arrays["subreddit"]] = True
             if makes_vocabulary and part.split == "train":
                 for text, masks in zip(part.arrays["text"], part.arrays["counted"], strict=True):
                     inputs, _ = unpack(text, len(masks) * options.sequence_length)
                     counter.update(inputs)
-            progress("counting (users by split)", done, dealing.num_parts)
+            progress("counting (users by split)", done, partition.num_parts)
         if not makes_vocabulary:
             return tally, Vocabulary([], {})
         size, rule = options.vocabulary_size, options.vocabulary_rule
@@ -227,9 +221,7 @@ def _write(
         "splits_disjoint": "every comment looked up" if checked else "each comment dealt once",
         **found.facts,
     }
-    counts = write_dealt(
-        out,
-        found.dealing,
+    description = StoreDescription(
         task="reddit",
         variant=form,
         source=SOURCES[form],
@@ -238,11 +230,10 @@ def _write(
         fields=store_fields(options.sequence_length),
         extra=extra,
         names={"vocabulary": vocabulary.tokens, "subreddit": names},
-        progress=progress,
-        convert=encoder,
     )
+    counts = write_partition(out, found.partition, description, progress, encoder)
     tokens = {"tokens": encoder.num_tokens, "unknown_tokens": encoder.num_unknown}
-    split_facts = found.dealing.facts
+    split_facts = found.partition.facts
     head = {"variant": form, "source": SOURCES[form], "splits": counts}
     return {**head, **split_facts, **extra, **tokens}
 

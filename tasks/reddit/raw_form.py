@@ -12,7 +12,8 @@ import numpy as np
 
 from pfl_bench.types import ConfigError, DataError
 from tasks.common.leaf.json_files import UNSPLIT
-from tasks.common.leaf.partition import Dealing, DealOptions, Gathering, Progress
+from tasks.common.leaf.partition import Gathering, Partition, PartitionOptions
+from tasks.common.progress import Progress
 from tasks.reddit.cleaning import Cleaner, Cleaning, tokenizer_name
 from tasks.reddit.dumps import LOOKED_FOR, read_comments
 from tasks.reddit.grouping import AuthorBuckets, Cleaned
@@ -78,7 +79,7 @@ def gather(
     }
 
 
-def deal(gathering: Gathering, options: Options) -> Dealing:
+def partition(gathering: Gathering, options: Options) -> Partition:
     """Drop, sample and, unless it is done, split.
 
     Raises:
@@ -86,7 +87,7 @@ def deal(gathering: Gathering, options: Options) -> Dealing:
         ConfigError: An option that would have no effect.
     """
     if options.split_by == "user":
-        return gathering.deal(options)
+        return gathering.partition(options)
     draws = options.samples_users or options.partition == "iid"
     if "split_seed" in options.model_fields_set and not draws:
         raise ConfigError(
@@ -94,18 +95,18 @@ def deal(gathering: Gathering, options: Options) -> Dealing:
             "drawn, so nothing depends on a seed; leave it out"
         )
     # The split has been made, by LEAF's rounding; what is left to do does not ask how.
-    rest = [name for name in DealOptions.model_fields if name not in _SPLIT_OPTIONS]
+    rest = [name for name in PartitionOptions.model_fields if name not in _SPLIT_OPTIONS]
     given = {name: getattr(options, name) for name in rest if name in options.model_fields_set}
     given["min_examples"] = options.min_examples
-    dealing = gathering.deal(DealOptions(**given), published_as="example")
-    dealing.facts["split"] = {
+    partition = gathering.partition(PartitionOptions(**given), published_as="example")
+    partition.facts["split"] = {
         "by": "example",
         "as": "prepared here",
         "order_by": "created",
         "train_fraction": options.train_fraction,
         "val_fraction": options.val_fraction,
     }
-    return dealing
+    return partition
 
 
 def _tell(progress: Progress, before: int, total: int, position: int) -> None:

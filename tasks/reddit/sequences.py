@@ -15,8 +15,8 @@ PAD, UNK, BOS, EOS = "<PAD>", "<UNK>", "<BOS>", "<EOS>"
 PAD_ID, UNK_ID = 0, 1
 # Bits of "counted".
 MAX_LENGTH = 16
-# What a comment has while it waits to be dealt: its sequences as text (``pack``), a mask of each,
-# seconds since 1970, and a number of its subreddit.
+# What a comment has while it waits to be partitioned: its sequences as text (``pack``), a mask of
+# each, seconds since 1970, and a number of its subreddit.
 COMMENT_FIELDS = {
     "text": FieldSpec("uint8", ragged=True),
     "counted": FieldSpec("uint16", ragged=True),

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pfl_bench.data import Store, StoreSplit
 from pfl_bench.types import DataError
 from tasks.common.leaf.table1 import REDDIT, TITLE
+from tasks.common.options import StrictOptions
+from tasks.common.progress import Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,21 +31,17 @@ _BLOCK_EXAMPLES = 1 << 18
 _BINS = 40
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of Reddit's statistics.
 
     Attributes:
         subreddits: How many of the subreddits with most comments are listed.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
     subreddits: int = Field(default=10, ge=0, le=10_000)
 
 
-def statistics(
-    store: Store, options: Options, progress: Callable[[str, int, int | None], None]
-) -> dict[str, Any]:
+def statistics(store: Store, options: Options, progress: Progress) -> dict[str, Any]:
     """Compute Reddit's statistics, JSON-serialisable.
 
     Args:
@@ -75,26 +73,16 @@ def statistics(
     splits: dict[str, dict[str, int]] = {}
     sequences = sum(store.split(name).num_examples for name in store.split_names)
     done = 0
+
+    def tell(more: int) -> None:
+        nonlocal done
+        done += more
+        progress("reading sequences", done, sequences)
+
     for split in map(store.split, store.split_names):
-        counts = dict.fromkeys(("sequences", "tokens", "unknown_tokens", "counted_tokens"), 0)
-        firsts = []
-        for start, stop in _blocks(split):
-            first = split.read("first", start, stop)
-            firsts.append(np.flatnonzero(first) + start)
-            tokens = split.read("tokens", start, stop)
-            counts["tokens"] += int((tokens != store.facts.extra["pad_id"]).sum())
-            counts["unknown_tokens"] += int((tokens == store.facts.extra["unk_id"]).sum())
-            counted = np.bitwise_count(split.read("counted", start, stop))
-            counts["counted_tokens"] += int(counted.sum())
-            mine = split.read("subreddit", start, stop)[first]
-            subreddits += np.bincount(mine, minlength=len(names))
-            done += stop - start
-            progress("reading sequences", done, sequences)
-        places = np.concatenate(firsts)
-        sizes = np.diff(np.searchsorted(places, split.offsets))
-        totals.update(dict(zip(split.client_ids(), sizes.tolist(), strict=True)))
-        counts["sequences"] = split.num_examples
-        splits[split.name] = {"users": split.num_users, "comments": len(places), **counts}
+        counts, sizes = _count(split, store.facts.extra, subreddits, tell)
+        totals.update(dict(zip(split.client_ids(), sizes, strict=True)))
+        splits[split.name] = {"users": split.num_users, "comments": sum(sizes), **counts}
     found = int(np.count_nonzero(subreddits))
     largest = np.argsort(-subreddits, kind="stable")[: min(found, options.subreddits)]
     return {
@@ -107,6 +95,37 @@ def statistics(
             "largest": {names[index]: int(subreddits[index]) for index in largest},
         },
     }
+
+
+def _count(
+    split: StoreSplit,
+    extra: Mapping[str, Any],
+    subreddits: NDArray[np.int64],
+    tell: Callable[[int], None],
+) -> tuple[dict[str, int], list[int]]:
+    """Count a split; returns the counts of its sequences, and the comments of each user.
+
+    Args:
+        split: The split.
+        extra: Facts of the store: the numbers of padding and the unknown.
+        subreddits: Comments of each subreddit, shape (S,); grows.
+        tell: Told the sequences read, block by block.
+    """
+    counts = {"sequences": split.num_examples, "tokens": 0, "unknown_tokens": 0}
+    counts["counted_tokens"] = 0
+    firsts = []
+    for start, stop in _blocks(split):
+        first = split.read("first", start, stop)
+        firsts.append(np.flatnonzero(first) + start)
+        tokens = split.read("tokens", start, stop)
+        counts["tokens"] += int((tokens != extra["pad_id"]).sum())
+        counts["unknown_tokens"] += int((tokens == extra["unk_id"]).sum())
+        counts["counted_tokens"] += int(np.bitwise_count(split.read("counted", start, stop)).sum())
+        mine = split.read("subreddit", start, stop)[first]
+        subreddits += np.bincount(mine, minlength=len(subreddits))
+        tell(stop - start)
+    sizes = np.diff(np.searchsorted(np.concatenate(firsts), split.offsets))
+    return counts, sizes.tolist()
 
 
 def _notice(store: Store) -> str | None:

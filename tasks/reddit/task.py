@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pfl_bench.data import Store, StoredTask, open_store
 from pfl_bench.types import Examples
+from tasks.common.options import StrictOptions
 from tasks.reddit.models import NextTokens
 
 TASK_NAME = "reddit"
@@ -21,7 +22,7 @@ NOT_COUNTED = -100
 FIELDS = ("tokens", "targets", "counted")
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of the Reddit task.
 
     Attributes:
@@ -31,8 +32,6 @@ class Options(BaseModel):
         reduction: Loss of a sequence: the "sum" over its counted tokens, as LEAF's rates of 8 are
             used here, or "mean": that sum by the length of the sequence, as LEAF's code is now.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     data: str
     max_examples_per_user: int | None = Field(default=None, ge=1)

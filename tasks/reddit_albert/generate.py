@@ -11,20 +11,21 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from pfl_bench.data import new_folder
 from pfl_bench.types import DataError
-from tasks.common.fedscale.generating import GENERATED_MARK
-from tasks.common.leaf.partition import Progress
-from tasks.common.text.drawing import FEWEST, MOST, draw_blocks
+from tasks.common.generated import settings, write_mark
+from tasks.common.options import StrictOptions
+from tasks.common.progress import Progress
+from tasks.common.text.drawing import count_comments, draw_blocks
 
 # Of ten clients one is for val and two for test: whole clients, as in FedScale.
 SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}
 SUBREDDITS = 5
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of generating comments.
 
     Attributes:
@@ -35,8 +36,6 @@ class Options(BaseModel):
         seed: Seed of everything that is drawn.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
     users: int = Field(default=100, ge=5, le=1_000_000)
     comments: int | None = Field(default=None, ge=1)
     mean_tokens: float = Field(default=20.0, ge=6, le=100)
@@ -46,41 +45,27 @@ class Options(BaseModel):
     @property
     def num_comments(self) -> int:
         """Comments of all users."""
-        return 34 * self.users if self.comments is None else self.comments
+        return count_comments(self.users, self.comments)
 
     @model_validator(mode="after")
     def _comments_fit(self) -> Self:
-        if not FEWEST * self.users <= self.num_comments <= MOST * self.users:
-            raise ValueError(
-                f"comments = {self.num_comments} is not {FEWEST} to {MOST} for each of users = "
-                f"{self.users}: give {FEWEST * self.users} to {MOST * self.users}"
-            )
+        count_comments(self.users, self.comments)
         return self
 
 
 def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
     """Write generated comments, whole or not at all.
 
-    Args:
-        out: Folder to make; it may exist if it is empty.
-        options: How much of it.
-        progress: Called with what is being done, how much is done, and of how much.
-
-    Returns:
-        Facts for printing, and "prepare_options", which are none.
-
-    Raises:
-        DataError: ``out`` is a file, or a folder that is not empty; the disk is full.
+    See ``tasks`` for arguments, facts and refusals. Refused also when the disk is full.
     """
     try:
         with new_folder(out, "comments") as folder:
             _write(folder, options, progress)
-            settings = ", ".join(f"{name}={value}" for name, value in options.model_dump().items())
-            mark = (
+            write_mark(
+                folder,
                 "These comments are not Reddit's: words and users are made up by\n"
-                f"pfl-bench data generate reddit_albert ({settings}).\n"
+                f"pfl-bench data generate reddit_albert ({settings(options, '=')}).\n",
             )
-            (folder / GENERATED_MARK).write_text(mark, encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot write into {out.parent} ({error.strerror}); free space") from error
     return {

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from pfl_bench.types import ConfigError, DataFacts
+from pfl_bench.types import DataFacts
+from tasks.common.options import StrictOptions
+from tasks.common.shapes import check_inputs
 from tasks.reddit_albert.albert import load_albert, random_albert
 from tasks.reddit_albert.masking import HIDDEN
 
@@ -25,7 +27,7 @@ SURE = 100.0
 Size = Annotated[int, Field(ge=1, le=65_536)]
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of the model; its sizes are albert-base-v2's unless given.
 
     Attributes:
@@ -39,8 +41,6 @@ class Options(BaseModel):
         intermediate_size: Units inside it.
         dropout: Probability that an output of the layer is dropped in training.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Literal["albert"]
     weights: str | None = None
@@ -115,12 +115,8 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
         ConfigError: The data are not blocks of tokens, or ``transformers`` is not installed.
         DataError: The weights are missing, damaged, or of another vocabulary.
     """
-    if len(facts.input_shape) != 1:
-        raise ConfigError(
-            f"model 'albert' of task reddit_albert takes blocks of token numbers, but the data "
-            f"({facts.variant}) have inputs of shape {tuple(facts.input_shape)}; use reddit_albert "
-            "data"
-        )
+    fits = len(facts.input_shape) == 1
+    check_inputs(fits, "reddit_albert", "albert", "blocks of token numbers", facts)
     if options.weights is not None:
         return HiddenTokens(load_albert(Path(options.weights), facts.num_classes))
     sizes = options.model_dump(include=set(_SIZES))

@@ -11,10 +11,12 @@ from pydantic import Field
 
 from pfl_bench.data import FieldSpec
 from pfl_bench.types import ConfigError, DataError
-from tasks.common.fedscale.generating import GENERATED_MARK
+from tasks.common.description import StoreDescription
 from tasks.common.fedscale.layout import SPELLINGS, published_as
+from tasks.common.generated import GENERATED_FACTS, GENERATED_MARK, is_generated
 from tasks.common.leaf.json_files import UNSPLIT
-from tasks.common.leaf.partition import DealOptions, Gathering, Progress, write_dealt
+from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
+from tasks.common.progress import Progress
 from tasks.reddit_albert.albert import MOST_POSITIONS
 from tasks.reddit_albert.masking import END_ID, FIRST_WORD, PAD_ID, START_ID, UNKNOWN_ID
 from tasks.reddit_albert.tokens import Pieces, Tokenizer, Words, count_words
@@ -25,8 +27,8 @@ GENERATED = "made-up comments in FedScale's form, not Reddit"
 MOST_TOKENS = 1 << 16
 
 
-class Options(DealOptions):
-    """Options of preparing Reddit for ALBERT, beside those of dealing.
+class Options(PartitionOptions):
+    """Options of preparing Reddit for ALBERT, beside those of partitioning.
 
     Attributes:
         tokenizer: Folder with ALBERT's ``tokenizer.json`` or ``spiece.model``; None takes the
@@ -55,15 +57,9 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     is left at its end is dropped, as in FedScale. Memory grows with the clients, the different
     words, and the largest client's text.
 
-    Args:
-        source: Folder with ``train/`` (and ``val/``, ``test/``) of text files, each a client's and
-            named like the client; or one with the files themselves, which are then split here.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: Tokens, blocks, and how to split.
-        progress: Called with what is being done, how much is done, and of how much if known.
-
-    Returns:
-        Facts for printing.
+    ``source`` is a folder with ``train/`` (and ``val/``, ``test/``) of text files, each a
+    client's and named like the client; or one with the files themselves, which are then split
+    here. For the other arguments, and for what is given back, see ``tasks``.
 
     Raises:
         DataError: The folder holds no such files, one of them is no text in UTF-8, or no client
@@ -80,26 +76,15 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             f"room for the numbers of {MOST_TOKENS}; ALBERT's has 30,000"
         )
     fields = {"tokens": FieldSpec("uint16", (options.block_size,)), "block": FieldSpec("uint32")}
-    counts = {"tokens": 0, "unknown": 0, "dropped_at_ends": 0, "clients_without_a_block": 0}
     with Gathering(out, fields) as gathering:
-        for done, text in enumerate(texts, 1):
-            numbers = np.array(tokenizer(_read(text.path)), dtype=np.int64)
-            blocks = cut(numbers, options.block_size)
-            counts["tokens"] += len(numbers)
-            counts["unknown"] += int((numbers == UNKNOWN_ID).sum())
-            counts["dropped_at_ends"] += len(numbers) - len(blocks) * (options.block_size - 2)
-            counts["clients_without_a_block"] += not len(blocks)
-            if len(blocks):
-                places = np.arange(len(blocks), dtype=np.uint32)
-                gathering.append(text.split, text.client_id, tokens=blocks, block=places)
-            progress("reading clients", done, len(texts))
+        counts = _gather(texts, tokenizer, options.block_size, gathering, progress)
         if not gathering.splits:
             raise DataError(
                 f"{source}: no client has the {options.block_size - 2} tokens of a block; give "
                 "longer texts or a smaller block_size"
             )
-        dealing = gathering.deal(options, published_as=published_as(gathering))
-        is_generated = (source / GENERATED_MARK).exists()
+        partition = gathering.partition(options, published_as=published_as(gathering))
+        generated = is_generated(source)
         extra: dict[str, Any] = {
             "pad_id": PAD_ID,
             "unk_id": UNKNOWN_ID,
@@ -107,24 +92,43 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             "vocabulary_size": len(tokenizer.vocabulary),
             "counts": counts,
             **tokenizer.facts,
+            **(GENERATED_FACTS if generated else {}),
         }
-        if is_generated:
-            # A made-up author is nobody: a guarantee for one protects no person.
-            extra.update(generated=True, artificial_users=True)
-        splits = write_dealt(
-            out,
-            dealing,
+        description = StoreDescription(
             task="reddit_albert",
-            variant="generated" if is_generated else "fedscale-text",
-            source=GENERATED if is_generated else SOURCE,
+            variant="generated" if generated else "fedscale-text",
+            source=GENERATED if generated else SOURCE,
             num_classes=len(tokenizer.vocabulary),
             input_shape=(options.block_size,),
             fields=fields,
             extra=extra,
             names={"vocabulary": tokenizer.vocabulary},
-            progress=progress,
         )
-    return {"splits": splits, **dealing.facts, **extra}
+        splits = write_partition(out, partition, description, progress)
+    return {"splits": splits, **partition.facts, **extra}
+
+
+def _gather(
+    texts: list[_Text],
+    tokenizer: Tokenizer,
+    block_size: int,
+    gathering: Gathering,
+    progress: Progress,
+) -> dict[str, int]:
+    """Gather the clients' blocks; returns counts of tokens and of what was left out."""
+    counts = {"tokens": 0, "unknown": 0, "dropped_at_ends": 0, "clients_without_a_block": 0}
+    for done, text in enumerate(texts, 1):
+        numbers = np.array(tokenizer(_read(text.path)), dtype=np.int64)
+        blocks = cut(numbers, block_size)
+        counts["tokens"] += len(numbers)
+        counts["unknown"] += int((numbers == UNKNOWN_ID).sum())
+        counts["dropped_at_ends"] += len(numbers) - len(blocks) * (block_size - 2)
+        counts["clients_without_a_block"] += not len(blocks)
+        if len(blocks):
+            places = np.arange(len(blocks), dtype=np.uint32)
+            gathering.append(text.split, text.client_id, tokens=blocks, block=places)
+        progress("reading clients", done, len(texts))
+    return counts
 
 
 def cut(numbers: NDArray[np.int64], block_size: int) -> NDArray[np.uint16]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.data import Store, StoredTask, open_store
+from pfl_bench.data import Store, open_store
 from pfl_bench.types import DataError, Examples
-from tasks.common.fedscale.stored import DealtSplit, TaskOptions
+from tasks.common.fedscale.stored import PartitionedTask, TaskOptions
 from tasks.reddit_albert.masking import FIRST_WORD, NOT_COUNTED, HideTokens, MaskedSplit
 
 TASK_NAME = "reddit_albert"
@@ -39,7 +38,7 @@ def to_examples(arrays: Mapping[str, Any]) -> Examples:
     return Examples(tokens, tokens)
 
 
-class RedditAlbertTask(StoredTask):
+class RedditAlbertTask(PartitionedTask):
     """Masked language modelling on blocks of tokens.
 
     Metrics are those of the family "next_token", of the hidden tokens alone: "perplexity" and
@@ -61,16 +60,10 @@ class RedditAlbertTask(StoredTask):
                 f"task reddit_albert: {options.data} has no ordinary token in its vocabulary; "
                 "prepare the data again"
             )
-        super().__init__(store, FIELDS, to_examples, options.max_examples_per_user)
+        super().__init__(store, FIELDS, to_examples, options)
         self._probability = options.mask_probability
         length, size = store.facts.input_shape[0], store.facts.num_classes
         self.transform = HideTokens(options.mask_probability, length, size)
-        self._dealt: DealtSplit | None = None
-        if options.partition == "iid":
-            most, seed = options.max_examples_per_user, options.partition_seed
-            self._dealt = DealtSplit(store.split("train"), FIELDS, to_examples, most, seed)
-            variant = f"{self.facts.variant}-iid"
-            self.facts = replace(self.facts, variant=variant, artificial_users=True)
 
     # Not a stored split, but one that hides what evaluation reads.
     def split(self, name: str) -> MaskedSplit:  # type: ignore[override]
@@ -79,10 +72,7 @@ class RedditAlbertTask(StoredTask):
         Raises:
             DataError: The store has no split of that name.
         """
-        stored = super().split(name)
-        if name == "train" and self._dealt is not None:
-            stored = self._dealt
-        return MaskedSplit(stored, self.transform)
+        return MaskedSplit(super().split(name), self.transform)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean over blocks of what ``example_losses`` gives.
@@ -115,12 +105,5 @@ class RedditAlbertTask(StoredTask):
 
 
 def build(options: Options) -> RedditAlbertTask:
-    """Open a prepared store.
-
-    Args:
-        options: Options of the task.
-
-    Raises:
-        DataError: There is no such file, or it was prepared for another task or is damaged.
-    """
+    """Open a prepared store; refused as ``open_store`` says, or if the options do not fit it."""
     return RedditAlbertTask(open_store(options.data, TASK_NAME), options)

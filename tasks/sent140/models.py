@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from pfl_bench.data import open_store
-from pfl_bench.types import ConfigError, DataFacts
+from pfl_bench.types import DataFacts
 from tasks.common.lstm.stacked_lstm import StackedLstm
+from tasks.common.options import StrictOptions
+from tasks.common.shapes import check_inputs
 from tasks.common.text.bag_of_words import FIRST_WORD, BagOfWords
-from tasks.common.text.embeddings import read_vectors
-from tasks.common.text.words import PAD_ID, UNKNOWN_ID
+from tasks.common.text.embeddings import read_store_vectors
+from tasks.common.text.words import PAD_ID
 
 BAG, LSTM = "bag_log_reg", "stacked_lstm"
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of the Sent140 models; of "bag_log_reg" only ``init``, of "stacked_lstm" the rest.
 
     Attributes:
@@ -36,8 +37,6 @@ class Options(BaseModel):
         read_out: What the classifier takes: the LSTM's output after the "last_word", or after the
             "last_position" as in LEAF's code, where all tweets but the longest end in padding.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Literal["bag_log_reg", "stacked_lstm"]
     init: Literal["zeros", "normal"] = "zeros"
@@ -130,25 +129,14 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
         ConfigError: The data are not Sent140's.
         DataError: The file of word vectors is missing, damaged, or of other words.
     """
-    vocabulary = facts.extra.get("vocabulary")
-    if len(facts.input_shape) != 1 or vocabulary is None:
-        raise ConfigError(
-            f"model {options.name!r} of task sent140 takes numbered words, but the data "
-            f"({facts.variant}) have inputs of shape {tuple(facts.input_shape)}; use sent140 data"
-        )
-    size = int(vocabulary["size"])
+    fits = len(facts.input_shape) == 1 and "vocabulary" in facts.extra
+    check_inputs(fits, "sent140", options.name, "numbered words", facts)
+    size = int(facts.extra["vocabulary"]["size"])
     if options.name == BAG:
         return BagOfWords(size - FIRST_WORD, facts.num_classes, options.init)
     if options.embeddings is not None:
-        vectors = _from_file(Path(options.embeddings), str(facts.extra["store"]), size)
+        vectors = read_store_vectors(Path(options.embeddings), str(facts.extra["store"]), "sent140")
         return TweetLstm(vectors, options.train_embeddings, facts.num_classes, options)
     assert options.embedding_size is not None
     start = torch.empty(size, options.embedding_size)
     return TweetLstm(nn.init.xavier_uniform_(start), True, facts.num_classes, options)
-
-
-def _from_file(path: Path, store: str, size: int) -> Tensor:
-    with open_store(store, "sent140") as opened:
-        words = opened.names("vocabulary")
-    ids: dict[str, Any] = {word: row for row, word in enumerate(words) if row > UNKNOWN_ID}
-    return torch.from_numpy(read_vectors(path, ids, size).values)

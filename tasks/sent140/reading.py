@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from pfl_bench.types import DataError
-from tasks.common.leaf.json_files import UNSPLIT, check_splits, find_files, read_users
+from tasks.common.leaf.json_files import UNSPLIT, find_files, read_splits
 
 NUM_COLUMNS = 6
 COLUMNS = "polarity, id, date, query, user, text"
@@ -114,14 +114,9 @@ def read_leaf(source: Path) -> Iterator[Tweet]:
     Raises:
         DataError: A file is damaged; the message names it, the user and the sample.
     """
-    files = find_files(source)
-    check_splits(source, files)
-    for split, paths in files.items():
-        for path in paths:
-            for found in read_users(path):
-                for place, (row, label) in enumerate(zip(found.x, found.y, strict=True)):
-                    where = f"{path}, user {found.user!r}, sample {place}"
-                    yield _leaf_tweet(split, found.user, row, label, where)
+    for split, found, where in read_splits(source, find_files(source)):
+        for place, (row, label) in enumerate(zip(found.x, found.y, strict=True)):
+            yield _leaf_tweet(split, found.user, row, label, f"{where}, sample {place}")
 
 
 def _leaf_tweet(split: str, user: str, row: object, label: object, where: str) -> Tweet:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from math import sqrt
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
-from pfl_bench.types import ConfigError, DataFacts
+from pfl_bench.types import DataFacts
 from tasks.common.lstm.stacked_lstm import StackedLstm
+from tasks.common.options import StrictOptions
+from tasks.common.shapes import check_inputs
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of the Shakespeare models.
 
     Attributes:
@@ -22,8 +24,6 @@ class Options(BaseModel):
         num_layers: LSTM layers.
         dropout: Probability that an output of a layer is dropped in training.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Literal["stacked_lstm"]
     embedding_size: Annotated[int, Field(ge=1)] = 8
@@ -77,10 +77,6 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
     Raises:
         ConfigError: The data are not sequences.
     """
-    if len(facts.input_shape) != 1:
-        raise ConfigError(
-            f"model {options.name!r} of task shakespeare takes windows of character numbers, but "
-            f"the data ({facts.variant}) have inputs of shape {tuple(facts.input_shape)}; use "
-            "shakespeare data"
-        )
+    fits = len(facts.input_shape) == 1
+    check_inputs(fits, "shakespeare", options.name, "windows of character numbers", facts)
     return NextCharacter(facts.num_classes, options)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tasks.common.leaf.partition import DealOptions
+from tasks.common.leaf.partition import PartitionOptions
 
 
-class Options(DealOptions):
-    """Options of preparing Shakespeare, beside those of dealing.
+class Options(PartitionOptions):
+    """Options of preparing Shakespeare, beside those of partitioning.
 
     A split by example follows the text: a role's earliest windows are train, the next val, the
     last test; no seed has to do with it.

@@ -9,9 +9,16 @@ import numpy as np
 
 from pfl_bench.data import FieldSpec
 from pfl_bench.types import ConfigError, DataError
+from tasks.common.description import StoreDescription
 from tasks.common.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
 from tasks.common.leaf.json_files import find_files
-from tasks.common.leaf.partition import Dealing, DealOptions, Gathering, Progress, write_dealt
+from tasks.common.leaf.partition import (
+    Gathering,
+    Partition,
+    PartitionOptions,
+    write_partition,
+)
+from tasks.common.progress import Progress
 from tasks.shakespeare import gutenberg
 from tasks.shakespeare.characters import CHARACTERS
 from tasks.shakespeare.options import Options
@@ -34,11 +41,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     Memory is bounded by the text (5.5 MB) or the largest user of the JSON files, not by the
     windows; beside ``out`` it needs temporary space of about the store's size.
 
-    Args:
-        source: The folder, or the text's file.
-        out: The store to write; an existing one is replaced when all has gone well.
-        options: Who is kept, and how to split.
-        progress: Called with what is being done, how much is done, and of how much if known.
+    ``source`` is the folder, or the text's file. For the other arguments see ``tasks``.
 
     Returns:
         Facts for printing: variant, source, splits with their counts, LEAF's statistics of all
@@ -56,17 +59,15 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             reading = read_plays(texts[0], gathering, options, progress)
         else:
             reading = read_leaf_json(source, files, gathering, options, progress)
-        dealing = _deal(gathering, reading, options)
+        partition = _partition(gathering, reading, options)
         plays = sorted(reading.plays)
         places = np.array([plays.index(play) for play in reading.plays], dtype=np.uint16)
 
         def name_plays(arrays: dict[str, Any]) -> dict[str, Any]:
             return {**arrays, "play": places[arrays["play"]]}
 
-        extra = _facts(reading, dealing, options)
-        splits = write_dealt(
-            out,
-            dealing,
+        extra = _facts(reading, partition, options)
+        description = StoreDescription(
             task="shakespeare",
             variant=reading.variant,
             source=reading.source,
@@ -75,9 +76,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             fields=FIELDS,
             extra=extra,
             names={"play": plays, "characters": list(CHARACTERS)},
-            progress=progress,
-            convert=name_plays,
         )
+        splits = write_partition(out, partition, description, progress, name_plays)
     return {"variant": reading.variant, "source": reading.source, "splits": splits, **extra}
 
 
@@ -98,8 +98,8 @@ def _find(source: Path) -> tuple[list[Path], dict[str, list[Path]]]:
     )
 
 
-def _deal(gathering: Gathering, reading: Reading, options: Options) -> Dealing:
-    """Deal what was gathered; roles are split in the order of the text by now."""
+def _partition(gathering: Gathering, reading: Reading, options: Options) -> Partition:
+    """Partition what was gathered; roles are split in the order of the text by now."""
     if not gathering.splits:
         why, mend = [], []
         if reading.users_dropped:
@@ -114,7 +114,7 @@ def _deal(gathering: Gathering, reading: Reading, options: Options) -> Dealing:
     given = {name: getattr(options, name) for name in options.model_fields_set}
     given.pop("remove_overlap", None)
     if not reading.published and options.split_by == "user":
-        return gathering.deal(DealOptions(**given))
+        return gathering.partition(PartitionOptions(**given))
     draws = options.samples_users or options.partition == "iid"
     if reading.splits_here and "split_seed" in given and not draws:
         raise ConfigError(
@@ -124,13 +124,13 @@ def _deal(gathering: Gathering, reading: Reading, options: Options) -> Dealing:
     if reading.splits_here:
         # Split while read, when the order was known; roles too short for a test are in train alone.
         given = {name: value for name, value in given.items() if name not in _DONE_WHILE_READ}
-        return gathering.deal(DealOptions(**given), published_as="example")
-    return gathering.deal(DealOptions(**given))
+        return gathering.partition(PartitionOptions(**given), published_as="example")
+    return gathering.partition(PartitionOptions(**given))
 
 
-def _facts(reading: Reading, dealing: Dealing, options: Options) -> dict[str, Any]:
-    """Facts for the store; those of the split take the place of the dealing's."""
-    facts = {**dealing.facts, **reading.facts()}
+def _facts(reading: Reading, partition: Partition, options: Options) -> dict[str, Any]:
+    """Facts for the store; those of the split take the place of the partition's."""
+    facts = {**partition.facts, **reading.facts()}
     if reading.splits_here:
         facts["split"] = {
             "by": "example",

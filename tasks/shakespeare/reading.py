@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
 from tasks.common.leaf.json_files import UNSPLIT, LeafUser, check_splits, read_users
-from tasks.common.leaf.partition import Gathering, Progress
+from tasks.common.leaf.partition import Gathering
+from tasks.common.progress import Progress
 from tasks.shakespeare import gutenberg
 from tasks.shakespeare.characters import CHARACTERS, OTHER, encode
 from tasks.shakespeare.options import Options
@@ -42,7 +43,7 @@ class Reading:
         options: How to split what is not split.
         plays: Titles in the order of their numbers.
         sizes: Windows of each user, all splits together, before anything is dropped.
-        users_dropped: Users with fewer windows than ``min_examples``; 0 if the dealing drops them.
+        users_dropped: Users with fewer windows than ``min_examples``; 0 if partitioning does.
         out_of_order: Users left out because their windows are not in the order of a text.
         overlapping: Windows left out by split, because they share characters with others.
         other_characters: Characters that are none of LEAF's 80.

@@ -1,4 +1,4 @@
-"""Split a pool of examples in memory: inside each user, or between users; and deal it evenly."""
+"""Split a pool of examples in memory, inside each user or between users; partition it evenly."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def divide(
 
     Args:
         pool: The examples.
-        split_by: "example" divides each user's examples, "user" deals whole users.
+        split_by: "example" divides each user's examples, "user" assigns whole users.
         train_fraction: As for ``counts``.
         val_fraction: As for ``counts``.
         seed: Seed of the split. A user's examples are shuffled by a stream of that user's name.
@@ -127,13 +127,13 @@ def whole(pool: Pool) -> Share:
     return Share(pool.names, np.arange(len(pool.targets), dtype=np.int64), pool.offsets)
 
 
-def deal_evenly(share: Share, num_users: int, seed: int, split: str, first: int = 0) -> Share:
-    """Deal a split's examples to ``num_users`` artificial users, in shares that differ by one.
+def partition_evenly(share: Share, num_users: int, seed: int, split: str, first: int = 0) -> Share:
+    """Assign a split's examples to ``num_users`` artificial users, in shares that differ by one.
 
     Args:
         share: What the split has.
         num_users: Users; only as many get something as there are examples.
-        seed: Seed of the dealing.
+        seed: Seed of the partition.
         split: Name of the split, which has draws of its own.
         first: Number of the first user.
     """

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.common.leaf.json_files import LOOKED_FOR, check_splits, find_files, read_users
+from tasks.common.leaf.json_files import LOOKED_FOR, find_files, read_splits
 from tasks.synthetic.dividing import UNSPLIT
 from tasks.synthetic.generator import Pool
 
+# Features and labels of each user, a piece a file.
+Pieces = dict[str, list[tuple[NDArray[np.float32], NDArray[np.int64]]]]
 _FEATURE_CLASSES = 1000  # labels beyond are taken for a mistake
 
 
@@ -38,19 +40,16 @@ def read_pools(source: Path) -> dict[str, Pool]:
     files = {UNSPLIT: [source]} if source.is_file() else find_files(source)
     if not files:
         raise DataError(f"task synthetic: {source} holds no data. Looked for {LOOKED_FOR}")
-    check_splits(source, files)
+    pieces: dict[str, Pieces] = {split: {} for split in files}
     width: list[int] = []
-    return {split: _read_pool(paths, width) for split, paths in files.items()}
+    for split, user, where in read_splits(source, files):
+        pieces[split].setdefault(user.user, []).append(
+            (_features(user.x, width, where), _labels(user.y, where))
+        )
+    return {split: _pool(of_split) for split, of_split in pieces.items()}
 
 
-def _read_pool(paths: list[Path], width: list[int]) -> Pool:
-    pieces: dict[str, list[tuple[NDArray[np.float32], NDArray[np.int64]]]] = {}
-    for path in paths:
-        for user in read_users(path):
-            where = f"{path}, user {user.user!r}"
-            pieces.setdefault(user.user, []).append(
-                (_features(user.x, width, where), _labels(user.y, where))
-            )
+def _pool(pieces: Pieces) -> Pool:
     together = [piece for own in pieces.values() for piece in own]
     sizes = [sum(len(labels) for _, labels in own) for own in pieces.values()]
     return Pool(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import prod
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from pfl_bench.types import DataFacts
+from tasks.common.options import StrictOptions
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of the synthetic models.
 
     Attributes:
@@ -19,8 +19,6 @@ class Options(BaseModel):
             logits of the task's cross entropy, so the loss never comes near 0) or "softmax" (the
             linear layer alone; convex).
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     name: Literal["perceptron", "softmax"]
 

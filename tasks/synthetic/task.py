@@ -9,18 +9,18 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from torch import Tensor
-from torch.nn import functional
+from pydantic import Field, field_validator, model_validator
 
-from pfl_bench.types import ConfigError, DataError, DataFacts, SplitBy
+from pfl_bench.types import ConfigError, DataFacts, SplitBy
+from tasks.common.classification import InMemoryTask
 from tasks.common.leaf.plan import published_split_by
+from tasks.common.options import StrictOptions
 from tasks.synthetic.dividing import (
     SPLITS,
     UNSPLIT,
-    deal_evenly,
     divide,
     drop_small,
+    partition_evenly,
     whole,
 )
 from tasks.synthetic.generator import Pool, Recipe, Style, generate
@@ -43,7 +43,7 @@ _WORDS = {
 }
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of the synthetic task.
 
     Attributes:
@@ -60,19 +60,17 @@ class Options(BaseModel):
             and with its constants; "first_code" is the same with the labels of LEAF's first
             generator, whose softmax ran over a task's examples instead of its classes.
         min_examples: Users with fewer examples, over all splits, are dropped.
-        split_by: "example" divides each user's examples, "user" deals whole users.
+        split_by: "example" divides each user's examples, "user" assigns whole users.
         train_fraction: Fraction for train, rounded down; at least one example a user.
         val_fraction: Fraction for val, rounded down; what both leave is test.
         split_seed: Seed of the split.
-        partition: "natural" leaves examples with their users; "iid" then deals each split's
+        partition: "natural" leaves examples with their users; "iid" then assigns each split's
             examples, in equal shares, to as many artificial users.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
     data: str | None = None
     num_tasks: int = Field(default=1000, ge=1, le=1_000_000)
-    cluster_probabilities: list[float] = [1.0]
+    cluster_probabilities: list[float] = Field(default=[1.0])
     num_features: int = Field(default=60, ge=1, le=100_000)
     num_classes: int = Field(default=5, ge=2, le=1000)
     side_dimension: int | None = Field(default=None, ge=1, le=1000)
@@ -110,7 +108,7 @@ class Options(BaseModel):
         return self
 
 
-class SyntheticTask:
+class SyntheticTask(InMemoryTask[ArraySplit]):
     """Classify generated points; users' true models differ. Cross entropy of the model's outputs.
 
     Args:
@@ -119,39 +117,11 @@ class SyntheticTask:
         column_names: ("cluster",) if it is known which cluster each example's task is of.
     """
 
-    metrics: tuple[str, ...] = ("classification",)
-
     def __init__(
         self, splits: Mapping[str, ArraySplit], facts: DataFacts, column_names: tuple[str, ...]
     ) -> None:
-        self.facts = facts
+        super().__init__("synthetic", splits, facts)
         self.column_names = column_names
-        self._splits = dict(splits)
-
-    @property
-    def split_names(self) -> tuple[str, ...]:
-        """Names of the splits."""
-        return tuple(self._splits)
-
-    def split(self, name: str) -> ArraySplit:
-        """Open one split.
-
-        Raises:
-            DataError: There is no split of that name.
-        """
-        if name not in self._splits:
-            raise DataError(
-                f"task synthetic has no split {name!r}; choose from {', '.join(self.split_names)}"
-            )
-        return self._splits[name]
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy of outputs of shape (n, K), taken as logits, and targets (n,)."""
-        return functional.cross_entropy(outputs, targets)
-
-    def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy of each example, shape (n,)."""
-        return functional.cross_entropy(outputs, targets, reduction="none")
 
     def read_column(self, split: str, name: str, start: int, stop: int) -> NDArray[np.int64]:
         """Read the clusters of the examples ``start:stop`` of a split; shape (stop - start,).
@@ -203,7 +173,7 @@ def build(options: Options) -> SyntheticTask:
     if published is not None:
         given = [name for name in SPLIT_OPTIONS if name in options.model_fields_set]
         if options.partition == "iid" and "split_seed" in given:
-            given.remove("split_seed")  # the dealing draws from it
+            given.remove("split_seed")  # the partition draws from it
         if given:
             raise ConfigError(
                 f"{', '.join(given)}: {options.data} is split by its publisher, by {published}; "
@@ -253,12 +223,14 @@ def _splits(
         shares = {name: whole(pool) for name, pool in pools.items()}
         owners = dict(pools)
     if options.partition == "iid":
-        first, dealt = 0, {}
+        first, partitioned = 0, {}
         for name, share in shares.items():
-            dealt[name] = deal_evenly(share, len(share.names), options.split_seed, name, first)
+            partitioned[name] = partition_evenly(
+                share, len(share.names), options.split_seed, name, first
+            )
             if split_by == "user":  # nobody is in two splits
                 first += len(share.names)
-        shares = dealt
+        shares = partitioned
     return {name: ArraySplit(name, owners[name], shares[name]) for name in SPLITS if name in shares}
 
 

@@ -133,7 +133,7 @@ def write_tarball(path: Path, members: Sequence[tuple[str, bytes]]) -> Path:
 
 
 def write_tarballs(folder: Path, pictures: Sequence[Picture], count: int = 3) -> Path:
-    """Published tarballs, JSON and relationship file; images are dealt to ``count`` tarballs."""
+    """Published tarballs, JSON and relationship file; images are assigned to ``count`` tarballs."""
     write_metadata(folder, pictures)
     for number in range(count):
         members = [(f"small_images/{p.image_id}.jpg", p.data) for p in pictures[number::count]]

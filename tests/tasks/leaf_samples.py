@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pfl_bench.data import FieldSpec
-from tasks.common.leaf.partition import Dealing, DealOptions, Gathering
+from tasks.common.leaf.partition import Gathering, Partition, PartitionOptions
 
 # Each example is a number that is in all of its fields.
 FIELDS = {
@@ -48,31 +48,31 @@ def append(gathering: Gathering, split: str, users: Mapping[str, Iterable[int]])
 
 
 @contextmanager
-def dealt(
+def partitioned(
     folder: Path,
     users: Mapping[str, Iterable[int]] = USERS,
     order_by: str | None = None,
     **options: Any,
-) -> Iterator[Dealing]:
+) -> Iterator[Partition]:
     """Deal examples that their publisher did not split."""
     with Gathering(folder / "x.h5", FIELDS) as gathering:
         append(gathering, "all", users)
-        yield gathering.deal(DealOptions(**options), order_by)
+        yield gathering.partition(PartitionOptions(**options), order_by)
 
 
-def contents(dealing: Dealing) -> dict[str, dict[str, list[int]]]:
+def contents(partition: Partition) -> dict[str, dict[str, list[int]]]:
     """Numbers by split and user; no user comes twice in a split, and counts are as announced."""
     result: dict[str, dict[str, list[int]]] = {}
-    for part in dealing:
+    for part in partition:
         users = result.setdefault(part.split, {})
         assert part.client_id not in users
         users[part.client_id] = numbers_of(part.arrays)
         assert users[part.client_id]
-    assert dealing.counts == {
+    assert partition.counts == {
         name: {"users": len(users), "examples": sum(map(len, users.values()))}
         for name, users in result.items()
     }
-    assert dealing.num_parts == sum(map(len, result.values()))
+    assert partition.num_parts == sum(map(len, result.values()))
     return result
 
 

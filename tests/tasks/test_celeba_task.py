@@ -16,6 +16,7 @@ from pfl_bench.data import FieldSpec, Store, StoreWriter
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, DataFacts, HasColumns, TransformsBatches
 from tasks.celeba import generate, models, prepare, task
+from tasks.common.vision import decoding
 
 
 def silent(what: str, done: int, total: int | None) -> None:
@@ -80,7 +81,7 @@ def test_kept_images_are_the_same_and_too_many_are_refused(
     kept = open_task(store, size=20, keep_decoded=True).split("train")
     assert torch.equal(kept.read_range(0, 10).inputs, anew.inputs)
     assert torch.equal(kept.read_range(0, 10).inputs, anew.inputs)
-    monkeypatch.setattr(task, "KEPT_BYTES_LIMIT", 1000)
+    monkeypatch.setattr(decoding, "KEPT_BYTES_LIMIT", 1000)
     with pytest.raises(ConfigError, match=r"task\.keep_decoded: .*task\.size"):
         open_task(store, size=20, keep_decoded=True)
 

@@ -32,7 +32,6 @@ from tasks.flair.drawing_pool import (
 from tasks.flair.generate import (
     COARSE,
     FINE,
-    PUBLISHED_COUNTS,
     RAREST_SHARE,
     SPLIT_SHARE,
     Options,
@@ -41,6 +40,7 @@ from tasks.flair.generate import (
     image_counts,
     make_plan,
 )
+from tasks.flair.published import COARSE_IMAGES
 from tests.helpers import REPOSITORY
 
 SMALL = Options(num_users=20, num_images=90, seed=4, num_tarballs=2, image_size=64)
@@ -196,20 +196,20 @@ def test_the_relationship_file_joins_every_label(folder: Path) -> None:
     lines = (folder / "label_relationship.txt").read_text(encoding="utf-8").splitlines()
     pairs = dict(line.split(" -> ") for line in lines)
     assert len(lines) == len(pairs) == 51
-    assert Counter(pairs.values()) == dict.fromkeys(PUBLISHED_COUNTS, 3)
+    assert Counter(pairs.values()) == dict.fromkeys(COARSE_IMAGES, 3)
     # As in FLAIR, each coarse label's name is also that of one of its fine labels.
-    assert all(pairs[coarse] == coarse for coarse in PUBLISHED_COUNTS)
+    assert all(pairs[coarse] == coarse for coarse in COARSE_IMAGES)
 
 
 def test_the_proportions_are_those_of_the_published_statistics() -> None:
     if not STATISTICS.exists():
         pytest.skip("needs ../shared/data/flair/published_statistics.json")
     published = json.loads(STATISTICS.read_text(encoding="utf-8"))
-    assert published["coarse_counts"] == PUBLISHED_COUNTS
+    assert published["coarse_counts"] == COARSE_IMAGES
 
 
 def test_labels_are_as_frequent_as_published_and_in_every_split(plan: Plan) -> None:
-    published = np.array([PUBLISHED_COUNTS[name] for name in COARSE]) / 429_078
+    published = np.array([COARSE_IMAGES[name] for name in COARSE]) / 429_078
     shares = plan.coarse.mean(axis=0)
     raised = np.maximum(published, RAREST_SHARE)
     # Loose, because a user of hundreds of images moves a label's share by several points.
@@ -260,8 +260,8 @@ def test_users_differ_in_taste(plan: Plan) -> None:
         shares = np.stack([plan.coarse[owners == user].mean(axis=0) for user in large])
         return float(shares.std(axis=0).mean())
 
-    dealt = np.random.default_rng(0).permutation(plan.owners)
-    assert spread(plan.owners) > 2.5 * spread(dealt)
+    partitioned = np.random.default_rng(0).permutation(plan.owners)
+    assert spread(plan.owners) > 2.5 * spread(partitioned)
 
 
 def test_users_differ_in_their_camera(folder: Path) -> None:

@@ -163,9 +163,9 @@ def test_a_crop_larger_than_the_picture_is_refused(store: Path) -> None:
 
 
 def test_keeping_too_much_is_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.flair.task.KEPT_BYTES_LIMIT", 30 * 3 * SIDE**2)
+    monkeypatch.setattr("tasks.common.vision.decoding.KEPT_BYTES_LIMIT", 30 * 3 * SIDE**2)
     open_task(store, keep_decoded=True)
-    monkeypatch.setattr("tasks.flair.task.KEPT_BYTES_LIMIT", 30 * 3 * SIDE**2 - 1)
+    monkeypatch.setattr("tasks.common.vision.decoding.KEPT_BYTES_LIMIT", 30 * 3 * SIDE**2 - 1)
     with pytest.raises(ConfigError, match="keep_decoded: 30 pictures"):
         open_task(store, keep_decoded=True)
 

@@ -103,11 +103,13 @@ def test_iid_clients_share_all_training_pictures_equally(store: Path) -> None:
     assert ours.client_ids()[1] == "iid-1"
     rng = np.random.default_rng(0)
     users = [ours.read_user(user, rng) for user in range(ours.num_users)]
-    dealt = torch.cat([user.inputs for user in users])
-    assert torch.equal(dealt, ours.read_range(0, ours.num_examples).inputs)
+    partitioned = torch.cat([user.inputs for user in users])
+    assert torch.equal(partitioned, ours.read_range(0, ours.num_examples).inputs)
     plain = theirs.read_range(0, theirs.num_examples).inputs
-    assert not torch.equal(dealt, plain)
-    assert sorted(x.numpy().tobytes() for x in dealt) == sorted(x.numpy().tobytes() for x in plain)
+    assert not torch.equal(partitioned, plain)
+    assert sorted(x.numpy().tobytes() for x in partitioned) == sorted(
+        x.numpy().tobytes() for x in plain
+    )
     targets = torch.cat([user.targets for user in users]).numpy()
     assert np.array_equal(iid.read_column("train", "targets", 0, len(targets)), targets)
     assert torch.equal(

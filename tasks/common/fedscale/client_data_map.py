@@ -19,7 +19,8 @@ from pfl_bench.types import DataError
 from tasks.common.fedscale.layout import FOLDER
 from tasks.common.fedscale.samples import Sample
 from tasks.common.fedscale.streaming import Source
-from tasks.common.fedscale.survey import Progress, Survey
+from tasks.common.fedscale.survey import Survey
+from tasks.common.progress import Progress
 
 MAP = "clientDataMap"
 UNMAPPED = "unmapped"

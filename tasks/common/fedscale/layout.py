@@ -12,7 +12,7 @@ them by position, and one published file calls the second ``data_path``.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -185,10 +185,18 @@ def published_as(gathering: Gathering) -> SplitBy | None:
     """Whether FedScale's splits divide clients, as its paper says, or some client is in several."""
     if UNSPLIT in gathering.splits:
         return None
+    return split_by_of(gathering.clients(split) for split in gathering.splits)
+
+
+def split_by_of(clients: Iterable[Collection[str]]) -> SplitBy:
+    """Whether splits divide clients, or some client is in several.
+
+    Args:
+        clients: The clients of each split.
+    """
     seen: set[str] = set()
-    for split in gathering.splits:
-        clients = gathering.clients(split)
-        if not seen.isdisjoint(clients):
+    for own in clients:
+        if not seen.isdisjoint(own):
             return "example"
-        seen.update(clients)
+        seen.update(own)
     return "user"

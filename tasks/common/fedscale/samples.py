@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +11,9 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
+from tasks.common.threads import map_in_order
 from tasks.common.vision.pictures import PictureError
 
-SAMPLES_AHEAD = 64
-MAX_WORKERS = 8
 SHOWN = 10
 # One append takes so many samples of a client at most: JPEGs of some 100 kB each.
 SAMPLES_AN_APPEND = 64
@@ -114,24 +111,12 @@ def prefetch(
             out_of_it.first.append(reason)
         return None
 
-    waiting: deque[tuple[Sample, Future[NDArray[Any] | str]]] = deque()
-
-    def settled(most: int) -> Iterator[tuple[Sample, NDArray[Any]]]:
-        while len(waiting) > most:
-            sample, future = waiting.popleft()
-            value = settle(sample, future.result())
-            if value is not None:
-                yield sample, value
-
-    with ThreadPoolExecutor(max_workers=min(MAX_WORKERS, os.cpu_count() or 1)) as threads:
-        try:
-            for sample in samples:
-                waiting.append((sample, threads.submit(load, sample)))
-                yield from settled(SAMPLES_AHEAD - 1)
-            yield from settled(0)
-        finally:
-            for _, future in waiting:
-                future.cancel()
+    # Closed where a sample is refused, so that no thread goes on.
+    with closing(map_in_order(load, samples)) as loaded:
+        for sample, value in loaded:
+            settled = settle(sample, value)
+            if settled is not None:
+                yield sample, settled
 
 
 def grouped(

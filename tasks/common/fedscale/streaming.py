@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from pfl_bench.data import FieldSpec, StoreWriter
-from pfl_bench.types import DataError, SplitBy
-from tasks.common.fedscale.layout import find_mappings, read_mapping, sample_folder
+from pfl_bench.types import DataError
+from tasks.common.description import SplitCounts, StoreDescription
+from tasks.common.fedscale.layout import find_mappings, read_mapping, sample_folder, split_by_of
 from tasks.common.fedscale.samples import LeftOut, ReadSample, Sample, grouped, prefetch
-from tasks.common.fedscale.survey import Labels, Progress, Survey, sample_file, survey
+from tasks.common.fedscale.survey import Labels, Survey, sample_file, survey
+from tasks.common.options import StrictOptions
+from tasks.common.progress import Progress
 
 BadSamples = Literal["refuse", "leave_out"]
 
 
-class Options(BaseModel):
+class Options(StrictOptions):
     """Options of preparing data in FedScale's layout.
 
     Attributes:
@@ -28,8 +30,6 @@ class Options(BaseModel):
         bad_samples: What becomes of a sample that is missing or damaged: "refuse" stops with its
             file and line, "leave_out" counts it and names the first ten.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     min_examples: int = Field(default=0, ge=0)
     bad_samples: BadSamples = "refuse"
@@ -108,15 +108,8 @@ def write_store(
     found: Source,
     options: Options,
     read: ReadSample,
-    spec: FieldSpec,
+    description: StoreDescription,
     progress: Progress,
-    *,
-    name: str,
-    task: str,
-    variant: str,
-    source: str,
-    input_shape: tuple[int, ...],
-    extra: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Read all samples and write a store of them.
 
@@ -126,18 +119,13 @@ def write_store(
         out: The store; an existing one is replaced when all has gone well.
         found: Where the samples come from.
         options: What to drop, and what to do about bad samples.
-        read: Turns bytes into the value of the field ``name``; called in several threads.
-        spec: What that field holds.
+        read: Turns bytes into the value of the first field; called in several threads.
+        description: What the store says of itself; its fields are that of the samples, and
+            "targets".
         progress: Told the samples that are through.
-        name: The field, beside "targets".
-        task: Name of the task.
-        variant: Machine name of the variant of the data.
-        source: One line for a human.
-        input_shape: Shape of one example's input.
-        extra: Further facts.
 
     Returns:
-        Facts for printing: variant, splits with their counts, what was left out, and ``extra``.
+        Facts for printing: variant, splits with their counts, what was left out, and further ones.
 
     Raises:
         DataError: A sample is missing or damaged (if such are refused), no client of train is
@@ -145,39 +133,28 @@ def write_store(
     """
     out_of_it = LeftOut()
     dropped = _too_small(found.surveys["train"], options.min_examples, out_of_it)
-    split_by = _split_by(found.surveys)
-    counts: dict[str, dict[str, int]] = {}
-    clients: dict[str, set[str]] = {}
+    split_by = split_by_of(survey.clients for survey in found.surveys.values())
+    written = SplitCounts()
+    clients: set[tuple[str, str]] = set()
     wanted = (s for s in found.samples() if s.split != "train" or s.client_id not in dropped)
-    total = found.num_samples - out_of_it.dropped_samples
-    with StoreWriter(
-        out,
-        task=task,
-        variant=variant,
-        source=source,
-        split_by=split_by,
-        num_classes=len(found.class_names),
-        input_shape=input_shape,
-        fields={name: spec, "targets": FieldSpec("uint16")},
-        extra=extra,
-    ) as writer:
-        writer.set_names("targets", found.class_names)
-        done, refuse = 0, options.bad_samples == "refuse"
+    done, total = 0, found.num_samples - out_of_it.dropped_samples
+    name = next(iter(description.fields))
+    with description.writer(out, split_by) as writer:
+        refuse = options.bad_samples == "refuse"
         for sample, values in grouped(prefetch(wanted, read, refuse, out_of_it)):
             targets = np.array([target for target, _ in values], dtype=np.uint16)
             given = {name: [v for _, v in values], "targets": targets}
             writer.append(sample.split, sample.client_id, **given)
-            count = counts.setdefault(sample.split, {"users": 0, "examples": 0})
-            count["examples"] += len(values)
-            clients.setdefault(sample.split, set()).add(sample.client_id)
+            client = (sample.split, sample.client_id)
+            written.add(sample.split, len(values), users=client not in clients)
+            clients.add(client)
             done += len(values)
             progress("reading samples", done, total)
-        for split, users in clients.items():
-            counts[split]["users"] = len(users)
         facts = {**out_of_it.facts(), "split_by": split_by}
         for key, value in facts.items():
             writer.set_extra(key, value)
-    return {"variant": variant, "splits": counts, **facts, **extra}
+    variant = {"variant": description.variant, "splits": written.counts}
+    return {**variant, **facts, **description.extra}
 
 
 def _too_small(train: Survey, least: int, out_of_it: LeftOut) -> set[str]:
@@ -190,13 +167,3 @@ def _too_small(train: Survey, least: int, out_of_it: LeftOut) -> set[str]:
             f"largest has {max(train.clients.values())}: lower min_examples"
         )
     return dropped
-
-
-def _split_by(surveys: Mapping[str, Survey]) -> SplitBy:
-    """Whether splits divide clients, as FedScale's paper says, or some client is in several."""
-    seen: set[str] = set()
-    for found in surveys.values():
-        if not seen.isdisjoint(found.clients):
-            return "example"
-        seen.update(found.clients)
-    return "user"

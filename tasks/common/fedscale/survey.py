@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
 
 from pfl_bench.types import DataError
 from tasks.common.fedscale.layout import COLUMNS, NO_LABEL, Row, read_mapping
+from tasks.common.names import did_you_mean
+from tasks.common.progress import Progress
 
-Progress = Callable[[str, int, int | None], None]
 ROWS_A_STEP = 10_000
 
 
@@ -60,8 +60,7 @@ class Labels:
             self._by_number.setdefault(row.label_id, ("", ""))
             return row.label_id
         if row.label_name not in self._known:
-            near = get_close_matches(row.label_name, self._known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
+            hint = did_you_mean(row.label_name, self._known)
             raise DataError(
                 f"{path}, line {row.line}: label_name {row.label_name!r} of sample "
                 f"{row.sample_path!r} is no class of this task{hint} The classes are: "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -17,8 +16,8 @@ from pfl_bench.data.layout import check_field_names, check_split_name, offsets_n
 from pfl_bench.data.spool import Spool
 from pfl_bench.data.temporary import TemporaryFolder
 from pfl_bench.types import DataError, SplitBy
-from tasks.common.leaf.options import DealOptions
-from tasks.common.leaf.parts import Block, Dealing
+from tasks.common.leaf.options import PartitionOptions
+from tasks.common.leaf.parts import Block, Partition
 from tasks.common.leaf.plan import make_plan, totals_by_user
 
 BATCH_BYTES = 8 << 20
@@ -45,7 +44,7 @@ class Gathering:
         self.out = Path(out)
         self.fields = dict(fields)
         self._spools: dict[str, Spool] = {}
-        self._names: dict[str, list[str]] = {}  # of the splits, once dealt
+        self._names: dict[str, list[str]] = {}  # of the splits, once partitioned
         self._folder: Path | None = None
         self._temporary: TemporaryFolder | None = None
         self._frozen = False
@@ -67,12 +66,7 @@ class Gathering:
             ) from error
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for spool in self._spools.values():
             spool.close()
         if self._temporary is not None:
@@ -88,12 +82,12 @@ class Gathering:
             arrays: One a field, as ``StoreWriter.append`` takes them.
 
         Raises:
-            ValueError: The gathering is not open, or has been dealt already.
+            ValueError: The gathering is not open, or has been partitioned already.
             DataError: As ``StoreWriter.append`` says, targets aside: they are checked when the
                 store is written.
         """
         if self._folder is None or self._frozen:
-            raise ValueError("append needs an open gathering that has not been dealt yet")
+            raise ValueError("append needs an open gathering that has not been partitioned yet")
         where = f"{self.out}: split {split!r}, client {client_id!r}"
         spool = self._spools.get(split)
         if spool is None or client_id not in spool.clients:
@@ -120,7 +114,7 @@ class Gathering:
         return list(self._spools[split].clients) if split in self._spools else []
 
     def examples_per_user(self) -> dict[str, int]:
-        """Examples of each user over all splits, before any is dropped; of what has been dealt."""
+        """Examples of each user over all splits, before any is dropped; once partitioned."""
         users, totals = totals_by_user(self._names, self._sizes())
         return dict(zip(users, totals.tolist(), strict=True))
 
@@ -128,12 +122,12 @@ class Gathering:
         """Examples of each user of each split."""
         return {name: spool.examples_per_client() for name, spool in self._spools.items()}
 
-    def deal(
+    def partition(
         self,
-        options: DealOptions,
+        options: PartitionOptions,
         order_by: str | None = None,
         published_as: SplitBy | None = None,
-    ) -> Dealing:
+    ) -> Partition:
         """Drop, sample and split what was gathered; nothing can be appended from then on.
 
         Users with fewer examples than ``min_examples`` go first; the users that are kept are
@@ -165,13 +159,13 @@ class Gathering:
             self._frozen = True
             self._names = {name: spool.forget_clients() for name, spool in self._spools.items()}
         plan = make_plan(self._names, self._sizes(), options, order_by, published_as)
-        return Dealing(self, plan)
+        return Partition(self, plan)
 
     def read(self, split: str, users: NDArray[np.int64]) -> Iterator[Block]:
         """Read users in blocks of some MB, or of one user.
 
         Args:
-            split: A split that has users, of a gathering that has been dealt.
+            split: A split that has users, of a gathering that has been partitioned.
             users: Shape (u,), indices into ``clients``; ascending ones cost one pass.
         """
         spool = self._spools[split]

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from pfl_bench.types import DataError
+from tasks.common.json_text import json_reason
+from tasks.common.progress import Progress
 
 UNSPLIT = "all"
 SPLIT_FOLDERS = ("train", "val", "test")
@@ -28,7 +30,6 @@ LOOKED_FOR = (
     "directly, below data/ or below [data/]all_data/"
 )
 _ANNOUNCED = ("users", "num_samples", "hierarchies")
-_MESSAGE_SHOWN = 120
 _WINDOW = 80
 _BLOCK_BYTES = 4 << 20
 
@@ -134,13 +135,10 @@ def read_users(
                     yield LeafUser(user, x, y, hierarchies.of(user, number))
                 tell_position(stream.tell())
         except (ijson.JSONError, UnicodeDecodeError, OverflowError) as error:
-            message = error.args[0] if error.args else str(error)
-            if isinstance(message, bytes):
-                message = message.decode(errors="replace")
             raise DataError(
                 f"{path}: not valid JSON at or shortly before byte {stream.tell()} of "
-                f"{path.stat().st_size} ({' '.join(str(message).split())[:_MESSAGE_SHOWN]}){last}; "
-                "the file is damaged or cut: get it anew"
+                f"{path.stat().st_size} ({json_reason(error)}){last}; the file is damaged or cut: "
+                "get it anew"
             ) from error
     hierarchies.check(number, path)
     without = [user for user in counts if user not in seen]
@@ -149,6 +147,40 @@ def read_users(
             f"{path}, user {without[0]!r}: is in 'users' but has no data in 'user_data' "
             f"({len(without)} such users); the file contradicts itself, get it anew"
         )
+
+
+def read_splits(
+    source: Path,
+    files: dict[str, list[Path]],
+    progress: Progress | None = None,
+    counts_all_splits: bool = False,
+) -> Iterator[tuple[str, LeafUser, str]]:
+    """Read the users of all files.
+
+    Args:
+        source: The folder, for messages.
+        files: As ``find_files`` gives them.
+        progress: Told the bytes read and the bytes there are.
+        counts_all_splits: As for ``read_users``, of files that are split.
+
+    Yields:
+        Split, user, and what messages call it: the file and the user.
+
+    Raises:
+        DataError: As ``check_splits`` and ``read_users`` say.
+    """
+    check_splits(source, files)
+    done, total = 0, sum(path.stat().st_size for paths in files.values() for path in paths)
+    for split, paths in files.items():
+        for path in paths:
+
+            def tell(position: int, before: int = done) -> None:
+                if progress is not None:
+                    progress("reading LEAF JSON (bytes)", before + position, total)
+
+            for user in read_users(path, tell, counts_all_splits and split != UNSPLIT):
+                yield split, user, f"{path}, user {user.user!r}"
+            done += path.stat().st_size
 
 
 class _Hierarchies:

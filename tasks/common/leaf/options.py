@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from pfl_bench.types import SplitBy
+from tasks.common.options import StrictOptions
 
 # Of the option that chooses a form; two tasks once called it by the second.
 FORM_NAMES = AliasChoices("form", "variant")
 _SAMPLING = ("user_fraction", "num_users", "data_fraction")
 
 
-class DealOptions(BaseModel):
+class PartitionOptions(StrictOptions):
     """Which users are kept and how their examples are divided; options of ``data prepare``.
 
     Attributes:
-        split_by: "example" divides each user's examples, "user" deals whole users.
+        split_by: "example" divides each user's examples, "user" assigns whole users.
         train_fraction: Fraction for train, above 0 to 1; every user keeps at least one example.
         val_fraction: Fraction for val, 0 or more; what both leave is test.
         split_seed: Seed of all that is random here.
@@ -26,15 +27,13 @@ class DealOptions(BaseModel):
         num_users: The same as a number; None keeps the fraction.
         data_fraction: Users are drawn until they have this fraction of the examples, as LEAF's
             scripts sample; above 0 to 1.
-        partition: "natural" leaves examples with the users who have them; "iid" then deals each
+        partition: "natural" leaves examples with the users who have them; "iid" then assigns each
             split's examples anew, in equal shares, to artificial users.
         iid_users: Artificial users; None for as many as there are natural ones.
 
     The fractions and ``split_by`` are for data that are not split as published; given for others
     they are refused, and so is a seed of which nothing would depend.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     split_by: SplitBy = "example"
     train_fraction: float = Field(default=0.8, gt=0, le=1)

@@ -1,53 +1,37 @@
 """LEAF's data tools: gather examples by user, drop, sample and split users, and write a store.
 
 What is gathered waits on disk (``gathering``), ``plan`` decides who is kept and how many of whose
-examples go where, ``parts`` hands them out.
+examples go where, ``parts`` gives them part by part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.data import FieldSpec, StoreWriter
+from tasks.common.description import SplitCounts, StoreDescription
 from tasks.common.leaf.gathering import Gathering
-from tasks.common.leaf.options import DealOptions
-from tasks.common.leaf.parts import Dealing, Part
+from tasks.common.leaf.options import PartitionOptions
+from tasks.common.leaf.parts import Part, Partition
+from tasks.common.progress import Progress
 
-__all__ = ["DealOptions", "Dealing", "Gathering", "Part", "Progress", "write_dealt"]
-
-Progress = Callable[[str, int, int | None], None]
+__all__ = ["Gathering", "Part", "Partition", "PartitionOptions", "write_partition"]
 
 
-def write_dealt(
+def write_partition(
     out: Path,
-    dealing: Dealing,
-    *,
-    task: str,
-    variant: str,
-    source: str,
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    fields: Mapping[str, FieldSpec],
-    extra: Mapping[str, Any],
-    names: Mapping[str, Sequence[str]],
+    partition: Partition,
+    description: StoreDescription,
     progress: Progress,
     convert: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> dict[str, dict[str, int]]:
-    """Write a store of what was dealt, whole or not at all.
+    """Write a store of what was partitioned, whole or not at all.
 
     Args:
         out: The store.
-        dealing: What goes into it; its facts go into the store's before ``extra``.
-        task: Name of the task.
-        variant: Machine name of the variant of the data.
-        source: One line for a human.
-        num_classes: Classes of the target.
-        input_shape: Shape of one example's input.
-        fields: What each example has in the store.
-        extra: Further facts.
-        names: Lists of names, as ``StoreWriter.set_names`` takes them.
+        partition: What goes into it; its facts go into the store's before the description's.
+        description: What the store says of itself.
         progress: Told the users (of a split) written, and how many there are.
         convert: Turns a part's arrays into the store's fields; None if they are the same.
 
@@ -57,25 +41,11 @@ def write_dealt(
     Raises:
         DataError: The store cannot be written, or refuses an example.
     """
-    counts: dict[str, dict[str, int]] = {}
-    with StoreWriter(
-        out,
-        task=task,
-        variant=variant,
-        source=source,
-        split_by=dealing.split_by,
-        num_classes=num_classes,
-        input_shape=input_shape,
-        fields=fields,
-        extra={**dealing.facts, **extra},
-    ) as writer:
-        for name, values in names.items():
-            writer.set_names(name, values)
-        for done, part in enumerate(dealing, start=1):
+    written = SplitCounts()
+    with description.writer(out, partition.split_by, partition.facts) as writer:
+        for done, part in enumerate(partition, start=1):
             arrays = convert(part.arrays) if convert else part.arrays
             writer.append(part.split, part.client_id, **arrays)
-            count = counts.setdefault(part.split, {"users": 0, "examples": 0})
-            count["users"] += 1
-            count["examples"] += len(next(iter(arrays.values())))
-            progress("writing the store (users by split)", done, dealing.num_parts)
-    return counts
+            written.add(part.split, len(next(iter(arrays.values()))))
+            progress("writing the store (users by split)", done, partition.num_parts)
+    return written.counts

@@ -6,7 +6,7 @@ import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from pfl_bench.data import FieldSpec
 from pfl_bench.types import SplitBy
 from tasks.common.leaf.plan import SPLITS, UNSPLIT, Plan
+
+if TYPE_CHECKING:
+    from tasks.common.leaf.gathering import Gathering
 
 GROUP_BYTES = 256 << 20
 _OBJECT_BYTES = 120  # about what NumPy needs for an array, however small
@@ -49,20 +52,8 @@ class Block:
     arrays: dict[str, Any]
 
 
-class Readable(Protocol):
-    """What was gathered, as ``Gathering`` has it."""
-
-    fields: dict[str, FieldSpec]
-
-    def clients(self, split: str) -> list[str]:
-        """The users of a split."""
-
-    def read(self, split: str, users: NDArray[np.int64]) -> Iterator[Block]:
-        """Read users in blocks."""
-
-
-class Dealing:
-    """What was dealt; iterable again and again, one part in memory at a time.
+class Partition:
+    """What was partitioned; iterable again and again, one part in memory at a time.
 
     Artificial users come in groups of at most about ``GROUP_BYTES``, each of which costs a pass
     over the data; beside it there are four bytes an example in memory.
@@ -74,12 +65,12 @@ class Dealing:
     Attributes:
         split_by: How the splits divide the data.
         facts: How they were split, what was dropped: for the store's ``extra``.
-        artificial_users: Whether examples were dealt to users who never had them.
+        artificial_users: Whether examples were assigned to users who never had them.
         num_parts: Number of parts: users, counted in each split.
         counts: Users and examples by split.
     """
 
-    def __init__(self, gathered: Readable, plan: Plan) -> None:
+    def __init__(self, gathered: Gathering, plan: Plan) -> None:
         self._gathered = gathered
         self._plan = plan
         self.split_by: SplitBy = plan.split_by

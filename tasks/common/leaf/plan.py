@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import ConfigError, DataError, SplitBy
-from tasks.common.leaf.options import DealOptions
+from tasks.common.leaf.options import PartitionOptions
 
 UNSPLIT = "all"
 SPLITS = ("train", "val", "test")
@@ -41,7 +41,7 @@ class Plan:
         facts: For the store.
     """
 
-    options: DealOptions
+    options: PartitionOptions
     split_by: SplitBy
     published: bool
     order_by: str | None
@@ -102,18 +102,18 @@ def rank_users(client_ids: Sequence[str], seed: int, purpose: str = "") -> list[
 def make_plan(
     clients: Mapping[str, Sequence[str]],
     sizes: Mapping[str, NDArray[np.int64]],
-    options: DealOptions,
+    options: PartitionOptions,
     order_by: str | None,
     published_as: SplitBy | None,
 ) -> Plan:
-    """Decide what becomes of examples; see ``Gathering.deal``.
+    """Decide what becomes of examples; see ``Gathering.partition``.
 
     Args:
         clients: The users of each gathered split.
         sizes: How many examples each of them has there; shape (U,).
         options: What to drop, and how to split.
-        order_by: As ``Gathering.deal`` takes it.
-        published_as: As ``Gathering.deal`` takes it.
+        order_by: As ``Gathering.partition`` takes it.
+        published_as: As ``Gathering.partition`` takes it.
     """
     if not clients:
         raise DataError(
@@ -144,14 +144,7 @@ def make_plan(
     if not published:
         names = [clients[UNSPLIT][user] for user in kept[UNSPLIT].tolist()]
         pieces = _divide(names, pieces[UNSPLIT], options, order_by)
-    split: dict[str, Any] = {"by": split_by, "as": "published"}
-    if not published:
-        split = {"by": split_by, "as": "prepared here"}
-        split |= {"train_fraction": options.train_fraction, "val_fraction": options.val_fraction}
-        split |= {"order_by": order_by} if order_by else {}
-        split["rounding"] = "systematic" if _is_systematic(options, order_by) else "nearest"
-        if not (order_by and split_by == "example"):
-            split["split_seed"] = options.split_seed
+    split = {"by": split_by, "as": "published"} if published else _split_facts(options, order_by)
     facts: dict[str, Any] = {"split": split, **dropping}
     artificial: dict[str, tuple[int, int]] = {}
     if options.partition == "iid":
@@ -164,6 +157,17 @@ def make_plan(
             "split_seed": options.split_seed,
         }
     return Plan(options, split_by, published, order_by, kept, pieces, artificial, facts)
+
+
+def _split_facts(options: PartitionOptions, order_by: str | None) -> dict[str, Any]:
+    """How data are split that their publisher has not split."""
+    facts: dict[str, Any] = {"by": options.split_by, "as": "prepared here"}
+    facts |= {"train_fraction": options.train_fraction, "val_fraction": options.val_fraction}
+    facts |= {"order_by": order_by} if order_by else {}
+    facts["rounding"] = "systematic" if _is_systematic(options, order_by) else "nearest"
+    if not (order_by and options.split_by == "example"):
+        facts["split_seed"] = options.split_seed
+    return facts
 
 
 def published_split_by(clients: Mapping[str, Sequence[str]]) -> SplitBy:
@@ -186,7 +190,7 @@ def published_split_by(clients: Mapping[str, Sequence[str]]) -> SplitBy:
 
 
 def _check_options(
-    options: DealOptions, split_by: SplitBy, published: bool, order_by: str | None
+    options: PartitionOptions, split_by: SplitBy, published: bool, order_by: str | None
 ) -> None:
     """Refuse what would have no effect on these data."""
     draws = options.samples_users or options.partition == "iid"
@@ -212,7 +216,7 @@ def _check_options(
 def _choose_users(
     clients: Mapping[str, Sequence[str]],
     sizes: Mapping[str, NDArray[np.int64]],
-    options: DealOptions,
+    options: PartitionOptions,
 ) -> tuple[set[str] | None, dict[str, Any]]:
     """Drop users with few examples, then sample; returns users and the facts of it.
 
@@ -277,7 +281,7 @@ def totals_by_user(
 def _divide(
     clients: Sequence[str],
     counts: NDArray[np.int64],
-    options: DealOptions,
+    options: PartitionOptions,
     order_by: str | None,
 ) -> dict[str, NDArray[np.int64]]:
     """How many examples each of the kept users gives to each split that gets any."""
@@ -300,7 +304,7 @@ def _divide(
     return {name: row for name, row in zip(SPLITS, pieces, strict=True) if row.any()}
 
 
-def _is_systematic(options: DealOptions, order_by: str | None) -> bool:
+def _is_systematic(options: PartitionOptions, order_by: str | None) -> bool:
     """Whether remainders are drawn: where nothing is, as in a split in time, ends are rounded."""
     return options.split_by == "example" and order_by is None
 
@@ -309,7 +313,7 @@ def _artificial_users(
     pieces: Mapping[str, NDArray[np.int64]],
     num_natural: int,
     split_by: SplitBy,
-    options: DealOptions,
+    options: PartitionOptions,
 ) -> dict[str, tuple[int, int]]:
     """Ranges of artificial users by split: the same ones everywhere, or disjoint ones."""
     wanted = options.iid_users or num_natural

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tasks.common.lstm.recurrence import run_backward, run_forward
+
 
 def lstm_slots(inputs: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor) -> Tensor:
     """Run the layer of each client from zeros.
@@ -71,54 +73,19 @@ class _Recurrence(torch.autograd.Function):
         steps = inputs.shape[1]
         rows = _by_slot(inputs, slots)
         flat = torch.baddbmm(bias.unsqueeze(1), rows, weight_ih.transpose(1, 2))
-        gates = flat.view(slots, steps, -1, 4, size)
-        count = gates.shape[2]
-        hidden = flat.new_empty(steps + 1, slots, count, size)
-        cell = torch.empty_like(hidden)
-        cell_tanh = torch.empty_like(hidden)
-        hidden[0].zero_()
-        cell[0].zero_()
-        recurrent = weight_hh.transpose(1, 2)
-        whole = flat.view(slots, steps, count, 4 * size).unbind(1)
-        in_forget = gates[:, :, :, :2].unbind(1)
-        in_gate, forget, new, out = (part.unbind(1) for part in gates.unbind(3))
-        hidden_at, cell_at, tanh_at = hidden.unbind(), cell.unbind(), cell_tanh.unbind()
-        for step, gate in enumerate(whole):
-            if step:
-                torch.baddbmm(gate, hidden_at[step], recurrent, out=gate)
-            in_forget[step].sigmoid_()
-            new[step].tanh_()
-            out[step].sigmoid_()
-            torch.mul(forget[step], cell_at[step], out=cell_at[step + 1])
-            cell_at[step + 1].addcmul_(in_gate[step], new[step])
-            torch.tanh(cell_at[step + 1], out=tanh_at[step])
-            torch.mul(out[step], tanh_at[step], out=hidden_at[step + 1])
-        ctx.save_for_backward(rows, weight_ih, weight_hh, gates, hidden, cell, cell_tanh)
+        gates = flat.view(slots, steps, -1, 4, size).transpose(0, 1)
+        hidden, *cells = run_forward(gates, weight_hh.transpose(1, 2), torch.baddbmm)
+        ctx.save_for_backward(rows, weight_ih, weight_hh, gates, hidden, *cells)
         return hidden[1:]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight_ih, weight_hh, gates, hidden, cell, cell_tanh = ctx.saved_tensors
-        slots, steps, count, _, size = gates.shape
+        rows, weight_ih, weight_hh, gates, hidden, *cells = ctx.saved_tensors
+        steps, slots, count, _, size = gates.shape
         to_hidden = gradient.clone(memory_format=torch.contiguous_format)
-        slopes, to_cell = _slopes(gates, cell[:-1].transpose(0, 1), cell_tanh[:-1].transpose(0, 1))
-        # Step by step, the slopes become the gradients of what goes into the gates.
-        forget = gates[:, :, :, 1].unbind(1)
-        of_cell = slopes[:, :, :, :3].unbind(1)
-        of_out = slopes[:, :, :, 3].unbind(1)
-        flat = slopes.view(slots, steps, count, 4 * size)
-        flat_at, hidden_at, to_cell_at = flat.unbind(1), to_hidden.unbind(), to_cell.unbind(1)
-        carried = torch.zeros_like(hidden_at[0])
-        carried_row = carried.unsqueeze(2)
-        for step in range(steps - 1, -1, -1):
-            if step < steps - 1:
-                torch.baddbmm(hidden_at[step], flat_at[step + 1], weight_hh, out=hidden_at[step])
-                carried.mul_(forget[step + 1])
-            carried.addcmul_(hidden_at[step], to_cell_at[step])
-            of_cell[step].mul_(carried_row)
-            of_out[step].mul_(hidden_at[step])
-        flat = flat.view(slots, steps * count, 4 * size)
+        slopes = run_backward(to_hidden, gates, cells, weight_hh, torch.baddbmm)
+        flat = slopes.transpose(0, 1).view(slots, steps * count, 4 * size)
         to_inputs = None
         if ctx.needs_input_grad[0]:
             to_inputs = torch.bmm(flat, weight_ih).view(slots, steps, count, -1)
@@ -132,29 +99,3 @@ class _Recurrence(torch.autograd.Function):
             torch.bmm(backward[:, :, count:], before),
             flat.sum(1),
         )
-
-
-def _slopes(gates: Tensor, cell: Tensor, tanh: Tensor) -> tuple[Tensor, Tensor]:
-    """What a step's gradients are multiplied by on their way into the gates and the cell.
-
-    Args:
-        gates: Shape (L, T, n, 4, H).
-        cell: Shape (L, T, n, H): of the step before.
-        tanh: Shape (L, T, n, H): of the step's own cell.
-
-    Returns:
-        Shape (L, T, n, 4, H): for the input, forget and cell gates the factor of the cell's
-        gradient, for the output gate that of the hidden state's; and shape (L, T, n, H), from the
-        hidden state to the cell.
-    """
-    in_gate, forget, new, out = gates.unbind(3)
-    slopes = torch.empty_like(gates)
-    of_in, of_forget, of_new, of_out = slopes.unbind(3)
-    # sigmoid' = s (1 - s) = s - s s, tanh' = 1 - t t
-    torch.addcmul(in_gate, in_gate, in_gate, value=-1, out=of_in).mul_(new)
-    torch.addcmul(forget, forget, forget, value=-1, out=of_forget).mul_(cell)
-    in_new = in_gate * new
-    torch.addcmul(in_gate, in_new, new, value=-1, out=of_new)
-    torch.addcmul(out, out, out, value=-1, out=of_out).mul_(tanh)
-    out_tanh = torch.mul(out, tanh, out=in_new)
-    return slopes, torch.addcmul(out, out_tanh, tanh, value=-1)

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from pfl_bench.types import KeepFactors
+from tasks.common.lstm.recurrence import run_backward, run_forward
 from tasks.common.lstm.slots import lstm_slots
 from tasks.common.lstm.torch_func import under_torch_func
 
@@ -166,54 +167,20 @@ class _Recurrence(torch.autograd.Function):
         count, steps, _ = inputs.shape
         size = weight_hh.shape[1]
         rows = inputs.transpose(0, 1).reshape(steps * count, -1)
-        gates = torch.addmm(bias, rows, weight_ih.t()).view(steps, count, 4 * size)
-        hidden = gates.new_empty(steps + 1, count, size)
-        cell = torch.empty_like(hidden)
-        cell_tanh = torch.empty_like(hidden)
-        hidden[0].zero_()
-        cell[0].zero_()
-        recurrent = weight_hh.t()
-        in_forget = gates[:, :, : 2 * size].unbind()
-        in_gate, forget, new, out = (part.unbind() for part in torch.split(gates, size, dim=2))
-        hidden_at, cell_at, tanh_at = hidden.unbind(), cell.unbind(), cell_tanh.unbind()
-        for step, gate in enumerate(gates.unbind()):
-            if step:
-                torch.addmm(gate, hidden_at[step], recurrent, out=gate)
-            in_forget[step].sigmoid_()
-            new[step].tanh_()
-            out[step].sigmoid_()
-            torch.mul(forget[step], cell_at[step], out=cell_at[step + 1])
-            cell_at[step + 1].addcmul_(in_gate[step], new[step])
-            torch.tanh(cell_at[step + 1], out=tanh_at[step])
-            torch.mul(out[step], tanh_at[step], out=hidden_at[step + 1])
-        ctx.save_for_backward(rows, weight_ih, weight_hh, gates, hidden, cell, cell_tanh)
+        gates = torch.addmm(bias, rows, weight_ih.t()).view(steps, count, 4, size)
+        hidden, *cells = run_forward(gates, weight_hh.t(), torch.addmm)
+        ctx.save_for_backward(rows, weight_ih, weight_hh, gates, hidden, *cells)
         ctx.keep = keep
         return hidden[1:].transpose(0, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight_ih, weight_hh, gates, hidden, cell, cell_tanh = ctx.saved_tensors
-        steps, count, _ = gates.shape
-        size = weight_hh.shape[1]
+        rows, weight_ih, weight_hh, gates, hidden, *cells = ctx.saved_tensors
+        steps, count, _, size = gates.shape
         to_hidden = gradient.transpose(0, 1).clone(memory_format=torch.contiguous_format)
-        slopes, to_cell = _slopes(gates, cell, cell_tanh)
-        # Step by step, the slopes become the gradients of what goes into the gates.
-        forget = gates[:, :, size : 2 * size].unbind()
-        of_cell = slopes[:, :, :3].unbind()
-        of_out = slopes[:, :, 3].unbind()
-        flat = slopes.view(steps, count, 4 * size)
-        flat_at, hidden_at, to_cell_at = flat.unbind(), to_hidden.unbind(), to_cell.unbind()
-        carried = torch.zeros_like(hidden_at[0])
-        carried_row = carried.unsqueeze(1)
-        for step in range(steps - 1, -1, -1):
-            if step < steps - 1:
-                torch.addmm(hidden_at[step], flat_at[step + 1], weight_hh, out=hidden_at[step])
-                carried.mul_(forget[step + 1])
-            carried.addcmul_(hidden_at[step], to_cell_at[step])
-            of_cell[step].mul_(carried_row)
-            of_out[step].mul_(hidden_at[step])
-        flat = flat.view(steps * count, 4 * size)
+        slopes = run_backward(to_hidden, gates, cells, weight_hh, torch.addmm)
+        flat = slopes.view(steps * count, 4 * size)
         to_inputs = None
         if ctx.needs_input_grad[0]:
             to_inputs = torch.mm(flat, weight_ih).view(steps, count, -1).transpose(0, 1)
@@ -232,29 +199,6 @@ class _Recurrence(torch.autograd.Function):
                 if is_needed:
                     ctx.keep(name, flat, right)
         return to_inputs, to_ih, to_hh, flat.sum(0), None
-
-
-def _slopes(gates: Tensor, cell: Tensor, cell_tanh: Tensor) -> tuple[Tensor, Tensor]:
-    """What a step's gradients are multiplied by on their way into the gates and the cell.
-
-    Returns:
-        Shape (T, n, 4, H): for the input, forget and cell gates the factor of the cell's gradient,
-        for the output gate that of the hidden state's; and shape (T, n, H), from the hidden state
-        to the cell.
-    """
-    steps, count, _ = gates.shape
-    in_gate, forget, new, out = gates.view(steps, count, 4, -1).unbind(2)
-    tanh = cell_tanh[:-1]
-    slopes = gates.new_empty(steps, count, 4, in_gate.shape[-1])
-    of_in, of_forget, of_new, of_out = slopes.unbind(2)
-    # sigmoid' = s (1 - s) = s - s s, tanh' = 1 - t t
-    torch.addcmul(in_gate, in_gate, in_gate, value=-1, out=of_in).mul_(new)
-    torch.addcmul(forget, forget, forget, value=-1, out=of_forget).mul_(cell[:-1])
-    in_new = in_gate * new
-    torch.addcmul(in_gate, in_new, new, value=-1, out=of_new)
-    torch.addcmul(out, out, out, value=-1, out=of_out).mul_(tanh)
-    out_tanh = torch.mul(out, tanh, out=in_new)
-    return slopes, torch.addcmul(out, out_tanh, tanh, value=-1)
 
 
 def _plain(inputs: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor) -> Tensor:

@@ -43,6 +43,21 @@ class Block:
     created: NDArray[np.int64]
 
 
+def count_comments(users: int, comments: int | None) -> int:
+    """Comments of all users: as given, or LEAF's mean of 34 a user.
+
+    Raises:
+        ValueError: There are too few or too many for so many users.
+    """
+    number = 34 * users if comments is None else comments
+    if not FEWEST * users <= number <= MOST * users:
+        raise ValueError(
+            f"comments = {number} is not {FEWEST} to {MOST} for each of users = {users}: give "
+            f"{FEWEST * users} to {MOST * users}"
+        )
+    return number
+
+
 def comment_counts(num_users: int, num_comments: int) -> NDArray[np.int64]:
     """Comments of each user, ascending: 5 and a log-normal number, 1,000 at most.
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pfl_bench.data import open_store
 from pfl_bench.types import DataError
+from tasks.common.json_text import json_reason
+from tasks.common.text.words import UNKNOWN_ID
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Vectors(NamedTuple):
@@ -83,6 +89,28 @@ def read_vectors(path: Path, ids: Mapping[str, int], num_rows: int) -> Vectors:
     return Vectors(values, found)
 
 
+def read_store_vectors(
+    path: Path, store: str, task: str, counts: Callable[[str], bool] = lambda word: True
+) -> Tensor:
+    """Read the vectors of a store's vocabulary, shape (V, D), float32.
+
+    Args:
+        path: As for ``read_words``.
+        store: Path of the store.
+        task: Its task.
+        counts: Which words have a vector; all others, padding and the unknown are zero.
+
+    Raises:
+        DataError: As ``read_vectors`` says.
+    """
+    import torch
+
+    with open_store(store, task) as opened:
+        words = opened.names("vocabulary")
+    ids = {word: row for row, word in enumerate(words) if row > UNKNOWN_ID and counts(word)}
+    return torch.from_numpy(read_vectors(path, ids, len(words)).values)
+
+
 _FORMS = (
     'GloVe\'s text form (a line each: the word, then its numbers) or {"vocab": [...], '
     '"emba": [[...], ...]}, the JSON of LEAF\'s get_embs'
@@ -146,7 +174,7 @@ def _json_items(path: Path, prefix: str) -> Iterator[Any]:
         try:
             yield from ijson.items(file, prefix, use_float=True)
         except (ijson.JSONError, UnicodeDecodeError) as error:
-            reason = " ".join(str(error).split())
             raise DataError(
-                f"{path}: damaged JSON before byte {file.tell()} ({reason}); copy it again"
+                f"{path}: damaged JSON before byte {file.tell()} ({json_reason(error)}); copy it "
+                "again"
             ) from error

@@ -124,6 +124,24 @@ def use_group_norm(module: nn.Module) -> None:
     _replace(module, convert)
 
 
+def for_one_channel(resnet: nn.Module) -> nn.Module:
+    """Give a ResNet of torchvision a first layer for one channel, and GroupNorm, in place.
+
+    BatchNorm's running statistics would leave a client outside the update.
+
+    Args:
+        resnet: Freshly initialised.
+
+    Returns:
+        It, for inputs of shape (n, 1, height, width).
+    """
+    first = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
+    nn.init.kaiming_normal_(first.weight, mode="fan_out", nonlinearity="relu")
+    resnet.conv1 = first
+    use_group_norm(resnet)
+    return resnet
+
+
 def freeze_statistics(module: nn.Module) -> None:
     """Replace every BatchNorm, in place, by one whose statistics stay as they are.
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from pfl_bench.client import optimizers
 from pfl_bench.client.optimizers import build_optimizer, rate_factor
 from pfl_bench.config.training import OptimizerOptions, ScheduleOptions
 
@@ -36,6 +37,25 @@ def test_yogi_takes_the_steps_of_the_paper() -> None:
         point.grad = torch.tensor([gradient], dtype=torch.float64)
         optimizer.step()
         assert float(point) == pytest.approx(x, rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (10, 2)])
+def test_yogi_steps_alike_whatever_its_blocks(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    start, gradients = torch.randn(shape), torch.randn(3, *shape)
+    options = OptimizerOptions(name="yogi", weight_decay=0.1)
+    points = []
+    for rows in (1 << 20, 4):
+        monkeypatch.setattr(optimizers, "BLOCK_ROWS", rows)
+        points.append(start.clone())
+        optimizer = build_optimizer(options, [points[-1]], 0.1)
+        for gradient in gradients:
+            points[-1].grad = gradient.clone()
+            optimizer.step()
+    assert torch.equal(*points)
+    assert not torch.equal(points[0], start)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from pfl_bench.files import drop_after, read_json, read_metrics, write_atomically, write_json
 from pfl_bench.runs.checkpoint import load_latest, save_checkpoint
@@ -32,6 +33,22 @@ def test_a_failed_write_keeps_the_old_content_and_leaves_nothing(
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_a_checkpoint_on_a_full_disk_keeps_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, 1, {"value": torch.zeros(1000)}, keep=2)
+
+    class Full(io.FileIO):
+        def write(self, content: object) -> int:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", lambda path, mode: Full(path, mode))
+    with pytest.raises(OSError, match="No space"):
+        save_checkpoint(tmp_path, 2, {"value": torch.ones(1000)}, keep=2)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.pt"]
 
 
 def test_json_has_no_bare_infinity(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from pfl_bench.data import FieldSpec, Store
 from pfl_bench.types import DataError
+from tasks.common.description import StoreDescription
 from tasks.common.fedscale import layout
 from tasks.common.fedscale.generating import Options as GenerateOptions
 from tasks.common.fedscale.generating import client_sizes
@@ -53,20 +54,16 @@ def read_text(content: bytes) -> np.ndarray:
 def make(source: Path, out: Path, labels: Labels | None = None, **options: object) -> dict:
     given = Options.model_validate(options)
     found = open_layout(source, labels or Labels(), given, silent)
-    return write_store(
-        out,
-        found,
-        given,
-        read_text,
-        FieldSpec("uint8", ragged=True),
-        silent,
-        name="text",
+    description = StoreDescription(
         task="texts",
         variant="made",
         source="made for a test",
+        num_classes=len(found.class_names),
         input_shape=(1,),
-        extra={},
+        fields={"text": FieldSpec("uint8", ragged=True), "targets": FieldSpec("uint16")},
+        names={"targets": found.class_names},
     )
+    return write_store(out, found, given, read_text, description, silent)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""LEAF's data tools: dropping, sampling, splitting and dealing, and the store of it."""
+"""LEAF's data tools: dropping, sampling, splitting and partition, and the store of it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from pydantic import ValidationError
 
 from pfl_bench.data import FieldSpec, Store
 from pfl_bench.types import ConfigError, DataError
+from tasks.common.description import StoreDescription
 from tasks.common.leaf import gathering as gathering_module
 from tasks.common.leaf import parts as parts_module
-from tasks.common.leaf.partition import Dealing, DealOptions, Gathering, write_dealt
+from tasks.common.leaf.partition import Gathering, Partition, PartitionOptions, write_partition
 from tasks.common.leaf.parts import rank_examples
 from tasks.common.leaf.plan import bounds, rank_users, systematic_bounds
 from tests.helpers import REPOSITORY
@@ -29,8 +30,8 @@ from tests.tasks.leaf_samples import (
     append,
     arrays_of,
     contents,
-    dealt,
     numbers_of,
+    partitioned,
     pooled,
 )
 
@@ -46,23 +47,17 @@ def silent(what: str, done: int, total: int | None) -> None:
     """Take progress and show none."""
 
 
-def write(out: Path, dealing: Dealing, **changes: Any) -> dict[str, dict[str, int]]:
-    arguments: dict[str, Any] = {
-        "task": "toy",
-        "variant": "v",
-        "source": "s",
-        "num_classes": 2,
-        "input_shape": (2,),
-        "fields": FIELDS,
-        "extra": {},
-        "names": {},
-        "progress": silent,
-    }
-    return write_dealt(out, dealing, **{**arguments, **changes})
+def write(out: Path, partition: Partition, **changes: Any) -> dict[str, dict[str, int]]:
+    given = {name: changes.pop(name) for name in ("progress", "convert") if name in changes}
+    facts: dict[str, Any] = {"task": "toy", "variant": "v", "source": "s", "num_classes": 2}
+    facts |= {"input_shape": (2,), "fields": FIELDS, **changes}
+    return write_partition(
+        out, partition, StoreDescription(**facts), **{"progress": silent, **given}
+    )
 
 
-def checksum(folder: Path, dealing: Dealing) -> str:
-    write(folder / "x.h5", dealing)
+def checksum(folder: Path, partition: Partition) -> str:
+    write(folder / "x.h5", partition)
     with Store(folder / "x.h5") as store:
         store.verify()
         return store.facts.checksum
@@ -72,10 +67,10 @@ def checksum(folder: Path, dealing: Dealing) -> str:
 
 
 def test_a_split_by_example_divides_each_user(tmp_path: Path) -> None:
-    with dealt(tmp_path) as dealing:
-        parts = contents(dealing)
-        assert contents(dealing) == parts  # again and again
-        assert (dealing.split_by, dealing.artificial_users) == ("example", False)
+    with partitioned(tmp_path) as partition:
+        parts = contents(partition)
+        assert contents(partition) == parts  # again and again
+        assert (partition.split_by, partition.artificial_users) == ("example", False)
     sizes = {name: {u: len(own) for u, own in users.items()} for name, users in parts.items()}
     # The shares of c are whole numbers; a remainder goes where the user's own draw says.
     assert {user: sizes["train"][user] for user in "acd"} == {"a": 1, "c": 8, "d": 20}
@@ -88,9 +83,9 @@ def test_a_split_by_example_divides_each_user(tmp_path: Path) -> None:
 
 
 def test_a_split_by_user_keeps_users_whole(tmp_path: Path) -> None:
-    with dealt(tmp_path, split_by="user", train_fraction=0.5, val_fraction=0.25) as dealing:
-        parts = contents(dealing)
-        assert dealing.split_by == "user"
+    with partitioned(tmp_path, split_by="user", train_fraction=0.5, val_fraction=0.25) as partition:
+        parts = contents(partition)
+        assert partition.split_by == "user"
     assert {name: len(users) for name, users in parts.items()} == {"train": 2, "val": 1, "test": 1}
     together = {user: sorted(own) for users in parts.values() for user, own in users.items()}
     assert together == USERS
@@ -99,10 +94,10 @@ def test_a_split_by_user_keeps_users_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("order", ["ascending", "descending"])
 def test_an_order_puts_the_earliest_into_train(tmp_path: Path, order: str) -> None:
     users = {u: own if order == "ascending" else own[::-1] for u, own in USERS.items()}
-    with dealt(tmp_path, users, order_by="time") as dealing:
-        parts = contents(dealing)
-        assert dealing.facts["split"]["order_by"] == "time"
-        assert "split_seed" not in dealing.facts["split"]
+    with partitioned(tmp_path, users, order_by="time") as partition:
+        parts = contents(partition)
+        assert partition.facts["split"]["order_by"] == "time"
+        assert "split_seed" not in partition.facts["split"]
     # A larger number is an earlier time.
     assert parts["train"]["d"] == list(range(64, 44, -1))
     assert parts["val"]["d"] == [44, 43, 42]
@@ -114,7 +109,9 @@ def test_equal_times_stay_as_they_came(tmp_path: Path) -> None:
     arrays = {**arrays_of(numbers), "time": np.array([1, 0, 1, 1])}
     with Gathering(tmp_path / "x.h5", FIELDS) as gathering:
         gathering.append("all", "a", **arrays)
-        (train,) = gathering.deal(DealOptions(train_fraction=1.0, val_fraction=0.0), "time")
+        (train,) = gathering.partition(
+            PartitionOptions(train_fraction=1.0, val_fraction=0.0), "time"
+        )
         assert train.arrays["inputs"][:, 0].tolist() == [3, 5, 9, 4]
 
 
@@ -133,7 +130,9 @@ def test_the_result_depends_on_the_seed_and_not_on_the_order_of_the_source(
             for user, numbers in pieces:
                 gathering.append("all", user, **arrays_of(numbers))
             found.append(
-                checksum(tmp_path, gathering.deal(DealOptions(split_seed=seed, **options)))
+                checksum(
+                    tmp_path, gathering.partition(PartitionOptions(split_seed=seed, **options))
+                )
             )
     assert found[0] == found[1] != found[2]
 
@@ -238,20 +237,20 @@ def test_ragged_values_do_not_run_into_one_another() -> None:
 # Published splits
 
 
-def published(folder: Path, splits: Any = SPLITS, **options: Any) -> Dealing:
+def published(folder: Path, splits: Any = SPLITS, **options: Any) -> Partition:
     with Gathering(folder / "x.h5", FIELDS) as gathering:
         for split, users in splits.items():
             append(gathering, split, users)
-        dealing = gathering.deal(DealOptions(**options))
-        dealing.seen = contents(dealing)  # type: ignore[attr-defined]
-        return dealing
+        partition = gathering.partition(PartitionOptions(**options))
+        partition.seen = contents(partition)  # type: ignore[attr-defined]
+        return partition
 
 
 def test_published_splits_stay_as_they_are(tmp_path: Path) -> None:
-    dealing = published(tmp_path)
-    assert dealing.seen == SPLITS  # type: ignore[attr-defined]
-    assert dealing.split_by == "example"
-    assert dealing.facts["split"] == {"by": "example", "as": "published"}
+    partition = published(tmp_path)
+    assert partition.seen == SPLITS  # type: ignore[attr-defined]
+    assert partition.split_by == "example"
+    assert partition.facts["split"] == {"by": "example", "as": "published"}
     disjoint = {"train": {"a": [1], "b": [2]}, "test": {"c": [3]}}
     assert published(tmp_path, disjoint).split_by == "user"
 
@@ -289,57 +288,59 @@ def test_the_seed_of_published_splits_may_draw_users_or_deal(tmp_path: Path) -> 
     seeds = [published(tmp_path, num_users=1, split_seed=seed).seen for seed in range(8)]  # type: ignore[attr-defined]
     assert {tuple(sorted(parts["train"])) for parts in seeds} == {("a",), ("b",)}
     assert all(set(parts["train"]) == set(parts["test"]) for parts in seeds)
-    dealing = published(tmp_path, partition="iid", split_seed=3)
-    assert pooled(dealing.seen) == list(range(1, 11))  # type: ignore[attr-defined]
+    partition = published(tmp_path, partition="iid", split_seed=3)
+    assert pooled(partition.seen) == list(range(1, 11))  # type: ignore[attr-defined]
 
 
 def test_a_seed_of_which_nothing_depends_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"split_seed: .*in the order of 'time'"),
-        dealt(tmp_path, order_by="time", split_seed=3),
+        partitioned(tmp_path, order_by="time", split_seed=3),
     ):
         pass
     for used in ({"num_users": 2}, {"partition": "iid"}, {"split_by": "user"}):
-        with dealt(tmp_path, order_by="time", split_seed=3, **used) as dealing:
-            assert contents(dealing)
+        with partitioned(tmp_path, order_by="time", split_seed=3, **used) as partition:
+            assert contents(partition)
 
 
 # Who is kept
 
 
 def test_small_users_are_dropped_over_all_splits_together(tmp_path: Path) -> None:
-    with dealt(tmp_path, min_examples=3) as dealing:
-        parts = contents(dealing)
+    with partitioned(tmp_path, min_examples=3) as partition:
+        parts = contents(partition)
         assert set(parts["train"]) == {"c", "d"}
-        assert dealing.facts["users_dropped"] == 2
-    dealing = published(tmp_path, min_examples=6)
-    assert set(dealing.seen["train"]) == {"a"}  # type: ignore[attr-defined]
+        assert partition.facts["users_dropped"] == 2
+    partition = published(tmp_path, min_examples=6)
+    assert set(partition.seen["train"]) == {"a"}  # type: ignore[attr-defined]
     with pytest.raises(DataError, match="min_examples = 26 drops all 4 users; the largest has 25"):
-        dealt(tmp_path, min_examples=26).__enter__()
+        partitioned(tmp_path, min_examples=26).__enter__()
 
 
 def test_a_fraction_or_a_number_of_users_is_kept(tmp_path: Path) -> None:
     users = {f"u{number:03d}": [number, number + 1000] for number in range(200)}
     kept = []
     for options in ({"user_fraction": 0.3}, {"num_users": 60}, {"num_users": 60, "split_seed": 1}):
-        with dealt(tmp_path, users, **options) as dealing:
-            parts = contents(dealing)
+        with partitioned(tmp_path, users, **options) as partition:
+            parts = contents(partition)
             drawn = {"kept": 60, "of": 200, "split_seed": options.get("split_seed", 0)}
-            assert dealing.facts["users_sampled"] == drawn
+            assert partition.facts["users_sampled"] == drawn
         assert pooled(parts) == sorted(n for user in parts["train"] for n in users[user])
         kept.append(set(parts["train"]))
     assert len(kept[0]) == 60
     assert kept[0] == kept[1] != kept[2]
-    with dealt(tmp_path, users, user_fraction=0.001) as dealing:
-        assert len(contents(dealing)["train"]) == 1
+    with partitioned(tmp_path, users, user_fraction=0.001) as partition:
+        assert len(contents(partition)["train"]) == 1
 
 
 def test_users_are_drawn_independently_of_how_they_are_split(tmp_path: Path) -> None:
     users = {f"u{number:03d}": [number] for number in range(400)}
-    with dealt(tmp_path, users, num_users=200, split_by="user", train_fraction=0.5) as dealing:
-        kept = {user for users in contents(dealing).values() for user in users}
-    with dealt(tmp_path, users, split_by="user", train_fraction=0.5) as dealing:
-        everyone = set(contents(dealing)["train"])
+    with partitioned(
+        tmp_path, users, num_users=200, split_by="user", train_fraction=0.5
+    ) as partition:
+        kept = {user for users in contents(partition).values() for user in users}
+    with partitioned(tmp_path, users, split_by="user", train_fraction=0.5) as partition:
+        everyone = set(contents(partition)["train"])
     # 200 of 400 are kept, 200 are in train of the whole: 100 in both, with a deviation of 5.
     assert (len(kept), len(everyone)) == (200, 200)
     assert 70 < len(kept & everyone) < 130
@@ -350,17 +351,17 @@ def test_a_fraction_of_the_data_is_what_users_are_drawn_up_to(tmp_path: Path) ->
         f"u{number:03d}": range(number * 50, number * 50 + 1 + number % 40) for number in range(200)
     }
     total = sum(len(own) for own in users.values())
-    with dealt(tmp_path, users, data_fraction=0.2) as dealing:
-        held = sum(count["examples"] for count in dealing.counts.values())
-        assert dealing.facts["users_sampled"]["kept"] == dealing.counts["train"]["users"]
+    with partitioned(tmp_path, users, data_fraction=0.2) as partition:
+        held = sum(count["examples"] for count in partition.counts.values())
+        assert partition.facts["users_sampled"]["kept"] == partition.counts["train"]["users"]
     assert 0.2 * total <= held < 0.2 * total + 40
 
 
 def test_users_are_drawn_from_those_with_enough_examples(tmp_path: Path) -> None:
-    with dealt(tmp_path, min_examples=3, num_users=2) as dealing:
-        assert set(contents(dealing)["train"]) == {"c", "d"}
+    with partitioned(tmp_path, min_examples=3, num_users=2) as partition:
+        assert set(contents(partition)["train"]) == {"c", "d"}
     with pytest.raises(ConfigError, match="num_users 3: there are only 2 users with at least 3"):
-        dealt(tmp_path, min_examples=3, num_users=3).__enter__()
+        partitioned(tmp_path, min_examples=3, num_users=3).__enter__()
 
 
 @pytest.mark.parametrize(
@@ -385,7 +386,7 @@ def test_users_are_drawn_from_those_with_enough_examples(tmp_path: Path) -> None
 )
 def test_options_that_do_not_fit_are_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
-        DealOptions(**wrong)
+        PartitionOptions(**wrong)
 
 
 # Artificial users
@@ -396,17 +397,17 @@ def test_options_that_do_not_fit_are_refused(wrong: dict[str, Any], words: str) 
 def test_artificial_users_get_equal_shares_of_each_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_bytes: int, batch_bytes: int
 ) -> None:
-    with dealt(tmp_path) as dealing:
-        natural = contents(dealing)
-    with dealt(tmp_path, partition="iid", iid_users=7) as dealing:
-        expected = checksum(tmp_path, dealing)
+    with partitioned(tmp_path) as partition:
+        natural = contents(partition)
+    with partitioned(tmp_path, partition="iid", iid_users=7) as partition:
+        expected = checksum(tmp_path, partition)
     monkeypatch.setattr(parts_module, "GROUP_BYTES", group_bytes)
     monkeypatch.setattr(gathering_module, "BATCH_BYTES", batch_bytes)
-    with dealt(tmp_path, partition="iid", iid_users=7) as dealing:
-        parts = contents(dealing)
-        assert dealing.artificial_users
-        assert dealing.facts["artificial_users"] is True
-        found = checksum(tmp_path, dealing)
+    with partitioned(tmp_path, partition="iid", iid_users=7) as partition:
+        parts = contents(partition)
+        assert partition.artificial_users
+        assert partition.facts["artificial_users"] is True
+        found = checksum(tmp_path, partition)
     # The same examples in each split, so that both partitions are tested on the same ones.
     for name, users in natural.items():
         assert pooled({name: parts[name]}) == pooled({name: users})
@@ -420,18 +421,20 @@ def test_artificial_users_get_equal_shares_of_each_split(
 
 def test_there_are_as_many_artificial_users_as_natural_ones(tmp_path: Path) -> None:
     users = {f"u{number}": range(number * 20, number * 20 + 10) for number in range(12)}
-    with dealt(tmp_path, users, partition="iid") as dealing:
-        assert {len(own) for own in contents(dealing).values()} == {12}
-        assert dealing.facts["partition"]["users"] == {"train": 12, "val": 12, "test": 12}
+    with partitioned(tmp_path, users, partition="iid") as partition:
+        assert {len(own) for own in contents(partition).values()} == {12}
+        assert partition.facts["partition"]["users"] == {"train": 12, "val": 12, "test": 12}
     # Names are of one length, so that their order is that of their numbers.
-    with dealt(tmp_path, users, partition="iid") as dealing:
-        assert sorted(contents(dealing)["train"]) == list(contents(dealing)["train"])
+    with partitioned(tmp_path, users, partition="iid") as partition:
+        assert sorted(contents(partition)["train"]) == list(contents(partition)["train"])
 
 
 def test_artificial_users_are_mixed(tmp_path: Path) -> None:
     users = {f"u{number:02d}": range(number * 100, number * 100 + 50) for number in range(40)}
-    with dealt(tmp_path, users, partition="iid", train_fraction=1.0, val_fraction=0.0) as dealing:
-        parts = contents(dealing)["train"]
+    with partitioned(
+        tmp_path, users, partition="iid", train_fraction=1.0, val_fraction=0.0
+    ) as partition:
+        parts = contents(partition)["train"]
     # Of 40 users each has 50 of 2,000 examples: about 29 of 40 natural users are seen by chance.
     seen = [len({number // 100 for number in own}) for own in parts.values()]
     assert 25 < np.mean(seen) < 32
@@ -440,9 +443,9 @@ def test_artificial_users_are_mixed(tmp_path: Path) -> None:
 
 def test_artificial_users_of_a_split_by_user_are_disjoint(tmp_path: Path) -> None:
     users = {f"u{number:02d}": range(number * 20, number * 20 + 9) for number in range(20)}
-    with dealt(tmp_path, users, partition="iid", split_by="user", iid_users=10) as dealing:
-        parts = contents(dealing)
-        assert checksum(tmp_path, dealing)  # the store accepts it
+    with partitioned(tmp_path, users, partition="iid", split_by="user", iid_users=10) as partition:
+        parts = contents(partition)
+        assert checksum(tmp_path, partition)  # the store accepts it
     assert {name: len(own) for name, own in parts.items()} == {"train": 8, "val": 1, "test": 1}
     names = [name for own in parts.values() for name in own]
     assert len(set(names)) == 10
@@ -457,15 +460,15 @@ def test_more_artificial_users_than_can_be_filled_are_refused(
 ) -> None:
     with (
         pytest.raises(ConfigError, match=f"iid_users {options['iid_users']}"),
-        dealt(tmp_path, partition="iid", **options),
+        partitioned(tmp_path, partition="iid", **options),
     ):
         pass
 
 
 def test_a_split_with_fewer_examples_than_artificial_users_has_fewer_users(tmp_path: Path) -> None:
-    with dealt(tmp_path, partition="iid", iid_users=20) as dealing:
-        examples = {name: count["examples"] for name, count in dealing.counts.items()}
-        found = {name: len(own) for name, own in contents(dealing).items()}
+    with partitioned(tmp_path, partition="iid", iid_users=20) as partition:
+        examples = {name: count["examples"] for name, count in partition.counts.items()}
+        found = {name: len(own) for name, own in contents(partition).items()}
         assert examples["train"] > 20 > examples["val"]
         assert found == {**examples, "train": 20}
 
@@ -481,8 +484,8 @@ def test_a_user_spread_over_appends_is_together(tmp_path: Path) -> None:
         assert gathering.splits == ("all",)
         assert gathering.clients("all") == ["b", "a"]
         assert gathering.clients("val") == []
-        dealing = gathering.deal(DealOptions(train_fraction=1.0, val_fraction=0.0))
-        parts = contents(dealing)["train"]
+        partition = gathering.partition(PartitionOptions(train_fraction=1.0, val_fraction=0.0))
+        parts = contents(partition)["train"]
     assert {user: sorted(own) for user, own in parts.items()} == {
         "a": [1, 2, 5],
         "b": [101, 102, 105],
@@ -492,10 +495,10 @@ def test_a_user_spread_over_appends_is_together(tmp_path: Path) -> None:
 def test_a_store_says_what_was_done(tmp_path: Path) -> None:
     steps: list[tuple[str, int, int | None]] = []
     out = tmp_path / "x.h5"
-    with dealt(tmp_path, min_examples=2, partition="iid", iid_users=5) as dealing:
+    with partitioned(tmp_path, min_examples=2, partition="iid", iid_users=5) as partition:
         counts = write(
             out,
-            dealing,
+            partition,
             fields={"inputs": FieldSpec("uint8", (1,)), "targets": FieldSpec("uint8")},
             extra={"files": 3},
             names={"words": ["x", "y"]},
@@ -505,9 +508,9 @@ def test_a_store_says_what_was_done(tmp_path: Path) -> None:
                 "targets": np.array(numbers_of(arrays)) % 2,
             },
         )
-        assert counts == dealing.counts
-    assert [step[1] for step in steps] == list(range(1, dealing.num_parts + 1))
-    assert {step[2] for step in steps} == {dealing.num_parts}
+        assert counts == partition.counts
+    assert [step[1] for step in steps] == list(range(1, partition.num_parts + 1))
+    assert {step[2] for step in steps} == {partition.num_parts}
     with Store(out) as store:
         store.verify()
         users = {name: store.split(name).num_users for name in store.split_names}
@@ -538,14 +541,14 @@ def test_a_dealt_gathering_takes_no_more(tmp_path: Path) -> None:
         gathering.append("all", "a", **arrays_of([1]))
     with gathering:
         gathering.append("all", "a", **arrays_of([1]))
-        gathering.deal(DealOptions())
-        with pytest.raises(ValueError, match="dealt"):
+        gathering.partition(PartitionOptions())
+        with pytest.raises(ValueError, match="partitioned"):
             gathering.append("all", "a", **arrays_of([2]))
     with Gathering(tmp_path / "x.h5", FIELDS) as mixed:
         append(mixed, "all", {"a": [1]})
         append(mixed, "train", {"a": [1]})
         with pytest.raises(ValueError, match="both split and unsplit"):
-            mixed.deal(DealOptions())
+            mixed.partition(PartitionOptions())
 
 
 def test_bad_examples_are_refused_with_split_and_user(tmp_path: Path) -> None:
@@ -556,9 +559,9 @@ def test_bad_examples_are_refused_with_split_and_user(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="identifier"):
             gathering.append("all", "", **arrays_of([1]))
         with pytest.raises(DataError, match="no examples"):
-            gathering.deal(DealOptions())
+            gathering.partition(PartitionOptions())
         with pytest.raises(ValueError, match="order_by 'words'"):
-            gathering.deal(DealOptions(), "words")
+            gathering.partition(PartitionOptions(), "words")
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -568,7 +571,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
         Gathering(tmp_path, FIELDS).__enter__()
 
 
-@pytest.mark.parametrize("stage", ["gathering", "dealing", "writing"])
+@pytest.mark.parametrize("stage", ["gathering", "partition", "writing"])
 def test_nothing_is_left_behind(tmp_path: Path, stage: str) -> None:
     def interrupt(*step: Any) -> None:
         raise KeyboardInterrupt
@@ -580,10 +583,10 @@ def test_nothing_is_left_behind(tmp_path: Path, stage: str) -> None:
             assert folder.name.startswith(".x.h5.gathering-")
             if stage == "gathering":
                 interrupt()
-            dealing = gathering.deal(DealOptions())
+            partition = gathering.partition(PartitionOptions())
             if stage == "writing":
-                write(tmp_path / "x.h5", dealing, progress=interrupt)
-            for _ in dealing:
+                write(tmp_path / "x.h5", partition, progress=interrupt)
+            for _ in partition:
                 interrupt()
 
     with pytest.raises(KeyboardInterrupt):
@@ -597,7 +600,8 @@ from pathlib import Path
 import numpy as np
 from pfl_bench.data import FieldSpec
 from pfl_bench.types import DataError
-from tasks.common.leaf.partition import DealOptions, Gathering, write_dealt
+from tasks.common.description import StoreDescription
+from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 fields = {"inputs": FieldSpec("uint8", (50_000,))}
 for limit in map(int, sys.argv[2:]):
@@ -607,12 +611,12 @@ for limit in map(int, sys.argv[2:]):
         with Gathering(Path(sys.argv[1]) / "x.h5", fields) as gathering:
             for user in "abcdefghij":
                 gathering.append("all", user, inputs=np.ones((2, 50_000), np.uint8))
-            stage = "dealing"
-            dealing = gathering.deal(DealOptions(train_fraction=1.0, val_fraction=0.0))
+            stage = "partition"
+            partition = gathering.partition(PartitionOptions(train_fraction=1.0, val_fraction=0.0))
             stage = "writing"
-            write_dealt(Path(sys.argv[1]) / "x.h5", dealing, task="t", variant="v", source="s",
-                        num_classes=1, input_shape=(1,), fields=fields, extra={}, names={},
-                        progress=lambda *step: None)
+            description = StoreDescription("t", "v", "s", 1, (1,), fields)
+            out = Path(sys.argv[1]) / "x.h5"
+            write_partition(out, partition, description, lambda *step: None)
             stage = "done"
     except DataError as error:
         print(stage, error)
@@ -634,7 +638,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     assert not out.stderr
     lines = out.stdout.splitlines()
     stages = [line.split()[0] for line in lines]
-    assert stages == ["gathering", "gathering", "dealing", "writing", "done"]
+    assert stages == ["gathering", "gathering", "partition", "writing", "done"]
     assert all("cannot write temporary data" in line for line in lines[:3])
     assert all("ree space" in line for line in lines[:4])
     assert [path.name for path in tmp_path.iterdir()] == ["x.h5"]

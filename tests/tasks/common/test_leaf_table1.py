@@ -28,7 +28,7 @@ from tasks.common.leaf.table1 import (
 )
 from tests.helpers import REPOSITORY
 from tests.tasks.femnist_files import make_users, write_leaf, write_tff
-from tests.tasks.leaf_samples import USERS, dealt
+from tests.tasks.leaf_samples import USERS, partitioned
 from tests.tasks.test_celeba_prepare import generated
 from tests.tasks.test_sent140_prepare import MANUAL_ROWS, ROWS, write_source
 from tests.tasks.test_shakespeare_prepare import REAL as SHAKESPEARE_TEXT
@@ -87,8 +87,8 @@ def test_what_differs_is_told_of_whole_data_alone() -> None:
 
 
 def test_what_was_gathered_is_counted_before_anything_is_dropped(tmp_path: Path) -> None:
-    with dealt(tmp_path, min_examples=10, num_users=1) as dealing:
-        gathered = dealing._gathered.examples_per_user()  # type: ignore[attr-defined]
+    with partitioned(tmp_path, min_examples=10, num_users=1) as partition:
+        gathered = partition._gathered.examples_per_user()  # type: ignore[attr-defined]
     assert gathered == {user: len(numbers) for user, numbers in USERS.items()}
 
 

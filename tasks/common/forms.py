@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pfl_bench.types import DataError
 
 _NAMES_SHOWN = 10
 
 
-def choose_form(
-    source: Path,
-    data_set: str,
-    looked_for: Mapping[str, str],
-    is_there: Callable[[str], bool],
-    wanted: str | None,
-) -> str:
-    """Recognise the form of a folder, by which a user may ask for one with the option ``form``.
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One public form of a data set.
 
     A form is how public files hold a data set; a variant is what a store made of them is called.
+
+    Attributes:
+        name: By which a user may ask for it, with the option ``form``.
+        looked_for: What it looks like on disk, for messages.
+        is_there: Whether a folder shows signs of this form; it may still be incomplete.
+    """
+
+    name: str
+    looked_for: str
+    is_there: Callable[[Path], bool]
+
+
+AnyForm = TypeVar("AnyForm", bound=Form)
+
+
+def choose_form(
+    source: Path, data_set: str, forms: Iterable[AnyForm], wanted: str | None
+) -> AnyForm:
+    """Recognise the form of a folder.
 
     Args:
         source: The folder.
         data_set: Its name, for messages.
-        looked_for: What each form looks like on disk, by the form's name.
-        is_there: Whether the folder shows signs of a form; not called if there is no folder.
+        forms: What there may be; none is looked for if there is no folder.
         wanted: The form that is asked for; None to take the only one that is there.
 
     Raises:
@@ -35,19 +50,19 @@ def choose_form(
     if not source.is_dir():
         what = "is a file" if source.exists() else "does not exist"
         raise DataError(f"{source} {what}; --source takes the folder that holds the public files")
-    candidates = [form for form in looked_for if wanted in (None, form)]
-    there = [form for form in candidates if is_there(form)]
+    candidates = [form for form in forms if wanted in (None, form.name)]
+    there = [form for form in candidates if form.is_there(source)]
     if len(there) == 1:
         return there[0]
     if there:
         raise DataError(
-            f"{source} holds several forms: {', '.join(there)}; say which by form=NAME, or "
-            "give a folder with one"
+            f"{source} holds several forms: {', '.join(form.name for form in there)}; say which "
+            "by form=NAME, or give a folder with one"
         )
     names = sorted(path.name for path in source.iterdir())
     found = ", ".join(names[:_NAMES_SHOWN]) or "nothing"
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    lines = "".join(f"\n  - {form}: {looked_for[form]}" for form in candidates)
+    lines = "".join(f"\n  - {form.name}: {form.looked_for}" for form in candidates)
     raise DataError(
         f"{source} holds no public form of {data_set}. Looked for:{lines}\nFound: {found}{more}."
     )

@@ -1,0 +1,67 @@
+"""What tasks with one label an example share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+from torch.nn import functional
+
+from pfl_bench.data import InMemorySplit, Store
+from pfl_bench.types import DataError, DataFacts
+
+Split = TypeVar("Split", bound=InMemorySplit)
+
+
+class CrossEntropy:
+    """The loss of a classifier: cross entropy of its logits."""
+
+    metrics: tuple[str, ...] = ("classification",)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy of logits of shape (n, K) and targets of shape (n,)."""
+        return functional.cross_entropy(outputs, targets)
+
+    def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy of each example, shape (n,)."""
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+class InMemoryTask(CrossEntropy, Generic[Split]):
+    """A classification task whose examples lie in memory.
+
+    Args:
+        name: Name of the task, for messages.
+        splits: The splits by name.
+        facts: What is known of the data.
+    """
+
+    def __init__(self, name: str, splits: Mapping[str, Split], facts: DataFacts) -> None:
+        self.facts = facts
+        self._name = name
+        self._splits = dict(splits)
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """Names of the splits."""
+        return tuple(self._splits)
+
+    def split(self, name: str) -> Split:
+        """Open one split.
+
+        Raises:
+            DataError: There is no split of that name.
+        """
+        if name not in self._splits:
+            raise DataError(
+                f"task {self._name} has no split {name!r}; choose from "
+                f"{', '.join(self.split_names)}"
+            )
+        return self._splits[name]
+
+
+def known_facts(store: Store, names: Iterable[str]) -> dict[str, Any]:
+    """Of a store's further facts, those of ``names`` that it has: what a summary repeats."""
+    known = store.facts.extra
+    return {name: known[name] for name in names if name in known}

@@ -1,0 +1,78 @@
+"""What a store says of itself, and opening one to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.data import FieldSpec, StoreWriter
+from pfl_bench.types import SplitBy
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDescription:
+    """What a store says of itself.
+
+    Attributes:
+        task: Name of the task.
+        variant: Machine name of the variant of the data.
+        source: One line for a human.
+        num_classes: Classes of the target.
+        input_shape: Shape of one example's input.
+        fields: What each example has in the store.
+        extra: Further facts.
+        names: Lists of names, as ``StoreWriter.set_names`` takes them.
+    """
+
+    task: str
+    variant: str
+    source: str
+    num_classes: int
+    input_shape: tuple[int, ...]
+    fields: Mapping[str, FieldSpec]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def writer(
+        self, out: Path, split_by: SplitBy, first: Mapping[str, Any] | None = None
+    ) -> StoreWriter:
+        """A writer of such a store, not yet open.
+
+        Args:
+            out: The store.
+            split_by: How the splits divide the data.
+            first: Facts that go before ``extra``.
+        """
+        writer = StoreWriter(
+            out,
+            task=self.task,
+            variant=self.variant,
+            source=self.source,
+            split_by=split_by,
+            num_classes=self.num_classes,
+            input_shape=self.input_shape,
+            fields=self.fields,
+            extra={**(first or {}), **self.extra},
+        )
+        for name, values in self.names.items():
+            writer.set_names(name, values)
+        return writer
+
+
+class SplitCounts:
+    """Users and examples by split, counted while they are written.
+
+    Attributes:
+        counts: By split the numbers of "users" and "examples".
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, dict[str, int]] = {}
+
+    def add(self, split: str, examples: int, users: int = 1) -> None:
+        """Count examples of so many new users."""
+        count = self.counts.setdefault(split, {"users": 0, "examples": 0})
+        count["users"] += users
+        count["examples"] += examples

@@ -1,0 +1,115 @@
+"""The steps of an LSTM layer that starts from zeros, forward and backward, one after another.
+
+What does not depend on the step before is left to the caller, as one product for all steps. Shapes
+are those of one client, (T, n, ...), or of several at once, (T, L, n, ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+# ``torch.addmm``, or ``torch.baddbmm`` for several clients: the sum of a tensor and a product.
+AddProduct = Callable[..., Tensor]
+
+
+def run_forward(
+    gates: Tensor, recurrent: Tensor, add_product: AddProduct
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the layer.
+
+    Args:
+        gates: Shape (T, ..., n, 4, H): what the inputs and the bias bring to the input, forget,
+            cell and output gate; becomes the gates themselves, in place.
+        recurrent: Shape (..., H, 4 H).
+        add_product: See ``AddProduct``.
+
+    Returns:
+        Hidden states and cells, shape (T + 1, ..., n, H), the first of them zero; and tanh of the
+        cells, of the same shape, whose last one is not set.
+    """
+    hidden = gates.new_empty(len(gates) + 1, *gates.shape[1:-2], gates.shape[-1])
+    cell = torch.empty_like(hidden)
+    cell_tanh = torch.empty_like(hidden)
+    hidden[0].zero_()
+    cell[0].zero_()
+    in_forget = gates[..., :2, :].unbind()
+    in_gate, forget, new, out = (part.unbind() for part in gates.unbind(-2))
+    hidden_at, cell_at, tanh_at = hidden.unbind(), cell.unbind(), cell_tanh.unbind()
+    for step, gate in enumerate(gates.flatten(-2).unbind()):
+        if step:
+            add_product(gate, hidden_at[step], recurrent, out=gate)
+        in_forget[step].sigmoid_()
+        new[step].tanh_()
+        out[step].sigmoid_()
+        torch.mul(forget[step], cell_at[step], out=cell_at[step + 1])
+        cell_at[step + 1].addcmul_(in_gate[step], new[step])
+        torch.tanh(cell_at[step + 1], out=tanh_at[step])
+        torch.mul(out[step], tanh_at[step], out=hidden_at[step + 1])
+    return hidden, cell, cell_tanh
+
+
+def run_backward(
+    to_hidden: Tensor,
+    gates: Tensor,
+    cells: Sequence[Tensor],
+    weight_hh: Tensor,
+    add_product: AddProduct,
+) -> Tensor:
+    """Gradients of what goes into the gates.
+
+    Args:
+        to_hidden: Shape (T, ..., n, H), gradients of the layer's outputs; changed in place.
+        gates: As ``run_forward`` leaves them.
+        cells: The cells and their tanh, as ``run_forward`` gives them.
+        weight_hh: Shape (..., 4 H, H).
+        add_product: See ``AddProduct``.
+
+    Returns:
+        Shape (T, ..., n, 4, H), in the layout of ``gates``.
+    """
+    slopes, to_cell = _slopes(gates, *(cell[:-1] for cell in cells))
+    # Step by step, the slopes become the gradients of what goes into the gates.
+    forget = gates[..., 1, :].unbind()
+    of_cell, of_out = slopes[..., :3, :].unbind(), slopes[..., 3, :].unbind()
+    flat_at, hidden_at, to_cell_at = (
+        tensor.unbind() for tensor in (slopes.flatten(-2), to_hidden, to_cell)
+    )
+    carried = torch.zeros_like(hidden_at[0])
+    carried_row = carried.unsqueeze(-2)
+    for step in range(len(gates) - 1, -1, -1):
+        if step < len(gates) - 1:
+            add_product(hidden_at[step], flat_at[step + 1], weight_hh, out=hidden_at[step])
+            carried.mul_(forget[step + 1])
+        carried.addcmul_(hidden_at[step], to_cell_at[step])
+        of_cell[step].mul_(carried_row)
+        of_out[step].mul_(hidden_at[step])
+    return slopes
+
+
+def _slopes(gates: Tensor, cell: Tensor, tanh: Tensor) -> tuple[Tensor, Tensor]:
+    """What a step's gradients are multiplied by on their way into the gates and the cell.
+
+    Args:
+        gates: Shape (T, ..., n, 4, H).
+        cell: Shape (T, ..., n, H): of the step before.
+        tanh: Shape (T, ..., n, H): of the step's own cell.
+
+    Returns:
+        Shape (T, ..., n, 4, H): for the input, forget and cell gates the factor of the cell's
+        gradient, for the output gate that of the hidden state's; and shape (T, ..., n, H), from
+        the hidden state to the cell.
+    """
+    in_gate, forget, new, out = gates.unbind(-2)
+    slopes = torch.empty_like(gates)
+    of_in, of_forget, of_new, of_out = slopes.unbind(-2)
+    # sigmoid' = s (1 - s) = s - s s, tanh' = 1 - t t
+    torch.addcmul(in_gate, in_gate, in_gate, value=-1, out=of_in).mul_(new)
+    torch.addcmul(forget, forget, forget, value=-1, out=of_forget).mul_(cell)
+    in_new = in_gate * new
+    torch.addcmul(in_gate, in_new, new, value=-1, out=of_new)
+    torch.addcmul(out, out, out, value=-1, out=of_out).mul_(tanh)
+    out_tanh = torch.mul(out, tanh, out=in_new)
+    return slopes, torch.addcmul(out, out_tanh, tanh, value=-1)

@@ -1,0 +1,24 @@
+"""What the options of tasks have in common."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class StrictOptions(BaseModel):
+    """Options that take no unknown name and no value of another type, and do not change."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class StoredOptions(StrictOptions):
+    """Options of a task on a store.
+
+    Attributes:
+        data: Path of the store that ``pfl-bench data prepare`` wrote.
+        max_examples_per_user: A user with more gives a random subset of this size, drawn anew at
+            each read for training; None for no limit.
+    """
+
+    data: str
+    max_examples_per_user: int | None = Field(default=None, ge=1)

@@ -1,0 +1,34 @@
+"""Parquet files of a folder, and what is wrong with them said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class DamagedInputError(Exception):
+    """An input cannot be read to its end; the others may be."""
+
+
+def find_parquet(source: Path) -> list[Path]:
+    """All parquet files below a folder, by path."""
+    return sorted(path for path in source.rglob("*.parquet") if path.is_file())
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """Open a file as a ``pyarrow.parquet.ParquetFile``.
+
+    Raises:
+        DamagedInputError: Arrow cannot read it, now or in the block.
+    """
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DamagedInputError(" ".join(str(error).split())[:200]) from error

@@ -1,0 +1,25 @@
+"""Models and data that fit each other."""
+
+from __future__ import annotations
+
+from pfl_bench.types import ConfigError, DataFacts
+
+
+def check_inputs(fits: bool, task: str, model: str, takes: str, facts: DataFacts) -> None:
+    """Refuse data that a model does not take.
+
+    Args:
+        fits: Whether it takes them.
+        task: Name of the model's task.
+        model: Its name.
+        takes: What it takes, "inputs of shape (3, size, size)" say.
+        facts: What the task knows of the data.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if not fits:
+        raise ConfigError(
+            f"model {model!r} of task {task} takes {takes}, but the data ({facts.variant}) have "
+            f"inputs of shape {tuple(facts.input_shape)}; use {task} data"
+        )

@@ -1,0 +1,131 @@
+"""Texts of a source as numbered words: the vocabulary chosen, counted and applied."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.common.leaf.partition import Gathering, Partition
+from tasks.common.progress import Progress
+from tasks.common.text.embeddings import read_words
+from tasks.common.text.words import (
+    PAD_ID,
+    SPECIAL,
+    UNKNOWN_ID,
+    choose_vocabulary,
+    split_words,
+    to_ids,
+)
+
+
+def gather_texts(
+    gathering: Gathering,
+    waiting: Mapping[tuple[str, str], Iterable[tuple[str, int, int]]],
+    number: str,
+) -> None:
+    """Gather texts, which wait as bytes: a vocabulary of train is known only at the end.
+
+    Args:
+        gathering: Has the fields "text", "targets" and ``number``.
+        waiting: By split and user, each text, its label and its number.
+        number: The field that makes rows of the same text different ones for the partition.
+    """
+    for (split, user), rows in waiting.items():
+        texts, labels, numbers = zip(*rows, strict=True)
+        encoded = [np.frombuffer(text.encode("utf-8", "replace"), np.uint8) for text in texts]
+        targets = np.array(labels, dtype=np.uint8)
+        own = {number: np.array(numbers, dtype=np.int64)}
+        gathering.append(split, user, text=encoded, targets=targets, **own)
+
+
+@dataclass(slots=True)
+class NumberedWords:
+    """Words of texts and their numbers.
+
+    Attributes:
+        lowercase: Whether words are made lower case first.
+        max_words: Words of a text that are kept, the first ones; None for all.
+        file: A file of word vectors, whose words are taken; None counts those of train.
+        counts: How often each word occurs in train.
+        longest: Words of the longest text that is kept, at least 1.
+        cut: Texts of each split with more words than are kept.
+        vocabulary: The word of each number.
+        ids: Number of each word, those of padding and the unknown excepted.
+    """
+
+    lowercase: bool
+    max_words: int | None
+    file: str | None
+    counts: Counter[str] = field(default_factory=Counter)
+    longest: int = 1
+    cut: Counter[str] = field(default_factory=Counter)
+    vocabulary: list[str] = field(default_factory=list)
+    ids: dict[str, int] = field(default_factory=dict)
+    _given: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        # Before the texts are read, which takes minutes or hours.
+        self._given = None if self.file is None else read_words(Path(self.file))
+
+    def count(self, partition: Partition, progress: Progress) -> None:
+        """Count the words of train, the longest text of all, and what is cut of each split."""
+        for done, part in enumerate(partition, 1):
+            for text in part.arrays["text"]:
+                words = self._split(text)
+                kept = words[: self.max_words]
+                self.cut[part.split] += len(words) > len(kept)
+                self.longest = max(self.longest, len(kept))
+                if part.split == "train":
+                    self.counts.update(kept)
+            if done % 1000 == 0:
+                progress("counting words (users)", done, None)
+
+    def choose(self, counted: int, given: int | None) -> bool:
+        """Choose the vocabulary.
+
+        Args:
+            counted: Numbers in all if the words of train are counted.
+            given: Numbers in all if the words are a file's; None for all of them.
+
+        Returns:
+            Whether it has a word.
+        """
+        if self._given is None:
+            self.vocabulary = choose_vocabulary(self.counts, counted)
+        else:
+            words = (word for word in self._given if word not in SPECIAL)
+            self.vocabulary = [*SPECIAL, *words][:given]
+        self.ids = {w: number for number, w in enumerate(self.vocabulary) if number > UNKNOWN_ID}
+        return bool(self.ids)
+
+    def convert(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Number the words of gathered texts: the store's fields "tokens" and "targets"."""
+        texts = (self._split(text)[: self.max_words] for text in arrays["text"])
+        return {
+            "tokens": [to_ids(words, self.ids) for words in texts],
+            "targets": arrays["targets"],
+        }
+
+    def facts(self, **further: Any) -> dict[str, Any]:
+        """For the store: where the vocabulary comes from, and what of train it knows."""
+        occurrences = self.counts.total()
+        unknown = occurrences - sum(n for word, n in self.counts.items() if word in self.ids)
+        return {
+            "from": "train" if self.file is None else Path(self.file).name,
+            "size": len(self.vocabulary),
+            "pad_id": PAD_ID,
+            "unknown_id": UNKNOWN_ID,
+            **further,
+            "words_of_train": occurrences,
+            "different_words_of_train": len(self.counts),
+            "unknown_share_of_train": round(unknown / occurrences, 4) if occurrences else 0.0,
+        }
+
+    def _split(self, text: NDArray[np.uint8]) -> list[str]:
+        return split_words(text.tobytes().decode(), self.lowercase)

@@ -1,0 +1,92 @@
+"""Pictures of a store as batches of pixels, decoded when they are read or kept."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pfl_bench.data import Store
+from pfl_bench.types import ConfigError, DataError, Examples
+from tasks.common.vision.pictures import PictureError
+
+KEPT_BYTES_LIMIT = 8 << 30
+
+# From a picture's bytes to shape (size, size, 3), uint8; raises a PictureError.
+Decode = Callable[[bytes], NDArray[np.uint8]]
+
+
+def check_kept(pictures: int, side: int, what: str, smaller: str) -> None:
+    """Refuse to keep more decoded pictures than the limit allows.
+
+    Args:
+        pictures: How many.
+        side: Height and width of each.
+        what: What messages call them: "pictures".
+        smaller: The option that makes them smaller.
+
+    Raises:
+        ConfigError: They take more.
+    """
+    needed = pictures * 3 * side**2
+    if needed > KEPT_BYTES_LIMIT:
+        raise ConfigError(
+            f"task.keep_decoded: {pictures} {what} of {side} x {side} pixels take "
+            f"{needed / 2**30:.1f} GiB, more than the {KEPT_BYTES_LIMIT >> 30} GiB that are "
+            f"allowed; set it to false, or {smaller} to a smaller side"
+        )
+
+
+class DecodedPictures:
+    """Turns the fields "image" and "targets" of a store into examples.
+
+    Args:
+        store: The store.
+        size: Height and width that ``decode`` gives.
+        decode: Decodes and scales one picture.
+        keep: Whether decoded pictures are kept in memory.
+        what: What messages call a picture, with its article.
+
+    Raises:
+        ConfigError: More decoded pictures would be kept than the limit allows.
+    """
+
+    def __init__(
+        self, store: Store, size: int, decode: Decode, keep: bool, what: str = "a picture"
+    ) -> None:
+        self._store = store
+        self._size = size
+        self._decode_anew = decode
+        self._what = what
+        self._kept: dict[bytes, NDArray[np.uint8]] | None = {} if keep else None
+        if keep:
+            pictures = sum(store.split(name).num_examples for name in store.split_names)
+            check_kept(pictures, size, f"{what.split()[-1]}s", "task.size")
+
+    def __call__(self, fields: Mapping[str, Any]) -> Examples:
+        """Decode: uint8, shape (n, 3, size, size), and targets, int64, shape (n,)."""
+        pictures = np.empty((len(fields["image"]), self._size, self._size, 3), dtype=np.uint8)
+        for place, content in enumerate(fields["image"]):
+            pictures[place] = self._decode(content.tobytes())
+        inputs = torch.from_numpy(pictures).permute(0, 3, 1, 2)
+        return Examples(inputs, torch.from_numpy(fields["targets"].astype(np.int64)))
+
+    def _decode(self, content: bytes) -> NDArray[np.uint8]:
+        # By content: equal bytes give equal pixels, whichever user and split they come from.
+        key = b"" if self._kept is None else hashlib.blake2b(content, digest_size=16).digest()
+        if self._kept is not None and key in self._kept:
+            return self._kept[key]
+        try:
+            pixels = self._decode_anew(content)
+        except PictureError as error:
+            raise DataError(
+                f"task {self._store.task}: {self._what} of {self._store.path} cannot be decoded "
+                f"({error}); the store is damaged: copy it again, or prepare the data again"
+            ) from error
+        if self._kept is not None:
+            self._kept[key] = pixels
+        return pixels

@@ -1,0 +1,32 @@
+"""The network of LEAF's image tasks."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def two_convolutions(channels: int, side: int, num_classes: int) -> nn.Module:
+    """Build two convolutional layers followed by pooling, and a dense layer of 2,048 units.
+
+    Args:
+        channels: Of an image.
+        side: Height and width of an image.
+        num_classes: Number of logits.
+
+    Returns:
+        A network from shape (n, channels, side, side) to logits of shape (n, num_classes).
+
+    Source: Caldas et al. 2018, LEAF, appendix B and models/femnist/cnn.py.
+    """
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, kernel_size=5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, kernel_size=5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * (side // 4) ** 2, 2048),
+        nn.ReLU(),
+        nn.Linear(2048, num_classes),
+    )
