@@ -27,7 +27,7 @@ def main(arguments: argparse.Namespace) -> int:
     path = locate(arguments.config, folder=False)
     kind = kind_of(path)
     if kind != "row":
-        command = f"table {path.parent}" if kind == "view" else f"sweep {path}"
+        command = f"sweep {path}" if kind == "sweep" else f"table {path.parent}"
         raise ConfigError(f"{path} is a {kind}, not a row; run it by `pfl-bench {command}`")
     resolved = load_config(path, overrides)
     group = _join_group(resolved)
