@@ -1,9 +1,10 @@
 """Rows of a folder differ in the keys that its ``_differences.yaml`` declares, and in no others.
 
-``between_rows`` holds for any two rows. A folder with rows of several kinds groups them by the keys
-``group_by``; ``within_groups`` holds for two rows of one group. A key stands for one difference, such
-as a section that one row has and another has not; "task.*" stands for all below it. Rows are compared
-with all defaults filled in. Their names and what is expected of them always may differ.
+``between_rows`` holds for any two rows. A folder with rows of several kinds groups them by the
+keys ``group_by``; ``within_groups`` holds for two rows of one group. A key stands for one
+difference, such as a section that one row has and another has not; "task.*" stands for all below
+it. Rows are compared with all defaults filled in. Their names and what is expected of them may
+always differ.
 """
 
 from __future__ import annotations
