@@ -30,3 +30,10 @@ ensure_environment() {
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$target"
     touch "$stamp"
 }
+
+# ensure_openimage STORE MIN_EXAMPLES: prepare STORE when it is missing, of the files in OPENIMAGE (a folder; default
+# data/openimage), without clients who have fewer than MIN_EXAMPLES pictures.
+ensure_openimage() {
+    [ -e "$1" ] || .venv/bin/pfl-bench data prepare openimage min_examples="$2" \
+        --source "${OPENIMAGE:-data/openimage}" --out "$1"
+}

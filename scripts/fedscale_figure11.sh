@@ -6,6 +6,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 ensure_environment "."
-[ -e openimage-fedscale.h5 ] || .venv/bin/pfl-bench data prepare openimage min_examples=21 \
-    --source "${OPENIMAGE:-data/openimage}" --out openimage-fedscale.h5
+ensure_openimage openimage-fedscale.h5 21
 exec .venv/bin/pfl-bench table configs/fedscale/figure11 "$@"

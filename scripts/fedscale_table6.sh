@@ -5,6 +5,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 ensure_environment "."
-[ -e openimage-all.h5 ] || .venv/bin/pfl-bench data prepare openimage min_examples=1 \
-    --source "${OPENIMAGE:-data/openimage}" --out openimage-all.h5
+ensure_openimage openimage-all.h5 1
 exec .venv/bin/pfl-bench table configs/fedscale/table6 "$@"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
+from pfl_bench.config.row_files import kind_of
 from pfl_bench.types import ConfigError
 
 _HOME = Path(__file__).resolve().parent.parent
@@ -33,7 +34,11 @@ def locate(name: str, folder: bool) -> Path:
             return candidate
     root = bundled_configs()
     known = sorted(
-        {str((p.parent if folder else p).relative_to(root)) for p in root.rglob("*.yaml")}
+        {
+            str((path.parent if folder else path).relative_to(root))
+            for path in root.rglob("*.yaml")
+            if kind_of(path) != "declaration"
+        }
     )
     near = get_close_matches(inner, known, n=1, cutoff=0.4)
     hint = f"; did you mean '{near[0]}'?" if near else ""

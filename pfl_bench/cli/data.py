@@ -129,7 +129,7 @@ def _stats(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from pfl_bench.report.text_columns import aligned
+    from pfl_bench.report.table import Table
 
     families = plugins.available(plugins.CATALOGUE)
     listed = [
@@ -141,14 +141,14 @@ def _list(arguments: argparse.Namespace) -> int:
         print(json.dumps({"data_sets": listed}))
         return 0
     heads = ("name", "domain", "clients", "samples", "tasks", "archive", "licence", "source")
-    rows = [heads]
+    rows = []
     for found in listed:
         tasks = ", ".join(found["tasks"]) or "-"
         counts = {name: f"{found[name]:,}" for name in ("clients", "samples")}
         texts = {**found, **counts, "tasks": tasks}
         rows.append(tuple(texts[head] for head in heads))
     to_left = [place for place, head in enumerate(heads) if head not in ("clients", "samples")]
-    print("\n".join(aligned(rows, to_left)))
+    print(Table.of(heads, rows, to_left).to_text())
     return 0
 
 

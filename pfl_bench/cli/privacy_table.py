@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +17,7 @@ from privacy.errors import PlanError
 from privacy.statement.statement import json_epsilon, round_up
 
 if TYPE_CHECKING:
+    from pfl_bench.report.table import Cell, Table
     from privacy.solving import MechanismComposition
 
 _DIGITS = 4
@@ -49,8 +48,10 @@ def main(arguments: argparse.Namespace, composition: MechanismComposition) -> in
 
         check_target(target)
     lines, refusals = _lines(arguments, composition, accountants)
-    text = {"json": _json, "csv": _csv, "md": _markdown, "latex": _latex}[arguments.format]
-    print(text(arguments, lines, accountants, refusals), end="")
+    if arguments.format == "json":
+        print(_json(arguments, lines, accountants, refusals))
+    else:
+        print(_table(arguments, lines, accountants, refusals).write(arguments.format), end="")
     if target is not None:
         from pfl_bench.cli.privacy_plot import draw
 
@@ -141,72 +142,34 @@ def _notes(
     return notes
 
 
-def _cells(
-    arguments: argparse.Namespace, lines: Sequence[Line], accountants: Sequence[str]
-) -> tuple[list[str], list[list[str]]]:
-    columns = list(_columns(arguments, accountants))
-    body = []
+def _table(
+    arguments: argparse.Namespace,
+    lines: Sequence[Line],
+    accountants: Sequence[str],
+    refusals: dict[str, str],
+) -> Table:
+    """Epsilons rounded up (CSV: as they are), a dash (CSV: empty) where there is none."""
+    from pfl_bench.report.table import Cell, Column, Table
+
+    epsilons, sides = list(_columns(arguments, accountants)), _sides(arguments)
+    rows = []
     for line in lines:
-        cells = [f"{line.rounds}", f"{line.noise_multiplier!r}"]
-        for _, side, name in columns:
-            known = name in line.pairs
-            cells.append(
-                round_up(getattr(line.pairs[name], side).epsilon, _DIGITS) if known else "-"
-            )
-        body.append(cells)
-    return ["rounds", "noise multiplier", *(header for header, _, _ in columns)], body
-
-
-def _markdown(
-    arguments: argparse.Namespace,
-    lines: Sequence[Line],
-    accountants: Sequence[str],
-    refusals: dict[str, str],
-) -> str:
-    from pfl_bench.report.grid import markdown_table
-
-    table = markdown_table(*_cells(arguments, lines, accountants))
-    return table + "\n" + "\n".join(_notes(arguments, lines, refusals)) + "\n"
-
-
-def _latex(
-    arguments: argparse.Namespace,
-    lines: Sequence[Line],
-    accountants: Sequence[str],
-    refusals: dict[str, str],
-) -> str:
-    from pfl_bench.report.grid import latex_table
-
-    header, body = _cells(arguments, lines, accountants)
-    return latex_table(header, body, _notes(arguments, lines, refusals))
-
-
-def _csv(
-    arguments: argparse.Namespace,
-    lines: Sequence[Line],
-    accountants: Sequence[str],
-    refusals: dict[str, str],
-) -> str:
-    """Raw numbers; an empty cell is an epsilon that the accountant cannot give."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    columns = list(_columns(arguments, accountants))
-    deltas = [f"delta ({side})" for side in _sides(arguments)]
-    if not shared.simulates(arguments):
-        deltas = ["delta"]
-    writer.writerow(["rounds", "noise_multiplier", *(header for header, _, _ in columns), *deltas])
-    for line in lines:
-        cells: list[Any] = [line.rounds, repr(line.noise_multiplier)]
-        for _, side, name in columns:
+        row: list[str | Cell] = [f"{line.rounds}", f"{line.noise_multiplier!r}"]
+        for _, side, name in epsilons:
             pair = line.pairs.get(name)
-            cells.append("" if pair is None else repr(getattr(pair, side).epsilon))
+            epsilon = None if pair is None else getattr(pair, side).epsilon
+            row.append(Cell("-" if epsilon is None else round_up(epsilon, _DIGITS), epsilon))
         anybody = next(iter(line.pairs.values()), None)
-        cells += [
-            "" if anybody is None else repr(getattr(anybody, side).delta)
-            for side in _sides(arguments)
-        ]
-        writer.writerow(cells)
-    return buffer.getvalue()
+        row += [Cell("", anybody and getattr(anybody, side).delta) for side in sides]
+        rows.append(tuple(row))
+    deltas = [f"delta ({side})" for side in sides] if len(sides) > 1 else ["delta"]
+    columns = (
+        Column("rounds"),
+        Column("noise multiplier", is_number=True),
+        *(Column(heading, is_number=True) for heading, _, _ in epsilons),
+        *(Column(heading, only="programs") for heading in deltas),
+    )
+    return Table(columns, tuple(rows), tuple(_notes(arguments, lines, refusals)))
 
 
 def _json(
@@ -238,4 +201,4 @@ def _json(
         facts = shared.accounted_to_json(getattr(pair, side))
         kept = ("population_size", "cohort_size", "sampling_probability", "delta")
         document[side if shared.simulates(arguments) else "setting"] = {k: facts[k] for k in kept}
-    return json.dumps(document) + "\n"
+    return json.dumps(document)

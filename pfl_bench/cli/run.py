@@ -27,7 +27,7 @@ def main(arguments: argparse.Namespace) -> int:
     path = locate(arguments.config, folder=False)
     kind = kind_of(path)
     if kind != "row":
-        command = f"table {path.parent}" if kind == "view" else f"sweep {path}"
+        command = f"sweep {path}" if kind == "sweep" else f"table {path.parent}"
         raise ConfigError(f"{path} is a {kind}, not a row; run it by `pfl-bench {command}`")
     resolved = load_config(path, overrides)
     group = _join_group(resolved)
@@ -43,7 +43,7 @@ def main(arguments: argparse.Namespace) -> int:
     from pfl_bench.files import read_json
     from pfl_bench.profiling import Profile
     from pfl_bench.report.page import write_report
-    from pfl_bench.report.table import format_table
+    from pfl_bench.report.results import results_table
     from pfl_bench.runs.rows import rows_from_summaries
     from pfl_bench.runs.runner import run
 
@@ -62,7 +62,7 @@ def main(arguments: argparse.Namespace) -> int:
             print(f"{metric:32} {value:.6g}")
     print(f"distributions over clients: {out / 'summary.json'}\n")
     rows = rows_from_summaries([summary])
-    print(format_table(rows, "md"), end="")
+    print(results_table(rows).to_markdown(), end="")
     print(f"report: {page}", file=sys.stderr)
     # torchrun takes every other exit code for a process that has crashed.
     has_failed = group is None and any(row.is_failure for row in rows)

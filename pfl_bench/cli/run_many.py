@@ -18,6 +18,7 @@ from pfl_bench.types import ConfigError
 
 if TYPE_CHECKING:
     from pfl_bench.config.schema import RunConfig
+    from pfl_bench.report.table import Table, TableFormat
     from pfl_bench.runs.launchers import Launcher
 
 
@@ -262,10 +263,11 @@ def _summary(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | Non
     return RunFolder(run_folder).prepare(resolved, resume=True) if run_folder.exists() else None
 
 
-def save_table(out: Path, text: str, fmt: str) -> None:
+def save_table(out: Path, table: Table, fmt: TableFormat) -> None:
     """Print a table and save it as OUT/table.FORMAT."""
     from pfl_bench.files import write_atomically
 
+    text = table.write(fmt)
     print(text, end="")
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / f"table.{'tex' if fmt == 'latex' else fmt}", text)

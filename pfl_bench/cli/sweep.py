@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import math
 import os
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import run_many
 from pfl_bench.cli.bundled_rows import locate
 from pfl_bench.config.sweeps import Combination, LoadedSweep, load_sweep
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.types import ConfigError
+
+if TYPE_CHECKING:
+    from pfl_bench.report.table import Cell, Table
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def main(arguments: argparse.Namespace) -> int:
             key=lambda result: worst if math.isnan(result.value) else result.value,
             reverse=worst < 0,
         )
-        run_many.save_table(out, _table(sweep, results, arguments.format), arguments.format)
+        run_many.save_table(out, _table(sweep, results), arguments.format)
         # A program that reads the table is not to meet prose in it.
         stream = sys.stdout if arguments.format == "md" else sys.stderr
         print("\n" + "\n\n".join(_words(sweep, results, out)), file=stream)
@@ -84,29 +85,26 @@ def _result(combination: Combination, summary: dict[str, Any]) -> _Result:
     )
 
 
-def _table(sweep: LoadedSweep, results: list[_Result], fmt: str) -> str:
-    from pfl_bench.report.grid import latex_table, markdown_table
-    from pfl_bench.report.table import format_epsilon, format_value
+def _table(sweep: LoadedSweep, results: list[_Result]) -> Table:
+    from pfl_bench.report.results import format_epsilon, format_value
+    from pfl_bench.report.table import Cell, Table
 
     private = any(result.epsilons != (None, None) for result in results)
     unit = "epoch" if sweep.base.config.central is not None else "round"
-    header = ["run", *sweep.keys, f"best {sweep.metric}", f"at {unit}"]
-    header += ["epsilon (simulated)", "epsilon (actual)"] if private else []
-    exact, shown = [], []
+    headings = ["run", *sweep.keys, f"best {sweep.metric}", f"at {unit}"]
+    headings += ["epsilon (simulated)", "epsilon (actual)"] if private else []
+    lines = []
     for result in results:
-        values = list(result.combination.values.values())
-        start = [str(result.combination.number), *map(str, values)]
-        index = "-" if result.index is None else str(result.index)
-        exact.append([*start, repr(result.value), index])
-        shown.append([*start, format_value(result.value), index])
+        line: list[str | Cell] = [
+            str(result.combination.number),
+            *map(str, result.combination.values.values()),
+        ]
+        line += [Cell(format_value(result.value), result.value)]
+        line += ["-" if result.index is None else str(result.index)]
         if private:
-            exact[-1] += ["" if e is None else repr(e) for e in result.epsilons]
-            shown[-1] += [format_epsilon(e, None) for e in result.epsilons]
-    if fmt == "csv":
-        buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="\n").writerows([header, *exact])
-        return buffer.getvalue()
-    return latex_table(header, shown) if fmt == "latex" else markdown_table(header, shown)
+            line += [Cell(format_epsilon(one, None), one) for one in result.epsilons]
+        lines.append(line)
+    return Table.of(headings, lines)
 
 
 def _words(sweep: LoadedSweep, results: list[_Result], out: Path) -> list[str]:

@@ -56,13 +56,13 @@ def _rows(folder: Path, only: str | None) -> dict[str, Path]:
 
 
 def _print_table(done: list[tuple[Path, dict[str, Any]]], fmt: TableFormat, out: Path) -> bool:
-    """Print and save the table and the page; tell whether a row's verdict is a failure."""
+    """Print and save the table and the page; tell whether a row fails."""
     from pfl_bench.report.page import write_report
-    from pfl_bench.report.table import format_table
+    from pfl_bench.report.results import results_table
     from pfl_bench.runs.rows import rows_from_summaries
 
     rows = rows_from_summaries([summary for _, summary in done])
-    run_many.save_table(out, format_table(rows, fmt), fmt)
+    run_many.save_table(out, results_table(rows), fmt)
     page = write_report([run_folder for run_folder, _ in done], out / "report.html")
     print(f"report: {page.resolve()}", file=sys.stderr)
     return any(row.is_failure for row in rows)

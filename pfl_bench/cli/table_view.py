@@ -83,12 +83,12 @@ def _print_view(
     fmt: TableFormat,
     out: Path,
 ) -> bool:
-    """Print and save the table and the page; tell whether a row's verdict is a failure."""
+    """Print and save the table and the page; tell whether a row fails."""
     from pfl_bench.report.figures import draw_figures
-    from pfl_bench.report.grid import format_grid, make_grid
+    from pfl_bench.report.grid import make_grid
     from pfl_bench.report.page import write_page
+    from pfl_bench.report.results import results_table
     from pfl_bench.report.run_folder import read_run
-    from pfl_bench.report.table import format_table
     from pfl_bench.runs.rows import rows_from_summaries
 
     rows = rows_from_summaries([summary for _, summary in done])
@@ -97,11 +97,8 @@ def _print_view(
     # raw numbers are for programs, which take a line a cell.
     if any(plan.row.expected for plan in plans):
         labels = {summary["name"]: plan.row.shown_as for plan, summary in done}
-    if labels is None or fmt == "csv":
-        text = format_table(rows, fmt)
-    else:
-        text = format_grid(make_grid(rows, labels), "latex" if fmt == "latex" else "md")
-    run_many.save_table(out, text, fmt)
+    table = results_table(rows) if labels is None or fmt == "csv" else make_grid(rows, labels)
+    run_many.save_table(out, table, fmt)
     records = [replace(read_run(plan.folder), summary=summary) for plan, summary in done]
     runs: dict[str, list[RunRecord]] = {}
     for (plan, _), record in zip(done, records, strict=True):

@@ -1,4 +1,4 @@
-"""Which YAML file under a folder of rows is what: a row, a view of rows, or a sweep of one."""
+"""Which YAML file under a folder of rows is what: a row, a view, a sweep, or a declaration."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ M = TypeVar("M", bound=BaseModel)
 
 VIEW_NAME = "view.yaml"
 SWEEP_FOLDER = "sweeps"
+# Declares in which keys the rows of its folder may differ.
+DIFFERENCES_NAME = "_differences.yaml"
 
 
-def kind_of(path: Path) -> Literal["row", "view", "sweep"]:
+def kind_of(path: Path) -> Literal["row", "view", "sweep", "declaration"]:
     """Tell what a YAML file holds, by its place: nothing is read.
 
     Args:
-        path: A file; ``view.yaml`` is a view, and what lies in a folder ``sweeps`` is a sweep.
+        path: A file; ``view.yaml`` is a view, ``_differences.yaml`` a declaration, and what lies in
+            a folder ``sweeps`` is a sweep.
     """
+    if path.name == DIFFERENCES_NAME:
+        return "declaration"
     if path.resolve().parent.name == SWEEP_FOLDER:
         return "sweep"
     return "view" if path.name == VIEW_NAME else "row"

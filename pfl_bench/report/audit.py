@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.files import read_json
+from pfl_bench.report.results import format_epsilon
 from pfl_bench.report.run_folder import RunRecord
-from pfl_bench.report.table import format_epsilon
+from pfl_bench.report.table import Cell, Table
 from pfl_bench.runs.audit_file import AUDIT_FILE, AUDIT_VERSION, ledger_digest
 from pfl_bench.runs.rows import as_float
 from pfl_bench.types import RunFolderError
@@ -26,18 +27,18 @@ class AuditWords:
 
     Attributes:
         title: Row and seed.
-        verdict: "passed", "failed" or "incomplete".
+        status: "passed", "failed" or "incomplete".
         counts: How many checks had which outcome, in words.
         is_stale: Whether the ledger has changed since the audit.
-        checks: Name, outcome, claim and evidence of each.
+        checks: Name, outcome, claim and evidence of each check.
         tuning: What a search over so many runs would cost, a sentence; empty where unknown.
     """
 
     title: str
-    verdict: str
+    status: str
     counts: str
     is_stale: bool
-    checks: tuple[tuple[str, str, str, str], ...]
+    checks: Table
     tuning: str
 
 
@@ -81,15 +82,27 @@ def _words(name: str, run: RunRecord, document: Mapping[str, Any]) -> AuditWords
     checks.sort(key=lambda check: _ORDER.index(check[1]) if check[1] in _ORDER else -1)
     return AuditWords(
         title=name if run.seed is None else f"{name}, seed {run.seed}",
-        verdict=_verdict(document),
+        status=_status(document),
         counts=", ".join(f"{counts.get(key, 0)} {key}" for key in _COUNTED),
         is_stale=ledger_digest(run.path) != document.get("ledger_sha256"),
-        checks=tuple((check[0], check[1], check[2], check[3]) for check in checks),
+        checks=Table.of(
+            ("check", "outcome", "claim", "evidence"),
+            [
+                (name.replace("_", " "), _outcome(outcome), claim, evidence)
+                for name, outcome, claim, evidence in checks
+            ],
+            to_left=range(4),
+        ),
         tuning=_tuning(document.get("tuned_runs") or {}),
     )
 
 
-def _verdict(document: Mapping[str, Any]) -> str:
+def _outcome(outcome: str) -> Cell:
+    color = {"passed": "reproduced", "failed": "differs"}.get(outcome, "other")
+    return Cell(outcome, outcome, style=f"verdict {color}")
+
+
+def _status(document: Mapping[str, Any]) -> str:
     """Of an audit by an earlier version, which knew two of them, too."""
     known = document.get("verdict")
     if known in ("passed", "failed", "incomplete"):

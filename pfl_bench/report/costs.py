@@ -10,6 +10,7 @@ from typing import Any
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.report.panels import step_unit
 from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.report.table import Table
 from pfl_bench.runs.rows import as_float
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
@@ -129,25 +130,28 @@ def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | N
     )
 
 
-def cost_lines(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, ...]]:
-    """What each row's whole training cost: its name, FLOPs, bytes down and bytes up."""
+def cost_table(groups: Mapping[str, Sequence[RunRecord]]) -> Table | None:
+    """What each row's whole training cost; None if no run says it."""
     totals = {name: total for name, group in groups.items() if (total := total_of(group))}
-    return [
-        (
-            name,
-            flops_text(total["flops"]),
-            bytes_text(total["bytes_down"]),
-            bytes_text(total["bytes_up"]),
-        )
-        for name, total in totals.items()
-    ]
+    return _table(
+        ("computed", "received by clients", "sent by clients"),
+        [(name, *amount_texts(*total.values())) for name, total in totals.items()],
+    )
 
 
-def clock_lines(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, ...]]:
-    """What rows with simulated devices came to on the clock, on average over finished runs.
+def amount_texts(flops: float, *numbers_of_bytes: float) -> list[str]:
+    """Write FLOPs, and what follows as bytes."""
+    return [flops_text(flops), *map(bytes_text, numbers_of_bytes)]
 
-    Returns:
-        Of each: its name, simulated hours, seconds a round, and participants lost and too late.
+
+def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> Table | None:
+    return Table.of(("row", *headings), lines) if lines else None
+
+
+def clock_table(groups: Mapping[str, Sequence[RunRecord]]) -> Table | None:
+    """What rows with simulated devices came to on the clock; None without such rows.
+
+    All numbers are means over finished runs; lost and too late are numbers of participants.
     """
     lines: list[tuple[str, ...]] = []
     for name, group in groups.items():
@@ -156,7 +160,7 @@ def clock_lines(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, ..
             seconds, lost, late, rounds = (_mean(column) for column in zip(*found, strict=True))
             counts = (f"{lost:,.0f}", f"{late:,.0f}")
             lines.append((name, f"{seconds / 3600:.3g}", f"{seconds / rounds:.4g}", *counts))
-    return lines
+    return _table(("simulated hours", "seconds a round", "lost", "too late"), lines)
 
 
 def _simulated(run: RunRecord) -> list[float] | None:
@@ -168,9 +172,9 @@ def _simulated(run: RunRecord) -> list[float] | None:
     return found if len(found) == len(keys) and found[-1] > 0 else None
 
 
-def budget_lines(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, ...]]:
-    """What each value cost that a row was to reach: name, value, when, and the three amounts."""
-    lines = []
+def budget_table(groups: Mapping[str, Sequence[RunRecord]]) -> Table | None:
+    """What each value cost that a row was to reach; None if no value was."""
+    lines: list[tuple[str, ...]] = []
     for name, group in groups.items():
         wanted = dict.fromkeys(
             (str(entry.get("metric")), target)
@@ -188,10 +192,7 @@ def budget_lines(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, .
                 reached += f", {price.seconds / 3600:.3g} simulated hours"
             if price.num_runs > 1:
                 reached += f" ({price.num_reached} of {price.num_runs} seeds)"
-            spent = (price.flops, price.bytes_down, price.bytes_up)
-            texts = [
-                write(value) if price.num_reached else "-"
-                for write, value in zip((flops_text, bytes_text, bytes_text), spent, strict=True)
-            ]
+            texts = amount_texts(price.flops, price.bytes_down, price.bytes_up)
+            texts = texts if price.num_reached else ["-"] * len(texts)
             lines.append((name, f"{metric} {target:g}", reached, *texts))
-    return lines
+    return _table(("value", "reached", "computed", "received by clients", "sent by clients"), lines)

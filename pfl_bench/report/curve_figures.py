@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import median
 
 from pfl_bench.config.views import Figure
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.report import curves, panels
+from pfl_bench.report.results import format_value
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.systems import read_devices
-from pfl_bench.report.table import format_value
+from pfl_bench.report.table import Table
 from pfl_bench.simulation.devices.trace_file import DEVICES
 
 HOUR_S = 3600.0
@@ -21,26 +21,7 @@ _CLOCK = "systems/total_simulated_seconds"
 _LOG_FROM = 50.0
 
 
-@dataclass
-class Parts:
-    """What a kind of figure adds to its title.
-
-    Attributes:
-        reading: How to read it.
-        header: Header of the table of what is drawn.
-        panels: The pictures.
-        lines: Lines of the table.
-        notes: What is missing, and what else a reader must know.
-    """
-
-    reading: str
-    header: tuple[str, ...]
-    panels: list[panels.Panel]
-    lines: list[tuple[str, ...]]
-    notes: list[str]
-
-
-def draw_curves(identifier: str, figure: Figure, rows: Mapping[str, Sequence[RunRecord]]) -> Parts:
+def draw_curves(identifier: str, figure: Figure, rows: panels.Rows) -> panels.DrawnFigure:
     """Draw scalars of the rounds, a line a row: over rounds, or over the simulated time.
 
     Args:
@@ -52,16 +33,11 @@ def draw_curves(identifier: str, figure: Figure, rows: Mapping[str, Sequence[Run
     unit = next((panels.step_unit(run) for runs in rows.values() for run in runs), "round")
     unit = "simulated hours" if timed else unit
     made_up = timed and any(_made_up_devices(run) for runs in rows.values() for run in runs)
-    parts = Parts(
-        f"A line a row, by {unit}; several seeds are thin, their mean is bold.",
-        (
-            "row",
-            *(f"{m}, {what}" for m in figure.metrics for what in ("last", _second_column(m))),
-        ),
-        [],
-        [],
-        [],
-    )
+    headings = ["row"]
+    for metric in figure.metrics:
+        headings += [f"{metric}, last", f"{metric}, {_second_column(metric)}"]
+    drawn: list[panels.Panel] = []
+    notes: list[str] = []
     cells: dict[str, list[str]] = {label: [] for label in rows}
     for place, metric in enumerate(figure.metrics):
         lines: list[curves.Line] = []
@@ -73,9 +49,9 @@ def draw_curves(identifier: str, figure: Figure, rows: Mapping[str, Sequence[Run
             bad = sum(not math.isfinite(value) for _, values in series for value in values)
             if bad:
                 count = sum(len(values) for _, values in series)
-                parts.notes.append(f"{label}: {metric} is not finite at {bad} of {count} points")
+                notes.append(f"{label}: {metric} is not finite at {bad} of {count} points")
             if runs and not series and any(run.rounds for run in runs):
-                parts.notes.append(f"{label}: {metric} was never logged")
+                notes.append(f"{label}: {metric} was never logged")
         if not lines:
             continue
         finite = [value for line in lines for value in line.y if math.isfinite(value)]
@@ -87,16 +63,22 @@ def draw_curves(identifier: str, figure: Figure, rows: Mapping[str, Sequence[Run
         )
         text = f"{title} by {unit}: {ends}"
         svg = curves.draw(f"{identifier}{place}", text, unit, lines, log=log, counts=not timed)
-        parts.panels.append(panels.Panel(title, svg))
+        drawn.append(panels.Panel(title, svg))
     if timed:
-        parts.header += (unit,)
+        headings.append(unit)
         for label, runs in rows.items():
             seconds = curves.mean_curve([run.series(_CLOCK) for run in runs])[1]
             cells[label].append(format_value(seconds[-1] / HOUR_S if seconds else None))
             if runs and not seconds:
-                parts.notes.append(f"{label}: has no simulated time")
-    parts.lines = [(label, *values) for label, values in cells.items() if rows[label]]
-    return parts
+                notes.append(f"{label}: has no simulated time")
+    lines_of_table = [(label, *values) for label, values in cells.items() if rows[label]]
+    return panels.DrawnFigure(
+        figure.title,
+        f"A line a row, by {unit}; several seeds are thin, their mean is bold.",
+        tuple(drawn),
+        Table.of(headings, lines_of_table),
+        tuple(notes),
+    )
 
 
 def _lines(runs: Sequence[RunRecord], metric: str, style: int, timed: bool) -> list[curves.Line]:

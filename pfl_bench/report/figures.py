@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from pfl_bench.config.views import Figure, LoadedView
 from pfl_bench.report import panels
 from pfl_bench.report.boxes import box_keys, box_of, draw_boxes
-from pfl_bench.report.costs import bytes_text, flops_text, price_of
-from pfl_bench.report.curve_figures import HOUR_S, Parts, draw_curves
+from pfl_bench.report.costs import Price, amount_texts, price_of
+from pfl_bench.report.curve_figures import HOUR_S, draw_curves
+from pfl_bench.report.panels import DrawnFigure, Rows
 from pfl_bench.report.points import Point, draw_points
+from pfl_bench.report.results import format_value
 from pfl_bench.report.run_folder import RunRecord
-from pfl_bench.report.table import format_value
-
-
-@dataclass(frozen=True)
-class DrawnFigure:
-    """One figure of the page.
-
-    Attributes:
-        title: What stands above it.
-        reading: How to read it.
-        wide: Whether its one picture takes the page's width.
-        legend: How rows are drawn; empty where the pictures say it themselves.
-        panels: The pictures; empty if nothing could be drawn.
-        header: Header of the table of what is drawn.
-        lines: Its lines.
-        notes: What is missing, and other things that a reader must know.
-    """
-
-    title: str
-    reading: str
-    wide: bool
-    legend: tuple[panels.LegendEntry, ...]
-    panels: tuple[panels.Panel, ...]
-    header: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...]
+from pfl_bench.report.table import Table
 
 
 def draw_figures(
@@ -68,51 +45,32 @@ def draw_figures(
     return drawn
 
 
-def _draw(identifier: str, figure: Figure, rows: Mapping[str, Sequence[RunRecord]]) -> DrawnFigure:
-    parts = {"curves": draw_curves, "boxes": _boxes, "budgets": _budgets}[figure.kind](
-        identifier, figure, rows
-    )
-    missing = [f"{label}: no run of this row is there" for label, runs in rows.items() if not runs]
-    unfinished = [
+def _draw(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
+    draw = {"curves": draw_curves, "boxes": _boxes, "budgets": _budgets}[figure.kind]
+    drawn = draw(identifier, figure, rows)
+    notes = [] if drawn.panels else ["Nothing could be drawn."]
+    notes += [f"{label}: no run of this row is there" for label, runs in rows.items() if not runs]
+    notes += [
         f"{label}: seed {run.seed} is unfinished, after {panels.step_unit(run)} {run.last_round}"
         for label, runs in rows.items()
         for run in runs
         if run.summary is None
     ]
-    notes = [*missing, *unfinished, *parts.notes]
-    if not parts.panels:
-        notes.insert(0, "Nothing could be drawn.")
-    return DrawnFigure(
-        title=figure.title,
-        reading=parts.reading,
+    legend = []
+    if figure.kind == "curves" and drawn.panels:
+        pairs = zip(panels.legend(rows), rows.values(), strict=True)
+        legend = [entry for entry, runs in pairs if any(run.rounds for run in runs)]
+    return replace(
+        drawn,
+        legend=tuple(legend),
         wide=figure.kind != "curves",
-        legend=tuple(_legend(rows)) if figure.kind == "curves" and parts.panels else (),
-        panels=tuple(parts.panels),
-        header=parts.header,
-        lines=tuple(parts.lines),
-        notes=tuple(notes),
+        notes=(*notes, *drawn.notes),
     )
 
 
-def _legend(rows: Mapping[str, Sequence[RunRecord]]) -> list[panels.LegendEntry]:
-    return [
-        entry
-        for entry, runs in zip(panels.legend(rows), rows.values(), strict=True)
-        if any(run.rounds for run in runs)
-    ]
-
-
-def _boxes(identifier: str, figure: Figure, rows: Mapping[str, Sequence[RunRecord]]) -> Parts:
+def _boxes(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
     (metric,) = figure.metrics
-    parts = Parts(
-        f"{metric} over clients, each weighing the same. Box: 25th to 75th percentile; whiskers: "
-        "10th to 90th; line: median; triangle: mean.",
-        ("row", "clients", "p10", "p25", "median", "p75", "p90", "mean"),
-        [],
-        [],
-        [],
-    )
-    boxes = []
+    boxes, lines, notes = [], [], []
     for label, runs in rows.items():
         box = box_of(label, runs, metric)
         finished = [run for run in runs if run.summary is not None]
@@ -120,26 +78,25 @@ def _boxes(identifier: str, figure: Figure, rows: Mapping[str, Sequence[RunRecor
             if finished:
                 measured = finished[0].summary or {}
                 lacking = [k for k in box_keys(metric) if k not in measured.get("metrics", {})]
-                parts.notes.append(
+                notes.append(
                     f"{label}: the summary lacks {', '.join(lacking) or 'finite values'}; run "
                     f"the row again with this release, in a new folder ({finished[0].path})"
                 )
             continue
         boxes.append(box)
-        clients = {_clients(run, metric) for run in finished}
-        parts.lines.append(
-            (
-                label,
-                " / ".join(sorted(clients)),
-                *(format_value(value) for value in box.percentiles),
-                format_value(box.mean),
-            )
-        )
+        clients = " / ".join(sorted({_clients(run, metric) for run in finished}))
+        lines.append((label, clients, *map(format_value, (*box.percentiles, box.mean))))
         if box.num_runs > 1:
-            parts.notes.append(f"{label}: averaged over {box.num_runs} seeds, number by number")
-    if boxes:
-        parts.panels.append(panels.Panel(metric, draw_boxes(identifier, metric, boxes)))
-    return parts
+            notes.append(f"{label}: averaged over {box.num_runs} seeds, number by number")
+    drawn = [panels.Panel(metric, draw_boxes(identifier, metric, boxes))] if boxes else []
+    return DrawnFigure(
+        figure.title,
+        f"{metric} over clients, each weighing the same. Box: 25th to 75th percentile; whiskers: "
+        "10th to 90th; line: median; triangle: mean.",
+        tuple(drawn),
+        Table.of(("row", "clients", "p10", "p25", "median", "p75", "p90", "mean"), lines),
+        tuple(notes),
+    )
 
 
 def _clients(run: RunRecord, metric: str) -> str:
@@ -148,24 +105,15 @@ def _clients(run: RunRecord, metric: str) -> str:
     return f"{int(count):,}" if isinstance(count, int | float) else "-"
 
 
-def _budgets(identifier: str, figure: Figure, rows: Mapping[str, Sequence[RunRecord]]) -> Parts:
+def _budgets(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
     (metric,) = figure.metrics
     target = figure.target if figure.target is not None else math.nan
-    parts = Parts(
-        f"What all clients together computed and sent until {metric} was {target:g}, as seen at "
-        "the evaluations. A hollow mark did not reach it, and stands for all that its run used.",
-        ("row", "reached", "round", "computed", "sent by clients", "received by clients"),
-        [],
-        [],
-        [],
-    )
-    points = []
-    hours: list[str] = []
+    points, lines, notes, hours = [], [], [], []
     for style, (label, runs) in enumerate(rows.items()):
         price = price_of(runs, metric, target)
         if price is None:
             if any(run.summary is not None for run in runs):
-                parts.notes.append(
+                notes.append(
                     f"{label}: the summary has no budget for {metric} {target:g}; give it in "
                     "evaluation.budgets and run the row again"
                 )
@@ -173,33 +121,35 @@ def _budgets(identifier: str, figure: Figure, rows: Mapping[str, Sequence[RunRec
         if math.isfinite(price.flops) and math.isfinite(price.bytes_up):
             points.append(Point(label, price, style))
         else:
-            parts.notes.append(f"{label}: the summary does not say what the run used")
+            notes.append(f"{label}: the summary does not say what the run used")
         reached = f"{price.num_reached} of {price.num_runs}" if price.num_runs > 1 else "yes"
+        reached = reached if price.num_reached else "no"
         steps = f"{price.steps:,.0f}" if math.isfinite(price.steps) else "-"
         if price.num_reached < price.num_runs:
-            best = "" if price.best is None else f"; the best was {format_value(price.best)}"
-            parts.notes.append(
-                f"{label}: {metric} {target:g} was not reached"
-                + (f" in {steps} rounds{best}" if not price.num_reached else "")
-                + (
-                    f" by {price.num_runs - price.num_reached} of {price.num_runs} seeds, which "
-                    "are left out of the means"
-                    if price.num_reached
-                    else ""
-                )
-            )
-        if not price.num_reached:
-            reached = "no"
-        amounts = (
-            flops_text(price.flops),
-            bytes_text(price.bytes_up),
-            bytes_text(price.bytes_down),
-        )
+            notes.append(f"{label}: {metric} {target:g} was not reached{_misses(price, steps)}")
         hours.append("-" if price.seconds is None else format_value(price.seconds / HOUR_S))
-        parts.lines.append((label, reached, steps, *amounts))
+        amounts = amount_texts(price.flops, price.bytes_up, price.bytes_down)
+        lines.append((label, reached, steps, *amounts))
+    headings = ["row", "reached", "round", "computed", "sent by clients", "received by clients"]
     if set(hours) - {"-"}:
-        parts.header += ("simulated hours",)
-        parts.lines = [(*line, spent) for line, spent in zip(parts.lines, hours, strict=True)]
-    if points:
-        parts.panels.append(panels.Panel(f"{metric} {target:g}", draw_points(identifier, points)))
-    return parts
+        headings.append("simulated hours")
+        lines = [(*line, spent) for line, spent in zip(lines, hours, strict=True)]
+    title = f"{metric} {target:g}"
+    drawn = [panels.Panel(title, draw_points(identifier, points))] if points else []
+    return DrawnFigure(
+        figure.title,
+        f"What all clients together computed and sent until {metric} was {target:g}, as seen at "
+        "the evaluations. A hollow mark did not reach it, and stands for all that its run used.",
+        tuple(drawn),
+        Table.of(headings, lines),
+        tuple(notes),
+    )
+
+
+def _misses(price: Price, steps: str) -> str:
+    """Which runs did not reach the value, and how near they came."""
+    if price.num_reached:
+        missed = price.num_runs - price.num_reached
+        return f" by {missed} of {price.num_runs} seeds, which are left out of the means"
+    best = "" if price.best is None else f"; the best was {format_value(price.best)}"
+    return f" in {steps} rounds{best}"

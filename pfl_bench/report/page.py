@@ -9,27 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.files import write_atomically
-from pfl_bench.report import panels, table
+from pfl_bench.report import panels
 from pfl_bench.report.audit import audits
-from pfl_bench.report.costs import budget_lines, clock_lines, cost_lines
-from pfl_bench.report.figures import DrawnFigure
+from pfl_bench.report.costs import budget_table, clock_table, cost_table
 from pfl_bench.report.grid import make_grid
+from pfl_bench.report.results import format_value, results_table
 from pfl_bench.report.run_folder import RunRecord, read_run
 from pfl_bench.report.strata import strata_tables
 from pfl_bench.report.systems import system_panels
+from pfl_bench.report.table import Cell, Table
 from pfl_bench.report.words import StatementWords, describe
 from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.runs.rows import RowResult, as_float, rows_from_summaries
 from pfl_bench.types import RunFolderError
-
-_SETTINGS = {
-    "central": "central",
-    "central_dp": "central, example-level DP",
-    "federated": "federated",
-    "private_federated": "private federated",
-    "local": "local models",
-    "multitask": "federated multi-task",
-}
 
 
 @dataclass(frozen=True)
@@ -64,7 +56,7 @@ def write_page(
     runs: Sequence[RunRecord],
     out: Path,
     labels: Mapping[str, str] | None = None,
-    figures: Sequence[DrawnFigure] = (),
+    figures: Sequence[panels.DrawnFigure] = (),
 ) -> Path:
     """Write the page of runs that were read.
 
@@ -94,7 +86,7 @@ def write_page(
 def render(
     runs: Sequence[RunRecord],
     labels: Mapping[str, str] | None = None,
-    figures: Sequence[DrawnFigure] = (),
+    figures: Sequence[panels.DrawnFigure] = (),
 ) -> str:
     """Make the page's text.
 
@@ -114,8 +106,8 @@ def render(
     for group in groups.values():
         group.sort(key=lambda run: -1 if run.seed is None else run.seed)
     rows = _rows(groups)
-    notes, marks = table.footnotes(rows)
-    cells = None if labels is None else make_grid(rows, labels)
+    results = results_table(rows, has_epsilons=any(run.is_private for run in runs))
+    every = [run for group in groups.values() for run in group]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pfl_bench.report", package_path=""),
         autoescape=True,
@@ -127,22 +119,21 @@ def render(
         title=_title(runs),
         subtitle=_subtitle(groups),
         drawn=figures,
-        grid=cells,
-        rows=[_cells(row, mark) for row, mark in zip(rows, marks, strict=True)],
-        notes=notes if cells is None else cells.notes,
-        any_private=any(run.is_private for run in runs),
+        results=results if labels is None else make_grid(rows, labels),
+        is_grid=labels is not None,
         legend=panels.legend(groups),
         learning=panels.learning_panels(groups),
         clients=panels.client_panels(groups),
         boxes=panels.box_panels(groups),
         strata=[one for group in groups.values() for one in strata_tables(group)],
-        costs=cost_lines(groups),
-        budgets=budget_lines(groups),
-        clock=clock_lines(groups),
+        costs=cost_table(groups),
+        budgets=budget_table(groups),
+        clock=clock_table(groups),
         devices=system_panels(groups),
         statements=_statements(groups),
         audits=audits(groups),
-        runs=[_run_facts(run) for group in groups.values() for run in group],
+        run_table=_run_table(every),
+        runs=[_run_facts(run) for run in every],
     )
 
 
@@ -205,7 +196,7 @@ def _unfinished_rows(group: Sequence[RunRecord]) -> list[RowResult]:
             published=as_float(entry.get("published")),
             source=str(entry["source"]) if entry.get("source") else None,
             measured=(),
-            verdict="unfinished",
+            status="unfinished",
             epsilon_simulated=as_float(claims["simulated"].get("epsilon")),
             epsilon_actual=as_float(claims["actual"].get("epsilon")),
             delta_simulated=as_float(claims["simulated"].get("delta")),
@@ -222,27 +213,6 @@ def _progress(run: RunRecord) -> str:
     if run.planned_rounds is None:
         return _count(run.last_round, unit)
     return f"{run.last_round} of {_count(run.planned_rounds, unit)}"
-
-
-def _cells(row: RowResult, mark: int | None) -> dict[str, Any]:
-    """The texts of a line of the table."""
-    return {
-        "name": row.name,
-        "setting": _SETTINGS.get(row.setting, row.setting),
-        "variant": row.variant,
-        "metric": row.metric,
-        "published": table.format_value(row.published),
-        "measured": table.format_measured(row),
-        "difference": table.format_value(row.difference, signed=True),
-        "verdict": row.verdict,
-        "colour": {"reproduced": "reproduced"}.get(
-            row.verdict, "differs" if row.is_failure else "other"
-        ),
-        "mark": None if mark is None else mark + 1,
-        "simulated": table.format_epsilon(row.epsilon_simulated, row.delta_simulated),
-        "actual": table.format_epsilon(row.epsilon_actual, row.delta_actual),
-        "unit": "per example" if row.setting == "central_dp" else "per user",
-    }
 
 
 def _statements(groups: Mapping[str, Sequence[RunRecord]]) -> list[_Statement]:
@@ -262,26 +232,44 @@ def _statements(groups: Mapping[str, Sequence[RunRecord]]) -> list[_Statement]:
     return statements
 
 
+def _run_table(runs: Sequence[RunRecord]) -> Table:
+    """How each run stands."""
+    lines = []
+    for run in runs:
+        summary = run.summary or {}
+        nonfinite = run.series("train/num_nonfinite")[1]
+        diverged = describe_divergence(summary.get("diverged"))
+        line = (
+            run.name,
+            _seed(run),
+            ", ".join(filter(None, (run.status.replace("_", " "), diverged))),
+            _progress(run),
+            _duration(as_float(summary.get("seconds"))),
+            f"{sum(nonfinite):.0f}" if nonfinite else "-",
+            Cell(str(run.path), str(run.path), style="path"),
+        )
+        lines.append(line)
+    headings = ("row", "seed", "status", "progress", "time", "non-finite updates", "folder")
+    return Table.of(headings, lines, to_left=(0, 2, 6))
+
+
+def _seed(run: RunRecord) -> str:
+    return "-" if run.seed is None else str(run.seed)
+
+
 def _run_facts(run: RunRecord) -> dict[str, Any]:
-    """What the page says of one run beside its curves."""
+    """What the page lists of one run."""
     summary = run.summary or {}
     data = summary.get("data") or run.environment.get("data") or {}
-    nonfinite = run.series("train/num_nonfinite")[1]
-    diverged = describe_divergence(summary.get("diverged"))
     return {
         "name": run.name,
-        "folder": str(run.path),
-        "seed": "-" if run.seed is None else run.seed,
-        "status": ", ".join(filter(None, (run.status.replace("_", " "), diverged))),
-        "progress": _progress(run),
-        "seconds": _duration(as_float(summary.get("seconds"))),
-        "nonfinite": f"{sum(nonfinite):.0f}" if nonfinite else "-",
+        "seed": _seed(run),
         "data": {
             key: value if isinstance(value, str | int | float) else json.dumps(value)
             for key, value in data.items()
         },
         "metrics": {
-            name: table.format_value(as_float(value))
+            name: format_value(as_float(value))
             for name, value in (summary.get("metrics") or {}).items()
         },
         "config": run.config_text,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pfl_bench.report import canvas, curves
 from pfl_bench.report.boxes import Box, box_of, draw_boxes
 from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.report.table import Table
 from pfl_bench.runs.rows import headline_metrics
 
 _MAX_HEADLINES = 4
@@ -49,6 +50,29 @@ class LegendEntry:
     color: str
     dasharray: str
     num_runs: int
+
+
+@dataclass(frozen=True)
+class DrawnFigure:
+    """One figure of a view.
+
+    Attributes:
+        title: What stands above it.
+        reading: How to read it.
+        panels: The pictures; empty if nothing could be drawn.
+        table: What is drawn, as numbers.
+        notes: What is missing, and other things that a reader must know.
+        legend: How rows are drawn; empty where the pictures say it themselves.
+        wide: Whether its one picture takes the page's width.
+    """
+
+    title: str
+    reading: str
+    panels: tuple[Panel, ...]
+    table: Table
+    notes: tuple[str, ...]
+    legend: tuple[LegendEntry, ...] = ()
+    wide: bool = False
 
 
 Rows = Mapping[str, Sequence[RunRecord]]

@@ -7,50 +7,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from pfl_bench.metrics import lower_is_better
+from pfl_bench.report.results import format_value
 from pfl_bench.report.run_folder import RunRecord
-from pfl_bench.report.table import format_value
+from pfl_bench.report.table import Table
 from pfl_bench.runs.rows import as_float, headline_metrics
 
 _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class StratumLine:
-    """One value of a column.
-
-    Attributes:
-        name: What the value is called.
-        value: The metric, as text.
-        examples: Number of examples.
-        clients: Number of clients that have some.
-    """
-
-    name: str
-    value: str
-    examples: str
-    clients: str
-
-
-@dataclass(frozen=True)
-class StrataTable:
+class Strata:
     """The best and the worst values of one column in one run.
 
     Attributes:
         title: Row, seed, split and column.
-        metric: What they are ordered by.
-        count: How many values there are, and which were left out.
-        best: The best, the best first.
-        worst: The worst, the worst first; empty where ``best`` holds them all.
+        count: How many values there are, which were left out, and what they are ordered by.
+        tables: The best, the best first, and the worst, the worst first; one where it holds all.
     """
 
     title: str
-    metric: str
     count: str
-    best: tuple[StratumLine, ...]
-    worst: tuple[StratumLine, ...]
+    tables: tuple[Table, ...]
 
 
-def strata_tables(runs: Sequence[RunRecord]) -> list[StrataTable]:
+def strata_tables(runs: Sequence[RunRecord]) -> list[Strata]:
     """Tables of all columns of a row's first finished run that has some.
 
     Args:
@@ -71,7 +51,7 @@ def strata_tables(runs: Sequence[RunRecord]) -> list[StrataTable]:
     return []
 
 
-def _table(title: str, split: str, values: Mapping[str, Any], run: RunRecord) -> StrataTable | None:
+def _table(title: str, split: str, values: Mapping[str, Any], run: RunRecord) -> Strata | None:
     """Order one column's values; None if none of them has a number."""
     metric = _metric(split, values, run)
     if metric is None:
@@ -92,9 +72,14 @@ def _table(title: str, split: str, values: Mapping[str, Any], run: RunRecord) ->
     count = f"{len(lines):,} values"
     if len(kept) < len(lines):
         count += f"; the {len(lines) - len(kept):,} with fewer than {least:,} examples are left out"
-    best = kept if len(kept) <= 2 * _SHOWN else kept[:_SHOWN]
-    worst = [] if len(kept) <= 2 * _SHOWN else kept[: -_SHOWN - 1 : -1]
-    return StrataTable(title, metric, count, _lines(best), _lines(worst))
+    parts = {"value": kept}
+    if len(kept) > 2 * _SHOWN:
+        parts = {"best": kept[:_SHOWN], "worst": kept[: -_SHOWN - 1 : -1]}
+    tables = [
+        Table.of((heading, metric, "examples", "clients"), [_texts(*line) for line in part])
+        for heading, part in parts.items()
+    ]
+    return Strata(title, f"{count}, ordered by {metric}.", tuple(tables))
 
 
 def _metric(split: str, values: Mapping[str, Any], run: RunRecord) -> str | None:
@@ -107,13 +92,5 @@ def _metric(split: str, values: Mapping[str, Any], run: RunRecord) -> str | None
     return next((base for base in [*bases, "accuracy"] if base in has), has[0] if has else None)
 
 
-def _lines(lines: Sequence[tuple[float, int, str, Mapping[str, Any]]]) -> tuple[StratumLine, ...]:
-    return tuple(
-        StratumLine(
-            name,
-            format_value(number),
-            f"{size:,}",
-            f"{int(as_float(entry.get('clients')) or 0):,}",
-        )
-        for number, size, name, entry in lines
-    )
+def _texts(number: float, size: int, name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
+    return name, format_value(number), f"{size:,}", f"{int(as_float(entry.get('clients')) or 0):,}"

@@ -1,35 +1,17 @@
-"""Tables of published and measured values, as Markdown, CSV or LaTeX.
-
-Pure functions over rows; ``rows_from_summaries`` makes the rows.
-"""
+"""A table as data, and as Markdown, LaTeX, CSV, plain text and HTML."""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
-from collections.abc import Sequence
-from typing import Literal
-
-from pfl_bench.runs.rows import RowResult as RowResult
-from pfl_bench.runs.rows import rows_from_summaries as rows_from_summaries
-from privacy.statement.statement import round_up, small
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Literal
 
 TableFormat = Literal["md", "csv", "latex"]
 
-_HEADER = (
-    "row",
-    "setting",
-    "data",
-    "metric",
-    "published",
-    "measured",
-    "difference",
-    "verdict",
-    "epsilon (simulated)",
-    "epsilon (actual)",
-)
-_NUMERIC = frozenset({4, 5, 6, 8, 9})
 _LATEX_ESCAPES = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -45,184 +27,218 @@ _LATEX_ESCAPES = str.maketrans(
         "±": r"$\pm$",
     }
 )
+# A number that starts with its sign is set as one only in math mode.
+_SIGN = re.compile(r"^([-+])(?=\d)")
+# A Markdown rule has three dashes at least.
+_NARROWEST = 3
 
 
-def format_table(rows: Sequence[RowResult], fmt: TableFormat) -> str:
-    """Write a table.
+@dataclass(frozen=True)
+class Column:
+    """One column.
 
-    Args:
-        rows: The lines.
-        fmt: "md" for Markdown that is aligned for a terminal, "csv" for raw numbers in columns of
-            their own, "latex" for a ``table`` with booktabs rules.
-
-    Returns:
-        The table, ending in a newline.
-
-    Raises:
-        ValueError: ``fmt`` is none of the three.
+    Attributes:
+        heading: What stands above it.
+        is_number: Whether it is flush right.
+        only: "people" for a column that CSV lacks, "programs" for one that CSV alone has.
     """
-    if fmt == "md":
-        return _markdown(rows)
-    if fmt == "csv":
-        return _csv(rows)
-    if fmt == "latex":
-        return _latex(rows)
-    raise ValueError(f"fmt is {fmt!r}; allowed are 'md', 'csv' and 'latex'")
+
+    heading: str
+    is_number: bool = False
+    only: Literal["people", "programs"] | None = None
 
 
-def format_value(value: float | None, *, signed: bool = False) -> str:
-    """Write a metric with four decimals, two from 10 on; "-" for None."""
-    if value is None:
-        return "-"
-    if not math.isfinite(value):
-        return str(value)
-    decimals = 4 if abs(value) < 10 else 2
-    return f"{value:{'+' if signed else ''}.{decimals}f}"
+@dataclass(frozen=True)
+class Cell:
+    """A cell that is more than one text.
 
-
-def format_epsilon(epsilon: float | None, delta: float | None) -> str:
-    """Write an epsilon with its delta; "-" for None, "inf" for no guarantee."""
-    if epsilon is None:
-        return "-"
-    if math.isinf(epsilon):
-        return "inf (no guarantee)"
-    number = round_up(epsilon, 3)
-    return number if delta is None else f"{number} (delta {small(delta, 2)})"
-
-
-def format_measured(row: RowResult) -> str:
-    """Write mean, standard deviation and number of seeds."""
-    if row.mean is None:
-        return "-"
-    seeds = len(row.measured)
-    if row.sd is None:
-        return f"{format_value(row.mean)} (1 seed)"
-    return f"{format_value(row.mean)} ± {format_value(row.sd)} ({seeds} seeds)"
-
-
-def footnotes(rows: Sequence[RowResult]) -> tuple[list[str], list[int | None]]:
-    """Collect sources and notes, each said once.
-
-    Args:
-        rows: The lines.
-
-    Returns:
-        The footnotes, and for each line the index into them, None for a line without.
+    Attributes:
+        text: What people read.
+        value: What CSV has: a number, shortest text that reads back the same; None for nothing.
+        detail: Follows the text in parentheses; stands below it on a page.
+        page_detail: Stands below both, on a page that has room for a detail.
+        page_text: What a page has in the place of the text.
+        style: CSS classes on a page.
+        note: Number of the table's note that belongs to it, from 1.
     """
-    notes: list[str] = []
-    marks: list[int | None] = []
-    for row in rows:
-        parts = [f"source: {row.source}"] if row.source else []
-        text = "; ".join([*parts, *([row.note] if row.note else [])])
-        if not text:
-            marks.append(None)
-            continue
-        if text not in notes:
-            notes.append(text)
-        marks.append(notes.index(text))
-    return notes, marks
+
+    text: str
+    value: Any = None
+    detail: str = ""
+    page_detail: str = ""
+    page_text: str | None = None
+    style: str = ""
+    note: int | None = None
+
+    @property
+    def full_text(self) -> str:
+        """Text and detail."""
+        return f"{self.text} ({self.detail})" if self.detail else self.text
 
 
-def _cells(row: RowResult, mark: int | None) -> list[str]:
-    """The texts of a line, in the order of the header."""
-    verdict = row.verdict if mark is None else f"{row.verdict} [{mark + 1}]"
-    return [
-        row.name,
-        row.setting,
-        row.variant,
-        row.metric,
-        format_value(row.published),
-        format_measured(row),
-        format_value(row.difference, signed=True),
-        verdict,
-        format_epsilon(row.epsilon_simulated, row.delta_simulated),
-        format_epsilon(row.epsilon_actual, row.delta_actual),
-    ]
+@dataclass(frozen=True)
+class Table:
+    """One table.
 
+    Attributes:
+        columns: The columns.
+        rows: A cell a column; a plain text is a cell whose value is that text.
+        notes: What stands below.
+        has_numbered_notes: Whether cells refer to the notes by their numbers.
+    """
 
-def _markdown(rows: Sequence[RowResult]) -> str:
-    """Aligned pipes, then the footnotes."""
-    notes, marks = footnotes(rows)
-    lines = [[cell.replace("|", r"\|") for cell in _HEADER]]
-    for row, mark in zip(rows, marks, strict=True):
-        lines.append([" ".join(cell.split()).replace("|", r"\|") for cell in _cells(row, mark)])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str | Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    has_numbered_notes: bool = False
 
-    def pipes(cells: Sequence[str]) -> str:
-        padded = [
-            cell.rjust(width) if column in _NUMERIC else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    @classmethod
+    def of(
+        cls,
+        headings: Sequence[str],
+        rows: Sequence[Sequence[str | Cell]],
+        to_left: Collection[int] = (0,),
+        notes: Sequence[str] = (),
+    ) -> Table:
+        """Make a table whose columns are all for everybody.
+
+        Args:
+            headings: A heading a column.
+            rows: A cell a column.
+            to_left: Places of the columns that are flush left; the others are flush right.
+            notes: What stands below.
+        """
+        columns = tuple(Column(text, place not in to_left) for place, text in enumerate(headings))
+        return cls(columns, tuple(map(tuple, rows)), tuple(notes))
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """All headings."""
+        return tuple(column.heading for column in self.columns)
+
+    def write(self, fmt: TableFormat) -> str:
+        """Write the table in one of the formats of the command line, ending in a newline.
+
+        Args:
+            fmt: "md", "csv" or "latex".
+
+        Raises:
+            ValueError: ``fmt`` is none of the three.
+        """
+        writers = {"md": self.to_markdown, "csv": self.to_csv, "latex": self.to_latex}
+        if fmt not in writers:
+            raise ValueError(f"fmt is {fmt!r}; allowed are 'md', 'csv' and 'latex'")
+        return writers[fmt]()
+
+    def to_markdown(self) -> str:
+        """Pipes that are aligned for a terminal, then the notes."""
+        columns = self._columns("people")
+        lines = [
+            [" ".join(text.split()).replace("|", r"\|") for text in line]
+            for line in self._texts(lambda cell: f" [{cell.note}]" if cell.note else "")
         ]
-        return "| " + " | ".join(padded) + " |"
+        widths = [max(_NARROWEST, *map(len, column)) for column in zip(*lines, strict=True)]
+        rule = [
+            "-" * (width - 1) + ":" if column.is_number else "-" * width
+            for column, width in zip(columns, widths, strict=True)
+        ]
+        padded = [_padded(line, columns, widths) for line in lines]
+        text = [f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:])]
+        numbered = enumerate(self.notes, start=1) if self.has_numbered_notes else ()
+        notes = [f"[{number}] {note}" for number, note in numbered] or list(self.notes)
+        return "\n".join([*text, *([""] if notes else []), *notes]) + "\n"
 
-    rule = [
-        "-" * (width - 1) + ":" if column in _NUMERIC else "-" * width
-        for column, width in enumerate(widths)
+    def to_text(self) -> str:
+        """Columns two spaces apart, without notes and without a newline at the end."""
+        columns, lines = self._columns("people"), list(self._texts())
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join("  ".join(_padded(line, columns, widths)).rstrip() for line in lines)
+
+    def to_csv(self) -> str:
+        """Raw numbers; an empty cell is a value that does not exist."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow([column.heading for column in self._columns("programs")])
+        writer.writerows([cell.value for cell in line] for line in self._cells("programs"))
+        return buffer.getvalue()
+
+    def to_latex(self) -> str:
+        """A ``table`` environment with booktabs rules, notes below."""
+        columns = self._columns("people")
+        header, *lines = [[latex_escape(text) for text in line] for line in self._texts()]
+        header = [text.replace("epsilon", r"$\varepsilon$") for text in header]
+        for line, cells in zip(lines, self._cells("people"), strict=True):
+            for place, (column, cell) in enumerate(zip(columns, cells, strict=True)):
+                if column.is_number:
+                    line[place] = "--" if line[place] == "-" else _SIGN.sub(r"$\1$", line[place])
+                if cell.note:
+                    line[place] += rf"\textsuperscript{{{cell.note}}}"
+        text = [
+            r"% needs \usepackage{booktabs}",
+            r"\begin{table}",
+            r"\centering",
+            rf"\begin{{tabular}}{{{''.join('r' if c.is_number else 'l' for c in columns)}}}",
+            r"\toprule",
+            " & ".join(header) + r" \\",
+            r"\midrule",
+            *(" & ".join(line) + r" \\" for line in lines),
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+        if self.notes:
+            text.append(r"\par\smallskip\raggedright\footnotesize")
+        for number, note in enumerate(self.notes, start=1):
+            mark = rf"\textsuperscript{{{number}}} " if self.has_numbered_notes else ""
+            text.append(rf"{mark}{latex_escape(note)}\par")
+        return "\n".join([*text, r"\end{table}"]) + "\n"
+
+    def to_html(self) -> str:
+        """A ``table`` element for the report's page, without the notes."""
+        columns = self._columns("people")
+        numbers = [' class="number"' if column.is_number else "" for column in columns]
+        header = [escape(column.heading) for column in columns]
+        text = ["<table>", "<thead><tr>"]
+        text += [f"<th{n}>{title}</th>" for n, title in zip(numbers, header, strict=True)]
+        text += ["</tr></thead>", "<tbody>"]
+        for line in self._cells("people"):
+            text.append("<tr>")
+            for cell, number, title in zip(line, numbers, header, strict=True):
+                text.append(f'<td data-label="{title}"{number}>{_html(cell)}</td>')
+            text.append("</tr>")
+        return "\n".join([*text, "</tbody>", "</table>"])
+
+    def _columns(self, reader: Literal["people", "programs"]) -> list[Column]:
+        return [column for column in self.columns if column.only in (None, reader)]
+
+    def _cells(self, reader: Literal["people", "programs"]) -> Iterator[list[Cell]]:
+        for row in self.rows:
+            pairs = zip(self.columns, row, strict=True)
+            cells = [cell for column, cell in pairs if column.only in (None, reader)]
+            yield [Cell(cell, cell) if isinstance(cell, str) else cell for cell in cells]
+
+    def _texts(self, mark: Callable[[Cell], str] = lambda cell: "") -> Iterator[list[str]]:
+        """Headings, then rows, as people read them."""
+        yield [column.heading for column in self._columns("people")]
+        for line in self._cells("people"):
+            yield [cell.full_text + mark(cell) for cell in line]
+
+
+def _padded(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+    return [
+        text.rjust(width) if column.is_number else text.ljust(width)
+        for text, column, width in zip(texts, columns, widths, strict=True)
     ]
-    text = [pipes(lines[0]), pipes(rule), *(pipes(line) for line in lines[1:])]
-    if notes:
-        text += ["", *(f"[{index}] {note}" for index, note in enumerate(notes, start=1))]
-    return "\n".join(text) + "\n"
 
 
-def _csv(rows: Sequence[RowResult]) -> str:
-    """Raw numbers, a column each; an empty cell is a value that does not exist."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    claims = (_HEADER[8], "delta (simulated)", _HEADER[9], "delta (actual)")
-    names = (*_HEADER[:5], "mean", "sd", "seeds", *_HEADER[6:8])
-    writer.writerow([*names, *claims, "source", "note"])
-    for row in rows:
-        cells = [row.name, row.setting, row.variant, row.metric, _raw(row.published)]
-        cells += [_raw(row.mean), _raw(row.sd), str(len(row.measured)), _raw(row.difference)]
-        cells += [row.verdict, _raw(row.epsilon_simulated), _raw(row.delta_simulated)]
-        cells += [_raw(row.epsilon_actual), _raw(row.delta_actual)]
-        writer.writerow([*cells, row.source or "", row.note])
-    return buffer.getvalue()
-
-
-def _raw(value: float | None) -> str:
-    """The shortest text that reads back as the same number."""
-    return "" if value is None else repr(value)
-
-
-def _latex(rows: Sequence[RowResult]) -> str:
-    """A table environment with booktabs rules and footnotes below."""
-    notes, marks = footnotes(rows)
-    columns = "".join("r" if column in _NUMERIC else "l" for column in range(len(_HEADER)))
-    header = [
-        cell.replace("epsilon", r"$\varepsilon$") if "epsilon" in cell else cell for cell in _HEADER
-    ]
-    text = [
-        r"% needs \usepackage{booktabs}",
-        r"\begin{table}",
-        r"\centering",
-        rf"\begin{{tabular}}{{{columns}}}",
-        r"\toprule",
-        " & ".join(header) + r" \\",
-        r"\midrule",
-    ]
-    for row, mark in zip(rows, marks, strict=True):
-        cells = [latex_escape(cell) for cell in _cells(row, None)]
-        if mark is not None:
-            cells[7] += rf"\textsuperscript{{{mark + 1}}}"
-        # A number that starts with its sign is set as one only in math mode.
-        for column in _NUMERIC:
-            cells[column] = "--" if cells[column] == "-" else _latex_minus(cells[column])
-        text.append(" & ".join(cells) + r" \\")
-    text += [r"\bottomrule", r"\end{tabular}"]
-    if notes:
-        text.append(r"\par\smallskip\raggedright\footnotesize")
-        for index, note in enumerate(notes, start=1):
-            text.append(rf"\textsuperscript{{{index}}} {latex_escape(note)}\par")
-    return "\n".join([*text, r"\end{table}"]) + "\n"
+def _html(cell: Cell) -> str:
+    text = escape(cell.text if cell.page_text is None else cell.page_text)
+    details = (cell.detail, cell.page_detail) if cell.detail else ()
+    text += "".join(f"<small>{escape(detail)}</small>" for detail in details if detail)
+    text += f" <sup>{cell.note}</sup>" if cell.note else ""
+    style = f' class="{cell.style}"' if cell.style else ""
+    return f"<span{style}>{text}</span>"
 
 
 def latex_escape(text: str) -> str:
     """Make a text safe outside math mode."""
     return text.translate(_LATEX_ESCAPES)
-
-
-def _latex_minus(cell: str) -> str:
-    """Set a leading sign as an operator."""
-    return f"${cell[0]}${cell[1:]}" if cell[:1] in {"-", "+"} else cell

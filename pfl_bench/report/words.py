@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pfl_bench.report.table import format_epsilon
+from pfl_bench.report.results import format_epsilon
 from pfl_bench.runs.rows import as_float
 from privacy.statement.statement import small
 

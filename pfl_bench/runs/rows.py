@@ -31,7 +31,7 @@ class RowResult:
         published: The published value, None where nothing is published.
         source: Where it is published: paper, table, cell.
         measured: One value a seed, in the order of the seeds.
-        verdict: "reproduced", "differs", "diverged", "not comparable" or "nothing published".
+        status: "reproduced", "differs", "diverged", "not comparable" or "nothing published".
         epsilon_simulated: Epsilon of the simulated deployment, largest over seeds; may be inf.
         epsilon_actual: Epsilon of the run itself, largest over seeds; may be inf.
         delta_simulated: Delta of ``epsilon_simulated``.
@@ -46,7 +46,7 @@ class RowResult:
     published: float | None
     source: str | None
     measured: tuple[float, ...]
-    verdict: str
+    status: str
     epsilon_simulated: float | None
     epsilon_actual: float | None
     delta_simulated: float | None
@@ -56,7 +56,7 @@ class RowResult:
     @property
     def is_failure(self) -> bool:
         """Whether the line is a reason for exit code 1."""
-        return self.verdict in FAILED
+        return self.status in FAILED
 
     @property
     def mean(self) -> float | None:
@@ -195,12 +195,12 @@ def _row(runs: Sequence[Mapping[str, Any]], metric: str) -> RowResult:
     published = as_float(first.get("published"))
     variants = list(dict.fromkeys(run["variant"] for run in runs))
     epsilons = {side: _largest_epsilon(runs, side) for side in ("simulated", "actual")}
-    verdict, why = _verdict(entries, measured, published)
+    status, why = _status(entries, measured, published)
     diverged = _distinct(filter(None, (describe_divergence(run.get("diverged")) for run in runs)))
-    if verdict != "diverged":
+    if status != "diverged":
         why = [*why, *diverged]
     if diverged and not entries:
-        verdict = "diverged"
+        status = "diverged"
     return RowResult(
         name=runs[0]["name"],
         setting=runs[0]["setting"],
@@ -209,7 +209,7 @@ def _row(runs: Sequence[Mapping[str, Any]], metric: str) -> RowResult:
         published=published,
         source=first.get("source"),
         measured=measured,
-        verdict=verdict,
+        status=status,
         epsilon_simulated=epsilons["simulated"][0],
         epsilon_actual=epsilons["actual"][0],
         delta_simulated=epsilons["simulated"][1],
@@ -229,16 +229,16 @@ def _measured(run: Mapping[str, Any], metric: str) -> float | None:
     return None
 
 
-def _verdict(
+def _status(
     entries: Sequence[Mapping[str, Any]], measured: tuple[float, ...], published: float | None
 ) -> tuple[str, list[str]]:
-    """ClientModelSelector the mean over seeds; also say why where a run says why."""
+    """Compare the mean over seeds with the published value; also say why where a run says why."""
     if published is None:
         return "nothing published", []
-    for verdict in ("diverged", "not comparable"):
-        of_it = [entry for entry in entries if entry.get("verdict") == verdict]
+    for status in ("diverged", "not comparable"):
+        of_it = [entry for entry in entries if entry.get("verdict") == status]
         if of_it:
-            return verdict, _distinct(str(entry["why"]) for entry in of_it if entry.get("why"))
+            return status, _distinct(str(entry["why"]) for entry in of_it if entry.get("why"))
     if not measured:
         return "not comparable", ["nothing was measured"]
     tolerance = as_float(entries[0].get("tolerance")) or 0.0

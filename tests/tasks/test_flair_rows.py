@@ -12,7 +12,7 @@ import pytest
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import rows_below
 from pfl_bench.config.views import load_view
-from pfl_bench.report.table import format_epsilon
+from pfl_bench.report.results import format_epsilon
 from privacy.calibration import default_delta, epsilon_of_rounds
 from privacy.mechanisms import adaptive_gaussian
 from privacy.plan.plan import PlanRequest, PrivacyPlan, make_plan

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pfl_bench.report.text_columns import aligned
+from pfl_bench.report.table import Table
 
 _DIFFERS = "differs_from_published"
 _ROWS = (
@@ -42,7 +42,7 @@ def source_lines(extra: Mapping[str, Any]) -> list[str]:
     return [
         "",
         f"the source before any choice: {source['counted']}",
-        *aligned([["", "here", published["title"]], *rows], {0}),
+        Table.of(("", "here", published["title"]), rows).to_text(),
         *(_differences(extra[_DIFFERS]) if _DIFFERS in extra else ()),
     ]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pfl_bench.report.statistics.sizes import PERCENTILES
 from pfl_bench.report.statistics.source import source_lines
-from pfl_bench.report.text_columns import aligned
+from pfl_bench.report.table import Table
 
 _TABLE_LABELS = 20
 _TABLE_VALUES = 5
@@ -177,4 +177,4 @@ def _decimal(value: float | None) -> str:
 def _table(header: list[str], rows: list[list[str]]) -> list[str]:
     """Aligned columns; the first and a last wordy one flush left."""
     wordy = {0} | ({len(header) - 1} if any(":" in row[-1] for row in rows) else set())
-    return aligned([header, *rows], wordy)
+    return Table.of(header, rows, to_left=wordy).to_text().splitlines()

@@ -13,7 +13,7 @@ import yaml
 from pfl_bench.cli.main import main
 from pfl_bench.config.row_files import kind_of, rows_below
 from pfl_bench.config.views import load_view
-from pfl_bench.report.grid import format_grid, make_grid
+from pfl_bench.report.grid import make_grid
 from pfl_bench.runs.rows import RowResult, rows_from_summaries
 from pfl_bench.types import ConfigError
 
@@ -217,7 +217,7 @@ def test_grid_golden() -> None:
         result("b", "test/ap_cat", 0.4, 0.6, privacy=privacy),
     ]
     grid = make_grid(rows, {"b": "B|1", "a-long-name": "A"})
-    assert format_grid(grid, "md").splitlines() == [
+    assert grid.to_markdown().splitlines() == [
         r"| test/ap_*           |              B\|1 |                        A |",
         "| ------------------- | ----------------: | -----------------------: |",
         "| cat                 | 0.4000 / 0.6000 * | 0.5000 / 0.5050 ± 0.0071 |",
@@ -230,7 +230,7 @@ def test_grid_golden() -> None:
         "B|1: row b; data v; 1 seed; delta (simulated) 1e-06; delta (actual) 1e-06; tolerance 0.01",
         "A: row a-long-name; data v; 2 seeds; source: Paper, table 2, A; tolerances 0.01 to 0.2",
     ]
-    latex = format_grid(grid, "latex")
+    latex = grid.to_latex()
     assert r"\begin{tabular}{lrr}" in latex
     assert r"cat & 0.4000 / 0.6000 * & 0.5000 / 0.5050 $\pm$ 0.0071 \\" in latex
     assert r"test/ap\_* & B|1 & A \\" in latex

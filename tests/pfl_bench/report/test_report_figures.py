@@ -137,7 +137,7 @@ def test_curves_have_a_line_a_row_and_say_what_is_missing(
     # 2 to 400 does not fit a linear scale; accuracies do.
     assert [panel.title for panel in curves.panels] == ["train/loss (logarithmic)", "test/accuracy"]
     assert [(entry.name, entry.num_runs) for entry in curves.legend] == [("A", 2), ("B", 1)]
-    assert curves.lines == (
+    assert curves.table.rows == (
         ("A", "0.5000", "0.5000", "0.8100", "0.8100"),
         ("B", "400.00", "2.0000", "0.8000", "0.8000"),
     )
@@ -147,11 +147,11 @@ def test_curves_have_a_line_a_row_and_say_what_is_missing(
 
 def test_boxes_are_of_the_percentiles_over_clients(drawn: tuple[list[DrawnFigure], str]) -> None:
     boxes = drawn[0][1]
-    assert boxes.lines[0] == (
+    assert boxes.table.rows[0] == (
         ("A", "1,234", "0.1100", "0.4100", "0.7100", "0.8100", "0.9100", "0.6100")
     )
-    assert boxes.lines[1][2:] == ("0.1000", "0.4000", "0.7000", "0.8000", "0.9000", "0.6000")
-    assert len(boxes.lines) == 2
+    assert boxes.table.rows[1][2:] == ("0.1000", "0.4000", "0.7000", "0.8000", "0.9000", "0.6000")
+    assert len(boxes.table.rows) == 2
     (lacking,) = [note for note in boxes.notes if note.startswith("C: ")]
     assert "the summary lacks test/client_accuracy_p10, test/client_accuracy_p25, " in lacking
     assert "A: averaged over 2 seeds, number by number" in boxes.notes
@@ -163,7 +163,7 @@ def test_budgets_name_the_row_that_did_not_reach_the_value(
     drawn: tuple[list[DrawnFigure], str],
 ) -> None:
     budgets = drawn[0][2]
-    assert budgets.lines == (
+    assert budgets.table.rows == (
         ("A", "2 of 2", "2", "20 GFLOP", "2 MB", "4 MB"),
         ("B", "yes", "2", "20 GFLOP", "2 MB", "4 MB"),
         # Not reached: all that the run used.
@@ -207,7 +207,7 @@ def test_an_unfinished_run_is_drawn_as_far_as_it_came(tmp_path: Path) -> None:
     view = view_of(tmp_path, ["a"], figure("curves", "test/accuracy"))
     run = read_run(write_run(tmp_path / "r", "row-a", finished=False))
     (curves,) = draw_figures(view, {"a": [run]})
-    assert curves.lines == (("A", "0.8000", "0.8000"),)
+    assert curves.table.rows == (("A", "0.8000", "0.8000"),)
     assert curves.notes == ("A: seed 0 is unfinished, after round 3",)
 
 
@@ -221,7 +221,7 @@ def test_figures_of_rows_that_were_not_asked_for_are_left_out(tmp_path: Path) ->
     runs = {"b": [read_run(write_run(tmp_path / "r", "row-b"))]}
     (only,) = draw_figures(view, runs, ["b"])
     assert only.notes == ()
-    assert [line[0] for line in only.lines] == ["B"]
+    assert [line[0] for line in only.table.rows] == ["B"]
 
 
 @pytest.mark.parametrize(
@@ -263,11 +263,15 @@ def test_strata_are_the_best_and_the_worst(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", "row", strata={"test": {"play": plays}})
     (table,) = strata_tables([read_run(folder)])
     assert table.title == "row: test, by play"
-    assert table.metric == "accuracy"
-    assert [line.name for line in table.best] == [f"play {index}" for index in range(29, 24, -1)]
+    best, worst = table.tables
+    assert (best.headings[:2], worst.headings[0]) == (("best", "accuracy"), "worst")
+    assert [line[0] for line in best.rows] == [f"play {index}" for index in range(29, 24, -1)]
     # Small ones are at an end by chance: the smallest quarter is left out, and that is said.
-    assert [line.name for line in table.worst] == [f"play {index:02d}" for index in range(6, 11)]
-    assert table.count == "31 values; the 7 with fewer than 106 examples are left out"
+    assert [line[0] for line in worst.rows] == [f"play {index:02d}" for index in range(6, 11)]
+    assert (
+        table.count
+        == "31 values; the 7 with fewer than 106 examples are left out, ordered by accuracy."
+    )
     text = Page(write_report([folder], tmp_path / "p.html").read_text(encoding="utf-8")).text
     assert "Strata row: test, by play 31 values" in text
     assert "play 29 0.2900 129 3" in text
@@ -277,8 +281,8 @@ def test_few_strata_are_all_shown(tmp_path: Path) -> None:
     plays = {name: {"examples": 5, "clients": 1, "loss": place} for place, name in enumerate("ba")}
     folder = write_run(tmp_path / "r", "row", strata={"test": {"play": plays}})
     (table,) = strata_tables([read_run(folder)])
-    assert [line.name for line in table.best] == ["b", "a"]
-    assert table.worst == ()
+    (shown,) = table.tables
+    assert (shown.headings[0], [line[0] for line in shown.rows]) == ("value", ["b", "a"])
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,13 @@ def test_curves_over_simulated_time_have_hours(tmp_path: Path) -> None:
         "bare": [read_run(write_run(tmp_path / "b", "bare"))],
     }
     (drawn,) = draw_figures(view, runs)
-    assert drawn.header == ("row", "test/accuracy, last", "test/accuracy, best", "simulated hours")
-    assert drawn.lines == (
+    assert drawn.table.headings == (
+        "row",
+        "test/accuracy, last",
+        "test/accuracy, best",
+        "simulated hours",
+    )
+    assert drawn.table.rows == (
         ("FAST", "0.8000", "0.8000", "0.3000"),
         # Two seeds: the mean of 3 and 6 hours.
         ("SLOW", "0.8500", "0.8500", "4.5000"),
@@ -83,10 +88,10 @@ def test_the_price_of_a_value_has_hours_where_there_is_a_clock(tmp_path: Path) -
     a = timed_run(tmp_path / "a", 1800.0)
     b = read_run(write_run(tmp_path / "b", "b"))
     (drawn,) = draw_figures(view, {"a": [a], "b": [b]})
-    assert drawn.header[-1] == "simulated hours"
-    assert [line[-1] for line in drawn.lines] == ["1.0000", "-"]
+    assert drawn.table.headings[-1] == "simulated hours"
+    assert [line[-1] for line in drawn.table.rows] == ["1.0000", "-"]
     (without,) = draw_figures(view, {"b": [b]})
-    assert "simulated hours" not in without.header
+    assert "simulated hours" not in without.table.headings
 
 
 def test_seconds_and_epsilons_have_a_median_and_no_best(tmp_path: Path) -> None:
@@ -94,11 +99,11 @@ def test_seconds_and_epsilons_have_a_median_and_no_best(tmp_path: Path) -> None:
     (drawn,) = draw_figures(
         view_of(tmp_path, ["a"], wanted), {"a": [timed_run(tmp_path / "a", 1.0)]}
     )
-    assert drawn.header[1:] == tuple(
+    assert drawn.table.headings[1:] == tuple(
         f"{metric}, {what}" for metric in wanted.metrics for what in ("last", "median")
     )
     # The epsilon is infinite at the end, whatever it was before.
-    assert drawn.lines == (("A", "1000.00", "100.00", str(math.inf), "5.0000"),)
+    assert drawn.table.rows == (("A", "1000.00", "100.00", str(math.inf), "5.0000"),)
 
 
 def test_only_curves_of_rows_with_devices_are_over_time(tmp_path: Path) -> None:

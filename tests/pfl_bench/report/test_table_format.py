@@ -9,13 +9,8 @@ from typing import Any
 
 import pytest
 
-from pfl_bench.report.table import (
-    RowResult,
-    format_epsilon,
-    format_table,
-    format_value,
-    rows_from_summaries,
-)
+from pfl_bench.report.results import format_epsilon, format_value, results_table
+from pfl_bench.runs.rows import RowResult, rows_from_summaries
 from pfl_bench.types import RunFolderError
 
 
@@ -74,7 +69,7 @@ ROWS = [
         published=0.7472,
         source="LEAF, table 2",
         measured=(0.75, 0.76),
-        verdict="reproduced",
+        status="reproduced",
         epsilon_simulated=None,
         epsilon_actual=None,
         delta_simulated=None,
@@ -88,7 +83,7 @@ ROWS = [
         published=58.03,
         source=None,
         measured=(55.5,),
-        verdict="differs",
+        status="differs",
         epsilon_simulated=2.0,
         epsilon_actual=4.324,
         delta_simulated=8.4026e-06,
@@ -103,7 +98,7 @@ ROWS = [
         published=None,
         source=None,
         measured=(),
-        verdict="nothing published",
+        status="nothing published",
         epsilon_simulated=math.inf,
         epsilon_actual=math.inf,
         delta_simulated=1e-6,
@@ -145,7 +140,7 @@ none & central\_dp & v1 & test/loss & -- & -- & -- & nothing published
 
 
 def test_markdown_is_aligned_and_notes_are_below() -> None:
-    lines = format_table(ROWS, "md").splitlines()
+    lines = results_table(ROWS).to_markdown().splitlines()
     assert len({len(line) for line in lines[:5]}) == 1
     cells = [[cell.strip() for cell in line.split(" | ")] for line in lines[:5]]
     assert cells[0][:5] == ["| row", "setting", "data", "metric", "published"]
@@ -157,7 +152,7 @@ def test_markdown_is_aligned_and_notes_are_below() -> None:
 
 
 def test_markdown_golden() -> None:
-    assert format_table(rows_from_summaries([summary()]), "md") == (
+    assert results_table(rows_from_summaries([summary()])).to_markdown() == (
         "| row    | setting   | data         | metric        | published |        measured "
         "| difference | verdict        | epsilon (simulated) | epsilon (actual) |\n"
         "| ------ | --------- | ------------ | ------------- | --------: | --------------: "
@@ -170,7 +165,7 @@ def test_markdown_golden() -> None:
 
 
 def test_csv_golden_and_round_trip() -> None:
-    text = format_table(ROWS, "csv")
+    text = results_table(ROWS).to_csv()
     assert text == CSV
     lines = list(csv.DictReader(io.StringIO(text)))
     assert float(lines[0]["sd"]) == ROWS[0].sd
@@ -178,17 +173,17 @@ def test_csv_golden_and_round_trip() -> None:
 
 
 def test_latex_golden() -> None:
-    assert format_table(ROWS, "latex") == LATEX
+    assert results_table(ROWS).to_latex() == LATEX
 
 
 @pytest.mark.parametrize("fmt", ["md", "csv", "latex"])
 def test_no_rows_is_a_table_too(fmt: Any) -> None:
-    assert format_table([], fmt).endswith("\n")
+    assert results_table([]).write(fmt).endswith("\n")
 
 
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(ValueError, match="fmt is 'html'; allowed are 'md', 'csv' and 'latex'"):
-        format_table(ROWS, "html")  # type: ignore[arg-type]
+        results_table(ROWS).write("html")  # type: ignore[arg-type]
 
 
 def test_seeds_are_grouped_in_their_order() -> None:
@@ -206,7 +201,7 @@ def test_seeds_are_grouped_in_their_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "verdict"),
+    ("accuracies", "status"),
     [
         # 0.7472 +- 0.01: each seed may be outside as long as the mean is inside.
         ((0.72, 0.7744), "reproduced"),
@@ -216,21 +211,21 @@ def test_seeds_are_grouped_in_their_order() -> None:
         (("nan",), "differs"),
     ],
 )
-def test_the_verdict_is_on_the_mean(accuracies: tuple[Any, ...], verdict: str) -> None:
+def test_the_status_is_of_the_mean(accuracies: tuple[Any, ...], status: str) -> None:
     summaries = [summary(seed=seed, accuracy=value) for seed, value in enumerate(accuracies)]
-    assert rows_from_summaries(summaries)[0].verdict == verdict
+    assert rows_from_summaries(summaries)[0].status == status
 
 
 def test_not_comparable_stays_so() -> None:
     run = summary()
     run["expected"][0] |= {"verdict": "not comparable", "why": "other data"}
     row = rows_from_summaries([run, summary(seed=1)])[0]
-    assert (row.verdict, row.note) == ("not comparable", "other data")
+    assert (row.status, row.note) == ("not comparable", "other data")
     run = summary()
     run["expected"][0] |= {"measured": None, "verdict": "not comparable", "why": "not measured"}
     run["metrics"] = {}
     row = rows_from_summaries([run])[0]
-    assert (row.verdict, row.measured, row.difference) == ("not comparable", (), None)
+    assert (row.status, row.measured, row.difference) == ("not comparable", (), None)
 
 
 def test_several_expected_values_give_several_lines() -> None:
@@ -253,7 +248,7 @@ def test_several_expected_values_give_several_lines() -> None:
 )
 def test_without_expected_values_one_metric_speaks(metrics: dict[str, float], chosen: str) -> None:
     row = rows_from_summaries([summary(published=None, metrics=metrics)])[0]
-    assert (row.metric, row.verdict, row.published) == (chosen, "nothing published", None)
+    assert (row.metric, row.status, row.published) == (chosen, "nothing published", None)
 
 
 def test_notes_say_what_is_unusual() -> None:

@@ -1,0 +1,122 @@
+"""The table of results: a line a metric of a row, what is published beside what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pfl_bench.report.table import Cell, Column, Table
+from pfl_bench.runs.rows import RowResult
+from privacy.statement.statement import round_up, small
+
+# What the page calls the settings.
+_SETTINGS = {
+    "central": "central",
+    "central_dp": "central, example-level DP",
+    "federated": "federated",
+    "private_federated": "private federated",
+    "local": "local models",
+    "multitask": "federated multi-task",
+}
+_COLUMNS = (
+    Column("row"),
+    Column("setting"),
+    Column("data"),
+    Column("metric"),
+    Column("published", is_number=True),
+    Column("measured", is_number=True, only="people"),
+    Column("mean", only="programs"),
+    Column("sd", only="programs"),
+    Column("seeds", only="programs"),
+    Column("difference", is_number=True),
+    Column("verdict"),
+)
+_EPSILONS = (
+    Column("epsilon (simulated)", is_number=True),
+    Column("delta (simulated)", only="programs"),
+    Column("epsilon (actual)", is_number=True),
+    Column("delta (actual)", only="programs"),
+)
+_REMARKS = (Column("source", only="programs"), Column("note", only="programs"))
+
+
+def results_table(rows: Sequence[RowResult], has_epsilons: bool = True) -> Table:
+    """Make the table of results.
+
+    Args:
+        rows: The lines.
+        has_epsilons: Whether the table has the columns of epsilons.
+    """
+    notes, marks = _footnotes(rows)
+    columns = (*_COLUMNS, *(_EPSILONS if has_epsilons else ()), *_REMARKS)
+    lines = [_line(row, mark, has_epsilons) for row, mark in zip(rows, marks, strict=True)]
+    return Table(columns, tuple(lines), tuple(notes), has_numbered_notes=True)
+
+
+def _line(row: RowResult, mark: int | None, has_epsilons: bool) -> tuple[str | Cell, ...]:
+    color = "differs" if row.is_failure else "other"
+    color = "reproduced" if row.status == "reproduced" else color
+    epsilons = []
+    for epsilon, delta in (
+        (row.epsilon_simulated, row.delta_simulated),
+        (row.epsilon_actual, row.delta_actual),
+    ):
+        text, _, detail = format_epsilon(epsilon, delta).partition(" (")
+        unit = "per example" if row.setting == "central_dp" else "per user"
+        epsilons += [Cell(text, epsilon, detail[:-1], unit), Cell("", delta)]
+    return (
+        row.name,
+        Cell(row.setting, row.setting, page_text=_SETTINGS.get(row.setting)),
+        row.variant,
+        row.metric,
+        Cell(format_value(row.published), row.published),
+        _measured(row),
+        Cell("", row.mean),
+        Cell("", row.sd),
+        Cell("", len(row.measured)),
+        Cell(format_value(row.difference, signed=True), row.difference),
+        Cell(row.status, row.status, style=f"verdict {color}", note=mark),
+        *(epsilons if has_epsilons else ()),
+        row.source or "",
+        row.note,
+    )
+
+
+def _measured(row: RowResult) -> Cell:
+    """Mean, standard deviation and number of seeds."""
+    if row.mean is None:
+        return Cell("-")
+    if row.sd is None:
+        return Cell(format_value(row.mean), detail="1 seed")
+    spread = f"{format_value(row.mean)} ± {format_value(row.sd)}"
+    return Cell(spread, detail=f"{len(row.measured)} seeds")
+
+
+def _footnotes(rows: Sequence[RowResult]) -> tuple[list[str], list[int | None]]:
+    """Sources and notes, each said once; and of each line the number of its own, from 1."""
+    texts = [
+        "; ".join(filter(None, (f"source: {row.source}" if row.source else "", row.note)))
+        for row in rows
+    ]
+    notes = [text for text in dict.fromkeys(texts) if text]
+    return notes, [notes.index(text) + 1 if text else None for text in texts]
+
+
+def format_value(value: float | None, *, signed: bool = False) -> str:
+    """Write a metric with four decimals, two from 10 on; "-" for None."""
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return str(value)
+    decimals = 4 if abs(value) < 10 else 2
+    return f"{value:{'+' if signed else ''}.{decimals}f}"
+
+
+def format_epsilon(epsilon: float | None, delta: float | None) -> str:
+    """Write an epsilon with its delta; "-" for None, "inf" for no guarantee."""
+    if epsilon is None:
+        return "-"
+    if math.isinf(epsilon):
+        return "inf (no guarantee)"
+    number = round_up(epsilon, 3)
+    return number if delta is None else f"{number} (delta {small(delta, 2)})"
