@@ -14,13 +14,13 @@ from tests.helpers import REPOSITORY
 
 # Paths of other projects' repositories.
 _PEERS = re.compile(r"<!-- peers' errors: begin -->.*?<!-- peers' errors: end -->", re.DOTALL)
-_FENCE = re.compile(r"^```(\w*)(?: \S+)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PATH = re.compile(
     r"(?<![\w./<>-])((?:pfl_bench|privacy|tasks|tests|scripts|configs|docs)/[\w./-]*+)(?![<*{])"
 )
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 # Files that CONTRIBUTING.md has the reader write, and names that stand for any file.
-_EXAMPLE = re.compile(r"^```\w+ (\S+)$", re.MULTILINE)
+_EXAMPLE = re.compile(r"^```\w+ (\S+)", re.MULTILINE)
 _PLACEHOLDERS = {"CONFIG.yaml", "ROW.yaml", "SWEEP.yaml", "my_row.yaml", "row.yaml", "FOLDER"}
 _STANDS_FOR = {"Z": "1", "N": "1", "K": "1", "SOURCE": "generated"}
 
