@@ -1,4 +1,4 @@
-# Sourced by the other scripts: makes .venv/ in the checkout when missing or out of date.
+# Sourced by the other scripts: makes .venv/ in the checkout if it is missing or out of date.
 # shellcheck shell=bash
 
 find_python() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# FedScale's figure 13: noise of sigma with N participants, each row with the epsilon that is true of it.
-# Makes openimage-fedscale.h5 when it is missing, of the files in OPENIMAGE (a folder; default data/openimage).
+# FedScale's figure 13: noise of sigma with N participants, each row with its true epsilon.
+# Makes openimage-fedscale.h5 when it is missing, from the files in OPENIMAGE (a folder; default data/openimage).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The rows of FedScale's table 4. One row: --only ROW; the paper's means are over --seeds 5. What is done is not run again,
-# what was cut goes on. Each row says in its header how its store is prepared.
+# The rows of FedScale's table 4. One row: --only ROW; the paper's means are over --seeds 5. Finished
+# runs are not run again, interrupted ones resume. The header of each row says how its store is prepared.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# FLAIR without a download: draws pictures in FLAIR's published form, prepares them, and runs three
+# FLAIR without a download: generates images in FLAIR's published form, prepares them, and runs three
 # rows on them: central, federated, private federated. Minutes on two CPU cores, after the install.
 set -euo pipefail
 cd "$(dirname "$0")/.."

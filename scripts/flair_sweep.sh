@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A grid of FLAIR's appendix B.2: scripts/flair_sweep.sh ROW [key=value ...] [--only N], ROW being the name of a file under
-# configs/flair/sweeps/. Without a ROW it lists them. What is done is not run again, what was cut goes on.
+# configs/flair/sweeps/. Without a ROW it lists them. Finished runs are not run again, interrupted ones resume.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh

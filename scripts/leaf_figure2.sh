@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # LEAF's figure 2: does FedAvg diverge on Shakespeare with many local epochs? The figure is in the report that is named at
-# the end. Makes shakespeare-118.h5 when it is missing, of the text in SHAKESPEARE (a folder; default data/shakespeare).
+# the end. Makes shakespeare-118.h5 when it is missing, from the text in SHAKESPEARE (a folder; default data/shakespeare).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# LEAF's figure 3: accuracy over Sent140's users, and what an accuracy of 0.75 costs on FEMNIST. The figures are in the report
-# that is named at the end. Makes the stores that are missing, of the files in SENT140 and FEMNIST (folders; default
-# data/sent140 and data/femnist); a figure whose files are not there is left out, and that is said.
+# LEAF's figure 3: accuracy over Sent140's users, and the cost of an accuracy of 0.75 on FEMNIST. The figures are in the report
+# that is named at the end. Makes the stores that are missing, from the files in SENT140 and FEMNIST (folders; default
+# data/sent140 and data/femnist); a figure whose files are missing is left out, and the script says so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh

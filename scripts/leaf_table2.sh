@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The rows of LEAF's table 2. One row: --only ROW; the paper's means are over --seeds 5. What is done is not run again, what
-# was cut goes on. The synthetic rows need no data; each of the others says in its header how its store is prepared.
+# The rows of LEAF's table 2. One row: --only ROW; the paper's means are over --seeds 5. Finished runs are not run again,
+# interrupted ones resume. The synthetic rows need no data. The header of each other row says how its store is prepared.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ValidationError
 from pfl_bench import plugins
 from pfl_bench.types import PluginError
 
-FOUND = [(kind, name) for kind in plugins.KINDS for name in plugins.available(kind)]
+KINDS = [kind for kind in plugins.KINDS if kind.has_options]
+FOUND = [(kind, name) for kind in KINDS for name in plugins.available(kind)]
 IDS = [f"{kind.package}.{name}" for kind, name in FOUND]
 
 
