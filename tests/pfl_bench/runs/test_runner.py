@@ -362,7 +362,7 @@ def test_threads_that_read_ahead_change_nothing(row: str, tmp_path: Path) -> Non
 
 
 def test_bundled_demo_rows_load() -> None:
-    rows = sorted(Path(__file__).parents[2].glob("configs/demo/*.yaml"))
+    rows = sorted(Path(__file__).parents[3].glob("configs/demo/*.yaml"))
     assert [row.stem for row in rows] == [
         "central", "central_dp", "federated", "private_federated"
     ]  # fmt: skip
