@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
 
 from pfl_bench.types import PluginError
+
+_Base = TypeVar("_Base")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +119,18 @@ def options_type(kind: PluginKind, name: str) -> type[BaseModel]:
 def build(kind: PluginKind, name: str, options: BaseModel, *args: Any) -> Any:
     """Build a plug-in from validated options."""
     return load(kind, name).build(options, *args)
+
+
+def checked(built: object, base: type[_Base], kind: PluginKind, name: str) -> _Base:
+    """What a plug-in has built, if it derives from the base of its kind.
+
+    Raises:
+        PluginError: It does not.
+    """
+    if not isinstance(built, base):
+        raise PluginError(
+            f"the {kind.word} '{name}' builds a {type(built).__name__}, which does not derive from "
+            f"{base.__module__}.{base.__name__}; derive its class from it, which has the defaults "
+            "of all that a plug-in need not say"
+        )
+    return built

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pfl_bench.config.loading import ResolvedConfig, resolve
+from pfl_bench.federated.parts import FederatedParts, build_model, build_task
 from pfl_bench.federated.private_seed import derive
 from pfl_bench.runs import checkpoint
 from pfl_bench.runs.checkpoint import load_latest
@@ -84,6 +85,13 @@ def change_tree(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
 def make_config(setting: str, **changes: Any) -> ResolvedConfig:
     """A resolved small configuration."""
     return resolve(make_tree(setting, **changes), Path("test.yaml"), ())
+
+
+def parts_of(resolved: ResolvedConfig) -> FederatedParts:
+    """What a small federated run on the CPU is made of."""
+    device = torch.device("cpu")
+    task = build_task(resolved, device)
+    return FederatedParts.build(resolved, task, build_model(resolved, task, device))
 
 
 def seed_of(

@@ -48,7 +48,8 @@ def main(arguments: argparse.Namespace) -> int:
         if summary is not None
     ]
     if results:
-        worst = math.inf if lower_is_better(sweep.metric) else -math.inf
+        summary = next(summary for summary in batch.summaries if summary is not None)
+        worst = math.inf if lower_is_better(sweep.metric, summary) else -math.inf
         results.sort(
             key=lambda result: worst if math.isnan(result.value) else result.value,
             reverse=worst < 0,

@@ -36,7 +36,7 @@ import torch
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.config.evaluation import BudgetTarget
-from pfl_bench.metrics import lower_is_better
+from pfl_bench.metrics import MetricDirections
 from pfl_bench.types import CountsFlops, FederatedSplit
 
 BYTES_PER_PARAMETER = 4
@@ -135,10 +135,17 @@ class CostMeter:
     Args:
         step: FLOPs of a training step.
         targets: The values that are wanted.
+        directions: Which metrics are better when lower; None for what all families say.
     """
 
-    def __init__(self, step: StepFlops, targets: Sequence[BudgetTarget]) -> None:
+    def __init__(
+        self,
+        step: StepFlops,
+        targets: Sequence[BudgetTarget],
+        directions: MetricDirections | None = None,
+    ) -> None:
         self._step = step
+        self._directions = directions or MetricDirections.of_summary(None)
         self._targets = tuple(targets)
         self._totals: dict[str, float] = dict.fromkeys(_COSTS, 0)
         self._reached: list[dict[str, Any] | None] = [None] * len(self._targets)
@@ -182,7 +189,7 @@ class CostMeter:
             if self._reached[place] is not None:
                 continue
             value = scalars.get(target.metric, math.nan)
-            low = lower_is_better(target.metric)
+            low = self._directions.lower_is_better(target.metric)
             if value <= target.value if low else value >= target.value:
                 self._reached[place] = {"index": index, "value": value, **self._totals}
 

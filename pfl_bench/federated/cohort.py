@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
-from pfl_bench.client.flat_model import FlatModel
-from pfl_bench.config.training import FederatedOptions
+from pfl_bench.federated.parts import FederatedParts
 from pfl_bench.federated.shards import Node, PairwiseReduction
 from pfl_bench.profiling import phase, timed
 from pfl_bench.rng import Purpose, stream
@@ -21,9 +20,7 @@ from pfl_bench.types import (
     ConfigError,
     Engine,
     LocalResult,
-    Resizes,
     RoundStatistics,
-    UpdateTransform,
 )
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome
@@ -92,27 +89,18 @@ class CohortTraining:
     """Trains shards of clients and sums what they send.
 
     Args:
-        model: The clients' working copy.
-        engine: Trains them.
+        parts: What the run is made of.
+        engine: Trains the clients.
         aggregator: Takes their updates in.
-        options: Weighting and expected cohort.
-        transforms: What happens to updates before they are taken in.
 
     Raises:
         ConfigError: Updates are compressed that clients noise afterwards.
     """
 
-    def __init__(
-        self,
-        model: FlatModel,
-        engine: Engine,
-        aggregator: UpdateAggregator,
-        options: FederatedOptions,
-        transforms: Sequence[UpdateTransform],
-    ) -> None:
-        if aggregator.mechanism.randomizes_clients and any(
-            isinstance(s, Resizes) for s in transforms
-        ):
+    def __init__(self, parts: FederatedParts, engine: Engine, aggregator: UpdateAggregator) -> None:
+        self._transforms = list(parts.transforms.values())
+        resizes = any(transform.expected_bytes is not None for transform in self._transforms)
+        if aggregator.mechanism.randomizes_clients and resizes:
             raise ConfigError(
                 f"federated.compression: under the mechanism {aggregator.mechanism.name} clients "
                 "add noise to what they send, which fills a compressed update again; leave "
@@ -120,12 +108,11 @@ class CohortTraining:
                 "gaussian"
             )
         self.aggregator = aggregator
-        self._transforms = transforms
         self.tree = PairwiseReduction()
-        self._model = model
+        self._model = parts.model
         self._engine = engine
-        self._options = options
-        self._buffers = model.buffers()
+        self._options = parts.options
+        self._buffers = parts.model.buffers()
 
     def train(
         self,

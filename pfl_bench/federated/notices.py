@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pfl_bench.federated.aggregation import LeavesRoundsOut
+from pfl_bench.federated.aggregation import Aggregation
 
 _MOST_NAMES = 10
 
@@ -46,7 +46,7 @@ class RoundNotices:
             "nothing; a lower federated.local_learning_rate usually mends this"
         )
 
-    def left_out(self, index: int, aggregation: LeavesRoundsOut, came: int) -> None:
+    def left_out(self, index: int, aggregation: Aggregation, came: int) -> None:
         """Fewer updates came than an aggregation needs; says nothing if enough did."""
         if came >= aggregation.fewest or aggregation.rounds_left_out != 1:
             return

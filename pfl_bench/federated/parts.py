@@ -1,10 +1,10 @@
-"""From a configuration to the parts of a run: device, data, model, what clients do."""
+"""From a configuration to the parts of a run, each built once: data, model, what clients do."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,20 +12,20 @@ import torch
 
 from pfl_bench import plugins
 from pfl_bench.client import precision
+from pfl_bench.client.costs import BYTES_PER_PARAMETER
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.config.training import FederatedOptions, ScheduleOptions
+from pfl_bench.federated.aggregation import Aggregation
 from pfl_bench.rng import Purpose, seed_torch
 from pfl_bench.types import (
     Algorithm,
     ConfigError,
-    CorrectsSteps,
     Engine,
     FederatedSplit,
-    HasUpdateTransform,
     LocalTraining,
     ReadsOnDevice,
     Task,
@@ -97,6 +97,133 @@ def build_forward(resolved: ResolvedConfig, task: Task, model: FlatModel) -> For
     return Forward(model.module, task, model.device, config.precision, config.channels_last)
 
 
+@dataclass(frozen=True)
+class RunParts:
+    """What a run of any setting is made of, built once and handed on.
+
+    Attributes:
+        resolved: The configuration.
+        task: Data and loss.
+        model: Its memory is the working copy of training and evaluation.
+        forward: From a batch as it was read to its loss.
+    """
+
+    resolved: ResolvedConfig
+    task: Task
+    model: FlatModel
+    forward: Forward
+
+    @classmethod
+    def build(cls, resolved: ResolvedConfig, task: Task, model: FlatModel) -> RunParts:
+        """Build the forward pass of a task and a model.
+
+        Raises:
+            ConfigError: The device does not have the precision.
+        """
+        return cls(resolved, task, model, build_forward(resolved, task, model))
+
+
+def build_run(resolved: ResolvedConfig) -> RunParts:
+    """Set this process up and build what a run of any setting is made of.
+
+    Raises:
+        UserInputError: Device, data or model are not what the configuration asks for.
+    """
+    set_threads(resolved.config)
+    device = resolve_device(resolved.config.device)
+    task = build_task(resolved, device)
+    return RunParts.build(resolved, task, build_model(resolved, task, device))
+
+
+@dataclass(frozen=True)
+class FederatedParts(RunParts):
+    """What a federated run is made of beside its engine, which depends on what "auto" comes to.
+
+    Attributes:
+        options: The section ``federated``.
+        split: The training split.
+        algorithm: How clients train, and what becomes of the mean update.
+        transforms: What happens to each client's update before it is sent, by the section of the
+            configuration that asks for it, in its order.
+        aggregation: What the centre makes of the updates of a run without a privacy plan.
+    """
+
+    options: FederatedOptions
+    split: FederatedSplit
+    algorithm: Algorithm
+    transforms: dict[str, UpdateTransform]
+    aggregation: Aggregation
+
+    @classmethod
+    def build(cls, resolved: ResolvedConfig, task: Task, model: FlatModel) -> FederatedParts:
+        """Build all parts of a federated run of a task and a model; see ``of``."""
+        return cls.of(RunParts.build(resolved, task, model))
+
+    @classmethod
+    def of(cls, run: RunParts) -> FederatedParts:
+        """Build what a federated run has beside what every run has.
+
+        Raises:
+            ConfigError: The settings do not fit one another.
+            PluginError: A plug-in gives something else than its kind is.
+        """
+        resolved, options = run.resolved, run.resolved.config.federated
+        if options is None:
+            raise ConfigError("a federated trainer needs the section 'federated'")
+        algorithm = build_algorithm(resolved, options)
+        aggregation = build_aggregation(resolved, options, algorithm)
+        split = run.task.split("train")
+        algorithm.begin(split.num_users, run.model.vector)
+        transforms = {} if algorithm.transform is None else {"algorithm": algorithm.transform}
+        transforms |= _build_compression(resolved, run.model.num_parameters)
+        return cls(
+            resolved, run.task, run.model, run.forward, options, split, algorithm, transforms,
+            aggregation,
+        )  # fmt: skip
+
+    def settled(self, resolved: ResolvedConfig) -> FederatedParts:
+        """The same parts, under a configuration in which nothing is left to "auto"."""
+        assert resolved.config.federated is not None
+        return replace(self, resolved=resolved, options=resolved.config.federated)
+
+    @property
+    def needs_one_process(self) -> bool:
+        """Whether it keeps something of its clients, so that one process must train them all."""
+        keeps_state = any(transform.keeps_state for transform in self.transforms.values())
+        return self.aggregation.keeps_updates or keeps_state
+
+    @property
+    def asks_engine(self) -> bool:
+        """Whether the algorithm needs more of an engine than steps of SGD."""
+        return self.algorithm.corrects_steps or self.algorithm.local_training.measures_start
+
+    @property
+    def client_state(self) -> tuple[str, ...]:
+        """What remembers clients from round to round, as the configuration calls it."""
+        keeping = [key for key, transform in self.transforms.items() if transform.keeps_state]
+        return tuple(self.name_of(key) for key in keeping)
+
+    def name_of(self, key: str) -> str:
+        """What messages call a plug-in of the section ``federated``."""
+        return f"federated.{key} '{self.resolved.tree['federated'][key]['name']}'"
+
+    @property
+    def download_bytes(self) -> float:
+        """Bytes that a client is sent in a round: its algorithm's vectors, not compressed."""
+        return float(len(self.algorithm.downloads) * self._dense_bytes)
+
+    @property
+    def upload_bytes(self) -> float:
+        """Bytes that a client sends in a round, known before it trains."""
+        dense = float(self._dense_bytes)
+        sizes = [transform.expected_bytes for transform in self.transforms.values()]
+        return dense + sum(size - dense for size in sizes if size is not None)
+
+    @property
+    def _dense_bytes(self) -> int:
+        return self.model.num_parameters * BYTES_PER_PARAMETER
+
+
 def build_mechanism(name: str, options: Any, noise: NoiseScale) -> Mechanism:
     """Build a mechanism; ``options`` is None for its defaults."""
     module = plugins.load(plugins.MECHANISM, name)
@@ -109,6 +236,7 @@ def build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algo
 
     Raises:
         ConfigError: The section has what the algorithm's ``check``, if it has one, refuses.
+        PluginError: What it builds is no ``Algorithm``.
     """
     local = LocalTraining(
         epochs=options.local_epochs,
@@ -128,27 +256,32 @@ def build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algo
     module = plugins.load(plugins.ALGORITHM, name)
     if hasattr(module, "check"):
         module.check(options)
-    algorithm: Algorithm = module.build(resolved.algorithm_options, local)
-    return algorithm
+    algorithm = module.build(resolved.algorithm_options, local)
+    return plugins.checked(algorithm, Algorithm, plugins.ALGORITHM, name)
 
 
-def build_aggregation(resolved: ResolvedConfig, options: FederatedOptions) -> Mechanism:
+def build_aggregation(
+    resolved: ResolvedConfig, options: FederatedOptions, algorithm: Algorithm
+) -> Aggregation:
     """Build what the centre makes of the updates of a run without privacy.
 
     Raises:
         ConfigError: It looks at updates alone, but more decides what each of them counts for.
+        PluginError: What it builds is no ``Aggregation``.
     """
-    module = plugins.load(plugins.AGGREGATION, resolved.tree["federated"]["aggregation"]["name"])
+    name = resolved.tree["federated"]["aggregation"]["name"]
+    module = plugins.load(plugins.AGGREGATION, name)
     no_noise = NoiseScale(0.0, options.cohort_size, options.cohort_size)
-    aggregation: Mechanism = module.build(resolved.federated_options["aggregation"], no_noise)
-    if not _keeps_updates(aggregation):
+    built = module.build(resolved.federated_options["aggregation"], no_noise)
+    aggregation = plugins.checked(built, Aggregation, plugins.AGGREGATION, name)
+    if not aggregation.keeps_updates:
         return aggregation
     if options.weighting != "uniform":
         raise ConfigError(
             f"federated.weighting: {options.weighting}, but the aggregation {aggregation.name} "
             "lets each client count alike, or one could claim many examples; set it to uniform"
         )
-    more = build_algorithm(resolved, options).uploads[1:]
+    more = algorithm.uploads[1:]
     if more:
         raise ConfigError(
             f"federated.aggregation: {aggregation.name} looks at updates alone, but with the "
@@ -159,63 +292,28 @@ def build_aggregation(resolved: ResolvedConfig, options: FederatedOptions) -> Me
     return aggregation
 
 
-def _keeps_updates(aggregation: Mechanism) -> bool:
-    """Whether it keeps each update of a round; a mechanism, whose sum is none, need not say so."""
-    return bool(getattr(aggregation, "keeps_updates", False))
-
-
-def build_transforms(
-    resolved: ResolvedConfig, algorithm: Algorithm, model: FlatModel
-) -> list[UpdateTransform]:
-    """Build what happens to each client's update before it is sent, in its order."""
-    transforms: list[UpdateTransform] = []
-    if isinstance(algorithm, HasUpdateTransform):
-        transforms.append(algorithm.transform)
-    transforms += _build_compression(resolved, model.num_parameters)
-    return transforms
-
-
-def _build_compression(resolved: ResolvedConfig, num_parameters: int) -> list[UpdateTransform]:
+def _build_compression(resolved: ResolvedConfig, num_parameters: int) -> dict[str, UpdateTransform]:
     options = resolved.federated_options.get("compression")
     if options is None:
-        return []
+        return {}
     name = resolved.tree["federated"]["compression"]["name"]
     module = plugins.load(plugins.COMPRESSION, name)
-    return [module.build(options, num_parameters, resolved.config.seed)]
+    built = module.build(options, num_parameters, resolved.config.seed)
+    return {"compression": plugins.checked(built, UpdateTransform, plugins.COMPRESSION, name)}
 
 
-def needs_one_process(resolved: ResolvedConfig, options: FederatedOptions) -> bool:
-    """Whether a run keeps something of its clients, so that one process must train them all."""
-    if _keeps_updates(build_aggregation(resolved, options)):
-        return True
-    algorithm = build_algorithm(resolved, options)
-    # Whether it keeps a state does not depend on the model's size.
-    transforms = _build_compression(resolved, 1)
-    if isinstance(algorithm, HasUpdateTransform):
-        transforms.append(algorithm.transform)
-    return any(transform.keeps_state for transform in transforms)
-
-
-def asks_engine(algorithm: Algorithm) -> bool:
-    """Whether an algorithm needs more of an engine than steps of SGD."""
-    return isinstance(algorithm, CorrectsSteps) or algorithm.local_training.measures_start
-
-
-def build_engine(
-    resolved: ResolvedConfig,
-    options: FederatedOptions,
-    task: Task,
-    model: FlatModel,
-    algorithm: Algorithm,
-    notice: Callable[[str], None],
-) -> Engine:
+def build_engine(parts: FederatedParts, notice: Callable[[str], None]) -> Engine:
     """Build the engine that the configuration names.
 
     The runner has named it where it is "auto" (``autotune.settle``); else that is "sequential".
+
+    Raises:
+        ConfigError: It does not serve the algorithm, or has no slots where some are asked for.
     """
+    resolved, options, algorithm = parts.resolved, parts.options, parts.algorithm
     name = "sequential" if options.engine == "auto" else options.engine
     module = plugins.load(plugins.ENGINE, name)
-    if asks_engine(algorithm) and not getattr(module, "SERVES_ALGORITHMS", False):
+    if parts.asks_engine and not getattr(module, "SERVES_ALGORITHMS", False):
         raise ConfigError(
             f"federated.engine: the engine '{name}' takes plain steps alone, but the algorithm "
             f"{resolved.tree['federated']['algorithm']['name']} corrects each step or needs the "
@@ -231,47 +329,35 @@ def build_engine(
             f"federated.engine_lanes: {options.engine_lanes}, but the engine '{name}' has no "
             "slots; leave it out, or set engine: vectorized"
         )
-    split = task.split("train")
-    served: dict[str, Any] = {}
-    if isinstance(algorithm, CorrectsSteps):
-        algorithm.begin(split.num_users, model.vector)
-        served["correction"] = algorithm.correction
+    served = {"correction": algorithm.correction} if algorithm.corrects_steps else {}
     engine: Engine = module.build(
         module.Options(**settings),
-        model,
-        split,
-        build_forward(resolved, task, model),
+        parts.model,
+        parts.split,
+        parts.forward,
         algorithm.local_training,
         resolved.config.seed,
         notice,
         **served,
     )
-    return _with_attack(resolved, options, engine, split, algorithm, notice)
+    return engine if resolved.config.attack is None else _with_attack(parts, engine, notice)
 
 
-def _with_attack(
-    resolved: ResolvedConfig,
-    options: FederatedOptions,
-    engine: Engine,
-    split: FederatedSplit,
-    algorithm: Algorithm,
-    notice: Callable[[str], None],
-) -> Engine:
-    """The engine, or one whose corrupted clients attack, if the configuration has some."""
-    attack = resolved.config.attack
-    if attack is None:
-        return engine
+def _with_attack(parts: FederatedParts, engine: Engine, notice: Callable[[str], None]) -> Engine:
+    """The engine with corrupted clients that attack."""
     from pfl_bench.simulation.attacks.attacking_engine import AttackingEngine, boost_of
     from pfl_bench.simulation.attacks.corrupted_task import CorruptedSplit
 
+    attack, split = parts.resolved.config.attack, parts.split
+    assert attack is not None
     assert isinstance(split, CorruptedSplit)  # build_task gives no other
-    if attack.boost == "replace" and "weight" in algorithm.uploads:
+    if attack.boost == "replace" and "weight" in parts.algorithm.uploads:
         raise ConfigError(
             "attack.boost: replace reckons with the plain mean, but the algorithm "
-            f"{resolved.tree['federated']['algorithm']['name']} weighs clients by what they send; "
-            "give boost a number instead"
+            f"{parts.resolved.tree['federated']['algorithm']['name']} weighs clients by what they "
+            "send; give boost a number instead"
         )
-    boost = boost_of(attack, options)
+    boost = boost_of(attack, parts.options)
     every = "each round" if attack.every == 1 else f"one round in {attack.every}"
     notice(
         f"attack: {attack.kind} by {len(split.corrupted)} of {split.num_users} training users in "

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pfl_bench.client.flat_model import batchnorm_layers
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.config.training import FederatedOptions
 from pfl_bench.federated.cohort import UpdateAggregator
-from pfl_bench.federated.participants import Participants
-from pfl_bench.federated.parts import build_mechanism
+from pfl_bench.federated.parts import FederatedParts, build_mechanism
 from pfl_bench.federated.private_seed import OtherSeedError
+from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import Algorithm, ConfigError, FederatedSplit, UpdateTransform
+from pfl_bench.types import ConfigError, Participants
 from privacy.aggregate import Aggregate
 from privacy.central_record import CentralRecord
 from privacy.ledger import Ledger
@@ -32,45 +32,33 @@ if TYPE_CHECKING:
     from privacy.empirical.canaries import Canaries
 
 
-def make_federated_plan(
-    resolved: ResolvedConfig,
-    options: FederatedOptions,
-    split: FederatedSplit,
-    algorithm: Algorithm,
-    transforms: Sequence[UpdateTransform],
-    participants: Participants,
-    batchnorm_layers: tuple[str, ...],
-    num_parameters: int,
-    data_checksum: str,
-    artificial_users: bool,
-) -> PrivacyPlan | None:
+def make_federated_plan(parts: FederatedParts, participants: Participants) -> PrivacyPlan | None:
     """Build the plan of a run's configuration.
 
     Args:
-        resolved: The configuration.
-        options: Its federated section.
-        split: The training split.
-        algorithm: How clients train.
-        transforms: What happens to updates before they are sent.
+        parts: What the run is made of.
         participants: Who takes part.
-        batchnorm_layers: Names of the model's layers that gather running statistics.
-        num_parameters: Trainable parameters, P.
-        data_checksum: Digest of the data's content.
-        artificial_users: Whether examples were dealt to users who never had them.
 
     Returns:
         The plan; None for a run that claims no privacy.
 
     Raises:
+        ConfigError: A model without a plan has layers that gather running statistics.
         privacy.errors.PlanError: The accounting of the settings would be wrong.
     """
-    privacy = resolved.config.privacy
+    resolved, options = parts.resolved, parts.options
+    privacy, layers = resolved.config.privacy, batchnorm_layers(parts.model.module)
     if privacy is None or privacy.population_size is None:
+        if layers:
+            raise ConfigError(
+                f"model: BatchNorm layers keep running statistics ({', '.join(layers[:3])}), which "
+                "federated training neither sends nor averages; use GroupNorm or frozen statistics"
+            )
         return None
     name = resolved.tree["privacy"]["mechanism"]["name"]
     population = privacy.population_size
     if population == "training_users":
-        population = split.num_users
+        population = parts.split.num_users
     mechanism_options, audit = resolved.mechanism_options, privacy.audit
     return make_plan(
         PlanRequest(
@@ -80,7 +68,7 @@ def make_federated_plan(
             scheme=options.sampling,
             separation=options.separation,
             population_size=population,
-            num_users=split.num_users,
+            num_users=parts.split.num_users,
             hypothetical_population=privacy.hypothetical_population,
             cohort_size=options.cohort_size,
             noise_cohort_size=privacy.noise_cohort_size,
@@ -90,13 +78,13 @@ def make_federated_plan(
             noise_multiplier=privacy.noise_multiplier,
             delta=privacy.delta,
             accountant=privacy.accountant,
-            uploads=algorithm.uploads,
-            batchnorm_layers=batchnorm_layers,
-            num_parameters=num_parameters,
-            data_checksum=data_checksum,
+            uploads=parts.algorithm.uploads,
+            batchnorm_layers=layers,
+            num_parameters=parts.model.num_parameters,
+            data_checksum=parts.task.facts.checksum,
             selected_by=resolved.config.evaluation.select_best,
             nonce=privacy.nonce,
-            artificial_users=artificial_users,
+            artificial_users=parts.task.facts.artificial_users,
             num_canaries=audit.count if audit else 0,
             fresh_noise_for=(
                 "privacy.audit.kind worst_case" if audit and audit.kind == "worst_case" else None
@@ -104,24 +92,9 @@ def make_federated_plan(
             max_participations=options.max_participations,
             participation_rests_on=participants.rests_on,
             selection_uses_data=participants.uses_data,
-            client_state=_names_of_state(resolved, algorithm, transforms),
+            client_state=parts.client_state,
         )
     )
-
-
-def _names_of_state(
-    resolved: ResolvedConfig, algorithm: Algorithm, transforms: Sequence[UpdateTransform]
-) -> tuple[str, ...]:
-    """What remembers clients from round to round, as the configuration calls it."""
-    keys = {
-        "compression"
-        if transform is not getattr(algorithm, "transform", None)
-        else "algorithm": None
-        for transform in transforms
-        if transform.keeps_state
-    }
-    federated = resolved.tree["federated"]
-    return tuple(f"federated.{key} '{federated[key]['name']}'" for key in keys)
 
 
 def make_observer(mechanism: Mechanism, noise: NoiseScale, num_parameters: int) -> Observer:
@@ -139,7 +112,116 @@ def make_observer(mechanism: Mechanism, noise: NoiseScale, num_parameters: int) 
     )
 
 
-class PrivateRounds:
+class PublicRounds:
+    """The rounds of a run without a plan: nothing is claimed, watched or written down.
+
+    Args:
+        mechanism: Sums clients' updates.
+        seed: The run's.
+
+    Attributes:
+        mechanism: As given.
+        aggregator: Takes clients' updates into the sum.
+        plan: What the run claims.
+    """
+
+    plan: PrivacyPlan | None = None
+
+    def __init__(self, mechanism: Mechanism, seed: int, observer: Observer | None = None) -> None:
+        self.mechanism = mechanism
+        self.aggregator = UpdateAggregator(mechanism, seed, observer)
+
+    def begin(self, done: int) -> None:
+        """Open the ledger; check that what goes on is what it has recorded.
+
+        Args:
+            done: Rounds that the run has behind it, from its checkpoint.
+
+        Raises:
+            privacy.errors.LedgerError: The ledger is damaged or of another run.
+        """
+
+    def check_round(self, index: int) -> None:
+        """Check that a round, from 1, is within the budget.
+
+        Raises:
+            privacy.errors.BudgetExceededError: It is not.
+        """
+
+    def choose_probe(self, index: int, num_users: int) -> int:
+        """Choose the client of a round that is probed where not all are.
+
+        Args:
+            index: The round, from 1.
+            num_users: How many take part.
+
+        Returns:
+            Which of them, from 0; -1 for none.
+        """
+        return -1
+
+    def add_canaries(self, aggregate: Aggregate, index: int) -> None:
+        """Take the round's canaries into the sum, by the same clip as clients."""
+
+    def record(
+        self,
+        index: int,
+        users: NDArray[np.int64],
+        release: Release,
+        aggregate: Aggregate,
+        trained: Sequence[int],
+    ) -> None:
+        """Write the round's line of the ledger.
+
+        Args:
+            index: The round, from 1.
+            users: Shape (n,), who took part.
+            release: What was released.
+            aggregate: The sum that it was released from.
+            trained: Whose updates were taken in, as often as they were; without canaries.
+
+        Raises:
+            privacy.errors.LedgerError: The round was recorded before, and its replay differs.
+        """
+
+    def watch(self, index: int, release: Release, central: torch.Tensor) -> None:
+        """Let the canaries see what the round released, and where the model is after it.
+
+        Args:
+            index: The round, from 1.
+            release: What was released.
+            central: Shape (P,), after the central step.
+        """
+
+    def scalars(self, release: Release, fraction_clipped: float) -> dict[str, float]:
+        """What the round's line of metrics adds; the fraction of clients clipped is bare."""
+        return {}
+
+    def ledger_digest(self, done: int) -> str | None:
+        """SHA-256 of the ledger's line of round ``done``; None without a ledger."""
+        return None
+
+    def canary_result(self, done: int) -> dict[str, Any] | None:
+        """What the canaries show after ``done`` rounds; None without canaries."""
+        return None
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """What changes from round to round beside the mechanism."""
+        return None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            RunFolderError: The run began with other streams: groups, noise and canaries would be
+                drawn anew in the midst of it, and what the plan says of them would not hold.
+        """
+
+    def close(self) -> None:
+        """Close the ledger."""
+
+
+class PrivateRounds(PublicRounds):
     """Takes a private run's clients in, watches what is released, and writes it down.
 
     Args:
@@ -149,10 +231,9 @@ class PrivateRounds:
         initial: Shape (P,): the central parameters that the run begins with, in the memory where
             they move.
         path: The ledger's file.
-
-    Attributes:
-        aggregator: Takes clients' updates into the sum.
     """
+
+    plan: PrivacyPlan
 
     def __init__(
         self,
@@ -162,6 +243,8 @@ class PrivateRounds:
         initial: torch.Tensor,
         path: Path,
     ) -> None:
+        self._observer = make_observer(plan.mechanism, plan.noise, plan.request.num_parameters)
+        super().__init__(plan.mechanism, seed, self._observer)
         self.plan = plan
         self._seed = seed
         self._initial = initial.clone()
@@ -169,8 +252,6 @@ class PrivateRounds:
         self._path = path
         self._ledger: Ledger | None = None
         self._digest: str | None = None
-        self._observer = make_observer(plan.mechanism, plan.noise, plan.request.num_parameters)
-        self.aggregator = UpdateAggregator(plan.mechanism, seed, self._observer)
         self._history = ParticipationHistory(plan.request.num_users)
         self._num_canaries = 0
         self._canaries: Canaries | None = None
@@ -196,14 +277,7 @@ class PrivateRounds:
             )
 
     def begin(self, done: int) -> None:
-        """Open the ledger; check that what goes on is what it has recorded.
-
-        Args:
-            done: Rounds that the run has behind it, from its checkpoint.
-
-        Raises:
-            privacy.errors.LedgerError: The ledger is damaged or of another run.
-        """
+        """Open and check the ledger."""
         self._ledger = Ledger.open(self._path)
         self._ledger.check_resume(done, self.plan.ledger_constants(), self._digest)
 
@@ -212,21 +286,17 @@ class PrivateRounds:
         assert self._ledger is not None
         return self._ledger.digest(done)
 
+    def check_round(self, index: int) -> None:
+        """Check it by the plan."""
+        self.plan.check_round(index)
+
     def choose_probe(self, index: int, num_users: int) -> int:
-        """Choose the client of a round that is probed where not all are.
-
-        Args:
-            index: The round, from 1.
-            num_users: How many take part.
-
-        Returns:
-            Which of them, from 0; -1 for none.
-        """
+        """Choose by a stream of its own."""
         rng = stream(self._seed, Purpose.PROBE, index)
         return int(rng.integers(num_users)) if num_users else -1
 
     def add_canaries(self, aggregate: Aggregate, index: int) -> None:
-        """Take the round's canaries into the sum, by the same clip as clients."""
+        """Take them in, and count them."""
         self._num_canaries = 0
         clip_norm = self.plan.mechanism.clip_norm
         if self._canaries is None:
@@ -247,30 +317,20 @@ class PrivateRounds:
         aggregate: Aggregate,
         trained: Sequence[int],
     ) -> None:
-        """Write the round's line of the ledger.
-
-        Args:
-            index: The round, from 1.
-            users: Who took part.
-            release: What was released.
-            aggregate: The sum that it was released from.
-            trained: Whose updates were taken in, as often as they were; without canaries.
-
-        Raises:
-            privacy.errors.LedgerError: The round was recorded before, and its replay differs.
-        """
-        drawn = self._history.add(users, index)
-        observed = self._observer.observe(release, aggregate) | drawn
-        observed |= self._central_record.round(release.mean_update, users, trained)
-        entry = self.plan.ledger_entry(
-            index, users, release, aggregate, observed, self._num_canaries
-        )
-        assert self._ledger is not None  # begin() has opened it
-        self._ledger.append(entry)
-        self._digest = self._ledger.digest(index)
+        """Observe what was released, and append its line."""
+        with phase("ledger"):
+            drawn = self._history.add(users, index)
+            observed = self._observer.observe(release, aggregate) | drawn
+            observed |= self._central_record.round(release.mean_update, users, trained)
+            entry = self.plan.ledger_entry(
+                index, users, release, aggregate, observed, self._num_canaries
+            )
+            assert self._ledger is not None  # begin() has opened it
+            self._ledger.append(entry)
+            self._digest = self._ledger.digest(index)
 
     def scalars(self, release: Release, fraction_clipped: float) -> dict[str, float]:
-        """What the round's line of metrics adds; the fraction of clients clipped is bare."""
+        """Clip, noise, and fractions of clients."""
         scalars = {
             "privacy/clip_norm": float(release.clip_norm or 0.0),
             "privacy/update_noise_stddev": release.update_noise_stddev,
@@ -281,7 +341,7 @@ class PrivateRounds:
         return scalars
 
     def watch(self, index: int, release: Release, central: torch.Tensor) -> None:
-        """Let the canaries see what the round released, and where the model is after it."""
+        """Let the canaries see it."""
         if self._canaries is not None:
             self._canaries.observe(index, release.mean_update, central - self._initial)
 
@@ -297,7 +357,7 @@ class PrivateRounds:
         return {**result, "upper_bound": json_epsilon(actual.epsilon(done))}
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes from round to round beside the mechanism."""
+        """Observer, participations, canaries, digest of the ledger, and seed."""
         canaries = None if self._canaries is None else self._canaries.state_dict()
         return {
             "observer": self._observer.state_dict(),
@@ -308,12 +368,7 @@ class PrivateRounds:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave.
-
-        Raises:
-            RunFolderError: The run began with other streams: groups, noise and canaries would be
-                drawn anew in the midst of it, and what the plan says of them would not hold.
-        """
+        """Restore them, if the seed is still the same."""
         if state.get("seed") != self._seed:
             raise OtherSeedError(self._path.parent)
         self._observer.load_state_dict(state["observer"])

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import torch
 
 from pfl_bench.client import machine
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.types import RunFolderError
+from pfl_bench.types import PrivateSeed, RunFolderError
 
 
 class OtherSeedError(RunFolderError):
@@ -39,26 +38,6 @@ class OtherSeedError(RunFolderError):
             "today, because code, versions, processor or settings are others than when it began; "
             "resume under those that environment.json names, or start in a new folder with --out"
         )
-
-
-@dataclass(frozen=True)
-class PrivateSeed:
-    """A private run's seed, and what it was derived from.
-
-    Attributes:
-        value: 256 bits.
-        nonce: What pins it; None where ``parts`` decide.
-        parts: What decides a run's releases, by name: digests, versions and names. They are
-            recorded beside a nonce too.
-    """
-
-    value: int
-    nonce: str | int | None
-    parts: Mapping[str, Any]
-
-    def to_json_dict(self) -> dict[str, Any]:
-        """The seed as ``environment.json`` holds it, its value in hexadecimal digits."""
-        return {"value": f"{self.value:064x}", "nonce": self.nonce, "parts": dict(self.parts)}
 
 
 def derive(

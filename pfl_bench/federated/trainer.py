@@ -15,186 +15,127 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pfl_bench.client import machine
-from pfl_bench.client.flat_model import FlatModel, batchnorm_layers
 from pfl_bench.client.optimizers import build_optimizer, rate_factor, set_rate
-from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated import private_seed
-from pfl_bench.federated.aggregation import LeavesRoundsOut
-from pfl_bench.federated.cohort import CohortTraining, UpdateAggregator
+from pfl_bench.federated.cohort import CohortTraining
 from pfl_bench.federated.notices import RoundNotices
-from pfl_bench.federated.participants import Participants, SampledParticipants
-from pfl_bench.federated.parts import (
-    build_aggregation,
-    build_algorithm,
-    build_engine,
-    build_transforms,
-    needs_one_process,
-)
-from pfl_bench.federated.privacy_session import PrivateRounds, make_federated_plan
-from pfl_bench.federated.private_seed import PrivateSeed
+from pfl_bench.federated.participants import SampledParticipants
+from pfl_bench.federated.parts import FederatedParts, build_engine
+from pfl_bench.federated.privacy_session import PrivateRounds, PublicRounds, make_federated_plan
 from pfl_bench.federated.sampling import build_sampler
 from pfl_bench.federated.shards import num_shards
-from pfl_bench.federated.update_pipeline import download_bytes, upload_bytes
+from pfl_bench.federated.state_watch import StateWatch
 from pfl_bench.federated.workers.messages import Begin, Built, SharedTraining, await_workers
 from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.simulation.devices.cohorts import SimulatedParticipants, digest_of
 from pfl_bench.simulation.devices.devices import Devices
 from pfl_bench.simulation.devices.sources import open_devices
-from pfl_bench.types import ConfigError, HasState, SingleProcess, Task, WorkerGroup
-from privacy.mechanism import Mechanism
+from pfl_bench.types import (
+    ConfigError,
+    Engine,
+    Participants,
+    PrivateSeed,
+    RoundStatistics,
+    SingleProcess,
+    Stateful,
+    Trainer,
+    WorkerGroup,
+)
+from privacy.mechanism import Release
 from privacy.prefetched_noise import prefetched_noise
+from privacy.statement.statement import PrivacyStatement
 
 
-class FederatedTrainer:
+class FederatedTrainer(Trainer):
     """Trains a model over rounds; the runner drives it.
 
     Args:
-        resolved: The configuration, with a ``federated`` section.
-        task: Data and loss.
-        model: Its memory is the clients' working copy; its initial values are the start.
+        parts: What the run is made of. The model's memory is the clients' working copy; its
+            initial values are the start.
         folder: The run's folder, where a private run keeps its ledger.
         notice: Called with what a person must know.
         group: The processes of the run, which this one leads.
 
     Attributes:
-        total: Rounds of the run.
         central: Shape (P,): the central parameters.
         plan: What the run claims; None for a run that is not private.
-        engine: What trains the clients, as far as it decides the rounding of results.
-        private_seed: What cohorts and noise are drawn from; None for a run that is not private.
 
     Raises:
         ConfigError: The settings do not fit the data or one another.
+        PluginError: A plug-in keeps what a checkpoint cannot hold.
         privacy.errors.PlanError: The accounting of the settings would be wrong.
     """
 
-    unit = "round"
-
     def __init__(
         self,
-        resolved: ResolvedConfig,
-        task: Task,
-        model: FlatModel,
+        parts: FederatedParts,
         folder: Path,
         notice: Callable[[str], None],
         group: WorkerGroup | None = None,
     ) -> None:
-        options = resolved.config.federated
+        resolved, options, model = parts.resolved, parts.options, parts.model
         group = group or SingleProcess()
-        if options is None:
-            raise ConfigError("a federated trainer needs the section 'federated'")
+        self._parts, self._options, self._algorithm = parts, options, parts.algorithm
         self.total = options.num_rounds
-        self._options = options
-        self._checksum = task.facts.checksum
-        self._algorithm = build_algorithm(resolved, options)
-        engine = build_engine(resolved, options, task, model, self._algorithm, notice)
-        self.engine = engine.description
-        shards = num_shards(options.cohort_size)
-        if not engine.trains_alone:
-            # Who trains beside whom decides the last bits of updates, and of their sum.
-            shards = group.size
-            if group.size > 1:
-                self.engine += f", {group.description}"
-        self._split = task.split("train")
-        systems = resolved.config.systems
+        engine = build_engine(parts, notice)
+        self.engine, shards = _shards_of(engine, group, options.cohort_size)
         devices = None
-        if systems is not None:
-            devices = open_devices(systems.source, self._split.num_users)
+        if resolved.config.systems is not None:
+            devices = open_devices(resolved.config.systems.source, parts.split.num_users)
             notice(f"systems: devices are {devices.source}")
+        self.private_seed = _private_seed(parts, f"{self.engine}, {shards} shards", devices)
         self._cohort_seed = resolved.config.seed
-        self.private_seed: PrivateSeed | None = None
-        if resolved.config.setting == "private_federated":
-            self.private_seed = private_seed.derive(
-                resolved,
-                self._checksum,
-                model.initial_digest,
-                model.device,
-                engine=f"{self.engine}, {shards} shards",
-                traces="" if devices is None else digest_of(devices),
-            )
+        if self.private_seed is not None:
             self._cohort_seed = self.private_seed.value
-        self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
-        self._notices = RoundNotices(notice, self._split.client_ids)
-        self._model = model
-        self._transforms = build_transforms(resolved, self._algorithm, model)
-        self._participants = self._build_participants(resolved, devices, folder)
-        layers = batchnorm_layers(model.module)
-        self.plan = make_federated_plan(
-            resolved,
-            options,
-            self._split,
-            self._algorithm,
-            self._transforms,
-            self._participants,
-            layers,
-            model.num_parameters,
-            self._checksum,
-            task.facts.artificial_users,
-        )
-        if layers and self.plan is None:
-            raise ConfigError(
-                f"model: BatchNorm layers keep running statistics ({', '.join(layers[:3])}), which "
-                "federated training neither sends nor averages; use GroupNorm or frozen statistics"
-            )
-        self._mechanism: Mechanism
-        if self.plan is None:
-            self._mechanism = build_aggregation(resolved, options)
-        else:
-            self._mechanism = self.plan.mechanism
+        self._participants = _participants(parts, devices, self._cohort_seed, folder)
+        self._notices = RoundNotices(notice, parts.split.client_ids)
         self.central = model.vector.clone()
-        self._private: PrivateRounds | None = None
-        aggregator = UpdateAggregator(self._mechanism, self._cohort_seed, None)
+        self.plan = make_federated_plan(parts, self._participants)
+        self._rounds = PublicRounds(parts.aggregation, self._cohort_seed)
         if self.plan is not None:
-            self._private = PrivateRounds(
+            self.accountant = self.plan.request.accountant
+            self._rounds = PrivateRounds(
                 self.plan, resolved, self._cohort_seed, self.central, folder / "ledger.jsonl"
             )
-            aggregator = self._private.aggregator
-        if group.size > 1 and needs_one_process(resolved, options):
-            raise ConfigError(
-                f"federated: {group.description} cannot share what is kept of clients' updates "
-                "(aggregation, algorithm or compression with a state); set federated.workers: 1"
-            )
+        self._mechanism = self._rounds.mechanism
+        self._watch = StateWatch(self._plugins())
+        own = CohortTraining(parts, engine, self._rounds.aggregator)
         if group.size > 1:
-            noise = None if self.plan is None else self.plan.noise
-            digest = model.initial_digest
-            group.broadcast(Begin(resolved, noise, self._cohort_seed, digest, self._checksum))
-        self._training = SharedTraining(
-            group,
-            CohortTraining(model, engine, aggregator, options, self._transforms),
-            self._split,
-            self._algorithm.local_training,
-            shards,
-            options.cohort_size,
-        )
+            self._start_workers(group)
+        self._training = SharedTraining(group, own, parts, shards)
         identity = None if self.plan is None else machine.identity(model.device)
         await_workers(group, Built(engine.description, identity))
-        self._gradient = torch.zeros_like(self.central)
-        self.central.grad = self._gradient
+        self._gradient = self.central.grad = torch.zeros_like(self.central)
         self._optimizer = build_optimizer(
             options.central_optimizer, [self.central], options.central_learning_rate
         )
 
-    def _build_participants(
-        self, resolved: ResolvedConfig, devices: Devices | None, folder: Path
-    ) -> Participants:
-        options = self._options
-        down = download_bytes(self._algorithm, self._model.num_parameters)
-        if devices is not None:
-            up = upload_bytes(self._transforms, self._model.num_parameters)
-            local = self._algorithm.local_training
-            return SimulatedParticipants(resolved, devices, self._split, local, down, up, folder)
-        assert options.sampling != "selected"  # the configuration was refused
-        sampler = build_sampler(
-            options.sampling,
-            self._split.num_users,
-            options.cohort_size,
-            options.separation,
-            stream(self._cohort_seed, Purpose.SAMPLING, 0),
-        )
-        return SampledParticipants(sampler, down)
+    def _plugins(self) -> dict[str, Stateful]:
+        """The run's plug-ins that may change from round to round, by what messages call them."""
+        parts = self._parts
+        plugins: dict[str, Stateful] = {parts.name_of("algorithm"): self._algorithm}
+        for key, transform in parts.transforms.items():
+            suffix = ", its transform" if key == "algorithm" else ""
+            plugins[parts.name_of(key) + suffix] = transform
+        if self.plan is None:
+            plugins[parts.name_of("aggregation")] = parts.aggregation
+        if isinstance(self._participants, SimulatedParticipants):
+            plugins[parts.name_of("selection")] = self._participants.selector
+        return plugins
+
+    def _start_workers(self, group: WorkerGroup) -> None:
+        if self._parts.needs_one_process:
+            raise ConfigError(
+                f"federated: {group.description} cannot share what is kept of clients' updates "
+                "(aggregation, algorithm or compression with a state); set federated.workers: 1"
+            )
+        noise = None if self.plan is None else self.plan.noise
+        digest, checksum = self._parts.model.initial_digest, self._parts.task.facts.checksum
+        group.broadcast(Begin(self._parts.resolved, noise, self._cohort_seed, digest, checksum))
 
     def advance(self, index: int) -> dict[str, float]:
         """Run one round.
@@ -208,60 +149,65 @@ class FederatedTrainer:
         Raises:
             privacy.errors.BudgetExceededError: The round would exceed the budget; nothing was
                 drawn or trained.
+            PluginError: After the first round: a plug-in's state would not be in a checkpoint.
         """
         started = time.perf_counter()
-        if self.plan is not None:
-            self.plan.check_round(index)
+        self._rounds.check_round(index)
         with phase("sampling"):
-            rng = stream(self._cohort_seed, Purpose.SAMPLING, index)
-            users = self._participants.draw(index, rng)
+            users = self._participants.draw(
+                index, stream(self._cohort_seed, Purpose.SAMPLING, index)
+            )
         if self._participants.rests_on and not len(users):
             self._notices.nobody(index)
-        probed = -1 if self._private is None else self._private.choose_probe(index, len(users))
+        probed = self._rounds.choose_probe(index, len(users))
         noise = stream(self._cohort_seed, Purpose.NOISE, index)
         noise = prefetched_noise(noise, self._mechanism, len(self.central))
         aggregate, counted = self._training.train(users, index, self.central, probed)
         self._notices.lost(index, counted.lost)
         contributions, num_clipped = aggregate.num_contributions, aggregate.num_clipped
-        if self._private is not None:
-            self._private.add_canaries(aggregate, index)
+        self._rounds.add_canaries(aggregate, index)
         with phase("noise"):
             release = self._mechanism.release(aggregate, noise)
         del noise  # what was drawn ahead takes memory
-        if self._private is not None:
-            with phase("ledger"):
-                self._private.record(index, users, release, aggregate, counted.users)
+        self._rounds.record(index, users, release, aggregate, counted.users)
         with phase("central step"):
             rate = self._take_central_step(release.mean_update, index)
-        if self._private is not None:
-            self._private.watch(index, release, self.central)
+        self._rounds.watch(index, release, self.central)
+        self._watch.check(index)
         scalars = {
             "train/cohort_size": float(len(users)),
+            "train/num_nonfinite": float(aggregate.num_nonfinite),
+            "train/central_learning_rate": rate,
+            **self._participants.finish(index, users, counted),
+            **self._scalars(index, release, counted, contributions),
+            **self._rounds.scalars(release, num_clipped / max(1, contributions)),
+        }
+        return scalars | {"time/round_seconds": time.perf_counter() - started}
+
+    def _scalars(
+        self, index: int, release: Release, counted: RoundStatistics, contributions: int
+    ) -> dict[str, float]:
+        """What training came to."""
+        scalars = {
             "train/num_examples": float(counted.num_examples),
             "train/num_steps": float(counted.num_steps),
-            "train/num_nonfinite": float(aggregate.num_nonfinite),
             "train/update_norm": float(torch.linalg.vector_norm(release.mean_update)),
-            "train/central_learning_rate": rate,
             "systems/steps": float(counted.steps),
             "systems/examples": float(counted.processed),
-            **self._participants.finish(index, users, counted),
         }
         local = self._algorithm.local_training
         if local.schedule is not None:
             scalars["train/local_learning_rate"] = local.rate(index)
         if contributions:
             scalars["train/loss"] = counted.loss / contributions
-        if isinstance(self._mechanism, LeavesRoundsOut):
-            scalars["train/rounds_left_out"] = float(self._mechanism.rounds_left_out)
-            self._notices.left_out(index, self._mechanism, contributions)
-        if self._private is not None:
-            scalars |= self._private.scalars(release, num_clipped / max(1, contributions))
-        scalars["time/round_seconds"] = time.perf_counter() - started
+        aggregation = self._parts.aggregation
+        if self.plan is None and aggregation.fewest:
+            scalars["train/rounds_left_out"] = float(aggregation.rounds_left_out)
+            self._notices.left_out(index, aggregation, contributions)
         return scalars
 
-    def _take_central_step(self, mean_update: torch.Tensor, index: int) -> float:
-        schedule = self._options.central_schedule
-        factor = rate_factor(schedule, index, self.total)
+    def _take_central_step(self, mean_update: Tensor, index: int) -> float:
+        factor = rate_factor(self._options.central_schedule, index, self.total)
         rate = self._options.central_learning_rate * factor
         set_rate(self._optimizer, rate)
         self._algorithm.central_gradient(mean_update.to(self.central.device), out=self._gradient)
@@ -270,60 +216,39 @@ class FederatedTrainer:
 
     def close(self) -> None:
         """Close the ledger."""
-        if self._private is not None:
-            self._private.close()
+        self._rounds.close()
 
     def load_central(self) -> None:
         """Put the central parameters into the model, for evaluation."""
-        self._model.vector.copy_(self.central)
+        self._parts.model.vector.copy_(self.central)
 
-    def epsilons(self, done: int) -> dict[str, float]:
-        """Both epsilons after ``done`` rounds, as scalars.
-
-        Empty for a run without privacy, and under accountants that take seconds an answer (PLD,
-        PRV), whose epsilons are in the statement alone.
-        """
-        if self.plan is None or self._accountant != "rdp":
-            return {}
-        statement = self.plan.statement(done)
-        return {
-            "privacy/epsilon_simulated": statement.simulated.epsilon,
-            "privacy/epsilon_actual": statement.actual.epsilon,
-        }
-
-    def statement(self, done: int | None) -> dict[str, Any] | None:
-        """The privacy statement after ``done`` rounds (None: as planned), as plain data."""
+    def claim(self, done: int | None) -> PrivacyStatement | None:
+        """The privacy statement after ``done`` rounds (None: as planned)."""
         if self.plan is None:
             return None
         if done is None:
-            return self.plan.statement(self.plan.planned_rounds, "planned").to_json_dict()
-        return self.plan.statement(done).to_json_dict()
+            return self.plan.statement(self.plan.planned_rounds, "planned")
+        return self.plan.statement(done)
 
     def begin(self, done: int) -> None:
-        """Open the run's files; check that what goes on is what a private run's ledger recorded.
-
-        Args:
-            done: Rounds that the run has behind it, from its checkpoint.
-
-        Raises:
-            privacy.errors.LedgerError: The ledger is damaged or of another run.
-        """
+        """Open the run's files; check that what goes on is what a private run's ledger recorded."""
         self._participants.begin(done)
-        if self._private is not None:
-            self._private.begin(done)
+        self._rounds.begin(done)
+        self._watch.begin()
 
     def ledger_digest(self, done: int) -> str | None:
         """SHA-256 of the ledger's line of round ``done``; None without privacy."""
-        return None if self._private is None else self._private.ledger_digest(done)
+        return self._rounds.ledger_digest(done)
 
     def canary_result(self, done: int) -> dict[str, Any] | None:
         """What the canaries of an audited run show; None without canaries."""
-        return None if self._private is None else self._private.canary_result(done)
+        return self._rounds.canary_result(done)
 
-    def _with_state(self) -> list[HasState]:
-        """Algorithm, transforms and participants, if they change from round to round."""
-        parts: list[object] = [self._algorithm, *self._transforms, self._participants]
-        return [part for part in parts if isinstance(part, HasState)]
+    def _changing(self) -> dict[str, Stateful | Participants]:
+        """What changes from round to round beside the mechanism."""
+        parts = self._parts
+        transforms = {f"transform of {key}": part for key, part in parts.transforms.items()}
+        return {"algorithm": self._algorithm, **transforms, "participants": self._participants}
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes from round to round."""
@@ -331,16 +256,71 @@ class FederatedTrainer:
             "central": self.central,
             "optimizer": self._optimizer.state_dict(),
             "mechanism": self._mechanism.state_dict(),
-            "private": None if self._private is None else self._private.state_dict(),
-            "clients": [part.state_dict() for part in self._with_state()],
+            "private": self._rounds.state_dict(),
+            "clients": {key: part.state_dict() for key, part in self._changing().items()},
         }
+
+    def state_form(self) -> dict[str, Any]:
+        """What a saved state must look like; plug-ins may keep another kind of value each round."""
+        forms: dict[str, Any] = {"clients": dict.fromkeys(self._changing())}
+        if self.plan is None:
+            forms["mechanism"] = None
+        return self.state_dict() | forms
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` gave."""
         self.central.copy_(state["central"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._mechanism.load_state_dict(state["mechanism"])
-        for part, saved in zip(self._with_state(), state["clients"], strict=True):
-            part.load_state_dict(saved)
-        if self._private is not None:
-            self._private.load_state_dict(state["private"])
+        for key, part in self._changing().items():
+            part.load_state_dict(state["clients"][key])
+        self._rounds.load_state_dict(state["private"])
+
+
+def _shards_of(engine: Engine, group: WorkerGroup, cohort_size: int) -> tuple[str, int]:
+    """What decides the rounding of results, in words, and the number of shards."""
+    if engine.trains_alone:
+        return engine.description, num_shards(cohort_size)
+    # Who trains beside whom decides the last bits of updates, and of their sum.
+    processes = f", {group.description}" if group.size > 1 else ""
+    return engine.description + processes, group.size
+
+
+def _private_seed(
+    parts: FederatedParts, engine: str, devices: Devices | None
+) -> PrivateSeed | None:
+    if parts.resolved.config.setting != "private_federated":
+        return None
+    return private_seed.derive(
+        parts.resolved,
+        parts.task.facts.checksum,
+        parts.model.initial_digest,
+        parts.model.device,
+        engine=engine,
+        traces="" if devices is None else digest_of(devices),
+    )
+
+
+def _participants(
+    parts: FederatedParts, devices: Devices | None, seed: int, folder: Path
+) -> Participants:
+    if devices is not None:
+        return SimulatedParticipants(
+            parts.resolved,
+            devices,
+            parts.split,
+            parts.algorithm.local_training,
+            parts.download_bytes,
+            parts.upload_bytes,
+            folder,
+        )
+    options = parts.options
+    assert options.sampling != "selected"  # the configuration was refused
+    sampler = build_sampler(
+        options.sampling,
+        parts.split.num_users,
+        options.cohort_size,
+        options.separation,
+        stream(seed, Purpose.SAMPLING, 0),
+    )
+    return SampledParticipants(sampler, parts.download_bytes)

@@ -1,9 +1,24 @@
-"""Metric families, one file each; found by name (``pfl_bench.plugins``)."""
+"""Metric families, one file each; found by name (``pfl_bench.plugins``).
+
+Beside ``Options`` and ``build``, the module of a family says which of its values are better when
+they are lower, ``LOWER_IS_BETTER`` (a frozenset of names, which may be empty), and which speak for
+a run in tables and in the line of progress, ``HEADLINES`` (a tuple of names, the first one first).
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
 from pfl_bench import plugins
-from pfl_bench.types import Metric, Task
+from pfl_bench.types import Metric, PluginError, Task
+
+# What trainers call losses of their own, whatever families measure.
+_LOSSES = frozenset({"loss", "step_loss", "train_loss", "val_loss"})
+# What a distribution over clients or over the values of a column adds to the name of a value.
+_DERIVED = re.compile(r"(_weighted)?_p\d+$|_by_client$|_mean$")
 
 
 def build_metrics(task: Task) -> list[Metric]:
@@ -12,14 +27,77 @@ def build_metrics(task: Task) -> list[Metric]:
     return [family.build(family.Options(), task.facts) for family in families]
 
 
-def lower_is_better(metric: str) -> bool:
+@dataclass(frozen=True)
+class MetricDirections:
+    """What families of metrics say of their values.
+
+    Attributes:
+        lower: Names of those that are better when lower.
+        headlines: Names of those that speak for a run, the first one first.
+    """
+
+    lower: frozenset[str]
+    headlines: tuple[str, ...]
+
+    @classmethod
+    def of(cls, families: Iterable[str]) -> MetricDirections:
+        """What some families say, by their names.
+
+        Raises:
+            PluginError: One does not say it.
+        """
+        lower: frozenset[str] = frozenset()
+        headlines: dict[str, None] = {}
+        for name in families:
+            family = plugins.load(plugins.METRIC, name)
+            try:
+                lower |= frozenset(family.LOWER_IS_BETTER)
+                headlines |= dict.fromkeys(family.HEADLINES)
+            except AttributeError as error:
+                raise PluginError(
+                    f"the metric family '{name}' has no {error.name}; its module says which of its "
+                    "values are better when lower, such as LOWER_IS_BETTER = frozenset({'loss'}), "
+                    "and which speak for a run, such as HEADLINES = ('accuracy',)"
+                ) from None
+        return cls(lower, tuple(headlines))
+
+    @classmethod
+    def of_summary(cls, summary: Mapping[str, Any] | None) -> MetricDirections:
+        """What a run's ``summary.json`` has recorded; of older ones, what all families say."""
+        recorded = (summary or {}).get("metric_directions")
+        if not isinstance(recorded, Mapping):
+            return cls.of(plugins.available(plugins.METRIC))
+        return cls(frozenset(recorded["lower_is_better"]), tuple(recorded["headlines"]))
+
+    def to_json_dict(self) -> dict[str, list[str]]:
+        """What ``summary.json`` records, so that nobody has to load the task to read it."""
+        return {"lower_is_better": sorted(self.lower), "headlines": list(self.headlines)}
+
+    def lower_is_better(self, metric: str) -> bool:
+        """Whether the smaller value of a metric is the better one.
+
+        It is of what the families say, pooled or as it spreads over clients and strata, of the
+        trainers' own losses, and of every standard deviation.
+
+        Args:
+            metric: Name such as "val/loss", "val/client_loss_p90" or "client_accuracy_sd".
+        """
+        name = metric.rpartition("/")[2]
+        if name == "sd" or name.endswith("_sd"):
+            return True
+        name = _DERIVED.sub("", name).removeprefix("client_")
+        lower = self.lower | _LOSSES
+        if name.startswith("stratum_"):  # then the name of a column, whatever that is
+            return any(name.endswith(f"_{value}") for value in lower)
+        return name in lower
+
+
+def lower_is_better(metric: str, summary: Mapping[str, Any] | None = None) -> bool:
     """Whether the smaller value of a metric is the better one.
 
-    It is of losses and perplexities, pooled or as they spread over clients and strata, and of every
-    standard deviation.
-
     Args:
-        metric: Name such as "val/loss", "val/client_loss_p90" or "client_accuracy_sd".
+        metric: Its name.
+        summary: Content of the ``summary.json`` of a run that measured it; None for what all
+            families say.
     """
-    words = metric.rpartition("/")[2].split("_")
-    return words[-1] == "sd" or not {"loss", "perplexity"}.isdisjoint(words)
+    return MetricDirections.of_summary(summary).lower_is_better(metric)

@@ -8,6 +8,9 @@ from torch.nn import functional
 
 from pfl_bench.types import DataFacts, UserInputError
 
+LOWER_IS_BETTER = frozenset({"loss"})
+HEADLINES = ("accuracy",)
+
 
 class Options(BaseModel):
     """Classification metrics have no options."""

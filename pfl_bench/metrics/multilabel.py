@@ -73,6 +73,9 @@ def _logits_of_thresholds() -> NDArray[np.float32]:
 THRESHOLDS = _logits_of_thresholds()
 HALF = int(np.flatnonzero(THRESHOLDS == 0)[0])
 
+LOWER_IS_BETTER = frozenset({"loss"})
+HEADLINES = ("c_ap", "o_ap")
+
 
 class Options(BaseModel):
     """Multi-label metrics have no options."""

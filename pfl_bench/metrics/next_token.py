@@ -45,6 +45,9 @@ NOT_COUNTED = -100
 # Logits are gone through in pieces of so many elements (16 MiB), beside the model's own output.
 _PIECE = 1 << 22
 
+LOWER_IS_BETTER = frozenset({"loss", "perplexity"})
+HEADLINES = ("accuracy", "perplexity")
+
 
 class Options(BaseModel):
     """Next-token metrics have no options."""

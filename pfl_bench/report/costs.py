@@ -125,7 +125,7 @@ def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | N
         num_reached=len(reached),
         **{name: _mean([spent[name] for spent, _ in shown]) for name in AMOUNTS},
         steps=_mean([steps for _, steps in shown]),
-        best=(min if lower_is_better(metric) else max)(best, default=None),
+        best=(min if lower_is_better(metric, runs[0].summary) else max)(best, default=None),
         seconds=_mean(seconds) if seconds else None,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 from pfl_bench.config.views import Figure
 from pfl_bench.metrics import lower_is_better
@@ -45,7 +46,9 @@ def draw_curves(identifier: str, figure: Figure, rows: panels.Rows) -> panels.Dr
             series = [pair for run in runs if (pair := run.series(metric))[0]]
             lines += _lines(runs, metric, style, timed)
             _, y = curves.mean_curve(series)
-            cells[label] += [format_value(value) for value in _last_and_second(metric, series, y)]
+            summary = runs[0].summary if runs else None
+            found = _last_and_second(metric, series, y, summary)
+            cells[label] += [format_value(value) for value in found]
             bad = sum(not math.isfinite(value) for _, values in series for value in values)
             if bad:
                 count = sum(len(values) for _, values in series)
@@ -110,7 +113,10 @@ def _second_column(metric: str) -> str:
 
 
 def _last_and_second(
-    metric: str, series: Sequence[tuple[Sequence[int], Sequence[float]]], mean: Sequence[float]
+    metric: str,
+    series: Sequence[tuple[Sequence[int], Sequence[float]]],
+    mean: Sequence[float],
+    summary: Mapping[str, Any] | None,
 ) -> tuple[float | None, float | None]:
     """What the table says of a row's curves and of their mean; None of a row without any."""
     # An epsilon that is infinite at the end must not be shown as the last that was not.
@@ -120,7 +126,7 @@ def _last_and_second(
     last = math.inf if infinite else mean[-1]
     if _second_column(metric) == "median":
         return last, median(mean)
-    return last, (min if lower_is_better(metric) else max)(mean)
+    return last, (min if lower_is_better(metric, summary) else max)(mean)
 
 
 def _made_up_devices(run: RunRecord) -> bool:

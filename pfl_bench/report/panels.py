@@ -185,7 +185,7 @@ def _final_headlines(runs: Sequence[RunRecord]) -> list[str]:
     """The final metrics that speak for a row: what is expected of it, else its headline."""
     wanted = [str(entry["metric"]) for run in runs for entry in run.expected]
     for run in runs:
-        wanted = wanted or headline_metrics((run.summary or {}).get("metrics", {}))
+        wanted = wanted or headline_metrics(run.summary or {})
     return list(dict.fromkeys(wanted))
 
 
@@ -211,11 +211,7 @@ def headline_keys(runs: Sequence[RunRecord]) -> list[str]:
     evaluated = sorted(key for key in logged if key.split("/")[0] not in _NOT_EVALUATION)
     wanted = [str(entry["metric"]) for run in runs for entry in run.expected]
     if not wanted:
-        wanted = [
-            name
-            for run in runs
-            for name in headline_metrics((run.summary or {}).get("metrics", {}))
-        ]
+        wanted = [name for run in runs for name in headline_metrics(run.summary or {})]
     keys: list[str] = []
     for metric in dict.fromkeys(wanted or ["test/accuracy"]):
         base = metric.split("/", 1)[-1]

@@ -67,7 +67,7 @@ def _table(title: str, split: str, values: Mapping[str, Any], run: RunRecord) ->
     sizes = sorted(size for _, size, _, _ in lines)
     least = sizes[len(sizes) // 4] if len(lines) > 4 * _SHOWN else 0
     kept = [line for line in lines if line[1] >= least]
-    sign = 1 if lower_is_better(metric) else -1
+    sign = 1 if lower_is_better(metric, run.summary) else -1
     kept.sort(key=lambda line: (sign * line[0], -line[1], line[2]))
     count = f"{len(lines):,} values"
     if len(kept) < len(lines):
@@ -87,7 +87,7 @@ def _metric(split: str, values: Mapping[str, Any], run: RunRecord) -> str | None
     entry = next((entry for entry in values.values() if isinstance(entry, Mapping)), {})
     has = [name for name in entry if name not in ("examples", "clients")]
     wanted = [str(expected["metric"]) for expected in run.expected]
-    wanted += headline_metrics((run.summary or {}).get("metrics", {}))
+    wanted += headline_metrics(run.summary or {})
     bases = [name.partition("/")[2] for name in wanted if name.partition("/")[0] == split]
     return next((base for base in [*bases, "accuracy"] if base in has), has[0] if has else None)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from pfl_bench.files import write_atomically
 from pfl_bench.types import RunFolderError, UserInputError
 
-VERSION = 2
+VERSION = 3
 _NAME = re.compile(r"^step-(\d{8})\.pt$")
 
 

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.types import RunFolderError
 
 FAILED = ("differs", "diverged")
-# What speaks for a run of which nothing is published, of whatever family measures it.
-_HEADLINES = ("accuracy", "c_ap")
 
 
 @dataclass(frozen=True)
@@ -124,23 +123,24 @@ def rows_from_summaries(summaries: Sequence[Mapping[str, Any]]) -> list[RowResul
         if expected:
             metrics = list(dict.fromkeys(str(entry["metric"]) for entry in expected))
         else:
-            metrics = headline_metrics(runs[0]["metrics"])
+            metrics = headline_metrics(runs[0])
         rows += [_row(runs, metric) for metric in metrics]
     return rows
 
 
-def headline_metrics(metrics: Mapping[str, Any]) -> list[str]:
+def headline_metrics(summary: Mapping[str, Any]) -> list[str]:
     """Name the metric that speaks for a run without expected values.
 
     Args:
-        metrics: Final metrics of a run.
+        summary: Content of its ``summary.json``.
 
     Returns:
-        One name, or none if there is no metric: of the test split, else of any, the accuracy, else
-        the macro average precision, else the first.
+        One name, or none if there is no metric: of the test split, else of any, the first that
+        the families of metrics name for it, else the first of all.
     """
+    metrics = summary.get("metrics", {})
     names = [name for name in metrics if name.startswith("test/")] or list(metrics)
-    for wanted in _HEADLINES:
+    for wanted in MetricDirections.of_summary(summary).headlines:
         named = [name for name in names if name.rsplit("/", 1)[-1] == wanted]
         if named:
             return named[:1]

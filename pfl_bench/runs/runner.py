@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pfl_bench.client import precision
 from pfl_bench.client.costs import CostMeter, measure_step
 from pfl_bench.client.machine import code_digest
 from pfl_bench.config.evaluation import EvaluationOptions
@@ -19,34 +19,33 @@ from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.evaluation.evaluator import Evaluator
 from pfl_bench.evaluation.splits import initial_loss
-from pfl_bench.federated.autotune.settle import Parts, settle
-from pfl_bench.federated.parts import (
-    build_forward,
-    build_model,
-    build_task,
-    resolve_device,
-    set_threads,
-)
+from pfl_bench.federated.aggregation import Aggregation
+from pfl_bench.federated.autotune.settle import settle
+from pfl_bench.federated.parts import FederatedParts, RunParts, build_run
 from pfl_bench.federated.workers.start import start_workers
 from pfl_bench.files import to_json_value, write_json
-from pfl_bench.metrics import lower_is_better
+from pfl_bench.metrics import MetricDirections
 from pfl_bench.profiling import Overhead, Profile, phase
+from pfl_bench.runs.best_model import BestModel
 from pfl_bench.runs.checkpoint import load_latest, restoring, save_checkpoint
 from pfl_bench.runs.divergence import DivergenceWatch, describe_divergence, usual_mend
 from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder, environment
 from pfl_bench.runs.log import RunLog
 from pfl_bench.runs.published import compare
 from pfl_bench.runs.wandb import WandbLogger
-from pfl_bench.trainers.base import HasCanaries, KeepsLedger
-from pfl_bench.trainers.factory import build_trainer
-from pfl_bench.types import ConfigError, DepartsFromRow, Task, WorkerError, WorkerGroup
+from pfl_bench.types import (
+    ConfigError,
+    DepartsFromRow,
+    Task,
+    Trainer,
+    WorkerError,
+    WorkerGroup,
+)
 from privacy.errors import BudgetExceededError
 from privacy.plan.plan import tensor_digest
 from privacy.statement.statement import round_up
 
-# What a line of progress shows beside the training loss, of whatever family measures it.
-HEADLINE_METRICS = ("accuracy", "perplexity", "c_ap", "o_ap")
-
+_CANARIES_IN_SUMMARY = ("kind", "lower_bound", "confidence", "upper_bound")
 # Names that a trainer gives up to the evaluation of the training split, where that is asked for.
 _OF_STEPS = {"train/loss": "train/step_loss", "train/num_examples": "train/step_examples"}
 
@@ -124,38 +123,34 @@ class _Run:
         self._notices = _Notices()
         if resolved.config.privacy is not None:
             code_digest()  # of the files as they are loaded, not as they are minutes later
-        set_threads(self._config)
-        self._device = resolve_device(self._config.device)
-        self._task = build_task(resolved, self._device)
-        _check_splits(self._config.evaluation, self._task)
-        self._model = build_model(resolved, self._task, self._device)
-        module = self._model.module
+        self._parts = parts = build_run(resolved)
+        _check_splits(self._config.evaluation, parts.task)
+        module = parts.model.module
         self._departure = module.departure if isinstance(module, DepartsFromRow) else ""
         if self._departure:
             self._notices.add(f"model: {self._departure}")
-        self._forward = build_forward(resolved, self._task, self._model)
         # Before the trainer is built, which may hook the model for gradients of single examples.
-        step = measure_step(self._forward, self._model, self._task.split("train"))
-        self._costs = CostMeter(step, self._config.evaluation.budgets)
-        start = initial_loss(self._forward, self._task.split("train"))
-        # From here on as if the user had named what "auto" comes to.
-        parts = Parts(self._task, self._model, self._forward, step)
-        processes = None if group is None else group.size
-        resolved = settle(resolved, parts, folder.path, processes, self._notices.add)
+        train = parts.task.split("train")
+        step = measure_step(parts.forward, parts.model, train)
+        self._directions = MetricDirections.of(parts.task.metrics)
+        self._costs = CostMeter(step, self._config.evaluation.budgets, self._directions)
+        start = initial_loss(parts.forward, train)
+        if self._config.federated is not None:
+            # From here on as if the user had named what "auto" comes to.
+            processes = None if group is None else group.size
+            federated = FederatedParts.of(parts)
+            parts = settle(federated, step, folder.path, processes, self._notices.add)
         if group is None:
-            group = start_workers(resolved, self._device)
+            group = start_workers(parts.resolved, parts.model.device)
             stack.callback(group.close)
         self._group = group
-        self._trainer = build_trainer(
-            resolved, self._task, self._model, folder.path, self._notices.add, group
-        )
+        self._trainer = build_trainer(parts, folder.path, self._notices.add, group)
         stack.callback(self._trainer.close)
         self._divergence = DivergenceWatch(start, self._trainer.unit)
-        self._best: dict[str, Any] | None = None
+        self._best = BestModel(self._config.evaluation.select_best, parts.model, self._directions)
         self._strata: dict[str, Any] = {}
-        personal = getattr(self._trainer, "personal", None)
         self._evaluator = Evaluator(
-            self._config, self._task, self._model, self._forward, personal, group
+            self._config, parts.task, parts.model, parts.forward, self._trainer.personal, group
         )
 
     def execute(self) -> dict[str, Any]:
@@ -164,16 +159,15 @@ class _Run:
         # Only now, when nothing of it was refused: a mended row may use the same folder.
         for text in self._folder.record(self._resolved):
             self._notices.add(text)
-        engine = getattr(trainer, "engine", None)
         now = environment(
-            self._task.facts,
-            self._device,
-            self._model.initial_digest,
-            engine,
+            self._parts.task.facts,
+            self._parts.model.device,
+            self._parts.model.initial_digest,
+            trainer.engine,
             self._group.description,
         )
-        if self._trainer.private_seed is not None:
-            now["private_seed"] = self._trainer.private_seed.to_json_dict()
+        if trainer.private_seed is not None:
+            now["private_seed"] = trainer.private_seed.to_json_dict()
         for text in self._folder.check_environment(now):
             self._notices.add(text)
         done = self._restore()
@@ -239,9 +233,9 @@ class _Run:
                 measured = overhead.run("evaluation", evaluate)[0]
                 self._look(index, measured)
                 scalars |= measured
-                self._keep_best(index, scalars)
+                self._best.look(index, scalars)
                 self._costs.watch(index, scalars)
-                headline = _headline(scalars)
+                headline = _headline(scalars, self._directions.headlines)
             with phase("logging"):
                 log.metrics(index, scalars, headline)
                 wandb.log(scalars, index)
@@ -259,20 +253,10 @@ class _Run:
                 f"{usual_mend(self._config.setting)}"
             )
 
-    def _keep_best(self, index: int, scalars: dict[str, float]) -> None:
-        wanted = self._config.evaluation.select_best
-        if wanted is None:
-            return
-        value = _sign(wanted) * scalars[wanted]
-        if not math.isnan(value) and (self._best is None or value > self._best["value"]):
-            vector = self._model.vector.detach().cpu().clone()
-            buffers = self._model.buffers()
-            self._best = {"value": value, "index": index, "vector": vector, "buffers": buffers}
-
     def _state(self) -> dict[str, Any]:
         return {
             "trainer": self._trainer.state_dict(),
-            "best": self._best,
+            "best": self._best.state_dict(),
             "costs": self._costs.state_dict(),
             "divergence": self._divergence.state_dict(),
         }
@@ -286,15 +270,14 @@ class _Run:
         state = load_latest(self._folder.checkpoints)
         if state is None:
             return 0
-        best = None
-        if state.get("best") is not None:
-            vector, buffers = self._model.vector.detach().cpu(), self._model.buffers()
-            best = {"value": 0.0, "index": 0, "vector": vector, "buffers": buffers}
-        with restoring(self._folder.checkpoints, state, self._state() | {"best": best}):
+        forms = {
+            "trainer": self._trainer.state_form(), "best": self._best.form_of(state.get("best"))
+        }  # fmt: skip
+        with restoring(self._folder.checkpoints, state, self._state() | forms):
             self._trainer.load_state_dict(state["trainer"])
             self._costs.load_state_dict(state["costs"])
             self._divergence.load_state_dict(state["divergence"])
-        self._best = state["best"]
+        self._best.load_state_dict(state["best"])
         done = int(state["step"])
         self._notices.add(f"resumed after {self._trainer.unit} {done}")
         return done
@@ -305,40 +288,22 @@ class _Run:
             write_json(self._folder.path / "privacy.json", statement)
         return statement
 
-    def _ledger_digest(self, done: int) -> str | None:
-        """What names the ledger's last line, so that it cannot be edited unseen."""
-        return self._trainer.ledger_digest(done) if isinstance(self._trainer, KeepsLedger) else None
-
-    def _write_canaries(self, done: int) -> dict[str, Any] | None:
-        """What the canaries of an audited run show, in full in a file of its own."""
-        if not isinstance(self._trainer, HasCanaries):
-            return None
-        result = self._trainer.canary_result(done)
-        if result is not None:
-            write_json(self._folder.path / "canaries.json", result)
-        return result
-
-    def _selection(self) -> dict[str, Any] | None:
-        """By which metric the model was chosen, its value there, and when it was."""
-        wanted = self._config.evaluation.select_best
-        if wanted is None or self._best is None:
-            return None
-        value = _sign(wanted) * self._best["value"]
-        return {"metric": wanted, "value": value, "index": self._best["index"]}
-
     def _summarise(self, done: int, status: str, seconds: float) -> dict[str, Any]:
-        self._trainer.load_central()
-        if self._best is not None:
-            self._model.vector.copy_(self._best["vector"])
-            self._model.load_buffers(self._best["buffers"])
-        is_recorded = self._ledger_digest(done) is not None
-        model_digest = tensor_digest(self._model.vector) if is_recorded else None
+        trainer, parts = self._trainer, self._parts
+        trainer.load_central()
+        self._best.load()
+        ledger = trainer.ledger_digest(done)
+        model_digest = None if ledger is None else tensor_digest(parts.model.vector)
         with phase("evaluation"):
             splits = self._config.evaluation.final_splits
             metrics, self._strata = self._evaluator.evaluate(splits)
         self._look(done, metrics)
-        facts = self._task.facts
-        canaries = self._write_canaries(done)
+        facts = parts.task.facts
+        # In full in a file of its own.
+        canaries = trainer.canary_result(done)
+        if canaries is not None:
+            write_json(self._folder.path / "canaries.json", canaries)
+            canaries = {key: canaries[key] for key in _CANARIES_IN_SUMMARY}
         summary = {
             "format_version": SUMMARY_VERSION,
             "name": self._config.name,
@@ -349,20 +314,22 @@ class _Run:
             "rounds": done,
             "status": status,
             "diverged": self._divergence.found,
-            "selected": None if self._best is None else self._best["index"],
-            "selection": self._selection(),
-            "num_parameters": self._model.num_parameters,
+            "selected": self._best.index,
+            "selection": self._best.to_json_dict(),
+            "num_parameters": parts.model.num_parameters,
             "departure": self._departure,
             "metrics": metrics,
+            "metric_directions": self._directions.to_json_dict(),
             "systems": self._costs.totals,
             "budgets": self._costs.budgets(),
-            "privacy": self._trainer.statement(done),
-            "canaries": _canary_summary(canaries),
-            "ledger_digest": self._ledger_digest(done),
+            "privacy": trainer.statement(done),
+            "canaries": canaries,
+            # What names the ledger's last line, so that it cannot be edited unseen.
+            "ledger_digest": ledger,
             "model_sha256": model_digest,
             "data": {
                 **to_json_value(asdict(replace(facts, class_names=()))),
-                "num_users": {s: self._task.split(s).num_users for s in self._task.split_names},
+                "num_users": {s: parts.task.split(s).num_users for s in parts.task.split_names},
             },
             "seconds": round(seconds, 3),
         }
@@ -370,15 +337,42 @@ class _Run:
         return summary | {"expected": expected}
 
 
-def _canary_summary(result: dict[str, Any] | None) -> dict[str, Any] | None:
-    if result is None:
-        return None
-    return {key: result[key] for key in ("kind", "lower_bound", "confidence", "upper_bound")}
+def build_trainer(
+    parts: RunParts, folder: Path, notice: Callable[[str], None], group: WorkerGroup
+) -> Trainer:
+    """Build the trainer that the configuration's sections ask for.
 
+    Args:
+        parts: What the run is made of; of a federated run its ``FederatedParts``.
+        folder: The run's.
+        notice: Called with what a person must know.
+        group: The processes of a federated run.
+    """
+    config = parts.resolved.config
+    slow = precision.slow_notice(config.precision, parts.model.device)
+    if slow is not None:
+        notice(slow)
+    if isinstance(parts, FederatedParts):
+        from pfl_bench.federated.trainer import FederatedTrainer
 
-def _sign(metric: str) -> float:
-    """What makes the larger value of a metric the better one: a loss is better when lower."""
-    return -1.0 if lower_is_better(metric) else 1.0
+        if type(parts.aggregation) is not Aggregation:
+            name = parts.resolved.tree["federated"]["aggregation"]["name"]
+            notice(
+                f"aggregation: {name} looks at each client's update, which "
+                "nothing hides from the centre: this run has no privacy guarantee of any kind"
+            )
+        return FederatedTrainer(parts, folder, notice, group)
+    if config.central is not None:
+        from pfl_bench.trainers.central import CentralTrainer
+
+        return CentralTrainer(parts, folder, notice)
+    if config.local is not None:
+        from pfl_bench.trainers.local_only import LocalTrainer
+
+        return LocalTrainer(parts, folder, notice)
+    from pfl_bench.trainers.mocha.trainer import MultitaskTrainer
+
+    return MultitaskTrainer(parts, folder, notice)
 
 
 def _check_splits(options: EvaluationOptions, task: Task) -> None:
@@ -391,12 +385,12 @@ def _check_splits(options: EvaluationOptions, task: Task) -> None:
                 )
 
 
-def _headline(scalars: dict[str, float]) -> str:
+def _headline(scalars: dict[str, float], headlines: Sequence[str]) -> str:
     """The few numbers that a person watches."""
     parts = []
     for name, value in scalars.items():
         metric = name.partition("/")[2]
-        if name == "train/loss" or metric in HEADLINE_METRICS:
+        if name == "train/loss" or metric in headlines:
             parts.append(f"{name} {value:.4f}")
     parts += [
         f"epsilon ({kind}) {round_up(scalars[f'privacy/epsilon_{kind}'], 3)}"

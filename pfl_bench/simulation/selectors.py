@@ -9,10 +9,11 @@ finishes in time is decided by their devices. Who may not take part, because of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pfl_bench.types import Stateful
 
 Ids = NDArray[np.int64]
 # Waiting times for it are finite, and longer than any other.
@@ -60,28 +61,24 @@ class Feedback:
     num_examples: Ids
 
 
-class Selector(Protocol):
-    """Chooses who is to take part in a round."""
+class Selector(Stateful):
+    """Base of selections: chooses who is to take part in a round.
 
-    @property
-    def only_available(self) -> bool:
-        """Whether it is offered those alone who are available as the round begins, or everybody.
+    Attributes:
+        only_available: Whether it is offered only those who are available as the round begins, or
+            everybody. Who is chosen without being available is lost.
+        uses_data: Whether its choice depends on what clients have learned: their losses. No
+            privacy plan covers such a choice: who takes part would tell of their data.
+    """
 
-        Who is chosen without being available is lost.
-        """
-
-    @property
-    def uses_data(self) -> bool:
-        """Whether its choice depends on what clients have learned: their losses.
-
-        No privacy plan covers such a choice: who takes part would tell of their data.
-        """
+    only_available: bool = True
+    uses_data: bool = False
 
     def select(self, candidates: Ids, number: int, index: int, rng: np.random.Generator) -> Ids:
         """Choose; must change nothing, for a round that is cut off is selected again.
 
         Args:
-            candidates: Ascending; may be empty.
+            candidates: Shape (n,), ascending; may be empty.
             number: How many are wanted.
             index: The round, from 1.
             rng: Where all randomness is from.
@@ -89,14 +86,10 @@ class Selector(Protocol):
         Returns:
             At most ``number`` of the candidates, none twice, in any order.
         """
-
-
-@runtime_checkable
-class LearnsFromRounds(Protocol):
-    """What a selector also has that learns; one that does has ``client_stages.HasState`` too."""
+        raise NotImplementedError
 
     def report(self, feedback: Feedback) -> None:
-        """Take in a round that has ended."""
+        """Take in a round that has ended; one that does not learn has nothing to do."""
 
 
 def draw_by_weight(

@@ -19,36 +19,34 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfl_bench.client.flat_model import FlatModel, clip_each, clip_global
+from pfl_bench.client.flat_model import clip_each, clip_global
 from pfl_bench.client.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.client.precision import new_loss_sum
 from pfl_bench.client.prefetch import MicroBatch, prefetch
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.training import CentralOptions
 from pfl_bench.federated import private_seed
-from pfl_bench.federated.parts import build_forward
-from pfl_bench.federated.private_seed import OtherSeedError, PrivateSeed
+from pfl_bench.federated.parts import RunParts
+from pfl_bench.federated.private_seed import OtherSeedError
 from pfl_bench.rng import Purpose, seed_torch, stream, torch_seed
 from pfl_bench.trainers.dp_sgd import PrivateSteps
-from pfl_bench.types import ConfigError, FederatedSplit, Task
+from pfl_bench.types import ConfigError, FederatedSplit, Trainer
 from privacy.errors import BudgetExceededError
 from privacy.ledger import Ledger
 from privacy.plan.example_level import ExampleLevelPlan, make_example_level_plan
 from privacy.plan.plan import tensor_digest
+from privacy.statement.statement import PrivacyStatement
 
 
-class CentralTrainer:
+class CentralTrainer(Trainer):
     """Trains a model on pooled examples; the runner drives it, one epoch a step.
 
     Args:
-        resolved: The configuration, with a ``central`` section.
-        task: Data and loss.
-        model: Trained in place.
+        parts: What the run is made of, with a ``central`` section. The model is trained in place.
         folder: The run's folder, where a private run keeps its ledger.
         notice: Called with what a person must know.
 
     Attributes:
-        total: Epochs of the run.
         plan: What the run claims; None for a run that is not private.
 
     Raises:
@@ -60,19 +58,18 @@ class CentralTrainer:
 
     def __init__(
         self,
-        resolved: ResolvedConfig,
-        task: Task,
-        model: FlatModel,
+        parts: RunParts,
         folder: Path,
         notice: Callable[[str], None],
     ) -> None:
+        resolved, task, model = parts.resolved, parts.task, parts.model
         options = resolved.config.central
         if options is None:
             raise ConfigError("a central trainer needs the section 'central'")
         self._options: CentralOptions = options
         self._split: FederatedSplit = task.split("train")
         self._model = model
-        self._forward = build_forward(resolved, task, model)
+        self._forward = parts.forward
         self._seed = resolved.config.seed
         self._notice = notice
         self.total = options.num_epochs
@@ -90,9 +87,8 @@ class CentralTrainer:
         self._digest: str | None = None
         self._ledger_path = folder / "ledger.jsonl"
         self._batch_seed = self._seed
-        self.private_seed: PrivateSeed | None = None
-        self._accountant = resolved.config.privacy.accountant if resolved.config.privacy else ""
         if self.plan is not None:
+            self.accountant = self.plan.accountant
             self._private = PrivateSteps(
                 self.plan, model, self._optimizer, task, self._forward, options
             )
@@ -294,29 +290,16 @@ class CentralTrainer:
         if self._ledger is not None:
             self._ledger.close()
 
-    def load_central(self) -> None:
-        """Nothing to do: the model is trained in place."""
-
-    def epsilons(self, done: int) -> dict[str, float]:
-        """Both epsilons after ``done`` epochs; empty without privacy and for slow accountants."""
-        if self.plan is None or self._accountant != "rdp":
-            return {}
-        statement = self.plan.statement(done * self._steps_per_epoch)
-        return {
-            "privacy/epsilon_simulated": statement.simulated.epsilon,
-            "privacy/epsilon_actual": statement.actual.epsilon,
-        }
-
-    def statement(self, done: int | None) -> dict[str, Any] | None:
-        """The privacy statement after ``done`` epochs (None: as planned), as plain data."""
+    def claim(self, done: int | None) -> PrivacyStatement | None:
+        """The privacy statement after ``done`` epochs (None: as planned)."""
         if self.plan is None:
             return None
-        if done is None:
-            planned = self.total * self._steps_per_epoch
-            if self.plan.max_steps is not None:
-                planned = min(planned, self.plan.max_steps)
-            return self.plan.statement(planned, "planned").to_json_dict()
-        return self.plan.statement(done * self._steps_per_epoch).to_json_dict()
+        if done is not None:
+            return self.plan.statement(done * self._steps_per_epoch)
+        planned = self.total * self._steps_per_epoch
+        if self.plan.max_steps is not None:
+            planned = min(planned, self.plan.max_steps)
+        return self.plan.statement(planned, "planned")
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes from epoch to epoch."""

@@ -22,14 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfl_bench.client.flat_model import FlatModel
-from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.evaluation.fine_tuning import Batch, take_steps
-from pfl_bench.federated.parts import build_forward
+from pfl_bench.federated.parts import RunParts
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.trainers.model_selection import ClientModelSelector
 from pfl_bench.trainers.personalized import PersonalizedClients, PersonalizedModels
-from pfl_bench.types import ConfigError, Examples, Task
+from pfl_bench.types import ConfigError, Examples
 
 # Chosen models that fit into so much are kept; larger ones are trained again when wanted.
 MAX_KEPT_BYTES = 64 * 2**20
@@ -56,36 +54,29 @@ class LocalTrainer(PersonalizedModels):
     model.
 
     Args:
-        resolved: The configuration, with a ``local`` section.
-        task: Data and loss.
-        model: Working copy; its initial values are every client's start.
+        parts: What the run is made of, with a ``local`` section. The model is the working copy; its
+            initial values are every client's start.
         folder: Not used.
         notice: Called with what a person must know.
-
-    Attributes:
-        total: Rounds of the run.
 
     Raises:
         ConfigError: The settings do not fit the data or one another.
     """
 
-    unit = "round"
-
     def __init__(
         self,
-        resolved: ResolvedConfig,
-        task: Task,
-        model: FlatModel,
+        parts: RunParts,
         folder: Path,
         notice: Callable[[str], None],
     ) -> None:
+        resolved, task, model = parts.resolved, parts.task, parts.model
         options = resolved.config.local
         if options is None:
             raise ConfigError("a trainer of local models needs the section 'local'")
         self._options = options
         self._seed = resolved.config.seed
         clients = PersonalizedClients(resolved.config, "local", task, options.num_clients, notice)
-        super().__init__(clients, self._put_model)
+        super().__init__(clients)
         self._notice = notice
         self._train = task.split("train")
         self._val = task.split("val") if "val" in task.split_names else None
@@ -99,7 +90,7 @@ class LocalTrainer(PersonalizedModels):
                 "example to avoid it)"
             )
         self._model = model
-        self._forward = build_forward(resolved, task, model)
+        self._forward = parts.forward
         batch_size = resolved.config.evaluation.batch_size
         self._judge = ClientModelSelector(self._forward, task, options.select_by, batch_size)
         self._initial = model.vector.clone()

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.config.schema import RunConfig
-from pfl_bench.federated.private_seed import PrivateSeed
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import ConfigError, FederatedSplit, PersonalModels, Task
+from pfl_bench.types import ConfigError, FederatedSplit, PersonalModels, Task, Trainer
 
 
 class PersonalizedClients:
@@ -89,26 +88,23 @@ class PersonalizedClients:
         return self._places[split.name]
 
 
-class PersonalizedModels:
-    """What trainers have in common whose only models are the clients' own: no release, no centre.
+class PersonalizedModels(Trainer):
+    """Base of trainers whose only models are the clients' own: no release, no centre.
 
     Args:
         clients: The clients.
-        load_own: Puts the model of the client at a place among ``clients`` into the working memory.
-
-    Attributes:
-        private_seed: None: nothing is released.
     """
 
-    private_seed: PrivateSeed | None = None
-
-    def __init__(self, clients: PersonalizedClients, load_own: Callable[[int], None]) -> None:
+    def __init__(self, clients: PersonalizedClients) -> None:
         self._clients = clients
-        self._load_own = load_own
+
+    def _put_model(self, place: int) -> None:
+        """Put the model of the client at a place among ``clients`` into the working memory."""
+        raise NotImplementedError
 
     @property
     def personal(self) -> PersonalModels:
-        """Clients' own models, for evaluation."""
+        """Clients' own models, for evaluation: this trainer gives them."""
         return self
 
     def personalise(self, split: FederatedSplit, user: int) -> NDArray[np.int64]:
@@ -124,22 +120,5 @@ class PersonalizedModels:
         place = int(self._clients.places(split)[user])
         if place < 0:
             return np.arange(0)
-        self._load_own(place)
+        self._put_model(place)
         return np.arange(int(split.offsets[user + 1] - split.offsets[user]))
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def load_central(self) -> None:
-        """Nothing to do: there is no central model."""
-
-    def epsilons(self, done: int) -> dict[str, float]:
-        """None: no guarantee is given."""
-        return {}
-
-    def statement(self, done: int | None) -> None:
-        """None: no guarantee is given."""
-        return
-
-    def begin(self, done: int) -> None:
-        """Nothing to do: there is no ledger."""

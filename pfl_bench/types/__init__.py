@@ -1,17 +1,11 @@
-"""The vocabulary of the toolkit: frozen dataclasses, Protocols and errors.
+"""The vocabulary of the toolkit: frozen dataclasses, base classes, Protocols and errors.
 
 This package imports nothing else of ours. Everything that two packages exchange is named here, so
 that a task, an engine and a trainer can be written and read without one another. Whoever uses a
 name imports it from here, not from the module that has it.
 """
 
-from pfl_bench.types.client_updates import (
-    ClientUpload,
-    HasState,
-    HasUpdateTransform,
-    Resizes,
-    UpdateTransform,
-)
+from pfl_bench.types.algorithms import Algorithm, ClientUpload, UpdateTransform
 from pfl_bench.types.data import DataFacts, Examples, FederatedSplit, RemoteFile, SplitBy
 from pfl_bench.types.errors import (
     ConfigError,
@@ -31,6 +25,7 @@ from pfl_bench.types.layers import (
 )
 from pfl_bench.types.processes import Evaluate, SingleProcess, WorkerGroup
 from pfl_bench.types.round_counts import RoundStatistics
+from pfl_bench.types.state import Stateful
 from pfl_bench.types.tasks import (
     BatchTransform,
     GivesExampleLosses,
@@ -40,15 +35,8 @@ from pfl_bench.types.tasks import (
     Task,
     TransformsBatches,
 )
-from pfl_bench.types.training import (
-    Algorithm,
-    CorrectsSteps,
-    Engine,
-    LocalResult,
-    LocalTraining,
-    Sampler,
-    SendsMore,
-)
+from pfl_bench.types.trainer import PrivateSeed, Trainer
+from pfl_bench.types.training import Engine, LocalResult, LocalTraining, Participants, Sampler
 
 __all__ = [
     "Algorithm",
@@ -56,7 +44,6 @@ __all__ = [
     "ClientUpload",
     "ComputesInSlots",
     "ConfigError",
-    "CorrectsSteps",
     "CountsFlops",
     "DataError",
     "DataFacts",
@@ -68,25 +55,25 @@ __all__ = [
     "GivesExampleLosses",
     "GivesFactoredGradients",
     "HasColumns",
-    "HasState",
-    "HasUpdateTransform",
     "KeepFactors",
     "LocalResult",
     "LocalTraining",
     "Metric",
+    "Participants",
     "PersonalModels",
     "PluginError",
+    "PrivateSeed",
     "ReadsOnDevice",
     "RemoteFile",
-    "Resizes",
     "RoundStatistics",
     "RunFolderError",
     "Sampler",
-    "SendsMore",
     "SingleProcess",
     "SkipsOutputs",
     "SplitBy",
+    "Stateful",
     "Task",
+    "Trainer",
     "TransformsBatches",
     "UpdateTransform",
     "UserInputError",

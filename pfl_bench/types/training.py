@@ -1,15 +1,17 @@
-"""Training: who takes part in a round, how a client trains and what becomes of it."""
+"""Training: who takes part in a round, how a client trains and what it gives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from pfl_bench.types.round_counts import RoundStatistics
 
 
 class Sampler(Protocol):
@@ -21,6 +23,47 @@ class Sampler(Protocol):
 
     def draw(self, rng: np.random.Generator, round_index: int = 1) -> NDArray[np.int64]:
         """Draw the users of a round (from 1), sorted, none twice; may be empty."""
+
+
+class Participants:
+    """Base of what decides who is trained in a round.
+
+    Attributes:
+        rests_on: What decides who takes part beside coins of their own; empty where nothing does.
+        uses_data: Whether it depends on what clients have learned who takes part.
+    """
+
+    rests_on: tuple[str, ...] = ()
+    uses_data: bool = False
+
+    def begin(self, done: int) -> None:
+        """Prepare the files of a run that has so many rounds behind it."""
+
+    def draw(self, index: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """The users whose updates make round ``index`` (from 1), ascending; may be empty."""
+        raise NotImplementedError
+
+    def finish(
+        self, index: int, users: NDArray[np.int64], counted: RoundStatistics
+    ) -> dict[str, float]:
+        """Take note that the round has ended.
+
+        Args:
+            index: The round, from 1.
+            users: Shape (n,), as ``draw`` gave them.
+            counted: What their training came to.
+
+        Returns:
+            Scalars of the round, "systems/bytes_down" and "systems/bytes_up" among them.
+        """
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes from round to round."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` gave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +95,11 @@ class LocalTraining:
     """How a client trains: what engines execute.
 
     A local step takes the gradient of the loss (0 for a parameter that takes no part in it),
-    clipped; then adds ``proximal_weight * (local - central)``, what an algorithm that
-    ``CorrectsSteps`` has for the client, and ``weight_decay * local``. Of that sum g it makes
-    ``v = momentum * v + g``, where v is zero before a client's first step of a round, and moves the
-    local parameters by ``-rate * v``: torch.optim.SGD without dampening, not Nesterov's, begun anew
-    for each client in each round.
+    clipped; then adds ``proximal_weight * (local - central)``, the algorithm's ``correction`` for
+    the client, and ``weight_decay * local``. Of that sum g it makes ``v = momentum * v + g``, where
+    v is zero before a client's first step of a round, and moves the local parameters by
+    ``-rate * v``: torch.optim.SGD without dampening, not Nesterov's, begun anew for each client in
+    each round.
 
     Attributes:
         epochs: Passes over the client's examples.
@@ -98,52 +141,6 @@ class LocalTraining:
         """Rate of the local steps of a round, 1-based."""
         factor = 1.0 if self.schedule is None else self.schedule(round_index)
         return self.learning_rate * factor
-
-
-class Algorithm(Protocol):
-    """A federated algorithm: how a client trains and what the centre does with the mean update."""
-
-    @property
-    def uploads(self) -> tuple[str, ...]:
-        """What each client sends. Mechanisms cover ("update",) and nothing else."""
-
-    @property
-    def local_training(self) -> LocalTraining:
-        """How each client trains."""
-
-    def central_gradient(self, mean_update: Tensor, out: Tensor) -> None:
-        """Write to ``out``, shape (P,), the gradient that the central optimizer takes."""
-
-
-@runtime_checkable
-class CorrectsSteps(Protocol):
-    """What an algorithm also has that adds a vector of the client's own to its local gradients."""
-
-    def begin(self, num_users: int, central: Tensor) -> None:
-        """Take note of the run; called once, before the first round.
-
-        Args:
-            num_users: Users of the training split.
-            central: Shape (P,), on the device of training; its values do not matter.
-        """
-
-    def correction(self, user: int) -> Tensor | None:
-        """What is added to the gradient of each of a user's steps in this round.
-
-        Gradients are clipped without it.
-
-        Returns:
-            Shape (P,), valid until the next call; None for nothing.
-        """
-
-
-@runtime_checkable
-class SendsMore(Protocol):
-    """What an algorithm also has whose centre sends clients more than the central parameters."""
-
-    @property
-    def downloads(self) -> tuple[str, ...]:
-        """What each client is sent: vectors of P parameters."""
 
 
 class Engine(Protocol):

@@ -19,7 +19,12 @@ from torch import Tensor
 
 from pfl_bench.client.machine import processor_name
 from pfl_bench.config.loading import resolve
-from pfl_bench.federated.parts import build_model, build_task, resolve_device
+from pfl_bench.federated.parts import (
+    FederatedParts,
+    build_model,
+    build_task,
+    resolve_device,
+)
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.federated.workers.start import start_workers
 from pfl_bench.runs.folder import package_versions
@@ -66,7 +71,10 @@ class OurSide:
         # Worker processes, where the configuration asks for them.
         self._group = start_workers(resolved, self.device)
         self.trainer = FederatedTrainer(
-            resolved, self.task, self.model, folder, lambda text: None, self._group
+            FederatedParts.build(resolved, self.task, self.model),
+            folder,
+            lambda text: None,
+            self._group,
         )
         self.trainer.begin(0)
         if cohort_seed is not None:

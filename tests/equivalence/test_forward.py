@@ -19,7 +19,7 @@ from pfl_bench.client.flat_model import FlatModel, clip_each
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.prefetch import prefetch
 from pfl_bench.config.loading import resolve
-from pfl_bench.federated.parts import build_model, build_task
+from pfl_bench.federated.parts import RunParts, build_model, build_task
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.runner import run
 from pfl_bench.trainers.central import CentralTrainer
@@ -163,7 +163,7 @@ def test_central_batches_read_ahead_change_nothing(
         model = build_model(config, task, CPU)
         folder = tmp_path / name
         folder.mkdir()
-        trainer = CentralTrainer(config, task, model, folder, lambda text: None)
+        trainer = CentralTrainer(RunParts.build(config, task, model), folder, lambda text: None)
         for epoch in (1, 2):
             trainer.advance(epoch)
         return model.vector.clone()
@@ -178,7 +178,7 @@ def test_central_gradient_clipping_bounds_the_step(tmp_path: Path) -> None:
     task = build_task(config, CPU)
     model = build_model(config, task, CPU)
     before = [p.detach().clone() for p in model.parameters]
-    trainer = CentralTrainer(config, task, model, tmp_path, lambda text: None)
+    trainer = CentralTrainer(RunParts.build(config, task, model), tmp_path, lambda text: None)
     trainer.advance(1)
     for old, new in zip(before, model.slices, strict=True):
         steps = -(-trainer._split.num_examples // 1000)
@@ -329,7 +329,7 @@ def test_draws_of_a_private_step_do_not_depend_on_the_memory(tmp_path: Path) -> 
         model = build_model(config, task, CPU)
         folder = tmp_path / str(size)
         folder.mkdir()
-        trainer = CentralTrainer(config, task, model, folder, lambda text: None)
+        trainer = CentralTrainer(RunParts.build(config, task, model), folder, lambda text: None)
         # Batches are private, and so differ between the two; hold them fixed to compare the draws.
         trainer._batch_seed = 1
         trainer.advance(1)

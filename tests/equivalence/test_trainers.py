@@ -11,7 +11,7 @@ import torch
 
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.federated.parts import build_model, build_task
+from pfl_bench.federated.parts import FederatedParts, build_model, build_task
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.runs.runner import run
 from pfl_bench.types import DataFacts, Examples
@@ -75,7 +75,9 @@ def test_simulated_noise_scales_with_the_cohort(tmp_path: Path) -> None:
         model = build_model(config, task, torch.device("cpu"))
         folder = tmp_path / str(noise_cohort)
         folder.mkdir()
-        trainer = FederatedTrainer(config, task, model, folder, lambda text: None)
+        trainer = FederatedTrainer(
+            FederatedParts.build(config, task, model), folder, lambda text: None
+        )
         before = trainer.central.clone()
         trainer.begin(0)
         trainer.advance(1)
@@ -134,7 +136,9 @@ def test_one_client_with_all_examples_is_central_sgd(model_name: str, tmp_path: 
     config = make_config("federated", **changes)
     task = OneClientTask(build_task(config, torch.device("cpu")))
     model = build_model(config, task, torch.device("cpu"))
-    trainer = FederatedTrainer(config, task, model, tmp_path, lambda text: None)
+    trainer = FederatedTrainer(
+        FederatedParts.build(config, task, model), tmp_path, lambda text: None
+    )
     plain = build_model(config, task, torch.device("cpu"))
     train_by_hand(plain, task, rounds=3)
     for index in (1, 2, 3):

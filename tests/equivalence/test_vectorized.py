@@ -24,7 +24,7 @@ from pfl_bench.client.forward import Forward
 from pfl_bench.config.loading import ResolvedConfig, resolve
 from pfl_bench.data.in_memory import InMemorySplit
 from pfl_bench.federated.parts import (
-    build_algorithm,
+    FederatedParts,
     build_engine,
     build_forward,
     build_model,
@@ -36,7 +36,7 @@ from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, Engine, LocalResult, LocalTraining, RunFolderError
 from privacy.ledger import read_ledger
 from tests.contracts import small_stores
-from tests.helpers import make_config
+from tests.helpers import make_config, parts_of
 
 CPU = torch.device("cpu")
 LOCAL = LocalTraining(epochs=2, batch_size=3, learning_rate=0.05)
@@ -470,12 +470,8 @@ def test_ten_rows_and_large_weights_are_multiplied_alike(
 
 def test_engine_slots_are_refused_where_there_are_none() -> None:
     resolved = make_config("federated", federated__engine="sequential", federated__engine_lanes=4)
-    task = build_task(resolved, CPU)
-    model = build_model(resolved, task, CPU)
-    assert resolved.config.federated is not None
-    algorithm = build_algorithm(resolved, resolved.config.federated)
     with pytest.raises(ConfigError, match="engine_lanes"):
-        build_engine(resolved, resolved.config.federated, task, model, algorithm, print)
+        build_engine(parts_of(resolved), print)
 
 
 def test_slots_follow_from_the_size_of_the_model() -> None:
@@ -545,7 +541,9 @@ def test_private_runs_by_two_engines_share_no_noise(tmp_path: Path) -> None:
         resolved = make_config("private_federated", **settings, privacy__nonce=None)
         task = build_task(resolved, torch.device("cpu"))
         model = build_model(resolved, task, torch.device("cpu"))
-        return FederatedTrainer(resolved, task, model, tmp_path, lambda text: None)._cohort_seed
+        return FederatedTrainer(
+            FederatedParts.build(resolved, task, model), tmp_path, lambda text: None
+        )._cohort_seed
 
     assert seed() == seed(engine="sequential") == seed(data_workers=2)
     others = [seed(engine="vectorized"), seed(engine="vectorized", engine_lanes=2)]

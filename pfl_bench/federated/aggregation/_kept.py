@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl_bench.federated.aggregation import Aggregation
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome
 from privacy.mechanism import Release, check_state_keys
-from privacy.mechanisms.none import NoPrivacy
 
 # Elements that are copied at a time: 16 MB in float32.
 _ELEMENTS = 1 << 22
 
 
-class BufferedAggregation(NoPrivacy):
+class BufferedAggregation(Aggregation):
     """Makes one update of all of a round; memory is cohort times P (float32), plus 16 MB or so.
 
     Clients count alike. An update that is not finite is left out, and counted. A round with fewer
@@ -34,13 +34,8 @@ class BufferedAggregation(NoPrivacy):
         combine: Makes one vector of shape (P,), float32, of ``fewest`` or more of that shape and
             type.
         fewest: Updates that it needs, at least 1.
-
-    Attributes:
-        fewest: As given.
-        rounds_left_out: Rounds so far that had fewer.
     """
 
-    # One process then trains all clients.
     keeps_updates = True
 
     def __init__(

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from pfl_bench.federated.aggregation._kept import BufferedAggregation, trimmed
-from privacy.mechanism import Mechanism, NoiseScale
+from privacy.mechanism import NoiseScale
 
 
 class Options(BaseModel):
@@ -29,6 +29,6 @@ def _median(updates: Sequence[Tensor]) -> Tensor:
     return trimmed(updates, (len(updates) - 1) // 2)
 
 
-def build(options: Options, noise: NoiseScale) -> Mechanism:
+def build(options: Options, noise: NoiseScale) -> BufferedAggregation:
     """Build the median; nothing is noised."""
     return BufferedAggregation("coordinate_median", _median)

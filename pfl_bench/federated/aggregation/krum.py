@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from pfl_bench.federated.aggregation._kept import BufferedAggregation, chunks
 from pfl_bench.types import ConfigError
-from privacy.mechanism import Mechanism, NoiseScale
+from privacy.mechanism import NoiseScale
 
 _FEWEST_MORE = 3  # clients beyond twice the attackers
 
@@ -66,7 +66,7 @@ def select(updates: Sequence[Tensor], num_attackers: int, num_selected: int) -> 
     return sorted(best.tolist())
 
 
-def build(options: Options, noise: NoiseScale) -> Mechanism:
+def build(options: Options, noise: NoiseScale) -> BufferedAggregation:
     """Build Krum; nothing is noised. A round with too few finite updates is left out.
 
     Args:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from privacy.mechanism import Mechanism, NoiseScale
-from privacy.mechanisms.none import NoPrivacy
+from pfl_bench.federated.aggregation import Aggregation
+from privacy.mechanism import NoiseScale
 
 
 class Options(BaseModel):
@@ -14,6 +14,6 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-def build(options: Options, noise: NoiseScale) -> Mechanism:
+def build(options: Options, noise: NoiseScale) -> Aggregation:
     """Build the mean: the mechanism without clipping and noise."""
-    return NoPrivacy()
+    return Aggregation()

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pfl_bench.federated.aggregation._kept import BufferedAggregation, trimmed
 from pfl_bench.types import ConfigError
-from privacy.mechanism import Mechanism, NoiseScale
+from privacy.mechanism import NoiseScale
 
 # So that 0.29 of 100 clients are 29, although the product is a little less.
 _ROUNDING = 1e-9
@@ -36,7 +36,7 @@ class Options(BaseModel):
     trimmed_fraction: Annotated[float, Field(ge=0, lt=0.5)]
 
 
-def build(options: Options, noise: NoiseScale) -> Mechanism:
+def build(options: Options, noise: NoiseScale) -> BufferedAggregation:
     """Build the trimmed mean; nothing is noised. A round so small that nobody is cut is left out.
 
     Args:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from pydantic import BaseModel, ConfigDict
-from torch import Tensor
 
-from pfl_bench.types import LocalTraining
+from pfl_bench.types import Algorithm, LocalTraining
 
 
 class Options(BaseModel):
@@ -22,15 +20,11 @@ class Options(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class FedAvg:
-    """See the module."""
+class FedAvg(Algorithm):
+    """See the module; the base's central gradient is its own."""
 
     local_training: LocalTraining
     uploads: tuple[str, ...] = ("update",)
-
-    def central_gradient(self, mean_update: Tensor, out: Tensor) -> None:
-        """Write the negative mean update to ``out``: optimizers descend."""
-        torch.neg(mean_update, out=out)
 
 
 def build(options: Options, local_training: LocalTraining) -> FedAvg:

@@ -32,10 +32,16 @@ from typing import Annotated
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
 
 from pfl_bench.config.training import FederatedOptions
-from pfl_bench.types import ClientUpload, ConfigError, LocalResult, LocalTraining
+from pfl_bench.types import (
+    Algorithm,
+    ClientUpload,
+    ConfigError,
+    LocalResult,
+    LocalTraining,
+    UpdateTransform,
+)
 from privacy.clipping import l2_norm
 
 # A loss of 0 has no power below 0; the paper's published code adds as much to it.
@@ -58,7 +64,7 @@ class Options(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class WeighsByLoss:
+class WeighsByLoss(UpdateTransform):
     """Scales a client's update and sets its weight; see the module.
 
     Attributes:
@@ -68,7 +74,6 @@ class WeighsByLoss:
 
     q: float
     local: LocalTraining
-    keeps_state = False
 
     def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
         """See ``UpdateTransform``; what would be too large for the sum is sent as NaN.
@@ -97,16 +102,12 @@ class WeighsByLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class QFedAvg:
+class QFedAvg(Algorithm):
     """See the module."""
 
     local_training: LocalTraining
     transform: WeighsByLoss
     uploads: tuple[str, ...] = ("update", "weight")
-
-    def central_gradient(self, mean_update: Tensor, out: Tensor) -> None:
-        """Write the negative mean update to ``out``: optimizers descend."""
-        torch.neg(mean_update, out=out)
 
 
 def check(federated: FederatedOptions) -> None:

@@ -27,6 +27,7 @@ Source: Karimireddy et al. 2020, algorithm 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,7 +36,14 @@ from torch import Tensor
 
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
 from pfl_bench.config.training import FederatedOptions
-from pfl_bench.types import ClientUpload, ConfigError, LocalResult, LocalTraining
+from pfl_bench.types import (
+    Algorithm,
+    ClientUpload,
+    ConfigError,
+    LocalResult,
+    LocalTraining,
+    UpdateTransform,
+)
 from privacy.clipping import l2_norm
 
 
@@ -45,7 +53,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Scaffold:
+class Scaffold(Algorithm):
     """See the module.
 
     Args:
@@ -54,10 +62,13 @@ class Scaffold:
 
     uploads = ("update", "control_variate")
     downloads = ("central", "control_variate")
+    corrects_steps = True
+    # The one is zero between rounds, the other is written anew for each client.
+    scratch = ("_change", "_correction")
 
     def __init__(self, local_training: LocalTraining) -> None:
         self.local_training = local_training
-        self.transform = _SendsControlVariate(self)
+        self.transform: UpdateTransform = _SendsControlVariate(self)
         self._num_users = 0
         self._control = torch.zeros(0)
         self._change = torch.zeros(0)
@@ -66,19 +77,16 @@ class Scaffold:
         self._own: dict[int, Tensor] = {}
 
     def begin(self, num_users: int, central: Tensor) -> None:
-        """See ``CorrectsSteps``."""
+        """See ``Algorithm``."""
         self._num_users = num_users
         self._control = torch.zeros_like(central)
         self._change = torch.zeros_like(central)
         self._correction = torch.zeros_like(central)
-
-    @property
-    def num_parameters(self) -> int:
-        """P."""
-        return self._control.numel()
+        # An update and a control variate.
+        self.transform.expected_bytes = 2.0 * central.numel() * BYTES_PER_PARAMETER
 
     def correction(self, user: int) -> Tensor | None:
-        """See ``CorrectsSteps``: c - c_i, or None while both are zero."""
+        """See ``Algorithm``: c - c_i, or None while both are zero."""
         if not self._own:
             return None
         self._correction.copy_(self._control)
@@ -116,13 +124,13 @@ class Scaffold:
         """The control variates: c, and those of the clients that were drawn."""
         return {"control": self._control, "clients": dict(self._own)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state_dict`` gave."""
         self._control.copy_(state["control"])
         self._own = {int(user): own.cpu() for user, own in state["clients"].items()}
 
 
-class _SendsControlVariate:
+class _SendsControlVariate(UpdateTransform):
     """Sends the difference of a client's control variates beside its update.
 
     Args:
@@ -134,15 +142,10 @@ class _SendsControlVariate:
     def __init__(self, algorithm: Scaffold) -> None:
         self._algorithm = algorithm
 
-    @property
-    def expected_bytes(self) -> float:
-        """An update and a control variate."""
-        return 2.0 * self._algorithm.num_parameters * BYTES_PER_PARAMETER
-
     def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
         """See ``UpdateTransform``."""
         self._algorithm.learn(result, round_index)
-        upload.num_bytes += self._algorithm.num_parameters * BYTES_PER_PARAMETER
+        upload.num_bytes += upload.update.numel() * BYTES_PER_PARAMETER
         return upload
 
 

@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,8 @@ import torch
 import pfl_bench
 from pfl_bench.client.batched.auto_slots import automatic_slots
 from pfl_bench.client.costs import StepFlops
-from pfl_bench.client.flat_model import FlatModel
-from pfl_bench.client.forward import Forward
 from pfl_bench.client.machine import cpu_capability, processor_name
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.config.training import FederatedOptions
 from pfl_bench.federated.autotune.cache import TimingCache, cache_folder
 from pfl_bench.federated.autotune.choice import (
     SEQUENTIAL,
@@ -41,12 +37,12 @@ from pfl_bench.federated.autotune.timing import (
     expected_probe_seconds,
     time_engines,
 )
-from pfl_bench.federated.parts import asks_engine, build_algorithm, needs_one_process
+from pfl_bench.federated.parts import FederatedParts
 from pfl_bench.federated.shards import num_shards
 from pfl_bench.federated.workers.cores import cores_of_this_run, most_by_memory
 from pfl_bench.files import read_json
 from pfl_bench.profiling import phase
-from pfl_bench.types import Algorithm, LocalTraining, Task
+from pfl_bench.types import LocalTraining
 
 # A run that is expected to train for less is not worth measuring, nor one where that would take
 # more than this share of it.
@@ -55,53 +51,34 @@ _WORTH_SECONDS, _SHARE = 8.0, 0.03
 _SIZES = ("epochs", "max_steps", "batch_size", "batch_fraction")
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What of a run is built before it is settled how it trains.
-
-    Attributes:
-        task: Data and loss.
-        model: The clients' working copy.
-        forward: From a batch to its loss.
-        step: FLOPs of a training step.
-    """
-
-    task: Task
-    model: FlatModel
-    forward: Forward
-    step: StepFlops
-
-
 def settle(
-    resolved: ResolvedConfig,
-    parts: Parts,
+    parts: FederatedParts,
+    step: StepFlops,
     folder: Path,
     processes: int | None,
     notice: Callable[[str], None],
-) -> ResolvedConfig:
+) -> FederatedParts:
     """Settle engine, slots and workers.
 
     Args:
-        resolved: The configuration.
-        parts: What is built of the run. It is left as it was.
+        parts: What the run is made of; the model is left as it was.
+        step: FLOPs of a training step.
         folder: The run's; what it has recorded is kept to.
         processes: Of a run whose processes are there already; None for one that may start some.
         notice: Called with what was picked, and why.
 
     Returns:
-        The configuration as if the user had named what was picked, so that the run has the same
-        bits; as it is, where nothing was left to "auto".
+        The parts under a configuration as if the user had named what was picked, so that the run
+        has the same bits; as they are, where nothing was left to "auto".
     """
-    options = resolved.config.federated
-    if options is None:
-        return resolved
+    options = parts.options
     picks_workers = processes is None and options.workers == "auto"
     if options.engine != "auto" and not picks_workers:
-        return resolved
+        return parts
     candidate, workers = _recorded(folder)
     reason = "as the run began"
     if candidate is None or workers is None:
-        chosen, most_fitting, why = _choose(resolved, options, parts, processes, notice)
+        chosen, most_fitting, why = _choose(parts, step, processes, notice)
         if candidate is None:
             candidate, reason = chosen, why
         workers = workers or most_fitting
@@ -115,7 +92,7 @@ def settle(
         if workers > 1:
             notice(f"workers: auto picked {workers}")
         changes |= {"workers": workers}
-    return _with_federated(resolved, changes)
+    return parts.settled(_with_federated(parts.resolved, changes))
 
 
 def _with_federated(resolved: ResolvedConfig, changes: dict[str, Any]) -> ResolvedConfig:
@@ -137,20 +114,17 @@ def _recorded(folder: Path) -> tuple[Candidate | None, int | None]:
 
 
 def _choose(
-    resolved: ResolvedConfig,
-    options: FederatedOptions,
-    parts: Parts,
+    parts: FederatedParts,
+    step: StepFlops,
     processes: int | None,
     notice: Callable[[str], None],
 ) -> tuple[Candidate, int, str]:
-    model, split = parts.model, parts.task.split("train")
-    algorithm = build_algorithm(resolved, options)
+    options, model, local = parts.options, parts.model, parts.algorithm.local_training
     if options.workers != "auto":
         processes = processes or options.workers
-    most = processes or _most_workers(resolved, options, model)
-    candidates, reason = _candidates(options, algorithm, model)
-    sizes = np.diff(split.offsets)
-    expected = expected_client_seconds(sizes, algorithm.local_training, parts.step)
+    most = processes or _most_workers(parts)
+    candidates, reason = _candidates(parts)
+    expected = expected_client_seconds(np.diff(parts.split.offsets), local, step)
     whole = expected * options.cohort_size * options.num_rounds
     seconds = dict.fromkeys(candidates[:1], expected)
     if model.device.type != "cpu":
@@ -160,8 +134,8 @@ def _choose(
     elif len(candidates) > 1 or most > 1:
         together = max((c.slots or 1 for c in candidates), default=1)
         together = min(together, -(-options.cohort_size // most))
-        sample = choose_sample(split, algorithm.local_training, parts.step, together)
-        work = _work(resolved, parts, sample.local, len(sample.users), candidates)
+        sample = choose_sample(parts.split, local, step, together)
+        work = _work(parts, sample.local, len(sample.users), candidates)
         cache = TimingCache(cache_folder(), work, notice)
         kept = cache.read()
         if kept is not None:
@@ -171,9 +145,7 @@ def _choose(
         else:
             started = time.perf_counter()
             with phase("timing engines"):
-                seconds = time_engines(
-                    candidates, sample, options, model, split, parts.forward, notice
-                )
+                seconds = time_engines(candidates, sample, parts, notice)
             cache.write(seconds)
             took = f"measured in {time.perf_counter() - started:.1f} s"
             reason = _because(seconds, took, reason)
@@ -187,12 +159,11 @@ def _choose(
     return candidate, processes, reason
 
 
-def _candidates(
-    options: FederatedOptions, algorithm: Algorithm, model: FlatModel
-) -> tuple[list[Candidate], str]:
+def _candidates(parts: FederatedParts) -> tuple[list[Candidate], str]:
     """Who may train, and why nobody else may; empty where others may."""
+    options, model = parts.options, parts.model
     if options.engine == "auto":
-        if asks_engine(algorithm):
+        if parts.asks_engine:
             return [SEQUENTIAL], "others do not give the algorithm what it asks of them"
         slots = {1, automatic_slots(model.num_parameters, model.device)}
         if options.engine_lanes is not None:
@@ -212,14 +183,13 @@ def _because(seconds: dict[Candidate, float], how: str, reason: str) -> str:
 
 
 def _work(
-    resolved: ResolvedConfig,
-    parts: Parts,
+    parts: FederatedParts,
     local: LocalTraining,
     num_clients: int,
     candidates: Sequence[Candidate],
 ) -> dict[str, Any]:
     """What decides how long clients take: the name under which times are kept."""
-    model = parts.model
+    resolved, model = parts.resolved, parts.model
     shapes = [[list(p.shape), str(p.dtype)] for p in model.parameters]
     described = f"{model.module}{shapes}"
     training = {
@@ -246,9 +216,9 @@ def _work(
     }
 
 
-def _most_workers(resolved: ResolvedConfig, options: FederatedOptions, model: FlatModel) -> int:
+def _most_workers(parts: FederatedParts) -> int:
     """As many as there are cores and clients for."""
-    if model.device.type != "cpu" or needs_one_process(resolved, options):
+    if parts.model.device.type != "cpu" or parts.needs_one_process:
         return 1
     cores = cores_of_this_run() // torch.get_num_threads()
-    return max(1, min(cores, num_shards(options.cohort_size)))
+    return max(1, min(cores, num_shards(parts.options.cohort_size)))

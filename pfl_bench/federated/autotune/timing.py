@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from pfl_bench import plugins
 from pfl_bench.client.costs import StepFlops
 from pfl_bench.client.flat_model import FlatModel
-from pfl_bench.client.forward import Forward
-from pfl_bench.config.training import FederatedOptions
 from pfl_bench.federated.autotune.choice import Candidate
+from pfl_bench.federated.parts import FederatedParts
 from pfl_bench.federated.shards import expected_costs
 from pfl_bench.types import ConfigError, Engine, FederatedSplit, LocalTraining
 
@@ -111,10 +110,7 @@ def expected_probe_seconds(sample: Sample, candidates: Sequence[Candidate]) -> f
 def time_engines(
     candidates: Sequence[Candidate],
     sample: Sample,
-    options: FederatedOptions,
-    model: FlatModel,
-    split: FederatedSplit,
-    forward: Forward,
+    parts: FederatedParts,
     notice: Callable[[str], None],
 ) -> dict[Candidate, float]:
     """Train the sample's clients by each candidate, in turn.
@@ -126,10 +122,7 @@ def time_engines(
     Args:
         candidates: Who is timed; what the first cannot train is an error, of others a notice.
         sample: The clients.
-        options: Of the run.
-        model: Its working copy.
-        split: The training split.
-        forward: From a batch to its loss.
+        parts: What the run is made of.
         notice: Called with why a candidate cannot train these clients.
 
     Returns:
@@ -137,12 +130,9 @@ def time_engines(
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     best: dict[Candidate, float] = {}
-    with _untouched(model):
-        central = model.vector.clone()
-        engines = {
-            candidate: _build(candidate, sample.local, options, model, split, forward)
-            for candidate in candidates
-        }
+    with _untouched(parts.model):
+        central = parts.model.vector.clone()
+        engines = {candidate: _build(candidate, sample.local, parts) for candidate in candidates}
         spent = 0.0
         for turn in range(1 + _REPEATS):
             if turn > 1 and spent > _LONGEST_SECONDS:
@@ -170,20 +160,14 @@ def time_engines(
     return best
 
 
-def _build(
-    candidate: Candidate,
-    local: LocalTraining,
-    options: FederatedOptions,
-    model: FlatModel,
-    split: FederatedSplit,
-    forward: Forward,
-) -> Engine:
+def _build(candidate: Candidate, local: LocalTraining, parts: FederatedParts) -> Engine:
     module = plugins.load(plugins.ENGINE, candidate.engine)
-    settings = {"data_workers": options.data_workers}
+    settings = {"data_workers": parts.options.data_workers}
     if candidate.slots is not None:
         settings["slots"] = candidate.slots
+    options = module.Options(**settings)
     engine: Engine = module.build(
-        module.Options(**settings), model, split, forward, local, 0, lambda text: None
+        options, parts.model, parts.split, parts.forward, local, 0, lambda text: None
     )
     return engine
 

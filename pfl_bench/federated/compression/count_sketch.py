@@ -34,9 +34,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
+from pfl_bench.federated.compression import Compression
 from pfl_bench.federated.compression.top_k import keep_largest
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import ClientUpload, LocalResult, UpdateTransform
 
 
 class Options(BaseModel):
@@ -149,42 +149,31 @@ def _median(rows: list[Tensor], spare: Tensor) -> Tensor:
     return rows[len(rows) // 2]
 
 
-class CountSketch:
+class CountSketch(Compression):
     """See the module.
 
     Args:
         options: See ``Options``.
         num_parameters: P.
         seed: The run's seed.
-
-    Attributes:
-        expected_bytes: Bytes of an update.
     """
 
-    keeps_state = False
-
     def __init__(self, options: Options, num_parameters: int, seed: int) -> None:
-        self._dense = float(num_parameters * BYTES_PER_PARAMETER)
-        size = options.rows * options.columns * BYTES_PER_PARAMETER
-        self.expected_bytes = min(float(size), self._dense)
+        super().__init__(num_parameters, options.rows * options.columns * BYTES_PER_PARAMETER)
         self._options = options
         self._k = min(options.k, num_parameters)
         self._seed = seed
 
-    def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
-        """See ``UpdateTransform``."""
-        if self.expected_bytes == self._dense:
-            return upload
-        update, options = upload.update, self._options
-        rng = stream(self._seed, Purpose.COMPRESSION, round_index, result.user)
-        hashing = Hashing(update.numel(), options.rows, options.columns, rng)
+    def compress(self, update: Tensor, user: int, round_index: int) -> Tensor:
+        """Read the largest elements from the client's table, shape (P,)."""
+        rng = stream(self._seed, Purpose.COMPRESSION, round_index, user)
+        hashing = Hashing(update.numel(), self._options.rows, self._options.columns, rng)
         estimates = hashing.estimates(hashing.table(update))
-        upload.update = torch.empty_like(update)
-        keep_largest(estimates, self._k, upload.update)
-        upload.num_bytes += self.expected_bytes - self._dense
-        return upload
+        result = torch.empty_like(update)
+        keep_largest(estimates, self._k, result)
+        return result
 
 
-def build(options: Options, num_parameters: int, seed: int) -> UpdateTransform:
+def build(options: Options, num_parameters: int, seed: int) -> CountSketch:
     """Build the transform."""
     return CountSketch(options, num_parameters, seed)

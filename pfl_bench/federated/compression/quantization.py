@@ -27,9 +27,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from pfl_bench.client.costs import BYTES_PER_PARAMETER
+from pfl_bench.federated.compression import Compression
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import ClientUpload, LocalResult, UpdateTransform
 
 _NORM_BITS = 32
 
@@ -78,40 +77,29 @@ def quantize(vector: Tensor, levels: int, bucket_size: int, rng: np.random.Gener
     return places.copysign_(buckets).view(-1)[:length]
 
 
-class Quantization:
+class Quantization(Compression):
     """See the module.
 
     Args:
         options: See ``Options``.
         num_parameters: P.
         seed: The run's seed.
-
-    Attributes:
-        expected_bytes: Bytes of an update.
     """
-
-    keeps_state = False
 
     def __init__(self, options: Options, num_parameters: int, seed: int) -> None:
         width = math.ceil(math.log2(2 * options.levels + 1))
         norms = math.ceil(num_parameters / options.bucket_size)
         size = math.ceil((num_parameters * width + norms * _NORM_BITS) / 8)
-        self._dense = float(num_parameters * BYTES_PER_PARAMETER)
-        self.expected_bytes = min(float(size), self._dense)
+        super().__init__(num_parameters, size)
         self._options = options
         self._seed = seed
 
-    def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
-        """See ``UpdateTransform``."""
-        if self.expected_bytes == self._dense:
-            return upload
-        options = self._options
-        rng = stream(self._seed, Purpose.COMPRESSION, round_index, result.user)
-        upload.update = quantize(upload.update, options.levels, options.bucket_size, rng)
-        upload.num_bytes += self.expected_bytes - self._dense
-        return upload
+    def compress(self, update: Tensor, user: int, round_index: int) -> Tensor:
+        """Round by draws of the client's own, shape (P,)."""
+        rng = stream(self._seed, Purpose.COMPRESSION, round_index, user)
+        return quantize(update, self._options.levels, self._options.bucket_size, rng)
 
 
-def build(options: Options, num_parameters: int, seed: int) -> UpdateTransform:
+def build(options: Options, num_parameters: int, seed: int) -> Quantization:
     """Build the transform."""
     return Quantization(options, num_parameters, seed)

@@ -20,15 +20,14 @@ algorithm 1 (error feedback).
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from pfl_bench.client.costs import BYTES_PER_PARAMETER
-from pfl_bench.types import ClientUpload, LocalResult, UpdateTransform
+from pfl_bench.federated.compression import Compression
 from privacy.clipping import l2_norm
 
 _VALUE_BITS = 32
@@ -78,57 +77,40 @@ def keep_largest(vector: Tensor, k: int, out: Tensor) -> None:
         out[places] = vector[places]
 
 
-class TopK:
+class TopK(Compression):
     """See the module.
 
     Args:
         k: Elements that are sent, from 1 to ``num_parameters``.
         num_parameters: P.
         error_feedback: See ``Options``.
-
-    Attributes:
-        keeps_state: Whether clients keep errors.
-        expected_bytes: Bytes of an update.
     """
+
+    scratch = ("_sent",)
 
     def __init__(self, k: int, num_parameters: int, error_feedback: bool) -> None:
         places = min(k * math.ceil(math.log2(num_parameters)), num_parameters)
-        size = math.ceil((k * _VALUE_BITS + places) / 8)
-        self._dense = float(num_parameters * BYTES_PER_PARAMETER)
-        self.expected_bytes = min(float(size), self._dense)
+        super().__init__(num_parameters, math.ceil((k * _VALUE_BITS + places) / 8))
         self.keeps_state = error_feedback
         self._k = k
         self._sent: Tensor | None = None
         # On the CPU: of many clients, they are more than a GPU holds.
         self._errors: dict[int, Tensor] = {}
 
-    def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
-        """See ``UpdateTransform``."""
-        if self.expected_bytes == self._dense:
-            return upload
-        update = upload.update
-        error = self._errors.get(result.user)
+    def compress(self, update: Tensor, user: int, round_index: int) -> Tensor:
+        """The largest elements of the update and of what was left out before, shape (P,)."""
+        error = self._errors.get(user)
         if error is not None:
             update = update + error.to(update.device)
         if self._sent is None:
             self._sent = torch.empty_like(update)
         keep_largest(update, self._k, self._sent)
         if self.keeps_state and math.isfinite(l2_norm(self._sent)):
-            self._errors[result.user] = (update - self._sent).cpu()
-        upload.update = self._sent
-        upload.num_bytes += self.expected_bytes - self._dense
-        return upload
-
-    def state_dict(self) -> dict[str, Any]:
-        """The errors that clients keep."""
-        return {"errors": dict(self._errors)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave."""
-        self._errors = {int(user): error for user, error in state["errors"].items()}
+            self._errors[user] = (update - self._sent).cpu()
+        return self._sent
 
 
-def build(options: Options, num_parameters: int, seed: int) -> UpdateTransform:
+def build(options: Options, num_parameters: int, seed: int) -> TopK:
     """Build the transform; nothing is drawn, so that the seed does not matter."""
     k = options.k
     if k is None:

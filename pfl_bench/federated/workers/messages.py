@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pfl_bench.client.machine import differences
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.cohort import CohortTraining, ShardResult
+from pfl_bench.federated.parts import FederatedParts
 from pfl_bench.federated.shards import (
     Node,
     PairwiseReduction,
@@ -23,8 +24,6 @@ from pfl_bench.federated.shards import (
 from pfl_bench.profiling import phase
 from pfl_bench.types import (
     ConfigError,
-    FederatedSplit,
-    LocalTraining,
     RoundStatistics,
     UserInputError,
     WorkerError,
@@ -161,27 +160,19 @@ class SharedTraining:
     Args:
         group: The processes.
         own: Trains the lead's own shards.
-        split: The training split.
-        local: How clients train, which tells what they cost.
+        parts: What the run is made of.
         shards: How many a round has.
-        cohort_size: The expected cohort.
     """
 
     def __init__(
-        self,
-        group: WorkerGroup,
-        own: CohortTraining,
-        split: FederatedSplit,
-        local: LocalTraining,
-        shards: int,
-        cohort_size: int,
+        self, group: WorkerGroup, own: CohortTraining, parts: FederatedParts, shards: int
     ) -> None:
         self._group = group
         self._own = own
-        self._sizes = np.diff(split.offsets)
-        self._local = local
+        self._sizes = np.diff(parts.split.offsets)
+        self._local = parts.algorithm.local_training
         self._shards = shards
-        self._cohort_size = cohort_size
+        self._cohort_size = parts.options.cohort_size
 
     def train(
         self, users: NDArray[np.int64], index: int, central: torch.Tensor, probed: int

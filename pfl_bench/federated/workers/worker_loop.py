@@ -11,21 +11,15 @@ from pfl_bench.client import machine
 from pfl_bench.evaluation.evaluator import Evaluator
 from pfl_bench.federated.cohort import CohortTraining, UpdateAggregator
 from pfl_bench.federated.parts import (
-    build_aggregation,
-    build_algorithm,
+    FederatedParts,
     build_engine,
-    build_forward,
     build_mechanism,
-    build_model,
-    build_task,
-    build_transforms,
-    resolve_device,
-    set_threads,
+    build_run,
 )
 from pfl_bench.federated.privacy_session import make_observer
 from pfl_bench.federated.workers.messages import Begin, Built, Train, bring
 from pfl_bench.types import ConfigError, Evaluate, WorkerError, WorkerGroup
-from privacy.mechanism import MovesBound
+from privacy.mechanism import Mechanism, MovesBound
 
 
 def follow(group: WorkerGroup) -> None:
@@ -67,41 +61,33 @@ def follow(group: WorkerGroup) -> None:
 class _Follower:
     def __init__(self, begin: Begin, group: WorkerGroup) -> None:
         resolved = begin.resolved
-        options = resolved.config.federated
-        assert options is not None  # the lead sends nothing else
         self._group = group
-        set_threads(resolved.config)
-        device = resolve_device(resolved.config.device)
-        task = build_task(resolved, device)
-        self.model = build_model(resolved, task, device)
-        if task.facts.checksum != begin.data_checksum:
+        run = build_run(resolved)
+        self.model = run.model
+        if run.task.facts.checksum != begin.data_checksum:
             raise ConfigError(
-                f"{task.facts.source}: rank {group.rank} reads other data than rank 0; give all "
-                "processes the same file"
+                f"{run.task.facts.source}: rank {group.rank} reads other data than rank 0; give "
+                "all processes the same file"
             )
         if self.model.initial_digest != begin.model_digest:
             raise ConfigError(
                 f"model: rank {group.rank} begins with other weights than rank 0; give all "
                 "processes the same files and the same versions of torch"
             )
-        algorithm = build_algorithm(resolved, options)
+        parts = FederatedParts.of(run)
         self._is_built = False
-        engine = build_engine(resolved, options, task, self.model, algorithm, self._say)
+        engine = build_engine(parts, self._say)
         observer = None
-        if begin.noise is None:
-            mechanism = build_aggregation(resolved, options)
-        else:
+        self._mechanism: Mechanism = parts.aggregation
+        if begin.noise is not None:
             name = resolved.tree["privacy"]["mechanism"]["name"]
-            mechanism = build_mechanism(name, resolved.mechanism_options, begin.noise)
-            observer = make_observer(mechanism, begin.noise, self.model.num_parameters)
-        self._mechanism = mechanism
-        aggregator = UpdateAggregator(mechanism, begin.seed, observer)
-        transforms = build_transforms(resolved, algorithm, self.model)
-        self._training = CohortTraining(self.model, engine, aggregator, options, transforms)
-        forward = build_forward(resolved, task, self.model)
-        self._evaluator = Evaluator(resolved.config, task, self.model, forward, None)
+            self._mechanism = build_mechanism(name, resolved.mechanism_options, begin.noise)
+            observer = make_observer(self._mechanism, begin.noise, self.model.num_parameters)
+        aggregator = UpdateAggregator(self._mechanism, begin.seed, observer)
+        self._training = CohortTraining(parts, engine, aggregator)
+        self._evaluator = Evaluator(resolved.config, run.task, run.model, run.forward, None)
         self._is_built = True
-        identity = None if begin.noise is None else machine.identity(device)
+        identity = None if begin.noise is None else machine.identity(self.model.device)
         group.send(Built(engine.description, identity))
 
     def _say(self, text: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,12 @@ from pfl_bench.simulation.devices.limits import Limits
 from pfl_bench.simulation.devices.timeline import TIMELINES, Outcome, RoundTimeline, play_round
 from pfl_bench.simulation.devices.trace_file import DEVICES, write_trace_file
 from pfl_bench.simulation.devices.work import examples_processed
-from pfl_bench.simulation.selectors import Feedback, LearnsFromRounds, Selector, Users
+from pfl_bench.simulation.selectors import Feedback, Selector, Users
 from pfl_bench.types import (
     ConfigError,
     FederatedSplit,
-    HasState,
     LocalTraining,
+    Participants,
     PluginError,
     RoundStatistics,
 )
@@ -40,7 +41,7 @@ from pfl_bench.types import (
 _KEPT_ROUNDS, _KEPT_PARTICIPANTS, _KEPT_DEVICES = 20, 40, 1000
 
 
-class SimulatedParticipants:
+class SimulatedParticipants(Participants):
     """Participants that are selected among devices, and finish in time.
 
     Args:
@@ -53,7 +54,7 @@ class SimulatedParticipants:
         folder: The run's folder.
 
     Attributes:
-        rests_on: What decides who takes part, in words.
+        selector: Chooses among those who may take part.
 
     Raises:
         ConfigError: There are too few users to fill the rounds, or nobody can meet the deadline.
@@ -94,21 +95,17 @@ class SimulatedParticipants:
         seconds = self._expected_seconds()
         _check_deadline(systems.deadline_s, seconds)
         users = Users(self._sizes, seconds)
-        self._selector: Selector = plugins.build(
-            plugins.SELECTION, self._name, resolved.federated_options["selection"], users
-        )
+        selection = resolved.federated_options["selection"]
+        built = plugins.build(plugins.SELECTION, self._name, selection, users)
+        self.selector = plugins.checked(built, Selector, plugins.SELECTION, self._name)
+        self.uses_data = self.selector.uses_data
         self._timeline: RoundTimeline | None = None
-        self.rests_on: tuple[str, ...] = (
+        self.rests_on = (
             f"federated.selection '{self._name}'",
             "the speed and availability of devices",
             *(["over-commitment"] if systems.overcommitment > 1 else []),
             *(["a deadline"] if systems.deadline_s is not None else []),
         )
-
-    @property
-    def uses_data(self) -> bool:
-        """Whether the selection depends on clients' losses."""
-        return self._selector.uses_data
 
     def begin(self, done: int) -> None:
         """Keep some devices for the report, and drop timelines of rounds that are done again."""
@@ -132,10 +129,10 @@ class SimulatedParticipants:
         if not there.any():
             start = self._clock.next_start(allowed)
             there = self._fleet.available(allowed, start)
-        if self._selector.only_available:
+        if self.selector.only_available:
             allowed = allowed[there]
         number = self._clock.num_selected(self._wanted)
-        users = self._checked(self._selector.select(allowed, number, index, rng), allowed, number)
+        users = self._checked(self.selector.select(allowed, number, index, rng), allowed, number)
         self._timeline = self._clock.play(
             users, self._work[users], self._bytes_down, self._bytes_up, self._wanted, start
         )
@@ -147,8 +144,7 @@ class SimulatedParticipants:
         assert timeline is not None
         self._clock.advance(timeline)
         self._limits.note(users, index)
-        if isinstance(self._selector, LearnsFromRounds):
-            self._selector.report(self._feedback(index, timeline, counted))
+        self.selector.report(self._feedback(index, timeline, counted))
         if index <= _KEPT_ROUNDS:
             line = {"round": index, **timeline.to_json_dict(_KEPT_PARTICIPANTS)}
             with (self._folder / TIMELINES).open("a", encoding="utf-8") as file:
@@ -160,15 +156,14 @@ class SimulatedParticipants:
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes from round to round."""
-        learned = self._selector.state_dict() if isinstance(self._selector, HasState) else None
         return {
             "devices": self._digest,
             "clock": self._clock.state_dict(),
             "limits": self._limits.state_dict(),
-            "selection": learned,
+            "selection": self.selector.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state_dict`` gave.
 
         Raises:
@@ -178,8 +173,7 @@ class SimulatedParticipants:
             raise ValueError("the devices of 'systems.source' are others than those it began with")
         self._clock.load_state_dict(state["clock"])
         self._limits.load_state_dict(state["limits"])
-        if isinstance(self._selector, HasState):
-            self._selector.load_state_dict(state["selection"])
+        self.selector.load_state_dict(state["selection"])
 
     def _expected_seconds(self) -> NDArray[np.float64]:
         everybody = np.arange(len(self._fleet))
@@ -213,7 +207,7 @@ class SimulatedParticipants:
 
     def _feedback(self, index: int, timeline: RoundTimeline, counted: RoundStatistics) -> Feedback:
         losses = np.full(len(timeline.users), np.nan)
-        if self._selector.uses_data and counted.clients:
+        if self.selector.uses_data and counted.clients:
             trained = np.array([user for user, _, _ in counted.clients])
             place = np.searchsorted(timeline.users, trained)
             losses[place] = [loss for _, loss, _ in counted.clients]

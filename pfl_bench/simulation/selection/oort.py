@@ -35,16 +35,15 @@ fedscale/cloud/config_parser.py. ``Options`` says which of the two each constant
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
 from pfl_bench.config.training import PositiveFloat, PositiveInt, Strict
 from pfl_bench.simulation.devices.timeline import Outcome
-from pfl_bench.simulation.selectors import Feedback, Ids, Users, draw_by_weight
+from pfl_bench.simulation.selectors import Feedback, Ids, Selector, Users, draw_by_weight
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Percentile = Annotated[float, Field(gt=0, le=100)]
@@ -89,7 +88,7 @@ class Options(Strict):
     pacer_sharp: PositiveFloat = 5.0
 
 
-class Oort:
+class Oort(Selector):
     """The selector; it remembers utility, speed and last round of each user.
 
     Args:
@@ -97,7 +96,6 @@ class Oort:
         users: The users of the run.
     """
 
-    only_available = True
     uses_data = True
 
     def __init__(self, options: Options, users: Users) -> None:
@@ -138,24 +136,6 @@ class Oort:
         self._seconds[users] = np.where(counted, feedback.seconds, late)
         self._last[users] = feedback.index
         self._pace(feedback.index)
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that it has learned."""
-        return {
-            "seconds": torch.from_numpy(self._seconds.copy()),
-            "utility": torch.from_numpy(self._utility.copy()),
-            "last": torch.from_numpy(self._last.copy()),
-            "percentile": self._percentile,
-            "history": list(self._history),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave."""
-        self._seconds = state["seconds"].numpy().copy()
-        self._utility = state["utility"].numpy().copy()
-        self._last = state["last"].numpy().copy()
-        self._percentile = float(state["percentile"])
-        self._history = list(state["history"])
 
     def _speed(self, users: Ids) -> NDArray[np.float64]:
         """S of users: 1 for those who are quick enough."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pfl_bench.config.training import Strict
-from pfl_bench.simulation.selectors import Ids, Users
+from pfl_bench.simulation.selectors import Ids, Selector, Users
 
 
 class Options(Strict):
@@ -19,11 +19,10 @@ class Options(Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class Uniform:
+class Uniform(Selector):
     """Everybody with the same probability."""
 
     only_available: bool
-    uses_data: bool = False
 
     def select(self, candidates: Ids, number: int, index: int, rng: np.random.Generator) -> Ids:
         """Choose uniformly, without replacement."""

@@ -22,10 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfl_bench.client.flat_model import FlatModel
-from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.training import MultitaskOptions
-from pfl_bench.federated.parts import build_forward
+from pfl_bench.federated.parts import RunParts
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.trainers.mocha.dual import (
     LOSSES,
@@ -38,7 +36,7 @@ from pfl_bench.trainers.mocha.dual import (
 )
 from pfl_bench.trainers.mocha.linear_layer import LinearLayer
 from pfl_bench.trainers.personalized import PersonalizedClients, PersonalizedModels
-from pfl_bench.types import ConfigError, Task
+from pfl_bench.types import ConfigError
 
 MAX_CLIENTS = 5000
 RESCALINGS = 20
@@ -52,29 +50,23 @@ class MultitaskTrainer(PersonalizedModels):
     so none may be subsampled or augmented.
 
     Args:
-        resolved: The configuration, with a ``multitask`` section.
-        task: Data of dense features and one class an example.
-        model: Where a client's model is put for evaluation: one linear layer.
+        parts: What the run is made of, with a ``multitask`` section. The data have dense features
+            and one class an example; the model is one linear layer, where a client's is put for
+            evaluation.
         folder: Not used.
         notice: Called with what a person must know.
-
-    Attributes:
-        total: Rounds of the run.
 
     Raises:
         ConfigError: The settings do not fit the data or one another, or the model is not linear.
     """
 
-    unit = "round"
-
     def __init__(
         self,
-        resolved: ResolvedConfig,
-        task: Task,
-        model: FlatModel,
+        parts: RunParts,
         folder: Path,
         notice: Callable[[str], None],
     ) -> None:
+        resolved, task, model = parts.resolved, parts.task, parts.model
         options = resolved.config.multitask
         if options is None:
             raise ConfigError("a multi-task trainer needs the section 'multitask'")
@@ -84,7 +76,7 @@ class MultitaskTrainer(PersonalizedModels):
         clients = PersonalizedClients(
             resolved.config, "multitask", task, options.num_clients, notice
         )
-        super().__init__(clients, self._put_model)
+        super().__init__(clients)
         count = len(self._clients.users)
         if count > MAX_CLIENTS:
             raise ConfigError(
@@ -93,7 +85,7 @@ class MultitaskTrainer(PersonalizedModels):
                 "can be related: set multitask.num_clients"
             )
         self._train = task.split("train")
-        self._forward = build_forward(resolved, task, model)
+        self._forward = parts.forward
         self._model = model
         self._linear = LinearLayer(model)
         first = int(self._train.offsets[self._clients.users[0]])

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from pfl_bench.client.costs import StepFlops, measure_step
 from pfl_bench.client.flat_model import FlatModel
-from pfl_bench.client.forward import Forward
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.autotune import settle as settling
 from pfl_bench.federated.autotune.cache import TimingCache, cache_folder
@@ -25,15 +24,15 @@ from pfl_bench.federated.autotune.choice import (
     pick_workers,
     workers_of,
 )
-from pfl_bench.federated.autotune.settle import Parts, settle
+from pfl_bench.federated.autotune.settle import settle
 from pfl_bench.federated.autotune.timing import choose_sample, expected_client_seconds, time_engines
-from pfl_bench.federated.parts import build_algorithm, build_forward, build_model, build_task
+from pfl_bench.federated.parts import FederatedParts, build_task
 from pfl_bench.federated.workers import cores
 from pfl_bench.files import read_json
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError
 from privacy.ledger import read_ledger
-from tests.helpers import central_of, make_config
+from tests.helpers import central_of, make_config, parts_of
 
 CPU = torch.device("cpu")
 ONE, MANY = Candidate("vectorized", 1), Candidate("vectorized", 24)
@@ -156,11 +155,10 @@ def test_the_users_variables_name_the_folder(monkeypatch: pytest.MonkeyPatch) ->
     assert cache_folder() == Path("/home/somebody/.cache/pfl-bench/engines")
 
 
-def parts_of(resolved: ResolvedConfig) -> Parts:
-    task = build_task(resolved, CPU)
-    model = build_model(resolved, task, CPU)
-    forward = build_forward(resolved, task, model)
-    return Parts(task, model, forward, measure_step(forward, model, task.split("train")))
+def settled(resolved: ResolvedConfig, folder: Path, said: list[str]) -> ResolvedConfig:
+    parts = parts_of(resolved)
+    step = measure_step(parts.forward, parts.model, parts.split)
+    return settle(parts, step, folder, None, said.append).resolved
 
 
 class Restless(nn.Module):
@@ -181,18 +179,14 @@ class Restless(nn.Module):
 
 def test_measuring_leaves_no_trace() -> None:
     resolved = make_config("federated")
-    options = resolved.config.federated
-    assert options is not None
     task = build_task(resolved, CPU)
-    split = task.split("train")
     model = FlatModel(Restless(), CPU)
-    forward = Forward(model.module, task, CPU)
-    local = build_algorithm(resolved, options).local_training
-    sample = choose_sample(split, local, StepFlops(0, 1000), 5)
+    parts = FederatedParts.build(resolved, task, model)
+    sample = choose_sample(parts.split, parts.algorithm.local_training, StepFlops(0, 1000), 5)
     assert len(set(sample.users.tolist())) == len(sample.users) >= 5
     vector, generator = model.vector.clone(), torch.get_rng_state()
     modes = [module.training for module in model.module.modules()]
-    seconds = time_engines([SEQUENTIAL], sample, options, model, split, forward, print)
+    seconds = time_engines([SEQUENTIAL], sample, parts, print)
     assert seconds.keys() == {SEQUENTIAL}
     assert 0 < seconds[SEQUENTIAL] < 10
     assert torch.equal(model.vector, vector)
@@ -208,27 +202,20 @@ def test_who_cannot_train_these_clients_is_said(monkeypatch: pytest.MonkeyPatch)
         raise ConfigError("examples differ in shape")
 
     monkeypatch.setattr(VectorizedEngine, "train", refuse)
-    resolved = make_config("federated")
-    options = resolved.config.federated
-    assert options is not None
-    parts = parts_of(resolved)
-    split = parts.task.split("train")
-    local = build_algorithm(resolved, options).local_training
-    sample = choose_sample(split, local, parts.step, 2)
+    parts = parts_of(make_config("federated"))
+    step = measure_step(parts.forward, parts.model, parts.split)
+    sample = choose_sample(parts.split, parts.algorithm.local_training, step, 2)
     said: list[str] = []
-    others = (options, parts.model, split, parts.forward, said.append)
-    assert time_engines([SEQUENTIAL, MANY], sample, *others).keys() == {SEQUENTIAL}
+    found = time_engines([SEQUENTIAL, MANY], sample, parts, said.append)
+    assert found.keys() == {SEQUENTIAL}
     assert said == ["engine: 'vectorized, 24 slots' is not taken: examples differ in shape"]
     with pytest.raises(ConfigError, match="differ in shape"):
-        time_engines([MANY], sample, *others)
+        time_engines([MANY], sample, parts, said.append)
 
 
 def test_long_clients_are_timed_on_their_first_steps() -> None:
-    resolved = make_config("federated")
-    options = resolved.config.federated
-    assert options is not None
-    split = build_task(resolved, CPU).split("train")
-    local = build_algorithm(resolved, options).local_training
+    parts = parts_of(make_config("federated"))
+    split, local = parts.split, parts.algorithm.local_training
     heavy = StepFlops(10**10, 10**9)
     sample = choose_sample(split, local, heavy, 1)
     assert (len(sample.users), sample.local.max_steps) == (1, 3)
@@ -261,12 +248,9 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[s
 def test_what_is_kept_is_picked_from_then_on(
     setting: str, kept: Callable[..., None], tmp_path: Path
 ) -> None:
-    resolved = make_config(setting)
-    parts = parts_of(resolved)
-
     def picked(**changes: Any) -> tuple[Any, ...]:
         said: list[str] = []
-        found = settle(make_config(setting, **changes), parts, tmp_path / "run", None, said.append)
+        found = settled(make_config(setting, **changes), tmp_path / "run", said)
         federated = found.config.federated
         assert federated is not None
         tree = found.tree["federated"]
@@ -291,7 +275,7 @@ def test_a_run_of_seconds_measures_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PFL_BENCH_CACHE", str(tmp_path / "cache"))
     resolved = make_config("private_federated")
     said: list[str] = []
-    found = settle(resolved, parts_of(resolved), tmp_path, None, said.append)
+    found = settled(resolved, tmp_path, said)
     assert found.config.federated is not None
     assert (found.config.federated.engine, found.config.federated.workers) == ("sequential", 1)
     assert "too short" in said[0]
@@ -301,11 +285,9 @@ def test_a_run_of_seconds_measures_nothing(tmp_path: Path, monkeypatch: pytest.M
 def test_workers_are_bounded_by_cores_clients_memory_and_what_must_be_one(
     kept: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    parts = parts_of(make_config("federated"))
-
     def workers(setting: str = "federated", **changes: Any) -> Any:
         config = make_config(setting, **{**LONG, **changes})
-        found = settle(config, parts, tmp_path, None, lambda text: None).config.federated
+        found = settled(config, tmp_path, []).config.federated
         assert found is not None
         return found.workers
 
@@ -340,14 +322,13 @@ def test_workers_are_bounded_by_cores_clients_memory_and_what_must_be_one(
 
 
 def test_settings_that_are_not_federated_and_gpus_are_left_alone(tmp_path: Path) -> None:
-    central = make_config("central")
+    with pytest.raises(ConfigError, match="needs the section 'federated'"):
+        parts_of(make_config("central"))
     said: list[str] = []
-    parts = parts_of(make_config("federated"))
-    assert settle(central, parts, tmp_path, None, said.append) is central
-    assert said == []
-    named = make_config("federated", federated__engine="sequential")
+    named = parts_of(make_config("federated", federated__engine="sequential"))
     # Processes that torchrun has started are not for "auto" to choose.
-    assert settle(named, parts, tmp_path, 4, said.append) is named
+    assert settle(named, StepFlops(1, 1), tmp_path, 4, said.append) is named
+    assert said == []
 
 
 def test_an_auto_run_is_the_named_one_bit_for_bit_and_resumes_without_the_kept_times(
@@ -359,7 +340,7 @@ def test_an_auto_run_is_the_named_one_bit_for_bit_and_resumes_without_the_kept_t
         return [line["release_sha256"] for line in read_ledger(tmp_path / folder / "ledger.jsonl")]
 
     auto = make_config("private_federated")
-    settle(auto, parts_of(auto), tmp_path / "none", None, lambda text: None)
+    settled(auto, tmp_path / "none", [])
     # Of an hour: workers pay.
     kept({"sequential": 100.0, "vectorized, 24 slots": 50.0})
     run(auto, tmp_path / "auto")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,14 @@ from torch import Tensor
 
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.compression import count_sketch, quantization, top_k
-from pfl_bench.federated.update_pipeline import upload_bytes
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.runner import run
-from pfl_bench.types import ClientUpload, ConfigError, LocalResult, Resizes, UpdateTransform
+from pfl_bench.types import ClientUpload, ConfigError, LocalResult, UpdateTransform
 from privacy.clipping import add_clipped_
 from privacy.errors import PlanError
 from privacy.ledger import read_ledger
 from tests.equivalence.test_processes import InTurn
-from tests.helpers import PRIVACY, central_of, make_config
+from tests.helpers import PRIVACY, central_of, make_config, parts_of
 
 TOP_K = {"name": "top_k", "fraction": 0.1}
 QUANTIZATION = {"name": "quantization", "levels": 7}
@@ -102,7 +102,7 @@ def test_error_feedback_sends_later_what_it_left_out(sent: list[Tensor]) -> None
         total += update
         received += send(feedback, update, user=4, index=index).update
         send(feedback, -update, user=5, index=index)
-    kept = feedback.state_dict()["errors"]  # type: ignore[attr-defined]
+    kept = feedback.state_dict()["_errors"]
     assert set(kept) == {4, 5}
     largest = max(float(update.abs().max()) for update in sent)
     torch.testing.assert_close(received + kept[4], total, rtol=0, atol=largest * 1e-5)
@@ -114,7 +114,7 @@ def test_an_error_that_is_not_finite_is_not_kept() -> None:
     feedback = transform(top_k, k=65, error_feedback=True)
     send(feedback, torch.ones(P))
     send(feedback, torch.full((P,), math.nan))
-    kept = feedback.state_dict()["errors"][0]  # type: ignore[attr-defined]
+    kept = feedback.state_dict()["_errors"][0]
     assert float(kept.sum()) == P - 65
 
 
@@ -271,11 +271,11 @@ def test_draws_belong_to_the_round_and_the_client() -> None:
 )
 def test_bytes_are_those_that_are_needed(module: Any, options: dict[str, Any], size: int) -> None:
     one = transform(module, **options)
-    assert isinstance(one, Resizes)
     assert one.expected_bytes == size <= 4 * P
     update = torch.randn(P, generator=torch.Generator().manual_seed(0))
     sent = send(one, update)
-    assert sent.num_bytes == size == upload_bytes([one], P)
+    parts = replace(parts_of(make_config("federated")), transforms={"compression": one})
+    assert sent.num_bytes == size == parts.upload_bytes
     assert torch.equal(sent.update, update) == (size == 4 * P)
 
 
@@ -301,7 +301,7 @@ def test_runs_learn_say_their_bytes_and_are_the_same_for_any_processes(
     summary = run(config, tmp_path / "one")
     assert summary["metrics"]["test/accuracy"] > 0.5
     options = {key: value for key, value in compression.items() if key != "name"}
-    size = upload_bytes([transform(MODULES[compression["name"]], **options)], P)
+    size = transform(MODULES[compression["name"]], **options).expected_bytes
     for row in read_metrics(tmp_path / "one" / "metrics.jsonl"):
         assert row["systems/bytes_up"] == row["train/cohort_size"] * size
         assert row["systems/bytes_down"] == row["train/cohort_size"] * 4 * P

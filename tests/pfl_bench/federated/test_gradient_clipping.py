@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pfl_bench.client.flat_model import FlatModel
-from pfl_bench.federated.parts import build_algorithm, build_model, build_task
+from pfl_bench.federated.parts import (
+    FederatedParts,
+    RunParts,
+    build_algorithm,
+    build_model,
+    build_task,
+)
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.trainers.central import CentralTrainer
@@ -44,7 +50,7 @@ def train(folder: Path, **changes: Any) -> tuple[torch.Tensor, torch.Tensor, Any
     task = build_task(resolved, torch.device("cpu"))
     model = build_model(resolved, task, torch.device("cpu"))
     before = model.vector.clone()
-    trainer = CentralTrainer(resolved, task, model, folder, lambda text: None)
+    trainer = CentralTrainer(RunParts.build(resolved, task, model), folder, lambda text: None)
     trainer.advance(1)
     return before, model.vector.clone(), task
 
@@ -82,7 +88,9 @@ def test_federated_clients_clip_the_whole_gradient(tmp_path: Path) -> None:
         )
         task = build_task(resolved, torch.device("cpu"))
         model = build_model(resolved, task, torch.device("cpu"))
-        trainer = FederatedTrainer(resolved, task, model, tmp_path, lambda text: None)
+        trainer = FederatedTrainer(
+            FederatedParts.build(resolved, task, model), tmp_path, lambda text: None
+        )
         norms[bound] = trainer.advance(1)["train/update_norm"]
     # One step a client, of 0.3 times a gradient that is 0.01 long: their mean is no longer.
     assert 0 < norms[0.01] <= 0.3 * 0.01 * 1.0001 < norms[None]
@@ -115,7 +123,9 @@ def test_a_federated_run_clips_the_whole_gradient_of_each_local_step(tmp_path: P
         task = build_task(resolved, torch.device("cpu"))
         model = build_model(resolved, task, torch.device("cpu"))
         before = model.vector.clone()
-        trainer = FederatedTrainer(resolved, task, model, tmp_path, lambda text: None)
+        trainer = FederatedTrainer(
+            FederatedParts.build(resolved, task, model), tmp_path, lambda text: None
+        )
         scalars = trainer.advance(1)
         moves[value] = float((trainer.central - before).norm())
         assert scalars["train/num_steps"] == scalars["train/cohort_size"]
@@ -147,7 +157,9 @@ def test_every_optimizer_takes_sparse_gradients(name: str, clipping: str, tmp_pa
     for sparse in (False, True):
         model = FlatModel(Words(sparse), torch.device("cpu"))
         before = model.vector.clone()
-        CentralTrainer(resolved, task, model, tmp_path, lambda text: None).advance(1)
+        CentralTrainer(RunParts.build(resolved, task, model), tmp_path, lambda text: None).advance(
+            1
+        )
         assert not torch.equal(model.vector, before)
         ends.append(model.vector)
     # Yogi goes by the sign of a difference that may be a rounding error.

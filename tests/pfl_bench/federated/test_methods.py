@@ -13,7 +13,7 @@ import torch
 from pfl_bench.client.engines.sequential import Options, SequentialEngine
 from pfl_bench.client.forward import Forward
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.federated.parts import build_model, build_task
+from pfl_bench.federated.parts import FederatedParts, build_model, build_task
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.checkpoint import load_latest
@@ -35,7 +35,7 @@ def one_round(config: ResolvedConfig, folder: Path) -> tuple[torch.Tensor, torch
     task = build_task(config, CPU)
     model = build_model(config, task, CPU)
     before = model.vector.clone()
-    trainer = FederatedTrainer(config, task, model, folder, lambda text: None)
+    trainer = FederatedTrainer(FederatedParts.build(config, task, model), folder, lambda text: None)
     trainer.advance(1)
     return before, trainer.central, task
 

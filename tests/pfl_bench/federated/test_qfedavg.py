@@ -16,7 +16,7 @@ from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.algorithms.qfedavg import WeighsByLoss
-from pfl_bench.federated.parts import build_model, build_task
+from pfl_bench.federated.parts import FederatedParts, build_model, build_task
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.runner import run
@@ -67,7 +67,9 @@ def test_a_round_is_that_of_the_paper_s_algorithm(q: float, weighting: str, tmp_
     task = build_task(config, CPU)
     model = build_model(config, task, CPU)
     start = model.vector.clone()
-    trainer = FederatedTrainer(config, task, model, tmp_path, lambda text: None)
+    trainer = FederatedTrainer(
+        FederatedParts.build(config, task, model), tmp_path, lambda text: None
+    )
     trainer.advance(1)
     split = task.split("train")
     # FedAvg's clients, and the loss of the start on all that each of them has.

@@ -16,21 +16,19 @@ from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.parts import (
-    build_algorithm,
+    FederatedParts,
     build_engine,
     build_model,
     build_task,
-    needs_one_process,
 )
 from pfl_bench.federated.trainer import FederatedTrainer
-from pfl_bench.federated.update_pipeline import download_bytes, upload_bytes
 from pfl_bench.files import read_metrics
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataFacts, Examples, LocalTraining
 from privacy.errors import PlanError
 from tests.equivalence.test_processes import InTurn
-from tests.helpers import PRIVACY, central_of, make_config
+from tests.helpers import PRIVACY, central_of, make_config, parts_of
 
 CPU = torch.device("cpu")
 P = 650
@@ -94,7 +92,9 @@ def quadratic_run(
     module = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(module.weight)
     model = FlatModel(module, CPU)
-    trainer = FederatedTrainer(config, Quadratics(), model, folder, lambda text: None)
+    trainer = FederatedTrainer(
+        FederatedParts.build(config, Quadratics(), model), folder, lambda text: None
+    )
     return trainer, [
         float(trainer.central) for index in range(1, rounds + 1) if trainer.advance(index)
     ]
@@ -190,21 +190,12 @@ def test_a_correction_is_added_to_each_step_s_clipped_gradient() -> None:
 
 
 def test_a_client_whose_update_is_not_finite_leaves_no_trace() -> None:
-    algorithm = build_algorithm(config := scaffold(), config.config.federated)  # type: ignore[arg-type]
-    task = build_task(config, CPU)
-    model = build_model(config, task, CPU)
-    engine = build_engine(
-        config,
-        config.config.federated,
-        task,
-        model,
-        algorithm,
-        lambda text: None,  # type: ignore[arg-type]
-    )
+    parts = parts_of(scaffold())
+    algorithm, engine = parts.algorithm, build_engine(parts, lambda text: None)
     (result,) = engine.train(np.array([7]), 1, torch.full((P,), torch.nan))
     algorithm.learn(result, 1)  # type: ignore[attr-defined]
     algorithm.central_gradient(torch.zeros(P), torch.zeros(P))
-    state = algorithm.state_dict()  # type: ignore[attr-defined]
+    state = algorithm.state_dict()
     assert not state["control"].any()
     assert not state["clients"]
 
@@ -228,8 +219,7 @@ def test_a_run_learns_sends_twice_as_much_and_resumes_to_the_same_bits(tmp_path:
 
 def test_its_update_can_be_compressed_but_not_its_control_variate(tmp_path: Path) -> None:
     trainer, _ = quadratic_run("scaffold", 1, 5, tmp_path)
-    transforms = [trainer._algorithm.transform]  # type: ignore[attr-defined]
-    assert upload_bytes(transforms, 1) == download_bytes(trainer._algorithm, 1) == 8
+    assert trainer._parts.upload_bytes == trainer._parts.download_bytes == 8
     compression = {"name": "top_k", "k": 65}
     run(scaffold(federated__compression=compression), tmp_path / "run")
     size = 4 * P + math.ceil((65 * 32 + 650) / 8)
@@ -256,8 +246,7 @@ def test_auto_takes_one_process_where_clients_are_remembered() -> None:
     without = {"name": "top_k", "fraction": 0.1}
 
     def one(config: ResolvedConfig) -> bool:
-        assert config.config.federated is not None
-        return needs_one_process(config, config.config.federated)
+        return parts_of(config).needs_one_process
 
     assert not one(make_config("federated"))
     assert not one(make_config("federated", federated__compression=without))

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from pfl_bench.config.devices import FileSource, GeneratedSource
-from pfl_bench.federated.parts import build_algorithm, build_engine, build_model, build_task
+from pfl_bench.federated.parts import build_engine
 from pfl_bench.report.run_folder import read_run
 from pfl_bench.report.systems import clock_panel, device_panels, timeline_panel
 from pfl_bench.simulation.devices.clock import VirtualClock
@@ -23,7 +23,7 @@ from pfl_bench.simulation.devices.sources import open_devices
 from pfl_bench.simulation.devices.timeline import Outcome
 from pfl_bench.simulation.devices.trace_file import write_trace_file
 from pfl_bench.simulation.devices.work import examples_processed
-from tests.helpers import make_config
+from tests.helpers import make_config, parts_of
 
 CPU = torch.device("cpu")
 
@@ -58,18 +58,13 @@ def devices() -> Devices:
 )
 def test_work_is_what_clients_really_process(changes: dict[str, Any]) -> None:
     resolved = make_config("federated", **{f"federated__{k}": v for k, v in changes.items()})
-    task = build_task(resolved, CPU)
-    model = build_model(resolved, task, CPU)
-    options = resolved.config.federated
-    assert options is not None
-    algorithm = build_algorithm(resolved, options)
-    engine = build_engine(resolved, options, task, model, algorithm, lambda text: None)
-    split = task.split("train")
-    users = np.arange(split.num_users)
+    parts = parts_of(resolved)
+    engine = build_engine(parts, lambda text: None)
+    users = np.arange(parts.split.num_users)
     processed = np.zeros(len(users))
-    for result in engine.train(users, 1, model.vector.clone()):
+    for result in engine.train(users, 1, parts.model.vector.clone()):
         processed[result.user] = result.num_processed
-    expected = examples_processed(np.diff(split.offsets), algorithm.local_training)
+    expected = examples_processed(np.diff(parts.split.offsets), parts.algorithm.local_training)
     assert expected.tolist() == processed.tolist()
     assert len(set(processed.tolist())) > 1 or "local_steps" in changes
 

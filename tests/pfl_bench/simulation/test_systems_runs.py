@@ -140,7 +140,7 @@ def test_a_round_is_of_those_who_finish_first(
     def spy(self: SimulatedParticipants, index: int, users: Any, counted: Any) -> dict[str, float]:
         trained.append(sorted(user for user, _, _ in counted.clients))
         assert users.tolist() == trained[-1]
-        monkeypatch.setattr(self._selector, "report", told.append)
+        monkeypatch.setattr(self.selector, "report", told.append)
         return finish(self, index, users, counted)
 
     monkeypatch.setattr(SimulatedParticipants, "finish", spy)
@@ -319,7 +319,7 @@ def test_a_private_run_keeps_to_what_it_claims(tmp_path: Path) -> None:
     assert (actual["separation"], actual["sampling_probability"]) == (2, 1.0)
     state = load_latest(tmp_path / "run/checkpoints")
     assert state is not None
-    participants = state["trainer"]["clients"][-1]
+    participants = state["trainer"]["clients"]["participants"]
     assert participants["limits"]["counts"].max() == 2
     lines = ledger_of(tmp_path / "run")
     assert max(line["largest_count"] for line in lines) == 2

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pfl_bench.config.loading import ResolvedConfig, resolve
-from pfl_bench.federated.parts import build_model, build_task
+from pfl_bench.federated.parts import RunParts, build_model, build_task
 from pfl_bench.files import read_metrics
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.checkpoint import load_latest
@@ -53,7 +53,11 @@ def config(**changes: Any) -> ResolvedConfig:
 def trainer(resolved: ResolvedConfig) -> tuple[LocalTrainer, Any, Any]:
     task = build_task(resolved, CPU)
     model = build_model(resolved, task, CPU)
-    return LocalTrainer(resolved, task, model, Path(), lambda text: None), model, task
+    return (
+        LocalTrainer(RunParts.build(resolved, task, model), Path(), lambda text: None),
+        model,
+        task,
+    )
 
 
 def user_of(split: Any, name: str) -> int | None:
@@ -185,7 +189,7 @@ def test_a_rate_that_diverges_is_out_and_a_client_left_with_none_keeps_the_start
     resolved = config(local__learning_rates=[1e38], local__clients_per_round=12)
     model = build_model(resolved, task, CPU)
     start = model.vector.clone()
-    local = LocalTrainer(resolved, task, model, Path(), notices.append)
+    local = LocalTrainer(RunParts.build(resolved, task, model), Path(), notices.append)
     assert local.advance(1)["local/num_diverged"] == len(lost)
     assert (local.state_dict()["rate"] == DIVERGED).nonzero().flatten().tolist() == lost
     assert f"the loss of {len(lost)} clients was not finite" in notices[-1]
@@ -222,7 +226,7 @@ def test_accuracy_is_asked_for_where_there_is_none() -> None:
     task.metrics, task.split = ("multilabel",), lambda name: OneHot(original(name))
     model = build_model(resolved, task, CPU)
     with pytest.raises(ConfigError, match="no accuracy"):
-        LocalTrainer(resolved, task, model, Path(), lambda text: None)
+        LocalTrainer(RunParts.build(resolved, task, model), Path(), lambda text: None)
 
 
 @pytest.mark.parametrize(
@@ -272,10 +276,10 @@ def test_a_choice_on_training_examples_is_said_and_called_that(
     task = build_task(resolved, CPU)
     model = build_model(resolved, task, CPU)
     notices: list[str] = []
-    LocalTrainer(resolved, task, model, Path(), notices.append)
+    LocalTrainer(RunParts.build(resolved, task, model), Path(), notices.append)
     assert notices == []
     monkeypatch.setattr(LocalTrainer, "_find_val_users", fewer)
-    trained = LocalTrainer(resolved, task, model, Path(), notices.append)
+    trained = LocalTrainer(RunParts.build(resolved, task, model), Path(), notices.append)
     (notice,) = notices
     assert f"{without} of 12 clients have no val examples" in notice
     scalars = trained.advance(1)

@@ -14,7 +14,7 @@ from scipy.special import expit
 
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import ResolvedConfig, resolve
-from pfl_bench.federated.parts import build_model, build_task
+from pfl_bench.federated.parts import RunParts, build_model, build_task
 from pfl_bench.runs.checkpoint import load_latest
 from pfl_bench.runs.runner import run
 from pfl_bench.trainers.mocha import trainer as mocha
@@ -56,7 +56,11 @@ def config(**changes: Any) -> ResolvedConfig:
 def trainer(resolved: ResolvedConfig) -> tuple[MultitaskTrainer, Any, Any]:
     task = build_task(resolved, CPU)
     model = build_model(resolved, task, CPU)
-    return MultitaskTrainer(resolved, task, model, Path(), lambda text: None), model, task
+    return (
+        MultitaskTrainer(RunParts.build(resolved, task, model), Path(), lambda text: None),
+        model,
+        task,
+    )
 
 
 def solve_directly(task: Any, relationship: np.ndarray, weight: float) -> tuple[np.ndarray, float]:
@@ -272,7 +276,11 @@ def in_clusters(**changes: Any) -> tuple[MultitaskTrainer, FlatModel, Any]:
     task: Any = Clusters()
     model = FlatModel(torch.nn.Linear(20, 2), CPU)
     resolved = config(**changes)
-    return MultitaskTrainer(resolved, task, model, Path(), lambda text: None), model, task
+    return (
+        MultitaskTrainer(RunParts.build(resolved, task, model), Path(), lambda text: None),
+        model,
+        task,
+    )
 
 
 def accuracy(local: MultitaskTrainer, model: FlatModel, split: Any) -> float:
@@ -354,7 +362,7 @@ def test_a_model_without_bias_is_linear_too() -> None:
     resolved = config(multitask__relationship="independent", multitask__regularization=10.0)
     task = build_task(resolved, CPU)
     model = FlatModel(torch.nn.Linear(4, 3, bias=False), CPU)
-    local = MultitaskTrainer(resolved, task, model, Path(), lambda text: None)
+    local = MultitaskTrainer(RunParts.build(resolved, task, model), Path(), lambda text: None)
     gaps = [local.advance(index)["multitask/duality_gap"] for index in range(1, 30)]
     assert gaps[-1] < 1e-2 * gaps[0]
     local.personalise(task.split("test"), 1)
@@ -395,7 +403,9 @@ def test_two_layers_and_too_many_clients_are_refused(monkeypatch: pytest.MonkeyP
     task = build_task(resolved, CPU)
     two = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
     with pytest.raises(ConfigError, match="one linear layer"):
-        MultitaskTrainer(resolved, task, FlatModel(two, CPU), Path(), lambda text: None)
+        MultitaskTrainer(
+            RunParts.build(resolved, task, FlatModel(two, CPU)), Path(), lambda text: None
+        )
     monkeypatch.setattr(mocha, "MAX_CLIENTS", 4)
     with pytest.raises(ConfigError, match="at most 4 clients"):
         trainer(resolved)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pfl_bench.client import machine
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.federated.parts import build_model, build_task
+from pfl_bench.federated.parts import FederatedParts, build_model, build_task
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.federated.workers import cores, multiprocess, stalls
 from pfl_bench.federated.workers.cores import most_by_memory, usable_cores
@@ -311,7 +311,12 @@ def test_processes_that_would_train_otherwise_are_refused(tmp_path: Path) -> Non
     task = build_task(resolved, CPU)
     model = build_model(resolved, task, CPU)
     with pytest.raises(ConfigError, match="process 1 trains by 'vectorized, 1 slots', this one by"):
-        FederatedTrainer(resolved, task, model, tmp_path, lambda text: None, OfTwoKinds())
+        FederatedTrainer(
+            FederatedParts.build(resolved, task, model),
+            tmp_path,
+            lambda text: None,
+            OfTwoKinds(),
+        )
 
 
 def test_workers_on_a_gpu_are_refused_and_others_have_none() -> None:

@@ -1,0 +1,102 @@
+"""Federated algorithms: what a client sends, and what the centre makes of the mean update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pfl_bench.types.state import Stateful
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pfl_bench.types.training import LocalResult, LocalTraining
+
+
+@dataclass(slots=True)
+class ClientUpload:
+    """What a client is about to send.
+
+    Attributes:
+        update: Shape (P,), float32. A transform that changes it gives a tensor of its own, valid
+            until its next client.
+        weight: What the client counts for.
+        num_bytes: Bytes that sending takes.
+    """
+
+    update: Tensor
+    weight: float
+    num_bytes: float
+
+
+class UpdateTransform(Stateful):
+    """Base of what happens to an update on the client: a compression, or a step of an algorithm.
+
+    Attributes:
+        keeps_state: Whether it remembers clients from round to round. Then one process trains them
+            all, and no mechanism covers it.
+        expected_bytes: Bytes that an update of the model's P parameters takes with this transform
+            alone, the same for each client; None for one that does not change the size.
+    """
+
+    keeps_state: bool = False
+    expected_bytes: float | None = None
+
+    def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
+        """Do to a client's update what the transform does.
+
+        Args:
+            upload: As the transform before has left it; may be changed and given back.
+            result: What local training gave, unchanged by transforms.
+            round_index: From 1.
+        """
+        raise NotImplementedError
+
+
+class Algorithm(Stateful):
+    """Base of federated algorithms: how a client trains, and what becomes of the mean update.
+
+    The centre's state is kept by attributes, which checkpoints hold (see ``Stateful``).
+
+    Attributes:
+        local_training: How each client trains.
+        uploads: What each client sends. Mechanisms cover ("update",) and nothing else.
+        downloads: What each client is sent: vectors of P parameters.
+        transform: What happens first of all to what clients send; None for nothing.
+        corrects_steps: Whether ``correction`` gives anything, which not every engine adds.
+    """
+
+    local_training: LocalTraining
+    uploads: tuple[str, ...] = ("update",)
+    downloads: tuple[str, ...] = ("central",)
+    transform: UpdateTransform | None = None
+    corrects_steps: bool = False
+
+    def begin(self, num_users: int, central: Tensor) -> None:
+        """Take note of the run; called once, before the first round.
+
+        Args:
+            num_users: Users of the training split.
+            central: Shape (P,), on the device of training; its values do not matter.
+        """
+
+    def correction(self, user: int) -> Tensor | None:
+        """What is added to the gradient of each of a user's steps in this round.
+
+        Gradients are clipped without it.
+
+        Returns:
+            Shape (P,), valid until the next call; None for nothing.
+        """
+        return None
+
+    def central_gradient(self, mean_update: Tensor, out: Tensor) -> None:
+        """Write the gradient that the central optimizer takes: by default the negative mean update.
+
+        Args:
+            mean_update: Shape (P,).
+            out: Shape (P,), overwritten.
+        """
+        import torch
+
+        torch.neg(mean_update, out=out)

@@ -1,0 +1,319 @@
+"""Plug-ins that keep something between rounds: saved bit for bit, or refused with what mends it.
+
+Each is one file that the test writes into a folder of its own, and the plug-ins find it there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pfl_bench import plugins
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated.state_watch import StateWatch
+from pfl_bench.runs.runner import run
+from pfl_bench.types import PluginError, Stateful
+from tests.helpers import central_of, make_config
+
+HEAD = """
+'''An algorithm of a user's own.'''
+import torch
+from pydantic import BaseModel, ConfigDict
+from pfl_bench.types import Algorithm
+
+class Options(BaseModel):
+    '''None.'''
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+def build(options, local_training):
+    return Own(local_training)
+
+class Own(Algorithm):
+    def __init__(self, local_training):
+        self.local_training = local_training
+"""
+# The momentum is made in the first round; the counter decides how much of it is left.
+MOMENTUM = """
+        self.momentum = None
+        self.round = 0
+
+    def central_gradient(self, mean_update, out):
+        self.round += 1
+        if self.momentum is None:
+            self.momentum = torch.zeros_like(mean_update)
+        self.momentum.mul_(1 - 1 / (self.round + 1)).add_(mean_update)
+        torch.neg(self.momentum, out=out)
+"""
+HIDDEN = """
+        self.momentum = torch.zeros(())
+
+    def central_gradient(self, mean_update, out):
+        self.momentum = 0.5 * self.momentum + mean_update
+        torch.neg(self.momentum, out=out)
+"""
+OWN_STATE = """
+    def state_dict(self):
+        return {"something": 1}
+
+    def load_state_dict(self, state):
+        pass
+"""
+
+Plant = Callable[[plugins.PluginKind, str, str], None]
+
+
+@pytest.fixture
+def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
+    """Puts a file of a user's own where plug-ins of a kind are looked for."""
+    planted: list[str] = []
+
+    def write(kind: plugins.PluginKind, name: str, text: str) -> None:
+        folder = tmp_path / "plug-ins" / kind.package
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+        package = importlib.import_module(kind.package)
+        folders = [*package.__path__, str(folder)]
+        monkeypatch.setattr(package, "__path__", folders)
+        monkeypatch.setattr(package.__spec__, "submodule_search_locations", folders)
+        importlib.invalidate_caches()
+        planted.append(f"{kind.package}.{name}")
+
+    yield write
+    for name in planted:
+        sys.modules.pop(name, None)
+
+
+def own(**changes: Any) -> ResolvedConfig:
+    return make_config("federated", federated__algorithm={"name": "own"}, **changes)
+
+
+class KilledError(Exception):
+    """The process ends here."""
+
+
+def run_and_resume(
+    config: ResolvedConfig, folder: Path, round_index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run, die in a round, and resume in the same folder with everything built anew."""
+    from pfl_bench.federated.trainer import FederatedTrainer
+
+    advance = FederatedTrainer.advance
+
+    def die(self: FederatedTrainer, index: int) -> dict[str, float]:
+        if index == round_index:
+            raise KilledError
+        return advance(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FederatedTrainer, "advance", die)
+        with pytest.raises(KilledError):
+            run(config, folder)
+    run(config, folder, resume=True)
+
+
+def test_an_algorithm_with_a_tensor_of_its_own_resumes_bit_for_bit(
+    plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(plugins.ALGORITHM, "own", HEAD + MOMENTUM)
+    config = own(checkpoint__every=1)
+    run(config, tmp_path / "whole")
+    run_and_resume(config, tmp_path / "killed", 3, monkeypatch)
+    assert torch.equal(central_of(tmp_path / "killed"), central_of(tmp_path / "whole"))
+    # The momentum matters: without it the run ends elsewhere.
+    run(make_config("federated"), tmp_path / "fedavg")
+    assert not torch.equal(central_of(tmp_path / "fedavg"), central_of(tmp_path / "whole"))
+
+
+def test_an_attribute_that_the_algorithm_s_own_state_lacks_is_refused(
+    plant: Plant, tmp_path: Path
+) -> None:
+    plant(plugins.ALGORITHM, "own", HEAD + HIDDEN + OWN_STATE)
+    with pytest.raises(PluginError) as refused:
+        run(own(), tmp_path / "run")
+    message = str(refused.value)
+    assert "federated.algorithm 'own': its attribute 'momentum' changed in round 1" in message
+    assert "Add 'momentum' to state_dict() and load_state_dict()" in message
+    assert "'scratch'" in message
+    assert not list((tmp_path / "run" / "checkpoints").glob("*"))
+
+
+def test_an_attribute_named_as_scratch_is_not_saved_and_not_refused(
+    plant: Plant, tmp_path: Path
+) -> None:
+    scratch = '\n    scratch = ("momentum",)\n'
+    plant(plugins.ALGORITHM, "own", HEAD + HIDDEN + OWN_STATE + scratch)
+    assert run(own(), tmp_path / "run")["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("torch.Generator()", "Generator"),
+        ("torch.optim.SGD([torch.zeros(3)], lr=0.1)", "SGD"),
+        ("{3, 5}", "set"),
+        ("[iter([1, 2])]", "list_iterator"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_before_anything_is_trained(
+    value: str, kind: str, plant: Plant, tmp_path: Path
+) -> None:
+    plant(plugins.ALGORITHM, "own", HEAD + f"        self.kept = {value}\n")
+    with pytest.raises(PluginError, match=f"its attribute 'kept' is a {kind}") as refused:
+        run(own(), tmp_path / "run")
+    assert "write state_dict() and load_state_dict() that hold what 'kept'" in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_half_a_state_and_a_foreign_class_are_refused(plant: Plant, tmp_path: Path) -> None:
+    half = dedent(OWN_STATE).split("def load")[0].replace("\n", "\n    ")
+    plant(plugins.ALGORITHM, "own", HEAD + half)
+    with pytest.raises(PluginError, match=r"state_dict\(\) of its own but no load_state_dict\(\)"):
+        run(own(), tmp_path / "run")
+    plant(plugins.ALGORITHM, "foreign", HEAD.replace("Own(Algorithm)", "Own"))
+    config = make_config("federated", federated__algorithm={"name": "foreign"})
+    with pytest.raises(PluginError, match=r"does not derive from pfl_bench\.types\.\w+\.Algorithm"):
+        run(config, tmp_path / "run")
+
+
+AGGREGATION = """
+'''A mean with momentum.'''
+from dataclasses import replace
+import torch
+from pydantic import BaseModel, ConfigDict
+from pfl_bench.federated.aggregation import Aggregation
+
+class Options(BaseModel):
+    '''None.'''
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+class Own(Aggregation):
+    def __init__(self):
+        self.momentum = 0.0
+
+    def release(self, aggregate, rng):
+        release = super().release(aggregate, rng)
+        self.momentum = release.mean_update + 0.5 * self.momentum
+        return replace(release, mean_update=self.momentum)
+
+def build(options, noise):
+    return Own()
+"""
+COMPRESSION = """
+'''Sends the mean of the updates so far.'''
+from pydantic import BaseModel, ConfigDict
+from pfl_bench.federated.compression import Compression
+
+class Options(BaseModel):
+    '''None.'''
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+class Own(Compression):
+    keeps_state = True
+
+    def __init__(self, num_parameters):
+        super().__init__(num_parameters, 2 * num_parameters)
+        self.sums = {}
+
+    def compress(self, update, user, round_index):
+        count, total = self.sums.get(user, (0, 0.0))
+        self.sums[user] = (count + 1, total + update)
+        return self.sums[user][1] / (count + 1)
+
+def build(options, num_parameters, seed):
+    return Own(num_parameters)
+"""
+SELECTION = """
+'''Those who were selected least often.'''
+import numpy as np
+from pfl_bench.config.training import Strict as Options
+from pfl_bench.simulation.selectors import Selector
+
+class Own(Selector):
+    def __init__(self, users):
+        self.times = np.zeros(len(users), np.int64)
+
+    def select(self, candidates, number, index, rng):
+        return candidates[np.argsort(self.times[candidates], kind="stable")[:number]]
+
+    def report(self, feedback):
+        self.times[feedback.users] += 1
+
+def build(options, users):
+    return Own(users)
+"""
+OTHERS = {
+    "aggregation": (plugins.AGGREGATION, AGGREGATION, {}),
+    "compression": (plugins.COMPRESSION, COMPRESSION, {}),
+    "selection": (plugins.SELECTION, SELECTION, {"systems": {"source": {"name": "generated"}}}),
+}
+
+
+@pytest.mark.parametrize("key", OTHERS)
+def test_other_plug_ins_that_learn_resume_bit_for_bit(
+    key: str, plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, text, more = OTHERS[key]
+    plant(kind, "own", text)
+    changes = {f"federated__{key}": {"name": "own"}, "checkpoint__every": 1, **more}
+    config = make_config("federated", **changes)
+    run(config, tmp_path / "whole")
+    run_and_resume(config, tmp_path / "killed", 4, monkeypatch)
+    assert torch.equal(central_of(tmp_path / "killed"), central_of(tmp_path / "whole"))
+
+
+class Everything(Stateful):
+    """One of each kind of value that is saved by itself."""
+
+    def __init__(self, start: float) -> None:
+        self.tensor = torch.full((3,), start)
+        self.array = np.full((2, 2), start, np.float32)
+        self.scalar = np.float32(start)
+        self.number = start
+        self.text = str(start)
+        self.nested = {"a": [torch.full((1,), start), (1, None)], 3: np.arange(int(start))}
+        self._hidden = start
+
+    def values(self) -> str:
+        return repr(vars(self))
+
+
+def test_every_kind_of_plain_value_comes_back(tmp_path: Path) -> None:
+    one, other = Everything(5.0), Everything(1.0)
+    held = other.tensor
+    torch.save(one.state_dict(), tmp_path / "state.pt")
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert other.values() == one.values()
+    assert type(other.scalar) is np.float32
+    # In place: whoever else holds the tensor sees it.
+    assert other.tensor is held
+
+
+class Deep(Stateful):
+    """Changes something inside a helper object, which is not saved."""
+
+    def __init__(self) -> None:
+        self.helper = Helper()
+
+
+class Helper:
+    def __init__(self) -> None:
+        self.total = torch.zeros(2)
+
+
+def test_changes_inside_helper_objects_and_in_place_are_seen() -> None:
+    part = Deep()
+    watch = StateWatch({"it": part})
+    watch.begin()
+    watch.check(1)
+    watch.begin()
+    part.helper.total += 1
+    with pytest.raises(PluginError, match="its attribute 'helper' changed in round 1"):
+        watch.check(1)
