@@ -70,7 +70,7 @@ class UpdateAggregator:
         return outcome
 
     def _client_noise(self, index: int, client: int) -> np.random.Generator | None:
-        if not self.mechanism.randomizes_clients:
+        if not self.mechanism.description.randomizes_clients:
             return None
         return stream(self._seed, Purpose.CLIENT_NOISE, index, client)
 
@@ -110,7 +110,7 @@ class CohortTraining:
         options: FederatedOptions,
         transforms: Sequence[UpdateTransform],
     ) -> None:
-        if aggregator.mechanism.randomizes_clients and any(
+        if aggregator.mechanism.description.randomizes_clients and any(
             isinstance(s, Resizes) for s in transforms
         ):
             raise ConfigError(

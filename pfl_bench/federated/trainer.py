@@ -45,7 +45,7 @@ from pfl_bench.simulation.devices.devices import Devices
 from pfl_bench.simulation.devices.sources import open_devices
 from pfl_bench.types import ConfigError, HasState, SingleProcess, Task, WorkerGroup
 from privacy.mechanism import Mechanism
-from privacy.prefetched_noise import prefetched_noise
+from privacy.prefetched_noise import prefetched_release
 
 
 class FederatedTrainer:
@@ -219,15 +219,15 @@ class FederatedTrainer:
             self._notices.nobody(index)
         probed = -1 if self._private is None else self._private.choose_probe(index, len(users))
         noise = stream(self._cohort_seed, Purpose.NOISE, index)
-        noise = prefetched_noise(noise, self._mechanism, len(self.central))
+        released = prefetched_release(noise, self._mechanism, len(self.central))
         aggregate, counted = self._training.train(users, index, self.central, probed)
         self._notices.lost(index, counted.lost)
         contributions, num_clipped = aggregate.num_contributions, aggregate.num_clipped
         if self._private is not None:
             self._private.add_canaries(aggregate, index)
         with phase("noise"):
-            release = self._mechanism.release(aggregate, noise)
-        del noise  # what was drawn ahead takes memory
+            release = released(aggregate)
+        del released  # what was drawn ahead takes memory
         if self._private is not None:
             with phase("ledger"):
                 self._private.record(index, users, release, aggregate, counted.users)

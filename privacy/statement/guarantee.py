@@ -1,10 +1,16 @@
-"""What a guarantee claims, as the words about it need it."""
+"""What a guarantee claims, as the words about it need it.
+
+Guarantee: none of its own. A mechanism of which nothing is known but its name is described as one
+that needs a trusted server, which promises the least.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from privacy.description import DP_SGD, Description
 from privacy.statement.statement import NOT_COVERED, Accounted, PrivacyStatement
 
 
@@ -24,6 +30,7 @@ class Guarantee:
         notes: Sentences of the statement on this run.
         not_covered: What an observer can learn outside of the mechanism, a sentence each.
         planned: Whether ``rounds`` are planned, and not over.
+        mechanism_description: What the mechanism says of itself; None to ask its module.
     """
 
     unit: str
@@ -37,6 +44,7 @@ class Guarantee:
     notes: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = NOT_COVERED
     planned: bool = False
+    mechanism_description: Description | None = None
 
     @classmethod
     def of(cls, statement: PrivacyStatement) -> Guarantee:
@@ -53,9 +61,26 @@ class Guarantee:
             notes=statement.notes,
             not_covered=statement.not_covered,
             planned=statement.status == "planned",
+            mechanism_description=statement.mechanism_description,
         )
 
     @property
     def step(self) -> str:
         """What a release is called."""
         return "step" if self.unit == "example" else "round"
+
+    @property
+    def described(self) -> Description:
+        """What the mechanism is, as far as anybody states it."""
+        if self.mechanism_description is not None:
+            return self.mechanism_description
+        found: Description | None = DP_SGD if self.unit == "example" else None
+        if found is None and self.mechanism.isidentifier():
+            try:
+                module = importlib.import_module(f"privacy.mechanisms.{self.mechanism}")
+            except ModuleNotFoundError:
+                module = None
+            found = getattr(module, "DESCRIPTION", None)
+        return found or Description(
+            f"the mechanism {self.mechanism} noises what is released, with noise multiplier {{z}}"
+        )
