@@ -18,8 +18,7 @@ from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation, check_composition_numbers
 from privacy.clipped_sum import ClippedSum
 from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import NoiseScale, Release, ReplayedNoise, mean_of
-from privacy.prefetched_noise import PrefetchedNoise
+from privacy.mechanism import NoiseScale, NormalSource, Release, ReplayedNoise, mean_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -144,9 +143,7 @@ class CorrelatedSum(ClippedSum):
         self._rounds = 0
         self._profile: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
-    def _next_noise(
-        self, rng: np.random.Generator | PrefetchedNoise, length: int
-    ) -> NDArray[np.float64]:
+    def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
         """Draw the coming round's noise at multiplier 1, in units of clip_norm; shape (length,).
 
         Raises:
@@ -158,7 +155,7 @@ class CorrelatedSum(ClippedSum):
         """Standard deviations at multiplier 1 and lag correlations; shape (rounds,) each."""
         raise NotImplementedError
 
-    def release(self, aggregate: Aggregate, rng: np.random.Generator | PrefetchedNoise) -> Release:
+    def release(self, aggregate: Aggregate, rng: NormalSource) -> Release:
         """Add the round's noise to the sum and divide by the configured cohort size.
 
         Args:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 import numpy as np
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from privacy.amplification import Composition, Participation
     from privacy.clipping import ClipOutcome
     from privacy.description import Description
-    from privacy.prefetched_noise import PrefetchedNoise
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +191,15 @@ class MovesBound(Protocol):
         """Take over the bound of the coming round from the process that moves it."""
 
 
+class NormalSource(Protocol):
+    """What gives standard normals one after another: a generator, or ``PrefetchedNoise``."""
+
+    @overload
+    def standard_normal(self, size: None = None) -> float: ...
+    @overload
+    def standard_normal(self, size: int) -> NDArray[np.float64]: ...
+
+
 @runtime_checkable
 class BeginsWithNormals(Protocol):
     """What a mechanism also has whose release draws by ``standard_normal`` alone, P at first.
@@ -201,7 +209,7 @@ class BeginsWithNormals(Protocol):
 
     begins_with_normals: bool
 
-    def release(self, aggregate: Aggregate, rng: np.random.Generator | PrefetchedNoise) -> Release:
+    def release(self, aggregate: Aggregate, rng: NormalSource) -> Release:
         """As ``Mechanism.release``, with the stream or with its prefetched normals."""
 
 
@@ -306,7 +314,7 @@ def noised_mean(
     total: Tensor,
     stddev: float,
     cohort_size: float,
-    rng: np.random.Generator | PrefetchedNoise,
+    rng: NormalSource,
 ) -> Tensor:
     """Add Gaussian noise to a sum and divide by the configured cohort size.
 

@@ -22,8 +22,6 @@ from privacy.errors import PlanError
 from privacy.statement.statement import NOT_COVERED, PATTERN_NOT_COVERED, Accounted, json_epsilon
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from privacy.description import Description
     from privacy.solving import MechanismComposition
     from privacy.statement.guarantee import Guarantee
@@ -102,11 +100,10 @@ def mechanism_composition(arguments: argparse.Namespace) -> MechanismComposition
     from pfl_bench.config.loading import validate_options
     from privacy.mechanism import NoiseScale
 
-    module = plugins.load(plugins.MECHANISM, name)
-    described: Description | None = getattr(module, "DESCRIPTION", None)
+    kind = plugins.options_type(plugins.MECHANISM, name)
+    described = module_description(name)
     if not options and described is not None and described.is_sampled_gaussian:
         return sampled_gaussian
-    kind: type[BaseModel] = module.Options
     given = {text.partition("=")[0] for text in options}
     if "clip_norm" in kind.model_fields and "clip_norm" not in given:
         # Noise is in multiples of it, so that no epsilon depends on it.
@@ -209,8 +206,19 @@ def guarantee_of(arguments: argparse.Namespace, pair: Pair, rounds: int) -> Guar
         simulated=pair.simulated,
         actual=pair.actual,
         not_covered=not_covered,
-        mechanism_description=GAUSSIAN if mechanism == DEFAULT_MECHANISM else None,
+        mechanism_description=module_description(mechanism),
     )
+
+
+def module_description(mechanism: str) -> Description | None:
+    """What a mechanism's module says of it; None if there is no such module, or it says nothing."""
+    if mechanism == DEFAULT_MECHANISM:
+        return GAUSSIAN
+    from pfl_bench import plugins
+
+    if mechanism not in plugins.available(plugins.MECHANISM):
+        return None
+    return getattr(plugins.load(plugins.MECHANISM, mechanism), "DESCRIPTION", None)
 
 
 def accounted_to_json(accounted: Accounted) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
-import numpy as np
 from pydantic import Field
 
 from privacy.aggregate import Aggregate
@@ -29,13 +28,13 @@ from privacy.description import GAUSSIAN
 from privacy.errors import PlanError, PrivacyError
 from privacy.mechanism import (
     NoiseScale,
+    NormalSource,
     Release,
     ReplayedNoise,
     RoundStreams,
     check_state_keys,
     noised_mean,
 )
-from privacy.prefetched_noise import PrefetchedNoise
 
 DESCRIPTION = replace(
     GAUSSIAN,
@@ -135,7 +134,7 @@ class AdaptiveGaussian(FreshGaussian):
             "clip_learning_rate": self._options.clip_learning_rate,
         }
 
-    def release(self, aggregate: Aggregate, rng: np.random.Generator | PrefetchedNoise) -> Release:
+    def release(self, aggregate: Aggregate, rng: NormalSource) -> Release:
         """Noise the sum and the count once, then move the bound.
 
         Args:

@@ -60,8 +60,13 @@ from privacy.factorization import (
     square_root_coefficients,
     squared_sensitivities,
 )
-from privacy.mechanism import NoiseScale, ReplayedNoise, RoundStreams, check_state_keys
-from privacy.prefetched_noise import PrefetchedNoise
+from privacy.mechanism import (
+    NoiseScale,
+    NormalSource,
+    ReplayedNoise,
+    RoundStreams,
+    check_state_keys,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -189,9 +194,7 @@ class BandedMatrixFactorization(CorrelatedSum):
             )
         return unamplified(self.name, participation, noise_multiplier, squared)
 
-    def _next_noise(
-        self, rng: np.random.Generator | PrefetchedNoise, length: int
-    ) -> NDArray[np.float64]:
+    def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
         """The coming row of C^-1 Z, of ``length`` normal draws; shape (length,)."""
         return self._correlated(rng.standard_normal(length))
 

@@ -12,13 +12,10 @@ algorithm 1 (flat clipping, fixed-denominator estimator).
 
 from __future__ import annotations
 
-import numpy as np
-
 from privacy.aggregate import Aggregate
 from privacy.clipped_sum import ClipOptions, FreshGaussian
 from privacy.description import GAUSSIAN
-from privacy.mechanism import NoiseScale, Release, noised_mean
-from privacy.prefetched_noise import PrefetchedNoise
+from privacy.mechanism import NoiseScale, NormalSource, Release, noised_mean
 
 DESCRIPTION = GAUSSIAN
 
@@ -38,7 +35,7 @@ class Gaussian(FreshGaussian):
     name = "gaussian"
     description = DESCRIPTION
 
-    def release(self, aggregate: Aggregate, rng: np.random.Generator | PrefetchedNoise) -> Release:
+    def release(self, aggregate: Aggregate, rng: NormalSource) -> Release:
         """Noise the sum once and divide it by the configured cohort size.
 
         Args:

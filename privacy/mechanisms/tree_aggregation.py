@@ -53,8 +53,13 @@ from privacy.factorization import (
     tree_noise_profile,
     tree_squared_sensitivity,
 )
-from privacy.mechanism import NoiseScale, ReplayedNoise, RoundStreams, check_state_keys
-from privacy.prefetched_noise import PrefetchedNoise
+from privacy.mechanism import (
+    NoiseScale,
+    NormalSource,
+    ReplayedNoise,
+    RoundStreams,
+    check_state_keys,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -136,9 +141,7 @@ class TreeAggregation(CorrelatedSum):
             squared = tree_squared_sensitivity(int(rounds), apart, restart_every)
         return unamplified(self.name, participation, noise_multiplier, squared)
 
-    def _next_noise(
-        self, rng: np.random.Generator | PrefetchedNoise, length: int
-    ) -> NDArray[np.float64]:
+    def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
         """Draw the nodes that the coming round completes; noise of the estimate, less the last.
 
         Args:

@@ -6,7 +6,6 @@ that needs a trusted server, which promises the least.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -30,7 +29,7 @@ class Guarantee:
         notes: Sentences of the statement on this run.
         not_covered: What an observer can learn outside of the mechanism, a sentence each.
         planned: Whether ``rounds`` are planned, and not over.
-        mechanism_description: What the mechanism says of itself; None to ask its module.
+        mechanism_description: What the mechanism says of itself; None if nobody knows.
     """
 
     unit: str
@@ -47,8 +46,15 @@ class Guarantee:
     mechanism_description: Description | None = None
 
     @classmethod
-    def of(cls, statement: PrivacyStatement) -> Guarantee:
-        """What a run's statement guarantees."""
+    def of(cls, statement: PrivacyStatement, module: Description | None = None) -> Guarantee:
+        """What a run's statement guarantees.
+
+        Args:
+            statement: The statement.
+            module: What the mechanism's module says of it, for a statement of a version that did
+                not record it.
+        """
+        of_examples = DP_SGD if statement.unit == "example" else None
         return cls(
             unit=statement.unit,
             adjacency=statement.adjacency,
@@ -61,7 +67,7 @@ class Guarantee:
             notes=statement.notes,
             not_covered=statement.not_covered,
             planned=statement.status == "planned",
-            mechanism_description=statement.mechanism_description,
+            mechanism_description=statement.mechanism_description or module or of_examples,
         )
 
     @property
@@ -72,15 +78,6 @@ class Guarantee:
     @property
     def described(self) -> Description:
         """What the mechanism is, as far as anybody states it."""
-        if self.mechanism_description is not None:
-            return self.mechanism_description
-        found: Description | None = DP_SGD if self.unit == "example" else None
-        if found is None and self.mechanism.isidentifier():
-            try:
-                module = importlib.import_module(f"privacy.mechanisms.{self.mechanism}")
-            except ModuleNotFoundError:
-                module = None
-            found = getattr(module, "DESCRIPTION", None)
-        return found or Description(
+        return self.mechanism_description or Description(
             f"the mechanism {self.mechanism} noises what is released, with noise multiplier {{z}}"
         )

@@ -43,7 +43,8 @@ def test_modules_and_what_they_build_are_documented(kind: plugins.PluginKind, na
 def test_mechanisms_describe_themselves(name: str) -> None:
     module = plugins.load(plugins.MECHANISM, name)
     words: str = module.DESCRIPTION.words
-    assert words and not words.endswith(".")
+    assert words
+    assert not words.endswith(".")
 
 
 @pytest.mark.parametrize("kind", plugins.KINDS, ids=lambda kind: kind.word)
