@@ -1,4 +1,4 @@
-"""What mechanisms whose noise is correlated over rounds share: accounting, checks, and adding it.
+"""What mechanisms share whose noise is correlated over rounds: accounting, checks, the release.
 
 Guarantee: unit user, added or removed in the rounds of a fixed pattern ("selected": zeroed out, in
 rounds of any pattern within separation and cap). ``unamplified`` is the one
@@ -8,14 +8,20 @@ Gaussian mechanism that all rounds are together; it is refused where the sampler
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation, check_composition_numbers
+from privacy.clipped_sum import ClippedSum
 from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import NoiseScale
+from privacy.mechanism import NoiseScale, NormalSource, Release, ReplayedNoise, mean_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def unamplified(
@@ -116,3 +122,79 @@ def check_vectors(mechanism: str, vectors: Any, count: int) -> list[Tensor]:
             "added; the checkpoint is damaged or of another configuration, start the run anew"
         )
     return list(vectors)
+
+
+class CorrelatedSum(ClippedSum):
+    """Base of mechanisms that noise the sum of a round by Gaussian noise made with earlier rounds'.
+
+    A subclass gives ``name``, ``description``, ``composition``, ``_next_noise`` and
+    ``_noise_profile``, and the state of its noise. The clipping bound is the same in every round:
+    the noise of one round is taken back in later ones, which holds in one unit alone.
+
+    Args:
+        clip_norm: L2 bound of a user's update.
+        noise: Multiplier, cohorts and planned rounds.
+    """
+
+    begins_with_normals = True
+
+    def __init__(self, clip_norm: float, noise: NoiseScale) -> None:
+        super().__init__(clip_norm, noise)
+        self._rounds = 0
+        self._profile: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+
+    def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
+        """Draw the coming round's noise at multiplier 1, in units of clip_norm; shape (length,).
+
+        Raises:
+            PrivacyError: The rounds before had another length.
+        """
+        raise NotImplementedError
+
+    def _noise_profile(self, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Standard deviations at multiplier 1 and lag correlations; shape (rounds,) each."""
+        raise NotImplementedError
+
+    def release(self, aggregate: Aggregate, rng: NormalSource) -> Release:
+        """Add the round's noise to the sum and divide by the configured cohort size.
+
+        Args:
+            aggregate: The merged sum of all workers; not changed. May be empty.
+            rng: Gives P normal draws, or several times P (none if the multiplier is 0).
+
+        Raises:
+            PrivacyError: The round was not planned, or the model has another size than before.
+        """
+        check_rounds(self._noise, self._rounds)
+        scale = self._noise.noise_multiplier * self._noise.ratio * self._clip_norm
+        if scale == 0.0:
+            stddev, correlation, noise = 0.0, 0.0, None
+        else:
+            stddev, correlation = self._noise_of(self._rounds + 1)
+            noise = self._next_noise(rng, aggregate.total.numel())
+            noise *= scale
+        self._rounds += 1
+        return Release(
+            mean_update=mean_of(aggregate.total, self._noise.cohort_size, noise),
+            clip_norm=self._clip_norm,
+            update_noise_stddev=stddev * scale,
+            lag_correlation=correlation,
+        )
+
+    def _noise_of(self, round_number: int) -> tuple[float, float]:
+        """Standard deviation of a round's noise at multiplier 1, and its lag correlation."""
+        if self._profile is None or len(self._profile[0]) < round_number:
+            self._profile = self._noise_profile(max(self._noise.num_rounds, 2 * round_number))
+        stddevs, correlations = self._profile
+        return float(stddevs[round_number - 1]), float(correlations[round_number - 1])
+
+    def _replayed(self, noise: NDArray[np.float64]) -> ReplayedNoise:
+        """The coming round's noise, shape (8,) or shorter, as an audit wants it; counts the round.
+
+        Raises:
+            PrivacyError: The round was not planned.
+        """
+        check_rounds(self._noise, self._rounds)
+        self._rounds += 1
+        stddev, _ = self._noise_of(self._rounds)
+        return ReplayedNoise(noise / stddev, stddev=stddev)

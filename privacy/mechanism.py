@@ -10,15 +10,14 @@ removed, twice that, and so half the multiplier, when one is replaced); all that
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 import numpy as np
 
 from privacy.errors import PlanError, PrivacyError
 
-NoiseShape = Literal["gaussian", "laplace", "none"]
 # Elements of noise that are drawn at once.
 _PIECE = 1 << 16
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from privacy.aggregate import Aggregate
     from privacy.amplification import Composition, Participation
     from privacy.clipping import ClipOutcome
+    from privacy.description import Description
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class Release:
     mean_update: Tensor
     clip_norm: float | None
     update_noise_stddev: float
-    count_noise_stddev: float | None
-    noisy_fraction_unclipped: float | None
+    count_noise_stddev: float | None = None
+    noisy_fraction_unclipped: float | None = None
     lag_correlation: float = 0.0
 
 
@@ -123,16 +123,8 @@ class Mechanism(Protocol):
         """Noise on the deployment's sum of centred bits; None if no count is released."""
 
     @property
-    def noise_shape(self) -> NoiseShape:
-        """Law of each element of the release's noise; "none" where it is no such law."""
-
-    @property
-    def correlates_rounds(self) -> bool:
-        """Whether a round's noise depends on the noise of rounds before."""
-
-    @property
-    def randomizes_clients(self) -> bool:
-        """Whether clients add noise themselves, so that ``accumulate`` needs their streams."""
+    def description(self) -> Description:
+        """What it is, for the ledger, the audit and the privacy statement."""
 
     def clip_settings(self) -> dict[str, float | str]:
         """How updates are clipped, for the privacy statement: JSON-serialisable."""
@@ -166,7 +158,7 @@ class Mechanism(Protocol):
             aggregate: The round's sum, changed in place.
             update: Shape (P,), a float dtype; not changed.
             weight: Weight of the client; private mechanisms allow 1 alone.
-            rng: The client's own source of noise; needed where ``randomizes_clients``.
+            rng: The client's own source of noise; needed where clients randomise their updates.
 
         Raises:
             PlanError: The mechanism does not allow the weight.
@@ -199,19 +191,80 @@ class MovesBound(Protocol):
         """Take over the bound of the coming round from the process that moves it."""
 
 
+class NormalSource(Protocol):
+    """What gives standard normals one after another: a generator, or ``PrefetchedNoise``."""
+
+    @overload
+    def standard_normal(self, size: None = None) -> float: ...
+    @overload
+    def standard_normal(self, size: int) -> NDArray[np.float64]: ...
+
+
 @runtime_checkable
 class BeginsWithNormals(Protocol):
-    """What a mechanism also has whose release begins with P draws of ``rng.standard_normal``.
+    """What a mechanism also has whose release draws by ``standard_normal`` alone, P at first.
 
-    They are then drawn while clients train (``privacy.prefetched_noise``), and no other method of
-    the stream may be called until all P were asked for, ``standard_normal(n)`` by whole numbers n.
+    They are then drawn while clients train, and ``release`` is given what was prefetched.
     """
 
     begins_with_normals: bool
 
+    def release(self, aggregate: Aggregate, rng: NormalSource) -> Release:
+        """As ``Mechanism.release``, with the stream or with its prefetched normals."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStreams:
+    """The streams that a round's noise was drawn from, for an audit that draws it again.
+
+    Attributes:
+        rng: The server's source of the round's noise, from its beginning.
+        clients: Opens the sources of all clients that reported, from their beginnings.
+        num_parameters: P.
+        wanted: How many first elements of the noise are compared; at most P.
+        draws_all: Whether all P elements may be drawn to come to what is drawn after them.
+    """
+
+    rng: np.random.Generator
+    clients: Callable[[], Sequence[np.random.Generator]]
+    num_parameters: int
+    wanted: int
+    draws_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedNoise:
+    """What a round's streams give.
+
+    Attributes:
+        head: Shape (8,) or shorter, float64: the first elements of the noise, in multiples of its
+            standard deviation.
+        count: The draw on the count; None where there is none, or it was not drawn.
+        stddev: Standard deviation of the noise in multiples of that of a round whose noise is
+            drawn anew; None where it is that.
+    """
+
+    head: NDArray[np.float64]
+    count: float | None = None
+    stddev: float | None = None
+
+
+@runtime_checkable
+class ReplaysNoise(Protocol):
+    """What a mechanism also has whose noise follows from its streams alone."""
+
+    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
+        """Draw the noise of a round again, as ``release`` or the clients have drawn it.
+
+        Called once for each round, in order, where rounds are correlated.
+
+        Args:
+            streams: Those of the round.
+        """
+
 
 class Stateless:
-    """What a mechanism has of which nothing changes from round to round."""
+    """Mixin of mechanisms that keep no state."""
 
     name: str
 
@@ -258,7 +311,10 @@ def check_state_keys(mechanism: str, state: Mapping[str, Any], expected: set[str
 
 
 def noised_mean(
-    total: Tensor, stddev: float, cohort_size: float, rng: np.random.Generator
+    total: Tensor,
+    stddev: float,
+    cohort_size: float,
+    rng: NormalSource,
 ) -> Tensor:
     """Add Gaussian noise to a sum and divide by the configured cohort size.
 

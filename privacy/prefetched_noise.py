@@ -1,20 +1,24 @@
 """Noise that is drawn while clients train: it depends on neither their updates nor the bound.
 
 Guarantee: a mechanism gets exactly the draws that the stream itself would give it, in their order
-and each of them once; what would be given in another order is refused. A thread that failed gives
-an error, never memory that it has not written.
+and each of them once. A mechanism is given this in the place of the stream, so that none can be
+drawn past what was prefetched. A thread that failed gives an error, never memory that it has not
+written.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.errors import PrivacyError
-from privacy.mechanism import BeginsWithNormals, Mechanism
+from privacy.mechanism import BeginsWithNormals, Mechanism, Release
+
+if TYPE_CHECKING:
+    from privacy.aggregate import Aggregate
 
 # Draws that a thread is worth: a thousandth of a second's.
 SMALLEST = 1 << 16
@@ -22,9 +26,9 @@ SMALLEST = 1 << 16
 _LARGEST = 1 << 24
 
 
-def prefetched_noise(
+def prefetched_release(
     rng: np.random.Generator, mechanism: Mechanism, num_parameters: int
-) -> np.random.Generator:
+) -> Callable[[Aggregate], Release]:
     """Begin to draw the noise of a round's release, if it is enough for a thread.
 
     It is held until the result is gone: 8 bytes a parameter, 128 MiB at most.
@@ -35,18 +39,18 @@ def prefetched_noise(
         num_parameters: P, elements of the release.
 
     Returns:
-        What ``Mechanism.release`` is to be given in the place of ``rng``.
+        Releases the round's sum, once.
     """
-    begins = isinstance(mechanism, BeginsWithNormals) and mechanism.begins_with_normals
-    if not begins or mechanism.update_noise_multiplier == 0.0 or num_parameters < SMALLEST:
-        return rng
-    return cast("np.random.Generator", PrefetchedNoise(rng, min(num_parameters, _LARGEST)))
+    asked: object = mechanism
+    is_worth_it = mechanism.update_noise_multiplier != 0.0 and num_parameters >= SMALLEST
+    if is_worth_it and isinstance(asked, BeginsWithNormals) and asked.begins_with_normals:
+        begun, prefetched = asked, PrefetchedNoise(rng, min(num_parameters, _LARGEST))
+        return lambda aggregate: begun.release(aggregate, prefetched)
+    return lambda aggregate: mechanism.release(aggregate, rng)
 
 
 class PrefetchedNoise:
-    """A stream whose first standard normals a thread draws.
-
-    Once they were asked for, it has all methods of a numpy generator.
+    """A source of standard normals, the first of which a thread draws.
 
     Args:
         rng: The stream.
@@ -62,11 +66,19 @@ class PrefetchedNoise:
         self._done = executor.submit(rng.standard_normal, out=self._drawn)
         executor.shutdown(wait=False)
 
+    @overload
+    def standard_normal(self, size: None = None) -> float: ...
+    @overload
+    def standard_normal(self, size: int) -> NDArray[np.float64]: ...
+
     def standard_normal(self, size: int | None = None) -> float | NDArray[np.float64]:
         """Give the next standard normals, float64.
 
         Args:
             size: How many, at least 0; None for one number.
+
+        Returns:
+            Shape (size,), or one number.
         """
         self._done.result()
         count = 1 if size is None else size
@@ -76,15 +88,3 @@ class PrefetchedNoise:
             # Of what was drawn ahead nothing is left: the stream goes on where the thread stopped.
             ready = np.concatenate([ready, self._rng.standard_normal(count - len(ready))])
         return float(ready[0]) if size is None else ready
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self._done.result()
-        if self._taken < len(self._drawn):
-            raise PrivacyError(
-                f"the noise of a release was asked for by {name!r} before all standard normals "
-                "that are drawn ahead; a mechanism that draws otherwise has no "
-                "`begins_with_normals`"
-            )
-        return getattr(self._rng, name)

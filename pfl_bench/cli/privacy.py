@@ -208,7 +208,11 @@ def _explain_run(arguments: argparse.Namespace) -> int:
             "begun; give one, such as runs/demo/private_federated/seed-0"
         )
     try:
-        guarantee = Guarantee.of(PrivacyStatement.from_json_dict(document))
+        statement = PrivacyStatement.from_json_dict(document)
+        module = None
+        if statement.mechanism_description is None:
+            module = shared.module_description(statement.mechanism)
+        guarantee = Guarantee.of(statement, module)
         told, text = sections(guarantee), explain(guarantee)
     except (ValueError, TypeError, AttributeError, KeyError, ArithmeticError) as error:
         raise RunFolderError(

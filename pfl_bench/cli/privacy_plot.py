@@ -110,7 +110,7 @@ def draw(
         # A column a noise multiplier, beside one another where there is one alone.
         columns = len(noises) if len(noises) > 1 else len(labels)
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
-        mechanism = arguments.mechanism or "gaussian"
+        mechanism = arguments.mechanism or shared.DEFAULT_MECHANISM
         title = f"Epsilon against rounds: {mechanism}, {arguments.sampling} sampling"
         figure.suptitle(title, fontsize=10)
         suffix = target.suffix.lower()

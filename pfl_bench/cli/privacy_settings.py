@@ -17,15 +17,17 @@ from pfl_bench.types import ConfigError
 from privacy.accountant import check_accountant, compose_epsilon
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.calibration import default_delta
+from privacy.description import GAUSSIAN
 from privacy.errors import PlanError
 from privacy.statement.statement import NOT_COVERED, PATTERN_NOT_COVERED, Accounted, json_epsilon
 
 if TYPE_CHECKING:
+    from privacy.description import Description
     from privacy.solving import MechanismComposition
     from privacy.statement.guarantee import Guarantee
 
-# Their rounds compose as sampled Gaussians: no need to load them, and torch with them.
-_PLAIN = ("gaussian", "adaptive_gaussian")
+# Of a calculation that names none: sampled Gaussians, for which no mechanism, nor torch, is loaded.
+DEFAULT_MECHANISM = "gaussian"
 
 
 @dataclass(frozen=True)
@@ -92,13 +94,16 @@ def mechanism_composition(arguments: argparse.Namespace) -> MechanismComposition
             f"{where}: {' '.join(options)}: there is no --mechanism that it could be an option of; "
             "give one, or leave key=value out"
         )
-    if (name is None or name in _PLAIN) and not options:
+    if name in (None, DEFAULT_MECHANISM) and not options:
         return sampled_gaussian
     from pfl_bench import plugins
     from pfl_bench.config.loading import validate_options
     from privacy.mechanism import NoiseScale
 
     kind = plugins.options_type(plugins.MECHANISM, name)
+    described = module_description(name)
+    if not options and described is not None and described.is_sampled_gaussian:
+        return sampled_gaussian
     given = {text.partition("=")[0] for text in options}
     if "clip_norm" in kind.model_fields and "clip_norm" not in given:
         # Noise is in multiples of it, so that no epsilon depends on it.
@@ -189,18 +194,31 @@ def guarantee_of(arguments: argparse.Namespace, pair: Pair, rounds: int) -> Guar
     from privacy.statement.guarantee import Guarantee
 
     not_covered = NOT_COVERED
+    mechanism = arguments.mechanism or DEFAULT_MECHANISM
     if arguments.sampling == "selected":
         not_covered += PATTERN_NOT_COVERED
     return Guarantee(
         unit="user",
         adjacency=pair.adjacency,
-        mechanism=arguments.mechanism or "gaussian",
+        mechanism=mechanism,
         accountant=arguments.accountant,
         rounds=rounds,
         simulated=pair.simulated,
         actual=pair.actual,
         not_covered=not_covered,
+        mechanism_description=module_description(mechanism),
     )
+
+
+def module_description(mechanism: str) -> Description | None:
+    """What a mechanism's module says of it; None if there is no such module, or it says nothing."""
+    if mechanism == DEFAULT_MECHANISM:
+        return GAUSSIAN
+    from pfl_bench import plugins
+
+    if mechanism not in plugins.available(plugins.MECHANISM):
+        return None
+    return getattr(plugins.load(plugins.MECHANISM, mechanism), "DESCRIPTION", None)
 
 
 def accounted_to_json(accounted: Accounted) -> dict[str, Any]:

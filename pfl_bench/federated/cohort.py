@@ -67,7 +67,7 @@ class UpdateAggregator:
         return outcome
 
     def _client_noise(self, index: int, client: int) -> np.random.Generator | None:
-        if not self.mechanism.randomizes_clients:
+        if not self.mechanism.description.randomizes_clients:
             return None
         return stream(self._seed, Purpose.CLIENT_NOISE, index, client)
 
@@ -100,7 +100,7 @@ class CohortTraining:
     def __init__(self, parts: FederatedParts, engine: Engine, aggregator: UpdateAggregator) -> None:
         self._transforms = list(parts.transforms.values())
         resizes = any(transform.expected_bytes is not None for transform in self._transforms)
-        if aggregator.mechanism.randomizes_clients and resizes:
+        if aggregator.mechanism.description.randomizes_clients and resizes:
             raise ConfigError(
                 f"federated.compression: under the mechanism {aggregator.mechanism.name} clients "
                 "add noise to what they send, which fills a compressed update again; leave "

@@ -46,7 +46,7 @@ from pfl_bench.types import (
     WorkerGroup,
 )
 from privacy.mechanism import Release
-from privacy.prefetched_noise import prefetched_noise
+from privacy.prefetched_noise import prefetched_release
 from privacy.statement.statement import PrivacyStatement
 
 
@@ -161,14 +161,14 @@ class FederatedTrainer(Trainer):
             self._notices.nobody(index)
         probed = self._rounds.choose_probe(index, len(users))
         noise = stream(self._cohort_seed, Purpose.NOISE, index)
-        noise = prefetched_noise(noise, self._mechanism, len(self.central))
+        released = prefetched_release(noise, self._mechanism, len(self.central))
         aggregate, counted = self._training.train(users, index, self.central, probed)
         self._notices.lost(index, counted.lost)
         contributions, num_clipped = aggregate.num_contributions, aggregate.num_clipped
         self._rounds.add_canaries(aggregate, index)
         with phase("noise"):
-            release = self._mechanism.release(aggregate, noise)
-        del noise  # what was drawn ahead takes memory
+            release = released(aggregate)
+        del released  # what was drawn ahead takes memory
         self._rounds.record(index, users, release, aggregate, counted.users)
         with phase("central step"):
             rate = self._take_central_step(release.mean_update, index)

@@ -33,13 +33,14 @@ from privacy.audit.check import OUTCOMES, Check, verdict
 from privacy.audit.inputs import AuditInputs, Compose, Configured, DataAtHand
 from privacy.audit.outside import COVERS, TunedRuns, tuned_runs
 from privacy.audit.replay import Replay
+from privacy.description import DP_SGD
 from privacy.ledger import iterate_ledger
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.plan.plan import tensor_digest
 from privacy.statement.statement import PrivacyStatement
 
 # DP-SGD is Opacus' own, and no plug-in.
-_DP_SGD = "dp_sgd"
+_EXAMPLE_LEVEL = "dp_sgd"
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def _configured(resolved: ResolvedConfig) -> Configured:
     if central is not None:
         return Configured(
             unit="example",
-            mechanism=_DP_SGD,
+            mechanism=_EXAMPLE_LEVEL,
             mechanism_options={"clip_norm": resolved.tree["privacy"]["mechanism"]["clip_norm"]},
             sampling="poisson",
             separation=1,
@@ -209,7 +210,7 @@ def _configured(resolved: ResolvedConfig) -> Configured:
             noise_multiplier=privacy.noise_multiplier,
             delta=privacy.delta,
             accountant=privacy.accountant,
-            noise_shape="gaussian",
+            description=DP_SGD,
         )
     assert federated is not None
     name = resolved.tree["privacy"]["mechanism"]["name"]
@@ -222,7 +223,6 @@ def _configured(resolved: ResolvedConfig) -> Configured:
         num_rounds=federated.num_rounds,
         separation=federated.separation,
     )
-    mechanism = build_mechanism(name, options, scale)
     population = privacy.population_size
     return Configured(
         unit="user",
@@ -240,8 +240,7 @@ def _configured(resolved: ResolvedConfig) -> Configured:
         noise_multiplier=privacy.noise_multiplier,
         delta=privacy.delta,
         accountant=privacy.accountant,
-        noise_shape=mechanism.noise_shape,
-        randomizes_clients=mechanism.randomizes_clients,
+        description=build_mechanism(name, options, scale).description,
         max_participations=federated.max_participations,
     )
 
@@ -256,7 +255,7 @@ def _compose(configured: Configured) -> Compose:
         noise_multiplier: float,
         rounds: int,
     ) -> Composition:
-        if name == _DP_SGD:
+        if name == _EXAMPLE_LEVEL:
             return sampled_gaussian(participation, noise_multiplier, rounds)
         module = plugins.load(plugins.MECHANISM, name)
         scale = NoiseScale(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,20 +14,18 @@ from pfl_bench.federated.sampling import build_sampler
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import ConfigError
 from privacy.audit.central_columns import COORDINATES
-from privacy.audit.replay import Drawn, Replay
-from privacy.mechanism import NoiseScale
+from privacy.audit.replay import Replay
+from privacy.description import Tree
+from privacy.mechanism import NoiseScale, ReplayedNoise, ReplaysNoise, RoundStreams
 
 if TYPE_CHECKING:
     from pfl_bench.config.training import FederatedOptions
-
-Array = NDArray[np.float64]
 
 # A second or a few of one core, each.
 _MOST_DRAWN_USERS = 20_000_000
 _MOST_ROUNDS = 200_000
 _MOST_NORMALS = 500_000_000
 _MOST_CLIENT_STREAMS = 100_000
-_FRESH = ("gaussian", "adaptive_gaussian")
 
 
 def make_replay(
@@ -104,73 +102,54 @@ class _Noise:
         self._seed = seed
         self._cohort = cohort
         self._num_users = num_users or 0
-        self._name = resolved.tree["privacy"]["mechanism"]["name"]
-        self._length = COORDINATES if num_parameters is None else num_parameters
-        self._mechanism: Any = None
-        self.is_correlated = False
-        self.most_rounds = _MOST_ROUNDS
+        self._length = num_parameters or COORDINATES
         self._counts_drawn = 0
+        name = resolved.tree["privacy"]["mechanism"]["name"]
+        # Its noise is drawn at multiplier 1; without noise, no setting of it is infeasible.
+        scale = NoiseScale(
+            0.0, 1.0, 1.0, num_rounds=options.num_rounds, separation=options.separation
+        )
+        self._mechanism = build_mechanism(name, resolved.mechanism_options, scale)
+        described = self._mechanism.description
+        self._counts = described.draws_count
+        self.is_correlated = described.correlates_rounds
+        self.most_rounds = _MOST_ROUNDS
+        if described.randomizes_clients:
+            self.most_rounds = max(1, _MOST_CLIENT_STREAMS // options.cohort_size)
+        elif isinstance(described.strategy, Tree):
+            # A round draws two vectors on average, one after another, each of the model's length.
+            self.most_rounds = _MOST_NORMALS // (2 * self._length)
         self.reason = ""
         if num_parameters is None:
             self.reason = "the model is not at hand, and with it how many elements a round draws"
-        elif self._name in ("banded_matrix_factorization", "tree_aggregation"):
-            self._correlate(resolved, options)
-        elif self._name == "local_gaussian":
-            self.most_rounds = max(1, _MOST_CLIENT_STREAMS // options.cohort_size)
-            if isinstance(cohort, str):
-                self.reason = f"each client draws its own noise, and {cohort}"
-        elif self._name == "privunit":
+        elif described.reports == "direction":
             self.reason = "a report is a random vector about its client's update: it has no noise"
-        elif self._name not in (*_FRESH, "laplace"):
-            self.reason = (
-                f"how the mechanism {self._name} draws its noise is not known to the audit"
-            )
+        elif not isinstance(self._mechanism, ReplaysNoise):
+            self.reason = f"how the mechanism {name} draws its noise is not known to the audit"
+        elif described.randomizes_clients and isinstance(cohort, str):
+            self.reason = f"each client draws its own noise, and {cohort}"
 
-    def _correlate(self, resolved: ResolvedConfig, options: FederatedOptions) -> None:
-        """Correlated noise by the mechanism itself, on an empty sum."""
-        self.is_correlated = True
-        scale = NoiseScale(
-            1.0, 1.0, 1.0, num_rounds=options.num_rounds, separation=options.separation
-        )
-        self._mechanism = build_mechanism(self._name, resolved.mechanism_options, scale)
-        if self._name == "tree_aggregation":
-            # A round draws two vectors on average, one after another, each of the model's length.
-            self.most_rounds = _MOST_NORMALS // (2 * self._length)
-        else:
-            self._length = min(self._length, COORDINATES)
-
-    def __call__(self, number: int, num_canaries: int) -> Drawn:
+    def __call__(self, number: int, num_canaries: int) -> ReplayedNoise:
         """Draw a round's."""
-        count = min(self._length, COORDINATES)
-        rng = stream(self._seed, Purpose.NOISE, number)
-        if self._mechanism is not None:
-            from privacy.aggregate import Aggregate
+        assert isinstance(self._mechanism, ReplaysNoise)
+        # The draw on the count comes after those on all elements.
+        draws_all = self._counts and self._counts_drawn + self._length <= _MOST_NORMALS
+        self._counts_drawn += self._length if draws_all else 0
+        return self._mechanism.replay_noise(
+            RoundStreams(
+                rng=stream(self._seed, Purpose.NOISE, number),
+                clients=lambda: self._clients(number, num_canaries),
+                num_parameters=self._length,
+                wanted=min(self._length, COORDINATES),
+                draws_all=draws_all,
+            )
+        )
 
-            release = self._mechanism.release(Aggregate.zeros(self._length), rng)
-            head = release.mean_update[:count].numpy().astype(np.float64)
-            # At multiplier 1, and by the bound.
-            stddev = release.update_noise_stddev
-            return Drawn(head / stddev, stddev=stddev / self._mechanism.clip_norm)
-        if self._name == "local_gaussian":
-            return Drawn(self._of_clients(number, num_canaries, count))
-        if self._name == "laplace":
-            return Drawn(np.asarray(rng.laplace(0.0, 2.0**-0.5, count)))
-        draw_count = self._name == "adaptive_gaussian"
-        if draw_count and self._counts_drawn + self._length <= _MOST_NORMALS:
-            # The draw on the count comes after those on all elements.
-            self._counts_drawn += self._length
-            normals = rng.standard_normal(self._length + 1)
-            return Drawn(normals[:count], count=float(normals[-1]))
-        return Drawn(np.asarray(rng.standard_normal(count)))
-
-    def _of_clients(self, number: int, num_canaries: int, count: int) -> Array:
+    def _clients(self, number: int, num_canaries: int) -> list[np.random.Generator]:
+        """Open the streams of all who reported; those of canaries come after all users."""
         assert not isinstance(self._cohort, str)
-        clients = [
-            *self._cohort(number).tolist(),
-            *range(self._num_users, self._num_users + num_canaries),
+        canaries = range(self._num_users, self._num_users + num_canaries)
+        return [
+            stream(self._seed, Purpose.CLIENT_NOISE, number, client)
+            for client in (*self._cohort(number).tolist(), *canaries)
         ]
-        draws = [
-            stream(self._seed, Purpose.CLIENT_NOISE, number, client).standard_normal(count)
-            for client in clients
-        ]
-        return np.asarray(np.sum(draws, axis=0) / np.sqrt(max(1, len(draws))))

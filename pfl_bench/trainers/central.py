@@ -33,6 +33,7 @@ from pfl_bench.trainers.dp_sgd import PrivateSteps
 from pfl_bench.types import ConfigError, FederatedSplit, Trainer
 from privacy.errors import BudgetExceededError
 from privacy.ledger import Ledger
+from privacy.mechanisms import gaussian
 from privacy.plan.example_level import ExampleLevelPlan, make_example_level_plan
 from privacy.plan.plan import tensor_digest
 from privacy.statement.statement import PrivacyStatement
@@ -104,7 +105,8 @@ class CentralTrainer(Trainer):
         if privacy is None:
             return None
         mechanism = resolved.tree["privacy"]["mechanism"]
-        if mechanism["name"] != "gaussian":
+        # Opacus' noise is the Gaussian mechanism's, and takes no option but its bound.
+        if type(resolved.mechanism_options) is not gaussian.Options:
             raise ConfigError(
                 f"privacy.mechanism.name: '{mechanism['name']}' is not available for central "
                 "training; example-level DP is DP-SGD: use {name: gaussian, clip_norm: ...}"

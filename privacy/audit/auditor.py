@@ -139,6 +139,7 @@ def audit_with_evidence(
     # which no check takes for a pass.
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
+        inputs = inputs.as_recorded(evidence.constants)
         made = _checks(evidence, inputs)
     return [check_chain(evidence, inputs), *made], evidence
 
@@ -197,7 +198,7 @@ def _observed_checks(evidence: Evidence, inputs: AuditInputs) -> Iterator[Check]
     yield check_sum_path(evidence)
     yield check_clip_path(evidence, inputs)
     yield check_count_query(evidence, inputs)
-    if inputs.configured.mechanism == "privunit":
+    if inputs.configured.description.reports == "direction":
         yield check_report_scale(evidence, inputs)
     else:
         yield check_noise_scale(evidence, inputs)

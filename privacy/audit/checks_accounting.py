@@ -27,6 +27,7 @@ from privacy.statement.statement import json_epsilon
 _TOLERANCE = 1e-6
 # By how much PRV's upper bound lies above its estimate: it may be stated with less care.
 _PRV_RESOLUTION, _PRV_RELATIVE_RESOLUTION = 0.01, 0.002
+_OWN_WORD = "; what is composed is the mechanism's own word"
 # Segments of different constants that are still composed one by one.
 _MOST_SEGMENTS = 20
 
@@ -152,6 +153,9 @@ def check_epsilon(evidence: Evidence, inputs: AuditInputs, label: str) -> Check:
             f"{stated:.6g} is stated, but {own} gives only {values[own]:.6g}: it is of other "
             "rounds or other noise than were run"
         )
+    if _OWN_WORD in unheld and not problems:
+        # Its epsilons are right of what it says, of which nothing else says that it is true.
+        return skip(name, claim, unheld.removeprefix("; "))
     computed = ", ".join(f"{key} {value:.6g}" for key, value in values.items())
     able = f"; not by {', '.join(reasons)}" if reasons else ""
     return judge(
@@ -189,7 +193,7 @@ def _composition_problems(
     except (ValueError, ZeroDivisionError) as error:
         return [f"the recorded constants cannot be described: {error}"], ""
     if isinstance(described, str):
-        return [], f"; what is composed is the mechanism's own word: {described}"
+        return [], f"{_OWN_WORD}: {described}"
     if described.count == 0 or not described.noise > 0.0:
         return [], ""
     return contradictions(described, parts[0]), described.note

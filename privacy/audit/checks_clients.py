@@ -31,14 +31,19 @@ _ROUNDING = 1e-5
 
 Array = NDArray[np.float64]
 
+# Updates with independent normal draws added.
+NORMAL_REPORTS = ("noised", "gaussian")
+
 
 def check_report_noise(evidence: Evidence, inputs: AuditInputs) -> Check:
     """Every client's report is as noisy as is claimed, and independent of what it hides."""
     name = "report_noise"
     claim = "Each client's report hides the client's own update as is claimed."
-    reason = None
-    if not inputs.configured.randomizes_clients:
+    reason, described = None, inputs.configured.description
+    if not described.randomizes_clients:
         reason = "no client adds noise: the noise is added to the sum"
+    elif described.reports != "direction" and (described.reports, described.law) != NORMAL_REPORTS:
+        reason = f"{inputs.configured.mechanism} does not state a law of its reports that is tested"
     elif not inputs.claims_noise:
         reason = "no noise is claimed: both epsilons are infinite"
     reason = reason or evidence.lacks("reports", "update_noise_stddev", "num_nonfinite")
@@ -54,7 +59,7 @@ def check_report_noise(evidence: Evidence, inputs: AuditInputs) -> Check:
     if not len(at):
         return judge(name, claim, problems, "nobody has reported")
     columns = {key: evidence[f"reports.{key}"][at] for key in REPORT_KEYS}
-    if inputs.configured.mechanism == "privunit":
+    if described.reports == "direction":
         made = _privunit(evidence, columns, at)
     else:
         stddev = evidence["update_noise_stddev"][at] / np.sqrt(number[at])

@@ -27,6 +27,8 @@ _NORM_ROUNDING = 1e-6
 _SUM_ROUNDING = 2.0**-21
 # Bounds that the mechanism keeps: both in powers of two, far from what training comes to.
 _SMALLEST, _LARGEST = 2.0**-64, 2.0**64
+# What `clip` says of a bound that is fixed, or follows a quantile.
+_KNOWN_BOUNDS = ("fixed", "adaptive", "per_example")
 _NO_LINE = "the ledger has no line yet"
 
 
@@ -187,6 +189,9 @@ def check_clip_path(evidence: Evidence, inputs: AuditInputs) -> Check:
     reason = evidence.lacks("clip_norm", *(["noisy_fraction_unclipped"] if moves else []))
     if reason is None and not evidence.rounds:
         reason = _NO_LINE
+    kind = (inputs.statement.get("clip") or {}).get("kind")
+    if reason is None and kind not in _KNOWN_BOUNDS:
+        reason = f"how a bound of the kind {kind!r} moves is not known to the audit"
     if reason is None and "clip_norm" not in options:
         reason = f"the mechanism {inputs.configured.mechanism} has no option clip_norm"
     if reason is not None:

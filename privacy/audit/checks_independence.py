@@ -14,14 +14,13 @@ import numpy as np
 from privacy.audit import power, tails
 from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
 from privacy.audit.checks_draws import DENSER, DENSITY
-from privacy.audit.checks_noise import Noise, observed
+from privacy.audit.checks_noise import Noise, observed, unstated_strategy
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
+from privacy.description import FRESH
 
 # Heads are compared with so many neighbours in the order of their first element.
 _NEIGHBOURS = 8
-# Mechanisms whose guarantee is that of noise drawn anew in each round.
-_FRESH = ("gaussian", "adaptive_gaussian", "laplace", "local_gaussian")
 
 
 def check_noise_fresh(evidence: Evidence, inputs: AuditInputs) -> Check:
@@ -39,7 +38,7 @@ def check_noise_fresh(evidence: Evidence, inputs: AuditInputs) -> Check:
     product, wanted = evidence["noise.lag_product"][at], evidence["noise.lag_correlation"][at]
     wanted = np.nan_to_num(wanted)
     has = ~np.isnan(product)
-    if noise.correlated and inputs.configured.mechanism in _FRESH:
+    if noise.correlated and inputs.configured.description.strategy == FRESH:
         problems.append(f"{inputs.configured.mechanism} has no correlated noise, but claims some")
     problems += in_rounds("a correlation beyond 1 is claimed", noise.rounds[np.abs(wanted) > 1.0])
     sampled = evidence.histograms[at].sum(axis=1).astype(np.float64)
@@ -64,6 +63,9 @@ def check_noise_fresh(evidence: Evidence, inputs: AuditInputs) -> Check:
     missing = noise.rounds[1:][(np.diff(noise.rounds) == 1) & ~has[1:]]
     problems += in_rounds("the product with the round before is not recorded", missing)
     largest = float(np.abs((product - wanted)[has]).max(initial=0.0))
+    unstated = unstated_strategy(inputs)
+    if unstated and not problems:
+        return skip(name, claim, unstated)
     return judge(
         name,
         claim,
@@ -161,7 +163,7 @@ def check_noise_independent(evidence: Evidence, inputs: AuditInputs) -> Check:
     claim = "The noise is independent of the sum that it is added to."
     noise = observed(evidence, inputs)
     if not isinstance(noise, str) and noise.correlated:
-        noise = (
+        noise = unstated_strategy(inputs) or (
             "the noise is correlated from round to round, so that the sum may depend on it "
             "through the model"
         )
@@ -220,7 +222,9 @@ def check_denominator(evidence: Evidence, inputs: AuditInputs) -> Check:
         problems.append(f"{cohort:g} is recorded, {inputs.configured.cohort_size:g} configured")
     noise = observed(evidence, inputs)
     if not isinstance(noise, str) and noise.correlated:
-        noise = "the noise is correlated from round to round, and so may the sum be with it"
+        noise = unstated_strategy(inputs) or (
+            "the noise is correlated from round to round, and so may the sum be with it"
+        )
     if isinstance(noise, str):
         if problems:
             return judge(name, claim, problems, f"the recorded denominator; of releases: {noise}")

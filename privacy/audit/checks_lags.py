@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 from privacy.audit import tails
 from privacy.audit.check import LEVEL, SEEN, Check, in_rounds, judge, skip
 from privacy.audit.checks_draws import Recorded, recorded
+from privacy.audit.checks_noise import unstated_strategy
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import AuditInputs, as_number
-from privacy.factorization import (
-    noise_stddevs,
-    optimized_coefficients,
-    square_root_coefficients,
-)
+from privacy.audit.inputs import AuditInputs
+from privacy.description import Tree
+from privacy.factorization import noise_stddevs
 from privacy.noise_record import SEGMENTS
 
 # The count's draw and an element are the same that are no further apart, unless rounding is more.
@@ -98,14 +96,12 @@ def _drawn(evidence: Evidence, inputs: AuditInputs, found: Recorded) -> Array | 
     segments[found.at] = evidence.lists["segments"][found.at]
     if not found.noise.correlated:
         return segments
-    options, rounds = inputs.configured.mechanism_options, inputs.configured.num_rounds
-    if inputs.configured.mechanism != "banded_matrix_factorization":
+    strategy = inputs.configured.description.strategy
+    if strategy is None:
+        return unstated_strategy(inputs)
+    if isinstance(strategy, Tree):
         return "the noise is correlated from round to round: see noise_fresh"
-    bands = int(as_number(options["bands"]))
-    if options["strategy"] == "square_root":
-        coefficients = square_root_coefficients(bands)
-    else:
-        coefficients = optimized_coefficients(rounds, bands)
+    coefficients = np.array(strategy)
     stddev = evidence["update_noise_stddev"]
     noise = segments * (stddev / stddev[0] * noise_stddevs(coefficients, 1)[0])[:, None]
     drawn: Array = np.zeros_like(noise)

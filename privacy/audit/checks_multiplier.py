@@ -8,7 +8,6 @@ of the data, or declared not to be.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -36,18 +35,17 @@ def check_noise_multiplier(evidence: Evidence, inputs: AuditInputs) -> Check:
     reason = evidence.lacks(*keys)
     if reason is None and not evidence.rounds:
         reason = "the ledger has no line yet"
-    shape = inputs.configured.noise_shape
-    if reason is None and shape == "none":
+    # Of the noise at multiplier and bound 1: Laplace noise is counted by its scale.
+    scale = inputs.configured.description.stddev
+    if reason is None and scale is None:
         reason = f"{inputs.configured.mechanism} adds no noise of a standard deviation"
-    if reason is not None:
-        return skip(name, claim, reason)
+    if reason is not None or scale is None:
+        return skip(name, claim, str(reason))
     clip, stddev, count = (evidence[key] for key in keys)
     with np.errstate(divide="ignore", invalid="ignore"):
         if inputs.configured.randomizes_clients:
             # A sum of n reports has the noise of n; each must hide its own client alone.
             stddev = stddev / np.sqrt(reports(evidence))
-        # Laplace noise is counted by its scale.
-        scale = math.sqrt(2.0) if shape == "laplace" else 1.0
         spent = (scale * clip / stddev) ** 2
         spent += np.where(np.isnan(count), 0.0, 1.0 / (2.0 * count) ** 2)
         worth = spent**-0.5

@@ -42,7 +42,8 @@ class Noise:
         hidden: Rounds whose noise drowns in rounding.
         rounding: Shape (k,), float64: rms rounding error of each of ``rounds``, relative to the
             noise; computed here from the lengths of sum and noise.
-        correlated: Whether any round says that its noise depends on the one before.
+        correlated: Whether any round says that its noise depends on the one before, or the
+            mechanism does not state that none does.
         shape: "gaussian" or "laplace".
     """
 
@@ -82,7 +83,8 @@ def observed(evidence: Evidence, inputs: AuditInputs) -> Noise | str:
         unseen=np.flatnonzero(~seen & expects) + 1,
         hidden=np.flatnonzero(seen & ~visible) + 1,
         rounding=np.nan_to_num(rounding[visible]),
-        correlated=bool(np.nan_to_num(evidence["noise.lag_correlation"]).any()),
+        correlated=bool(np.nan_to_num(evidence["noise.lag_correlation"]).any())
+        or inputs.configured.description.strategy is None,
         shape=shape,
     )
     if len(noise.hidden) and not len(noise.rounds) and not len(noise.unseen):
@@ -92,6 +94,13 @@ def observed(evidence: Evidence, inputs: AuditInputs) -> Noise | str:
             f"{worst:.3g} of it"
         )
     return noise
+
+
+def unstated_strategy(inputs: AuditInputs) -> str:
+    """Why nothing is tested that needs to know how rounds go together; empty if it is stated."""
+    if inputs.configured.description.strategy is not None:
+        return ""
+    return f"{inputs.configured.mechanism} does not state how the noise of its rounds goes together"
 
 
 def _rounding(evidence: Evidence, inputs: AuditInputs) -> NDArray[np.float64]:

@@ -215,6 +215,13 @@ def _comparisons(inputs: AuditInputs, constants: Any) -> Iterator[tuple[str, Any
         yield "data", constants["data"], "the data", data.checksum
     if data.num_parameters is not None and "num_parameters" in constants:
         yield "num_parameters", constants["num_parameters"], "the model", data.num_parameters
+    built = inputs.built_description
+    if built is not None and "mechanism_description" in constants:
+        recorded = constants["mechanism_description"]
+        read = inputs.configured.description
+        same = read is not built and read.agrees(built)
+        expected = recorded if same else built.to_json_dict()
+        yield "mechanism_description", recorded, "the mechanism's module", expected
     for label in SIDES:
         recorded, stated, where = constants.get(label) or {}, inputs.side(label), "the statement"
         for key in sorted({*recorded} & {*stated}):

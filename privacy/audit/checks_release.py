@@ -98,7 +98,7 @@ def check_release_length(evidence: Evidence, inputs: AuditInputs) -> Check:
     )
     if reason is None and not inputs.claims_noise:
         reason = "no noise is claimed"
-    if reason is None and evidence.constants.get("mechanism") == "laplace":
+    if reason is None and inputs.configured.description.norm == "l1":
         reason = "the sum's recorded norm is that of the bound, L1, which says little of the length"
     if reason is not None:
         return skip(name, claim, reason)

@@ -1,8 +1,8 @@
 """What the recorded rounds are, described from the ledger's constants in the guarantee's words.
 
-Guarantee: none of its own. Nothing is asked of the mechanism but, for selected users under
-correlated noise, its sensitivity; what is written here is the table of mechanisms of the
-documentation once more, apart from the code that runs are accounted by.
+Guarantee: none of its own. How rounds compose is derived here from what a mechanism states of its
+noise (``privacy.description``), once more and apart from the code that runs are accounted by.
+Nothing is asked of the mechanism but, for selected users under correlated noise, its sensitivity.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
+from privacy.description import Description, Tree
 from privacy.errors import PrivacyError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def describe(
 
     Args:
         evidence: The ledger, of one set of constants.
-        inputs: The newest checkpoint has a correlated mechanism's coefficients.
+        inputs: What the mechanism states of itself.
         label: "simulated" or "actual".
         rounds: How many are accounted.
         part: What the mechanism says that they compose to; used for a sensitivity that is not
@@ -94,8 +95,9 @@ def describe(
     Raises:
         ValueError: A recorded number is none.
     """
-    constants, mechanism = evidence.constants, str(evidence.constants.get("mechanism"))
+    constants, stated = evidence.constants, inputs.configured.description
     side: Mapping[str, Any] = constants.get(label) or {}
+    name = str(constants.get("mechanism"))
     noise, scheme = as_number(side.get("noise_multiplier")), str(constants.get("sampling"))
     apart = int(as_number(constants.get("separation", 1)))
     most = -(-rounds // apart)
@@ -106,24 +108,51 @@ def describe(
         math.isfinite(noise) and (scheme not in ("poisson", "cyclic_poisson") or 0 < rate <= 1)
     ):
         return "the recorded noise or sampling probability is no such number"
-    options = constants.get("mechanism_options") or inputs.configured.mechanism_options
-    fresh = mechanism in ("gaussian", "adaptive_gaussian", "dp_sgd")
-    if mechanism == "banded_matrix_factorization":
-        bands = int(as_number(options.get("bands")))
-        fresh = bands == 1 or (scheme == "cyclic_poisson" and apart >= bands)
-    if fresh:
-        return _fresh(scheme, noise, most, rate)
-    if mechanism in ("banded_matrix_factorization", "tree_aggregation"):
-        return _correlated(evidence, inputs, rounds, noise, part)
-    if mechanism == "laplace":
-        if scheme in ("poisson", "cyclic_poisson"):
-            return Described("sampled laplace", noise, most, rate)
-        return Described("laplace", noise, most)
-    if mechanism == "local_gaussian":
-        return Described("gaussian", noise / 2.0, most)
-    if mechanism == "privunit":
+    if stated.reports == "direction":
         return Described("answers", 1.0 / noise, most)
-    return f"there is no second implementation of the mechanism {mechanism!r}"
+    unstated = _unstated(stated)
+    if unstated or stated.stddev is None:
+        return f"there is no second implementation of the mechanism {name!r}: {unstated}"
+    # Of one event, in multiples of clip_norm.
+    deviation = noise * stated.stddev
+    if stated.reports == "noised":
+        # Two values of a report are two bounds apart.
+        return Described("gaussian", deviation / 2.0, most)
+    if stated.law == "laplace":
+        scale = deviation / math.sqrt(2.0)
+        if scheme in ("poisson", "cyclic_poisson"):
+            return Described("sampled laplace", scale, most, rate)
+        return Described("laplace", scale, most)
+    column = stated.strategy if isinstance(stated.strategy, tuple) else None
+    if column is not None and (
+        len(column) == 1 or (scheme == "cyclic_poisson" and apart >= len(column))
+    ):
+        # Each of a user's rounds touches rows of its own: one Gaussian, entered by chance.
+        return _fresh(scheme, deviation / math.hypot(*column), most, rate)
+    return _correlated(evidence, inputs, rounds, deviation, part)
+
+
+def _unstated(stated: Description) -> str:
+    """What a description leaves unsaid or says that nothing is derived from here; in words."""
+    if stated.reports == "other":
+        return "its clients randomise their updates in a way that is not known here"
+    missing = [
+        what
+        for what, value in (
+            ("the law of its noise", stated.law),
+            ("its standard deviation", stated.stddev),
+            ("how the noise of rounds goes together", stated.strategy),
+        )
+        if value is None
+    ]
+    if missing:
+        return f"it does not state {', '.join(missing)}"
+    if stated.law == "laplace":
+        if stated.norm != "l1" or stated.correlates_rounds or stated.reports:
+            return "Laplace noise is known here drawn anew in each round, on a sum clipped in L1"
+    elif stated.reports and stated.correlates_rounds:
+        return "reports are known here whose noise is drawn anew each round"
+    return ""
 
 
 def _fresh(scheme: str, noise: float, most: int, rate: float) -> Described:
@@ -141,15 +170,12 @@ def _correlated(
     """All rounds as one Gaussian mechanism."""
     constants = evidence.constants
     apart = int(as_number(constants.get("separation", 1)))
-    squared = None
+    squared, strategy = None, inputs.configured.description.strategy
     if constants.get("sampling") in ("cyclic_poisson", "full"):
-        if constants.get("mechanism") == "tree_aggregation":
-            restart = (constants.get("mechanism_options") or {}).get("restart_every")
-            squared = tree_sensitivity(rounds, apart, restart)
-        elif inputs.saved is not None and inputs.saved.mechanism is not None:
-            coefficients = inputs.saved.mechanism.get("coefficients")
-            if isinstance(coefficients, list):
-                squared = banded_sensitivity(np.array(coefficients, float), rounds, apart)
+        if isinstance(strategy, Tree):
+            squared = tree_sensitivity(rounds, apart, strategy.restart_every)
+        elif strategy is not None:
+            squared = banded_sensitivity(np.array(strategy), rounds, apart)
     if squared is not None:
         return Described("gaussian", noise / math.sqrt(squared) if squared else noise, 1)
     seen = getattr(part.event, "noise_multiplier", None)

@@ -91,6 +91,7 @@ CONSTANT = (
     "unit",
     "mechanism",
     "mechanism_options",
+    "mechanism_description",
     "sampling",
     "separation",
     "max_participations",
@@ -106,6 +107,7 @@ CONSTANT = (
     "denominator",
     "data",
 )
+_OBJECTS = ("simulated", "actual", "mechanism_options", "mechanism_description")
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +264,7 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
 
 
 def _check_kinds(constants: Mapping[str, Any], number: int) -> None:
-    kinds: dict[str, type] = dict.fromkeys(("simulated", "actual", "mechanism_options"), dict)
+    kinds: dict[str, type] = dict.fromkeys(_OBJECTS, dict)
     kinds |= dict.fromkeys(("uploads", "batchnorm_layers"), list)
     for key, kind in kinds.items():
         if key in constants and not isinstance(constants[key], kind):

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from privacy.audit.central_columns import CentralState
 from privacy.audit.central_steps import CentralOptimizer
 from privacy.audit.metrics import Metrics
 from privacy.audit.replay import Replay
+from privacy.description import Description
+from privacy.errors import PrivacyError
 
 if TYPE_CHECKING:
     from privacy.amplification import Composition, Participation
@@ -43,8 +45,7 @@ class Configured:
         noise_multiplier: z; None if it was calibrated to the budget.
         delta: None for the default, N ** -1.1 of each setting.
         accountant: "rdp", "pld" or "prv".
-        noise_shape: Law of each element of the noise: "gaussian", "laplace" or "none".
-        randomizes_clients: Whether clients add the noise themselves.
+        description: What the mechanism is: as the ledger records it, else as its module says.
         max_participations: Rounds of one user at most, under "selected"; None for no cap.
     """
 
@@ -63,9 +64,18 @@ class Configured:
     noise_multiplier: float | None
     delta: float | None
     accountant: str
-    noise_shape: str
-    randomizes_clients: bool = False
+    description: Description
     max_participations: int | None = None
+
+    @property
+    def noise_shape(self) -> str:
+        """Law of each element of the noise: "gaussian" or "laplace"; "none" if none is stated."""
+        return self.description.law or "none"
+
+    @property
+    def randomizes_clients(self) -> bool:
+        """Whether clients randomise their own updates."""
+        return self.description.randomizes_clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +134,8 @@ class AuditInputs:
         central_optimizer: What takes the central steps; in words, why none is known.
         replay: What the recorded seed gives anew; in words, why nothing is drawn anew.
         missing: Files that the run's folder lacks, and what each would show.
+        built_description: What the mechanism's own module says of it today; None before
+            ``as_recorded``.
     """
 
     statement: Mapping[str, Any]
@@ -137,6 +149,7 @@ class AuditInputs:
     central_optimizer: CentralOptimizer | str = "the configuration's central step was not given"
     replay: Replay | str = "no seed was given"
     missing: Mapping[str, str] = field(default_factory=dict)
+    built_description: Description | None = None
 
     @property
     def is_final(self) -> bool:
@@ -147,6 +160,20 @@ class AuditInputs:
     def claims_noise(self) -> bool:
         """Whether the statement claims any noise at all."""
         return as_number(self.statement.get("noise_multiplier")) > 0.0
+
+    def as_recorded(self, constants: Mapping[str, Any]) -> AuditInputs:
+        """The same, with the mechanism as a ledger's constants describe it, where they do.
+
+        One that cannot be read is left out: the check of the configuration says so.
+        """
+        own = self.configured.description
+        try:
+            recorded = Description.from_json_dict(constants["mechanism_description"])
+        except (KeyError, TypeError, PrivacyError):
+            return replace(self, built_description=own)
+        described = replace(recorded, words=own.words)
+        configured = replace(self.configured, description=described)
+        return replace(self, configured=configured, built_description=own)
 
     def side(self, label: str) -> Mapping[str, Any]:
         """One of the statement's settings, "simulated" or "actual"; empty if it has none."""

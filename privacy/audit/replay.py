@@ -11,28 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.mechanism import ReplayedNoise
+
 Cohort = Callable[[int], NDArray[np.int64]]
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """What a round's stream gives.
-
-    Attributes:
-        head: Shape (8,) or shorter: the first elements of the noise, in multiples of its standard
-            deviation.
-        count: The draw on the count; None where there is none, or it was not drawn.
-        stddev: Standard deviation of the noise in multiples of that of a round whose noise is
-            drawn anew; None where it is that.
-    """
-
-    head: NDArray[np.float64]
-    count: float | None = None
-    stddev: float | None = None
-
-
 # Of a round and the number of its canaries.
-Noise = Callable[[int, int], Drawn]
+Noise = Callable[[int, int], ReplayedNoise]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,21 +16,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from pydantic import Field
 
 from privacy.aggregate import Aggregate
-from privacy.amplification import Composition, Participation, sampled_gaussian
-from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome
+from privacy.clipped_sum import ClipOptions, FreshGaussian
+from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM
+from privacy.description import GAUSSIAN
 from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys, noised_mean
-from privacy.mechanisms.gaussian import accumulate_clipped
+from privacy.mechanism import (
+    NoiseScale,
+    NormalSource,
+    Release,
+    ReplayedNoise,
+    RoundStreams,
+    check_state_keys,
+    noised_mean,
+)
+
+DESCRIPTION = replace(
+    GAUSSIAN,
+    words="each round's sum of clipped updates and its count of unclipped ones get Gaussian noise, "
+    "once; both are paid from the one noise multiplier {z}, and the bound moves by the noisy count "
+    "alone",
+    draws_count=True,
+)
 
 
-class Options(BaseModel):
+class Options(ClipOptions):
     """Settings of adaptive clipping.
 
     Attributes:
@@ -41,9 +56,6 @@ class Options(BaseModel):
             bits; None for noise_cohort_size / 20.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM, le=MAX_CLIP_NORM)]
     quantile: Annotated[float, Field(gt=0.0, lt=1.0)]
     clip_learning_rate: Annotated[float, Field(gt=0.0, le=10.0)] = 0.2
     count_noise_stddev: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
@@ -80,7 +92,7 @@ def split_noise(noise_multiplier: float, count_noise_stddev: float) -> float:
     return z / math.sqrt((1.0 - z / twice) * (1.0 + z / twice))
 
 
-class AdaptiveGaussian:
+class AdaptiveGaussian(FreshGaussian):
     """Clip to a moving bound, noise the sum and the count, move the bound.
 
     Args:
@@ -92,26 +104,16 @@ class AdaptiveGaussian:
     """
 
     name = "adaptive_gaussian"
-    is_private = True
-    noise_shape: NoiseShape = "gaussian"
-    correlates_rounds = False
-    randomizes_clients = False
-    begins_with_normals = True
+    description = DESCRIPTION
 
     def __init__(self, options: Options, noise: NoiseScale) -> None:
+        super().__init__(options.clip_norm, noise)
         self._options = options
-        self._noise = noise
-        self._clip_norm = options.clip_norm
         count_noise = options.count_noise_stddev
         if count_noise is None:
             count_noise = noise.noise_cohort_size / 20.0
         self._update_noise_multiplier = split_noise(noise.noise_multiplier, count_noise)
         self._count_noise_stddev = count_noise if noise.noise_multiplier > 0.0 else 0.0
-
-    @property
-    def clip_norm(self) -> float | None:
-        """The bound of the coming round."""
-        return self._clip_norm
 
     @property
     def update_noise_multiplier(self) -> float:
@@ -132,42 +134,7 @@ class AdaptiveGaussian:
             "clip_learning_rate": self._options.clip_learning_rate,
         }
 
-    def composition(
-        self, participation: Participation, noise_multiplier: float, rounds: int
-    ) -> Composition:
-        """Sampled Gaussians: noise is drawn anew in each round.
-
-        Args:
-            participation: How users are drawn.
-            noise_multiplier: z, at least 0.
-            rounds: Number of rounds, at least 0.
-
-        Raises:
-            PrivacyError: A number is out of its range.
-        """
-        return sampled_gaussian(participation, noise_multiplier, rounds)
-
-    def accumulate(
-        self,
-        aggregate: Aggregate,
-        update: Tensor,
-        weight: float,
-        rng: np.random.Generator | None = None,
-    ) -> ClipOutcome:
-        """Clip one update into the sum, and its bit into the count.
-
-        Args:
-            aggregate: The round's sum, changed in place.
-            update: Shape (P,), a float dtype; not changed.
-            weight: Must be 1.
-            rng: Not used.
-
-        Raises:
-            PlanError: The weight is not 1.
-        """
-        return accumulate_clipped(self.name, aggregate, update, weight, self._clip_norm)
-
-    def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
+    def release(self, aggregate: Aggregate, rng: NormalSource) -> Release:
         """Noise the sum and the count once, then move the bound.
 
         Args:
@@ -197,6 +164,17 @@ class AdaptiveGaussian:
             count_noise_stddev=count_stddev,
             noisy_fraction_unclipped=fraction,
         )
+
+    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
+        """Draw a round's noise again; the draw on the count comes after those on all elements.
+
+        Args:
+            streams: Those of the round.
+        """
+        if not streams.draws_all:
+            return super().replay_noise(streams)
+        normals = streams.rng.standard_normal(streams.num_parameters + 1)
+        return ReplayedNoise(normals[: streams.wanted], count=float(normals[-1]))
 
     def follow(self, clip_norm: float) -> None:
         """Take over the bound of the coming round from the process that moves it."""

@@ -39,22 +39,18 @@ theorem 2.1 (adaptivity).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
-from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation, sampled_gaussian
-from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome
-from privacy.correlated_noise import (
-    check_rounds,
-    check_setting,
-    check_vectors,
-    unamplified,
-)
+from privacy.clipped_sum import ClipOptions
+from privacy.correlated_noise import CorrelatedSum, check_setting, check_vectors, unamplified
+from privacy.description import FRESH, OF_THE_BOUND, SAME_COEFFICIENTS, Description
 from privacy.errors import PlanError, PrivacyError
 from privacy.factorization import (
     lag_correlations,
@@ -64,19 +60,29 @@ from privacy.factorization import (
     square_root_coefficients,
     squared_sensitivities,
 )
-from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys, mean_of
-from privacy.mechanisms.gaussian import accumulate_clipped
+from privacy.mechanism import (
+    NoiseScale,
+    NormalSource,
+    ReplayedNoise,
+    RoundStreams,
+    check_state_keys,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# Its strategy, the column of C, is that of the options.
+DESCRIPTION = Description(
+    "each round's sum of clipped updates gets Gaussian noise, of which later rounds take part "
+    f"back; the standard deviation of a draw is {OF_THE_BOUND}",
+    law="gaussian",
+    stddev=1.0,
+)
 # Elements that are worked on at a time: float64 buffers of them stay in the cache.
 _CHUNK = 1 << 16
-# What coefficients may differ by that two machines' L-BFGS found for one configuration.
-_SAME_COEFFICIENTS = 1e-6
 
 
-class Options(BaseModel):
+class Options(ClipOptions):
     """Settings of banded matrix factorisation.
 
     Attributes:
@@ -87,14 +93,11 @@ class Options(BaseModel):
             rounds, "square_root" for the banded square root, which needs to know no rounds.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM, le=MAX_CLIP_NORM)]
     bands: Annotated[int, Field(ge=1)]
     strategy: Literal["square_root", "optimized"] = "optimized"
 
 
-class BandedMatrixFactorization:
+class BandedMatrixFactorization(CorrelatedSum):
     """Clip to a fixed bound, sum, add correlated noise, divide by the configured cohort size.
 
     Args:
@@ -106,11 +109,6 @@ class BandedMatrixFactorization:
     """
 
     name = "banded_matrix_factorization"
-    is_private = True
-    noise_shape: NoiseShape = "gaussian"
-    randomizes_clients = False
-    begins_with_normals = True
-    count_noise_stddev: float | None = None
 
     def __init__(self, options: Options, noise: NoiseScale) -> None:
         if noise.num_rounds and options.bands > noise.num_rounds:
@@ -118,11 +116,9 @@ class BandedMatrixFactorization:
                 f"bands is {options.bands}, but the run has {noise.num_rounds} rounds, so that the "
                 f"later bands would have nothing to act on; set bands to {noise.num_rounds} or less"
             )
+        super().__init__(options.clip_norm, noise)
         self._options = options
-        self._noise = noise
         self._strategy: NDArray[np.float64] | None = None
-        self._profile: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
-        self._rounds = 0
         # Noise of the last rounds at multiplier 1, the latest first; a tensor is never changed.
         self._last: list[Tensor] = []
 
@@ -147,14 +143,13 @@ class BandedMatrixFactorization:
         return self._strategy
 
     @property
-    def correlates_rounds(self) -> bool:
-        """With more than one band."""
-        return self._options.bands > 1
-
-    @property
-    def clip_norm(self) -> float | None:
-        """The bound, the same in every round."""
-        return self._options.clip_norm
+    def description(self) -> Description:  # type: ignore[override]
+        """With the column of C, unless it is to be optimized for rounds that nobody has planned."""
+        if self._options.bands == 1:
+            return replace(DESCRIPTION, strategy=FRESH)
+        if self._options.strategy == "optimized" and not self._noise.num_rounds:
+            return DESCRIPTION
+        return replace(DESCRIPTION, strategy=tuple(self.coefficients.tolist()))
 
     @property
     def update_noise_multiplier(self) -> float:
@@ -163,10 +158,6 @@ class BandedMatrixFactorization:
             return 0.0
         stddev, _ = self._noise_of(max(self._noise.num_rounds, 1))
         return self._noise.noise_multiplier * stddev
-
-    def clip_settings(self) -> dict[str, float | str]:
-        """How updates are clipped: to a fixed L2 bound."""
-        return {"kind": "fixed", "clip_norm": self._options.clip_norm}
 
     def composition(
         self, participation: Participation, noise_multiplier: float, rounds: int
@@ -203,53 +194,20 @@ class BandedMatrixFactorization:
             )
         return unamplified(self.name, participation, noise_multiplier, squared)
 
-    def accumulate(
-        self,
-        aggregate: Aggregate,
-        update: Tensor,
-        weight: float,
-        rng: np.random.Generator | None = None,
-    ) -> ClipOutcome:
-        """Clip one update into the sum.
+    def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
+        """The coming row of C^-1 Z, of ``length`` normal draws; shape (length,)."""
+        return self._correlated(rng.standard_normal(length))
+
+    def _noise_profile(self, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return noise_stddevs(self.coefficients, rounds), lag_correlations(self.coefficients, rounds)
+
+    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
+        """Draw the first elements of a round's noise again: no other enters them.
 
         Args:
-            aggregate: The round's sum, changed in place.
-            update: Shape (P,), a float dtype; not changed.
-            weight: Must be 1.
-            rng: Not used.
-
-        Raises:
-            PlanError: The weight is not 1.
+            streams: Those of the round.
         """
-        return accumulate_clipped(self.name, aggregate, update, weight, self._options.clip_norm)
-
-    def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
-        """Add the round's row of C^-1 Z to the sum and divide by the configured cohort size.
-
-        Args:
-            aggregate: The merged sum of all workers; not changed. May be empty.
-            rng: Gives P normal draws (none if the multiplier is 0).
-
-        Raises:
-            PrivacyError: The round was not planned, or the model has another size than before.
-        """
-        check_rounds(self._noise, self._rounds)
-        scale = self._noise.noise_multiplier * self._noise.ratio * self._options.clip_norm
-        if scale == 0.0:
-            stddev, correlation, noise = 0.0, 0.0, None
-        else:
-            stddev, correlation = self._noise_of(self._rounds + 1)
-            noise = self._correlated(rng.standard_normal(aggregate.total.numel()))
-            noise *= scale
-        self._rounds += 1
-        return Release(
-            mean_update=mean_of(aggregate.total, self._noise.cohort_size, noise),
-            clip_norm=self._options.clip_norm,
-            update_noise_stddev=stddev * scale,
-            count_noise_stddev=None,
-            noisy_fraction_unclipped=None,
-            lag_correlation=correlation,
-        )
+        return self._replayed(self._next_noise(streams.rng, streams.wanted))
 
     def _correlated(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
         """Solve the next row of C Y = Z for Y, in place, and remember it.
@@ -273,17 +231,6 @@ class BandedMatrixFactorization:
             self._last = [newest, *self._last][: len(later)]
         return draws
 
-    def _noise_of(self, round_number: int) -> tuple[float, float]:
-        """Standard deviation of a round's noise at multiplier 1, and its lag correlation."""
-        if self._profile is None or len(self._profile[0]) < round_number:
-            rounds = max(self._noise.num_rounds, 2 * round_number)
-            self._profile = (
-                noise_stddevs(self.coefficients, rounds),
-                lag_correlations(self.coefficients, rounds),
-            )
-        stddevs, correlations = self._profile
-        return float(stddevs[round_number - 1]), float(correlations[round_number - 1])
-
     def state_dict(self) -> dict[str, Any]:
         """Rounds that were released, the strategy, and the noise that the next ones take back."""
         return {
@@ -304,7 +251,7 @@ class BandedMatrixFactorization:
         check_state_keys(self.name, state, {"rounds", "coefficients", "noise"})
         rounds, saved = int(state["rounds"]), np.array(state["coefficients"], dtype=np.float64)
         if saved.shape != self.coefficients.shape or not np.allclose(
-            saved, self.coefficients, rtol=0.0, atol=_SAME_COEFFICIENTS
+            saved, self.coefficients, rtol=0.0, atol=SAME_COEFFICIENTS
         ):
             raise PrivacyError(
                 f"the saved strategy of the {self.name} mechanism is another than bands "

@@ -12,59 +12,19 @@ algorithm 1 (flat clipping, fixed-denominator estimator).
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
-
 from privacy.aggregate import Aggregate
-from privacy.amplification import Composition, Participation, sampled_gaussian
-from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome, add_clipped_
-from privacy.mechanism import (
-    NoiseScale,
-    NoiseShape,
-    Release,
-    Stateless,
-    check_unit_weight,
-    noised_mean,
-)
+from privacy.clipped_sum import ClipOptions, FreshGaussian
+from privacy.description import GAUSSIAN
+from privacy.mechanism import NoiseScale, NormalSource, Release, noised_mean
+
+DESCRIPTION = GAUSSIAN
 
 
-class Options(BaseModel):
-    """Settings of the Gaussian mechanism.
-
-    Attributes:
-        clip_norm: L2 bound of a user's update.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM, le=MAX_CLIP_NORM)]
+class Options(ClipOptions):
+    """Settings of the Gaussian mechanism: the bound."""
 
 
-def accumulate_clipped(
-    mechanism: str, aggregate: Aggregate, update: Tensor, weight: float, clip_norm: float
-) -> ClipOutcome:
-    """Clip one update into the sum and keep the counts.
-
-    Args:
-        mechanism: Name for the error message.
-        aggregate: The round's sum, changed in place.
-        update: Shape (P,), a float dtype; not changed.
-        weight: Must be 1.
-        clip_norm: L2 bound.
-
-    Raises:
-        PlanError: The weight is not 1.
-    """
-    check_unit_weight(mechanism, weight)
-    outcome = add_clipped_(aggregate.total, update, clip_norm)
-    aggregate.count(outcome)
-    return outcome
-
-
-class Gaussian(Stateless):
+class Gaussian(FreshGaussian):
     """Clip to a fixed bound, sum, noise once, divide by the configured cohort size.
 
     Args:
@@ -73,67 +33,9 @@ class Gaussian(Stateless):
     """
 
     name = "gaussian"
-    is_private = True
-    noise_shape: NoiseShape = "gaussian"
-    correlates_rounds = False
-    randomizes_clients = False
-    begins_with_normals = True
-    count_noise_stddev: float | None = None
+    description = DESCRIPTION
 
-    def __init__(self, clip_norm: float, noise: NoiseScale) -> None:
-        self._clip_norm = clip_norm
-        self._noise = noise
-
-    @property
-    def clip_norm(self) -> float | None:
-        """The bound, the same in every round."""
-        return self._clip_norm
-
-    @property
-    def update_noise_multiplier(self) -> float:
-        """All of z goes to the update."""
-        return self._noise.noise_multiplier
-
-    def clip_settings(self) -> dict[str, float | str]:
-        """How updates are clipped: to a fixed L2 bound."""
-        return {"kind": "fixed", "clip_norm": self._clip_norm}
-
-    def composition(
-        self, participation: Participation, noise_multiplier: float, rounds: int
-    ) -> Composition:
-        """Sampled Gaussians: noise is drawn anew in each round.
-
-        Args:
-            participation: How users are drawn.
-            noise_multiplier: z, at least 0.
-            rounds: Number of rounds, at least 0.
-
-        Raises:
-            PrivacyError: A number is out of its range.
-        """
-        return sampled_gaussian(participation, noise_multiplier, rounds)
-
-    def accumulate(
-        self,
-        aggregate: Aggregate,
-        update: Tensor,
-        weight: float,
-        rng: np.random.Generator | None = None,
-    ) -> ClipOutcome:
-        """Clip one update into the sum.
-
-        Args:
-            aggregate: The round's sum, changed in place.
-            update: Shape (P,), a float dtype; not changed.
-            weight: Must be 1.
-            rng: Not used.
-
-        Raises:
-            PlanError: The weight is not 1.
-        """
-        return accumulate_clipped(self.name, aggregate, update, weight, self._clip_norm)
-
-    def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
+    def release(self, aggregate: Aggregate, rng: NormalSource) -> Release:
         """Noise the sum once and divide it by the configured cohort size.
 
         Args:
@@ -141,13 +43,8 @@ class Gaussian(Stateless):
             rng: Gives P normal draws (none if the multiplier is 0).
         """
         stddev = self._noise.noise_multiplier * self._noise.ratio * self._clip_norm
-        return Release(
-            mean_update=noised_mean(aggregate.total, stddev, self._noise.cohort_size, rng),
-            clip_norm=self._clip_norm,
-            update_noise_stddev=stddev,
-            count_noise_stddev=None,
-            noisy_fraction_unclipped=None,
-        )
+        mean = noised_mean(aggregate.total, stddev, self._noise.cohort_size, rng)
+        return Release(mean, self._clip_norm, stddev)
 
 
 def build(options: Options, noise: NoiseScale) -> Gaussian:

@@ -28,27 +28,37 @@ Source: Dwork et al. 2006 (Laplace noise and L1 sensitivity); Zhu et al. 2022, t
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
 from privacy.amplification import SAMPLED, Composition, Participation, check_composition_numbers
-from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome, add_clipped_l1_
+from privacy.clipped_sum import ClipOptions, ClippedSum
+from privacy.clipping import ClipOutcome, add_clipped_l1_
+from privacy.description import FRESH, OF_THE_BOUND, Description
 from privacy.errors import PlanError
 from privacy.mechanism import (
     NoiseScale,
-    NoiseShape,
     Release,
-    Stateless,
+    ReplayedNoise,
+    RoundStreams,
     check_unit_weight,
     mean_of,
 )
 
+DESCRIPTION = Description(
+    "each round's sum of clipped updates gets Laplace noise, once, in every element; its scale is "
+    f"{OF_THE_BOUND}, which bounds the L1 norm",
+    law="laplace",
+    stddev=math.sqrt(2.0),
+    strategy=FRESH,
+    norm="l1",
+)
 
-class Options(BaseModel):
+
+class Options(ClipOptions):
     """Settings of the Laplace mechanism.
 
     Attributes:
@@ -56,12 +66,8 @@ class Options(BaseModel):
             their L2 norm, and about sqrt(2 P / pi) times it where they look normal.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM, le=MAX_CLIP_NORM)]
-
-
-class Laplace(Stateless):
+class Laplace(ClippedSum):
     """Clip in L1, sum, noise once, divide by the configured cohort size.
 
     Args:
@@ -70,25 +76,7 @@ class Laplace(Stateless):
     """
 
     name = "laplace"
-    is_private = True
-    noise_shape: NoiseShape = "laplace"
-    correlates_rounds = False
-    randomizes_clients = False
-    count_noise_stddev: float | None = None
-
-    def __init__(self, clip_norm: float, noise: NoiseScale) -> None:
-        self._clip_norm = clip_norm
-        self._noise = noise
-
-    @property
-    def clip_norm(self) -> float | None:
-        """The L1 bound, the same in every round."""
-        return self._clip_norm
-
-    @property
-    def update_noise_multiplier(self) -> float:
-        """All of z goes to the update: the scale of its noise in multiples of clip_norm."""
-        return self._noise.noise_multiplier
+    description = DESCRIPTION
 
     def clip_settings(self) -> dict[str, float | str]:
         """How updates are clipped: to a fixed L1 bound."""
@@ -162,9 +150,15 @@ class Laplace(Stateless):
             mean_update=mean_of(aggregate.total, self._noise.cohort_size, noise),
             clip_norm=self._clip_norm,
             update_noise_stddev=math.sqrt(2.0) * scale,
-            count_noise_stddev=None,
-            noisy_fraction_unclipped=None,
         )
+
+    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
+        """Draw the first Laplace draws of a round again, of variance 1.
+
+        Args:
+            streams: Those of the round.
+        """
+        return ReplayedNoise(streams.rng.laplace(0.0, 2.0**-0.5, streams.wanted))
 
 
 def build(options: Options, noise: NoiseScale) -> Laplace:

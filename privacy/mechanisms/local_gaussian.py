@@ -25,77 +25,31 @@ al. 2006, "Our data, ourselves" (Gaussian noise).
 
 from __future__ import annotations
 
-import math
-from typing import Annotated
-
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation, check_composition_numbers
-from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome
-from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import NoiseScale, NoiseShape, Release, Stateless, mean_of
-from privacy.mechanisms.gaussian import accumulate_clipped
+from privacy.client_reports import ClientReports
+from privacy.clipped_sum import ClipOptions
+from privacy.description import FRESH, OF_THE_BOUND, Description
+from privacy.mechanism import NoiseScale, ReplayedNoise, RoundStreams
+
+DESCRIPTION = Description(
+    "each client adds Gaussian noise to its own clipped update before it sends; its standard "
+    f"deviation is {OF_THE_BOUND}",
+    law="gaussian",
+    stddev=1.0,
+    strategy=FRESH,
+    reports="noised",
+)
 
 
-class Options(BaseModel):
-    """Settings of local Gaussian noise.
-
-    Attributes:
-        clip_norm: L2 bound of a user's update.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM, le=MAX_CLIP_NORM)]
+class Options(ClipOptions):
+    """Settings of local Gaussian noise: the bound."""
 
 
-def check_own_cohort(mechanism: str, noise: NoiseScale) -> None:
-    """Check that a local mechanism is not asked to simulate another cohort.
-
-    Args:
-        mechanism: Name for the error message.
-        noise: Cohorts.
-
-    Raises:
-        PlanError: ``noise_cohort_size`` is not ``cohort_size``.
-    """
-    if noise.noise_cohort_size != noise.cohort_size:
-        raise PlanError(
-            f"noise_cohort_size is {noise.noise_cohort_size:g} and cohort_size "
-            f"{noise.cohort_size:g} with the mechanism {mechanism}: its clients add their noise "
-            "themselves, so the noise of a report, and its epsilon, do not depend on the cohort; "
-            "leave noise_cohort_size out (a larger cohort is only had by drawing it)"
-        )
-
-
-def check_client_rng(mechanism: str, rng: np.random.Generator | None) -> np.random.Generator:
-    """Check that a client has its own source of noise.
-
-    Args:
-        mechanism: Name for the error message.
-        rng: The client's stream.
-
-    Raises:
-        PrivacyError: There is none.
-    """
-    if rng is None:
-        raise PrivacyError(
-            f"the {mechanism} mechanism was given an update without a source of noise: its clients "
-            "add the noise themselves; pass accumulate one independent stream per client and round"
-        )
-    return rng
-
-
-def num_reports(aggregate: Aggregate) -> int:
-    """Reports in a local mechanism's sum: updates that were not finite sent one, too."""
-    return aggregate.num_contributions + aggregate.num_nonfinite
-
-
-class LocalGaussian(Stateless):
+class LocalGaussian(ClientReports):
     """Clip and noise each client's update, then sum.
 
     Args:
@@ -107,30 +61,7 @@ class LocalGaussian(Stateless):
     """
 
     name = "local_gaussian"
-    is_private = True
-    noise_shape: NoiseShape = "gaussian"
-    correlates_rounds = False
-    randomizes_clients = True
-    count_noise_stddev: float | None = None
-
-    def __init__(self, clip_norm: float, noise: NoiseScale) -> None:
-        check_own_cohort(self.name, noise)
-        self._clip_norm = clip_norm
-        self._noise = noise
-
-    @property
-    def clip_norm(self) -> float | None:
-        """The bound, the same in every round."""
-        return self._clip_norm
-
-    @property
-    def update_noise_multiplier(self) -> float:
-        """Noise of one report in multiples of clip_norm; a sum of n has sqrt(n) times that."""
-        return self._noise.noise_multiplier
-
-    def clip_settings(self) -> dict[str, float | str]:
-        """How updates are clipped: to a fixed L2 bound, by each client."""
-        return {"kind": "fixed", "clip_norm": self._clip_norm}
+    description = DESCRIPTION
 
     def composition(
         self, participation: Participation, noise_multiplier: float, rounds: int
@@ -151,53 +82,25 @@ class LocalGaussian(Stateless):
         count = participation.most_participations(int(rounds))
         return Composition(dp_event.GaussianDpEvent(noise_multiplier / 2.0), count, "replace-one")
 
-    def accumulate(
-        self,
-        aggregate: Aggregate,
-        update: Tensor,
-        weight: float,
-        rng: np.random.Generator | None = None,
-    ) -> ClipOutcome:
-        """Make one client's report and add it to the sum.
+    def _report_stddev(self, num_parameters: int) -> float:
+        return self._noise.noise_multiplier * self._clip_norm
 
-        Args:
-            aggregate: The round's sum, changed in place; ``clipped_total`` keeps it bare of noise.
-            update: Shape (P,), a float dtype; not changed. If it is not finite, the report is
-                noise alone.
-            weight: Must be 1.
-            rng: The client's stream: gives P normal draws (none if the multiplier is 0).
-
-        Raises:
-            PlanError: The weight is not 1.
-            PrivacyError: There is no stream.
-        """
-        rng = check_client_rng(self.name, rng)
-        report = Aggregate.zeros(update.numel(), update.device)
-        outcome = accumulate_clipped(self.name, report, update, weight, self._clip_norm)
-        report.clipped_total = report.total.clone()
-        stddev = self._noise.noise_multiplier * self._clip_norm
+    def _randomize(self, report: Tensor, rng: np.random.Generator) -> None:
+        """Add P normal draws (none if the multiplier is 0)."""
+        stddev = self._report_stddev(report.numel())
         if stddev > 0.0:
-            noise = rng.standard_normal(report.total.numel())
+            noise = rng.standard_normal(report.numel())
             noise *= stddev
-            report.total.add_(torch.from_numpy(noise).to(torch.float32).to(report.total.device))
-        aggregate.merge(report)
-        return outcome
+            report.add_(torch.from_numpy(noise).to(torch.float32).to(report.device))
 
-    def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
-        """Divide the sum of the reports by the configured cohort size.
+    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
+        """Draw the first elements of all reports' noise again, and sum them.
 
         Args:
-            aggregate: The merged sum of all workers; not changed. May be empty.
-            rng: Not used: the noise is in the reports.
+            streams: Those of the round.
         """
-        stddev = self._noise.noise_multiplier * self._clip_norm
-        return Release(
-            mean_update=mean_of(aggregate.total, self._noise.cohort_size),
-            clip_norm=self._clip_norm,
-            update_noise_stddev=math.sqrt(num_reports(aggregate)) * stddev,
-            count_noise_stddev=None,
-            noisy_fraction_unclipped=None,
-        )
+        draws = [rng.standard_normal(streams.wanted) for rng in streams.clients()]
+        return ReplayedNoise(np.sum(draws, axis=0) / np.sqrt(max(1, len(draws))))
 
 
 def build(options: Options, noise: NoiseScale) -> LocalGaussian:

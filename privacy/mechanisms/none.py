@@ -16,8 +16,11 @@ from torch import Tensor
 from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation
 from privacy.clipping import ClipOutcome, add_scaled_, l2_norm
+from privacy.description import FRESH, Description
 from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import NoiseScale, NoiseShape, Release, Stateless, mean_of
+from privacy.mechanism import NoiseScale, Release, Stateless, mean_of
+
+DESCRIPTION = Description("nothing is noised", strategy=FRESH)
 
 
 class Options(BaseModel):
@@ -30,10 +33,8 @@ class NoPrivacy(Stateless):
     """Weighted mean; weights may be uniform or follow the number of examples."""
 
     name = "none"
+    description = DESCRIPTION
     is_private = False
-    noise_shape: NoiseShape = "none"
-    correlates_rounds = False
-    randomizes_clients = False
     clip_norm: float | None = None
     update_noise_multiplier = 0.0
     count_noise_stddev: float | None = None
@@ -103,8 +104,6 @@ class NoPrivacy(Stateless):
             mean_update=mean_of(aggregate.total, weight if weight > 0 else 1.0),
             clip_norm=None,
             update_noise_stddev=0.0,
-            count_noise_stddev=None,
-            noisy_fraction_unclipped=None,
         )
 
 

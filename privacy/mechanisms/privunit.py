@@ -20,7 +20,7 @@ server.
 - The server adds nothing and divides the sum by the configured cohort size; an empty cohort
   releases zeros. ``noise_cohort_size`` must be ``cohort_size``, as for ``local_gaussian``.
 
-The noise has no fixed law that could be drawn apart from the update: ``noise_shape`` is "none",
+The noise has no fixed law that could be drawn apart from the update: its description has none,
 and the standard deviation of a release is that of its elements' root mean square, at most.
 
 Source: Bhowmick et al. 2018, algorithm 1; Kairouz et al. 2015, "The composition theorem for
@@ -31,40 +31,32 @@ PrivUnit.
 from __future__ import annotations
 
 import math
-from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation, check_composition_numbers
-from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome
+from privacy.client_reports import ClientReports
+from privacy.clipped_sum import ClipOptions
+from privacy.description import FRESH, Description
 from privacy.errors import PlanError
-from privacy.mechanism import NoiseScale, NoiseShape, Release, Stateless, mean_of
-from privacy.mechanisms.gaussian import accumulate_clipped
-from privacy.mechanisms.local_gaussian import (
-    check_client_rng,
-    check_own_cohort,
-    num_reports,
-)
+from privacy.mechanism import NoiseScale
 from privacy.privunit import LARGEST_REPORT_EPSILON, CapDesign, design, randomize
 
-
-class Options(BaseModel):
-    """Settings of PrivUnit; a report's epsilon is 1 / noise_multiplier.
-
-    Attributes:
-        clip_norm: L2 bound of a user's update.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM, le=MAX_CLIP_NORM)]
+DESCRIPTION = Description(
+    "each client sends a random direction near that of its own clipped update; one report has "
+    "epsilon one over the noise multiplier {z}, and delta 0",
+    strategy=FRESH,
+    reports="direction",
+)
 
 
-class PrivUnit(Stateless):
+class Options(ClipOptions):
+    """Settings of PrivUnit: the bound; a report's epsilon is 1 / noise_multiplier."""
+
+
+class PrivUnit(ClientReports):
     """Clip each client's update, send a random direction in its place, sum.
 
     Args:
@@ -76,14 +68,10 @@ class PrivUnit(Stateless):
     """
 
     name = "privunit"
-    is_private = True
-    noise_shape: NoiseShape = "none"
-    correlates_rounds = False
-    randomizes_clients = True
-    count_noise_stddev: float | None = None
+    description = DESCRIPTION
 
     def __init__(self, clip_norm: float, noise: NoiseScale) -> None:
-        check_own_cohort(self.name, noise)
+        super().__init__(clip_norm, noise)
         multiplier = noise.noise_multiplier
         if multiplier > 0.0 and 1.0 / multiplier > LARGEST_REPORT_EPSILON:
             raise PlanError(
@@ -92,18 +80,6 @@ class PrivUnit(Stateless):
                 f"{LARGEST_REPORT_EPSILON:g}, so noise_multiplier at least "
                 f"{1.0 / LARGEST_REPORT_EPSILON:g}"
             )
-        self._clip_norm = clip_norm
-        self._noise = noise
-
-    @property
-    def clip_norm(self) -> float | None:
-        """The bound, the same in every round."""
-        return self._clip_norm
-
-    @property
-    def update_noise_multiplier(self) -> float:
-        """z, one over a report's epsilon; not the standard deviation of a noise."""
-        return self._noise.noise_multiplier
 
     def clip_settings(self) -> dict[str, float | str]:
         """How updates are clipped, and what one report spends."""
@@ -137,57 +113,18 @@ class PrivUnit(Stateless):
         event = dp_event.RandomizedResponseDpEvent(noise_parameter, 2)
         return Composition(event, participation.most_participations(int(rounds)), "replace-one")
 
-    def accumulate(
-        self,
-        aggregate: Aggregate,
-        update: Tensor,
-        weight: float,
-        rng: np.random.Generator | None = None,
-    ) -> ClipOutcome:
-        """Make one client's report and add it to the sum.
-
-        Args:
-            aggregate: The round's sum, changed in place; ``clipped_total`` keeps that of the
-                clipped updates.
-            update: Shape (P,), a float dtype, P at least 2; not changed. If it is not finite, the
-                report is uniform on the sphere.
-            weight: Must be 1.
-            rng: The client's stream (not used at multiplier 0, where the clipped update is sent).
-
-        Raises:
-            PlanError: The weight is not 1.
-            PrivacyError: There is no stream, or a report cannot have this epsilon.
-        """
-        rng = check_client_rng(self.name, rng)
-        report = Aggregate.zeros(update.numel(), update.device)
-        outcome = accumulate_clipped(self.name, report, update, weight, self._clip_norm)
-        report.clipped_total = report.total.clone()
-        plan = self._design(report.total.numel())
+    def _randomize(self, report: Tensor, rng: np.random.Generator) -> None:
+        """A random direction of fixed length; at multiplier 0 the clipped update itself."""
+        plan = self._design(report.numel())
         if plan is not None:
-            report.total.copy_(_report(report.total, self._clip_norm, plan, rng))
-        aggregate.merge(report)
-        return outcome
+            report.copy_(_report(report, self._clip_norm, plan, rng))
 
-    def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
-        """Divide the sum of the reports by the configured cohort size.
-
-        Args:
-            aggregate: The merged sum of all workers; not changed. May be empty.
-            rng: Not used: the reports are random already.
-        """
-        num_parameters, stddev = aggregate.total.numel(), 0.0
+    def _report_stddev(self, num_parameters: int) -> float:
         plan = self._design(num_parameters)
-        if plan is not None:
-            # A report has its length squared of variance over all elements, less what it means.
-            per_report = self._clip_norm / plan.mean_length / math.sqrt(num_parameters)
-            stddev = math.sqrt(num_reports(aggregate)) * per_report
-        return Release(
-            mean_update=mean_of(aggregate.total, self._noise.cohort_size),
-            clip_norm=self._clip_norm,
-            update_noise_stddev=stddev,
-            count_noise_stddev=None,
-            noisy_fraction_unclipped=None,
-        )
+        if plan is None:
+            return 0.0
+        # A report has its length squared of variance over all elements, less what it means.
+        return self._clip_norm / plan.mean_length / math.sqrt(num_parameters)
 
     def _design(self, num_parameters: int) -> CapDesign | None:
         multiplier = self._noise.noise_multiplier

@@ -34,22 +34,18 @@ Source: Kairouz et al. 2021 (arXiv 2103.00039), algorithm 1 and appendices B.1 a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
-from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation
-from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome
-from privacy.correlated_noise import (
-    check_rounds,
-    check_setting,
-    check_vectors,
-    unamplified,
-)
+from privacy.clipped_sum import ClipOptions
+from privacy.correlated_noise import CorrelatedSum, check_setting, check_vectors, unamplified
+from privacy.description import OF_THE_BOUND, Description, Tree
 from privacy.errors import PlanError, PrivacyError
 from privacy.factorization import (
     separated_tree_squared_sensitivity,
@@ -57,14 +53,27 @@ from privacy.factorization import (
     tree_noise_profile,
     tree_squared_sensitivity,
 )
-from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys, mean_of
-from privacy.mechanisms.gaussian import accumulate_clipped
+from privacy.mechanism import (
+    NoiseScale,
+    NormalSource,
+    ReplayedNoise,
+    RoundStreams,
+    check_state_keys,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+DESCRIPTION = Description(
+    "sums of clipped updates over rounds get Gaussian noise at the nodes of binary trees, once a "
+    f"node; its standard deviation is {OF_THE_BOUND}",
+    law="gaussian",
+    stddev=1.0,
+    strategy=Tree(None),
+)
 
-class Options(BaseModel):
+
+class Options(ClipOptions):
     """Settings of tree aggregation.
 
     Attributes:
@@ -72,13 +81,10 @@ class Options(BaseModel):
         restart_every: Rounds of a tree; null for one tree over the whole run.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM, le=MAX_CLIP_NORM)]
     restart_every: Annotated[int, Field(ge=1)] | None = None
 
 
-class TreeAggregation:
+class TreeAggregation(CorrelatedSum):
     """Clip to a fixed bound, sum, release the increment of the tree's estimate of the prefix sum.
 
     Args:
@@ -90,12 +96,6 @@ class TreeAggregation:
     """
 
     name = "tree_aggregation"
-    is_private = True
-    noise_shape: NoiseShape = "gaussian"
-    correlates_rounds = True
-    randomizes_clients = False
-    begins_with_normals = True
-    count_noise_stddev: float | None = None
 
     def __init__(self, options: Options, noise: NoiseScale) -> None:
         if noise.num_rounds and (options.restart_every or 0) > noise.num_rounds:
@@ -104,18 +104,12 @@ class TreeAggregation:
                 "rounds, so that no tree would be restarted; set restart_every to null for one "
                 "tree, or to fewer rounds"
             )
+        super().__init__(options.clip_norm, noise)
         self._options = options
-        self._noise = noise
-        self._profile: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
-        self._rounds = 0
+        self.description = replace(DESCRIPTION, strategy=Tree(options.restart_every))
         # Noise of the open nodes' estimates at multiplier 1, the highest node first: one for each
         # 1 of the tree's rounds in base 2. A tensor is never changed.
         self._open: list[Tensor] = []
-
-    @property
-    def clip_norm(self) -> float | None:
-        """The bound, the same in every round."""
-        return self._options.clip_norm
 
     @property
     def update_noise_multiplier(self) -> float:
@@ -123,10 +117,6 @@ class TreeAggregation:
         rounds = self._noise.num_rounds or self._options.restart_every or 1
         stddevs, _ = tree_noise_profile(rounds, self._options.restart_every)
         return self._noise.noise_multiplier * float(stddevs.max())
-
-    def clip_settings(self) -> dict[str, float | str]:
-        """How updates are clipped: to a fixed L2 bound."""
-        return {"kind": "fixed", "clip_norm": self._options.clip_norm}
 
     def composition(
         self, participation: Participation, noise_multiplier: float, rounds: int
@@ -151,57 +141,16 @@ class TreeAggregation:
             squared = tree_squared_sensitivity(int(rounds), apart, restart_every)
         return unamplified(self.name, participation, noise_multiplier, squared)
 
-    def accumulate(
-        self,
-        aggregate: Aggregate,
-        update: Tensor,
-        weight: float,
-        rng: np.random.Generator | None = None,
-    ) -> ClipOutcome:
-        """Clip one update into the sum.
+    def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
+        """Draw the nodes that the coming round completes; noise of the estimate, less the last.
 
         Args:
-            aggregate: The round's sum, changed in place.
-            update: Shape (P,), a float dtype; not changed.
-            weight: Must be 1.
-            rng: Not used.
+            rng: Gives ``length`` normal draws for each node that the round completes, leaf first.
+            length: P.
 
-        Raises:
-            PlanError: The weight is not 1.
+        Returns:
+            Shape (length,), float64.
         """
-        return accumulate_clipped(self.name, aggregate, update, weight, self._options.clip_norm)
-
-    def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
-        """Release the increment of the estimated prefix sum over the configured cohort size.
-
-        Args:
-            aggregate: The merged sum of all workers; not changed. May be empty.
-            rng: Gives P normal draws for each node that the round completes, leaf first (none if
-                the multiplier is 0).
-
-        Raises:
-            PrivacyError: The round was not planned, or the model has another size than before.
-        """
-        check_rounds(self._noise, self._rounds)
-        scale = self._noise.noise_multiplier * self._noise.ratio * self._options.clip_norm
-        if scale == 0.0:
-            stddev, correlation, noise = 0.0, 0.0, None
-        else:
-            stddev, correlation = self._noise_of(self._rounds + 1)
-            noise = self._increment(rng, aggregate.total.numel())
-            noise *= scale
-        self._rounds += 1
-        return Release(
-            mean_update=mean_of(aggregate.total, self._noise.cohort_size, noise),
-            clip_norm=self._options.clip_norm,
-            update_noise_stddev=stddev * scale,
-            count_noise_stddev=None,
-            noisy_fraction_unclipped=None,
-            lag_correlation=correlation,
-        )
-
-    def _increment(self, rng: np.random.Generator, length: int) -> NDArray[np.float64]:
-        """Draw the nodes that the coming round completes; noise of the estimate, less the last."""
         index = self._rounds % (self._options.restart_every or self._rounds + 1)
         if index == 0:
             self._open = []
@@ -224,13 +173,18 @@ class TreeAggregation:
         self._open.append(torch.from_numpy(estimate).to(torch.float32))
         return np.subtract(estimate, replaced, out=replaced)
 
-    def _noise_of(self, round_number: int) -> tuple[float, float]:
-        """Standard deviation of a round's noise at multiplier 1, and its lag correlation."""
-        if self._profile is None or len(self._profile[0]) < round_number:
-            rounds = max(self._noise.num_rounds, 2 * round_number)
-            self._profile = tree_noise_profile(rounds, self._options.restart_every)
-        stddevs, correlations = self._profile
-        return float(stddevs[round_number - 1]), float(correlations[round_number - 1])
+    def _noise_profile(self, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return tree_noise_profile(rounds, self._options.restart_every)
+
+    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
+        """Draw a round's noise again, whole: its nodes' vectors come one after another.
+
+        Args:
+            streams: Those of the round.
+        """
+        return self._replayed(
+            self._next_noise(streams.rng, streams.num_parameters)[: streams.wanted]
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Rounds that were released, and the noise of the open nodes, the highest first."""

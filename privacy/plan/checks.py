@@ -157,11 +157,12 @@ def _check_client_state(request: PlanRequest) -> None:
 
 def _check_steps(request: PlanRequest, mechanism: Mechanism) -> None:
     """Check that one round's step, measured by itself, says something of the run."""
-    if mechanism.correlates_rounds:
+    described = mechanism.description
+    if described.correlates_rounds:
         why = "that is correlated over rounds"
-    elif mechanism.randomizes_clients:
+    elif described.randomizes_clients:
         why = "that each client adds for itself"
-    elif mechanism.noise_shape != "gaussian":
+    elif described.law != "gaussian":
         why = "that is not Gaussian"
     else:
         return

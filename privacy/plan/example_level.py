@@ -20,6 +20,7 @@ from privacy.calibration import (
     epsilon_of_rounds,
     max_rounds,
 )
+from privacy.description import DP_SGD
 from privacy.errors import PlanError, PrivacyError
 from privacy.statement.statement import (
     Accounted,
@@ -111,6 +112,7 @@ def example_level_statement(
         rounds=steps,
         num_parameters=num_parameters,
         clip={"kind": "per_example", "clip_norm": clip_norm},
+        mechanism_description=DP_SGD,
         noise_multiplier=noise_multiplier,
         update_noise_multiplier=noise_multiplier,
         count_noise_stddev=None,
@@ -167,6 +169,7 @@ class ExampleLevelPlan:
         return {
             "unit": "example",
             "mechanism": "dp_sgd",
+            "mechanism_description": DP_SGD.to_json_dict(),
             "sampling": "poisson",
             "adjacency": "add-or-remove-one",
             "simulated": event,

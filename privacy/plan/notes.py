@@ -70,7 +70,7 @@ def plan_notes(
             f"{cap} rounds, each two at least {request.separation} apart, which the selector "
             "enforces. Who takes part when is taken as public."
         )
-    if mechanism.randomizes_clients:
+    if mechanism.description.randomizes_clients:
         notes.append(
             "Clients add the noise themselves: the guarantee holds against the server too, for "
             "any two values of a user's data; that a user takes part is no secret."

@@ -1,39 +1,18 @@
 """What a guarantee rests on, a sentence for each assumption.
 
 Guarantee: every assumption that the accounting makes is said: unit, adjacency, sampling and its
-secrecy, clipping, noise, trust, delta, accountant, what is public, and composition. A mechanism
-that is not known by name is described as one that needs a trusted server, which promises the least.
+secrecy, clipping, noise, trust, delta, accountant, what is public, and composition. How updates are
+noised, and by whom, is what the mechanism says of itself (``privacy.description``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from privacy.description import Tree
 from privacy.statement.guarantee import Guarantee
 from privacy.statement.statement import Accounted, small
 
-# Mechanisms whose clients make their own noise.
-LOCAL = ("local_gaussian", "privunit")
-_OF_THE_BOUND = "the noise multiplier {z} times the clipping bound"
-_NOISE = {
-    "gaussian": "each round's sum of clipped updates gets Gaussian noise, once, in every element; "
-    f"its standard deviation is {_OF_THE_BOUND}",
-    "adaptive_gaussian": "each round's sum of clipped updates and its count of unclipped ones get "
-    "Gaussian noise, once; both are paid from the one noise multiplier {z}, and the bound moves by "
-    "the noisy count alone",
-    "laplace": "each round's sum of clipped updates gets Laplace noise, once, in every element; "
-    f"its scale is {_OF_THE_BOUND}, which bounds the L1 norm",
-    "banded_matrix_factorization": "each round's sum of clipped updates gets Gaussian noise, of "
-    f"which later rounds take part back; the standard deviation of a draw is {_OF_THE_BOUND}",
-    "tree_aggregation": "sums of clipped updates over rounds get Gaussian noise at the nodes of "
-    f"binary trees, once a node; its standard deviation is {_OF_THE_BOUND}",
-    "local_gaussian": "each client adds Gaussian noise to its own clipped update before it sends; "
-    f"its standard deviation is {_OF_THE_BOUND}",
-    "privunit": "each client sends a random direction near that of its own clipped update; one "
-    "report has epsilon one over the noise multiplier {z}, and delta 0",
-    "dp_sgd": "each step's sum of clipped gradients gets Gaussian noise, once, in every element; "
-    f"its standard deviation is {_OF_THE_BOUND}",
-}
 _ACCOUNTANTS = {
     "rdp": "Renyi differential privacy; a valid bound, and usually the loosest of the three",
     "pld": "privacy loss distributions; a bound that is usually tight to 1 %, less so below "
@@ -111,9 +90,9 @@ def _sampling(guarantee: Guarantee) -> str:
     if own != accounted.sampling_probability:
         rate += f" (in the run itself {own:.4g})"
     secret = f"Who took part in which {step} must stay secret: the epsilon counts on it."
-    if guarantee.mechanism == "tree_aggregation":
+    if isinstance(guarantee.described.strategy, Tree):
         secret = f"The epsilon counts a {unit} in all of those."
-    if guarantee.mechanism in LOCAL:
+    if guarantee.described.randomizes_clients:
         bound = f", which is at most {most} times, {apart} rounds apart"
         if apart == 1 and cap is None:
             bound = ""
@@ -156,12 +135,12 @@ def _clipping(guarantee: Guarantee) -> str:
     )
     what = "batch" if guarantee.unit == "example" else "cohort"
     bound = f"the clipping bound{f' ({settings})' if settings else ''}"
-    if guarantee.mechanism in LOCAL:
+    if guarantee.described.randomizes_clients:
         adds = f"clips its own update to {bound}, and sends one report of it"
     else:
         adds = f"adds to a {guarantee.step}'s sum a vector no longer than {bound}"
     beside = "Nothing else that depends on the data is released"
-    if guarantee.mechanism == "adaptive_gaussian":
+    if guarantee.described.draws_count:
         beside = (
             "Beside it the noisy count of unclipped updates is released, and the bound that "
             "follows from it; nothing else that depends on the data is"
@@ -175,10 +154,7 @@ def _clipping(guarantee: Guarantee) -> str:
 
 def _noise(guarantee: Guarantee) -> str:
     multiplier, own = guarantee.simulated.noise_multiplier, guarantee.actual.noise_multiplier
-    unknown = "the mechanism {mechanism} noises what is released, with noise multiplier {z}"
-    text = _NOISE.get(guarantee.mechanism, unknown).format(
-        z=f"{multiplier:.6g}", unit=guarantee.unit, mechanism=guarantee.mechanism
-    )
+    text = guarantee.described.words.replace("{z}", f"{multiplier:.6g}")
     scaled = "" if own == multiplier else f" (in the run itself {own:.6g}, scaled with the cohort)"
     return (
         f"Noise: {text}{scaled}. It is drawn by a generator whose state nobody knows; this "
@@ -187,7 +163,7 @@ def _noise(guarantee: Guarantee) -> str:
 
 
 def _trust(guarantee: Guarantee) -> str:
-    if guarantee.mechanism in LOCAL:
+    if guarantee.described.randomizes_clients:
         return (
             "Trust: none in the server, which sees noised reports alone. Each client must run the "
             "right program, with a secret source of noise."

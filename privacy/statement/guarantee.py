@@ -1,6 +1,7 @@
 """What a guarantee claims, as the words about it need it.
 
-Guarantee: none of its own; it holds what a statement or a calculation claims.
+Guarantee: none of its own. A mechanism of which nothing is known but its name is described as one
+that needs a trusted server, which promises the least.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from privacy.description import DP_SGD, Description
 from privacy.statement.statement import NOT_COVERED, Accounted, PrivacyStatement
 
 
@@ -27,6 +29,7 @@ class Guarantee:
         notes: Sentences of the statement on this run.
         not_covered: What an observer can learn outside of the mechanism, a sentence each.
         planned: Whether ``rounds`` are planned, and not over.
+        mechanism_description: What the mechanism says of itself; None if nobody knows.
     """
 
     unit: str
@@ -40,10 +43,18 @@ class Guarantee:
     notes: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = NOT_COVERED
     planned: bool = False
+    mechanism_description: Description | None = None
 
     @classmethod
-    def of(cls, statement: PrivacyStatement) -> Guarantee:
-        """What a run's statement guarantees."""
+    def of(cls, statement: PrivacyStatement, module: Description | None = None) -> Guarantee:
+        """What a run's statement guarantees.
+
+        Args:
+            statement: The statement.
+            module: What the mechanism's module says of it, for a statement of a version that did
+                not record it.
+        """
+        of_examples = DP_SGD if statement.unit == "example" else None
         return cls(
             unit=statement.unit,
             adjacency=statement.adjacency,
@@ -56,9 +67,17 @@ class Guarantee:
             notes=statement.notes,
             not_covered=statement.not_covered,
             planned=statement.status == "planned",
+            mechanism_description=statement.mechanism_description or module or of_examples,
         )
 
     @property
     def step(self) -> str:
         """What a release is called."""
         return "step" if self.unit == "example" else "round"
+
+    @property
+    def described(self) -> Description:
+        """What the mechanism is, as far as anybody states it."""
+        return self.mechanism_description or Description(
+            f"the mechanism {self.mechanism} noises what is released, with noise multiplier {{z}}"
+        )

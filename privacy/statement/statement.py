@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Literal
 
+from privacy.description import Description
 from privacy.errors import PrivacyError
 
 Status = Literal["planned", "final"]
@@ -85,6 +86,8 @@ class PrivacyStatement:
         budget_epsilon: Bound that the simulated epsilon was held to; None for none.
         not_covered: What an observer can learn outside of the mechanism, a sentence each.
         notes: What a reader should know of this run's accounting, a sentence each.
+        mechanism_description: What the mechanism says of itself; None in a statement of a version
+            that did not record it.
         status: "final", or "planned" while the run is under way: then ``rounds`` is the most that
             it will release, and the epsilons are upper bounds of what it has spent.
     """
@@ -105,13 +108,17 @@ class PrivacyStatement:
     not_covered: tuple[str, ...] = NOT_COVERED
     notes: tuple[str, ...] = ()
     status: Status = "final"
+    mechanism_description: Description | None = None
 
     def to_json_dict(self) -> dict[str, Any]:
         """The statement as JSON takes it; an infinite epsilon is the string "inf"."""
+        described = self.mechanism_description
         return {
             "unit": self.unit,
             "adjacency": self.adjacency,
             "mechanism": self.mechanism,
+            "mechanism_description": described
+            and {"words": described.words, **described.to_json_dict()},
             "accountant": self.accountant,
             "rounds": self.rounds,
             "num_parameters": self.num_parameters,
@@ -137,6 +144,8 @@ class PrivacyStatement:
         Raises:
             PrivacyError: A key is missing or foreign, or an epsilon is no number.
         """
+        # Statements of older versions do not describe their mechanism.
+        document = {"mechanism_description": None, **document}
         names = {field.name for field in fields(cls)}
         _check_keys("a privacy statement", document, names)
         values = {
@@ -146,6 +155,7 @@ class PrivacyStatement:
             "actual": _accounted_from_json("actual", document["actual"]),
             "not_covered": tuple(document["not_covered"]),
             "notes": tuple(document["notes"]),
+            "mechanism_description": _described(document["mechanism_description"]),
         }
         return cls(**values)
 
@@ -232,6 +242,10 @@ def nonce_note(nonce: str | int) -> str:
 def json_epsilon(epsilon: float) -> float | str:
     """An epsilon as JSON takes it: JSON has no infinity, so that is the string "inf"."""
     return epsilon if math.isfinite(epsilon) else "inf"
+
+
+def _described(document: Mapping[str, Any] | None) -> Description | None:
+    return None if document is None else Description.from_json_dict(document)
 
 
 def _accounted_to_json(accounted: Accounted) -> dict[str, Any]:

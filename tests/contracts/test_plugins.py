@@ -40,6 +40,14 @@ def test_modules_and_what_they_build_are_documented(kind: plugins.PluginKind, na
     assert inspect.getdoc(getattr(module, kind.function))
 
 
+@pytest.mark.parametrize("name", plugins.available(plugins.MECHANISM))
+def test_mechanisms_describe_themselves(name: str) -> None:
+    module = plugins.load(plugins.MECHANISM, name)
+    words: str = module.DESCRIPTION.words
+    assert words
+    assert not words.endswith(".")
+
+
 @pytest.mark.parametrize("kind", plugins.KINDS, ids=lambda kind: kind.word)
 def test_an_unknown_name_is_refused_with_all_names(kind: plugins.PluginKind) -> None:
     with pytest.raises(PluginError) as caught:

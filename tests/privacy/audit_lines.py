@@ -19,6 +19,7 @@ from privacy.accountant import compose_epsilon
 from privacy.amplification import ADJACENCY, Composition, Participation, sampled_gaussian
 from privacy.audit.evidence import Evidence, gather
 from privacy.audit.inputs import AuditInputs, Configured, DataAtHand, Saved
+from privacy.description import FRESH, Description
 from privacy.ledger import canonical_line
 
 EDGES = np.linspace(-4.0, 4.0, 33)
@@ -80,6 +81,18 @@ def mechanism_of(run: Run) -> str:
     return "adaptive_gaussian" if run.adaptive else "gaussian"
 
 
+def description_of(run: Run) -> Description:
+    laplace = run.shape == "laplace"
+    return Description(
+        "the sum gets noise",
+        law="laplace" if laplace else "gaussian",
+        stddev=math.sqrt(2.0) if laplace else 1.0,
+        strategy=FRESH,
+        norm="l1" if laplace else "l2",
+        draws_count=run.adaptive,
+    )
+
+
 def constants_of(run: Run) -> dict[str, Any]:
     def side(cohort: int, noise: float) -> dict[str, Any]:
         rate = cohort * run.separation / run.population
@@ -95,6 +108,7 @@ def constants_of(run: Run) -> dict[str, Any]:
         "unit": "user",
         "mechanism": mechanism_of(run),
         "mechanism_options": options_of(run),
+        "mechanism_description": description_of(run).to_json_dict(),
         "sampling": run.scheme,
         "separation": run.separation,
         "max_participations": run.max_participations,
@@ -469,7 +483,7 @@ def read_inputs(run: Run, lines: list[dict[str, Any]], **changes: Any) -> AuditI
         noise_multiplier=run.noise_multiplier,
         delta=None,
         accountant=constants["accountant"],
-        noise_shape=run.shape,
+        description=description_of(run),
         max_participations=run.max_participations,
     )
     coming = run.clip_norm

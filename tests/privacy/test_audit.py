@@ -43,6 +43,7 @@ from privacy.audit.checks_reports import _mean_square, _p_values
 from privacy.audit.inputs import DataAtHand, Saved
 from privacy.audit.outside import tuned_runs
 from privacy.audit.tails import martingale
+from privacy.description import Description
 from privacy.errors import LedgerError, PrivacyError
 from privacy.ledger import canonical_line, iterate_ledger
 from privacy.privunit import design, draw_inner_product, randomize
@@ -310,6 +311,9 @@ WRITTEN: dict[str, tuple[Callable[[Lines], None], str]] = {
     "the data changed midway": (edit(7, data="sha256:0"), "constants"),
     "another mechanism": (edit(0, mechanism="gaussian"), "configuration"),
     "another quantile": (edit(0, mechanism_options__quantile=0.9), "configuration"),
+    "another description": (edit(0, mechanism_description__stddev=0.5), "configuration"),
+    "no description": (edit(0, mechanism_description={}), "configuration"),
+    "a damaged description": (edit(0, mechanism_description__strategy=["x"]), "configuration"),
     "other data": (edit(0, data="sha256:0"), "configuration"),
     "another population": (edit(0, actual__population_size=3000), "configuration"),
     "another delta": (edit(0, simulated__delta=1e-9), "configuration"),
@@ -611,14 +615,17 @@ def test_rounds_under_two_noises_are_composed_one_after_another() -> None:
 
 def test_a_mechanism_without_a_second_implementation_is_named() -> None:
     lines = make_lines(QUICK)
-    edit(0, mechanism="home_made")(lines)
-    inputs = read_inputs(QUICK, lines)
+    edit(0, mechanism="home_made", mechanism_description=Description("").to_json_dict())(lines)
+    inputs = read_inputs(QUICK, lines).as_recorded(lines[0])
     inputs.statement["mechanism"] = "home_made"  # type: ignore[index]
     referee = check_referee(read(lines), inputs, "actual")
     assert referee.outcome == "skipped"
     assert "no second implementation of the mechanism 'home_made'" in referee.evidence
     epsilon = check_epsilon(read(lines), inputs, "actual")
+    assert epsilon.outcome == "skipped"
     assert "is the mechanism's own word" in epsilon.evidence
+    inputs.statement["actual"]["epsilon"] *= 0.9
+    assert check_epsilon(read(lines), inputs, "actual").outcome == "failed"
 
 
 def test_an_epsilon_of_other_noise_is_found_by_the_second_accountant() -> None:

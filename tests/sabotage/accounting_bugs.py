@@ -10,9 +10,9 @@ from dp_accounting import dp_event
 
 from pfl_bench.federated import privacy_session as private_rounds
 from pfl_bench.federated import trainer as federated
-from privacy import accountant
+from privacy import accountant, clipped_sum
 from privacy.amplification import Composition, Participation, sampled_gaussian
-from privacy.mechanisms import adaptive_gaussian, gaussian
+from privacy.mechanisms import adaptive_gaussian
 from privacy.mechanisms.banded_matrix_factorization import BandedMatrixFactorization
 from privacy.mechanisms.local_gaussian import LocalGaussian
 from privacy.mechanisms.tree_aggregation import TreeAggregation
@@ -82,7 +82,7 @@ def sensitivity_of_one(patch: Patch) -> None:
         event = replace_event(right.event, dp_event.GaussianDpEvent(noise_multiplier))
         return replace(right, event=event)
 
-    patch.setattr(gaussian, "sampled_gaussian", wrong)
+    patch.setattr(clipped_sum, "sampled_gaussian", wrong)
 
 
 def replace_event(sampled: Any, event: Any) -> Any:
@@ -154,7 +154,7 @@ def half_the_rate(patch: Patch) -> None:
         rate = right.event.sampling_probability / 2.0
         return replace(right, event=dp_event.PoissonSampledDpEvent(rate, right.event.event))
 
-    patch.setattr(gaussian, "sampled_gaussian", wrong)
+    patch.setattr(clipped_sum, "sampled_gaussian", wrong)
 
 
 def accountants_too_low(name: str, changes: dict[str, Any], delta: float) -> Bug:

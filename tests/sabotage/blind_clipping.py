@@ -16,10 +16,10 @@ from pfl_bench.federated.shards import PairwiseReduction
 from pfl_bench.federated.workers import worker_loop
 from pfl_bench.federated.workers.messages import SharedTraining
 from pfl_bench.types import WorkerGroup
+from privacy import clipped_sum
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome, clip_factor, l2_norm
 from privacy.mechanism import Release
-from privacy.mechanisms import gaussian
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
 from tests.sabotage.blind_planting import (
     Blind,
@@ -92,7 +92,7 @@ def sum_of_pairs(patch: Patch) -> None:
             state["waits"] = None
         return honest_outcome(update, bound)
 
-    patch.setattr(gaussian, "add_clipped_", clipped)
+    patch.setattr(clipped_sum, "add_clipped_", clipped)
 
 
 def last_of_shard_unclipped(patch: Patch) -> None:
@@ -192,18 +192,18 @@ def bound_moved_first(patch: Patch) -> None:
 
 def follow_unclipped(group: WorkerGroup) -> None:
     """A worker whose mechanism was built without its bound."""
-    real = gaussian.add_clipped_
+    real = clipped_sum.add_clipped_
 
     def unclipped(total: Tensor, update: Tensor, bound: float) -> ClipOutcome:
         witness_elsewhere(max(0.0, l2_norm(update) / bound - 1.0))
         total += update
         return honest_outcome(update, bound)
 
-    gaussian.add_clipped_ = unclipped
+    clipped_sum.add_clipped_ = unclipped
     try:
         real_follow(group)
     finally:
-        gaussian.add_clipped_ = real
+        clipped_sum.add_clipped_ = real
 
 
 real_follow = worker_loop.follow

@@ -16,6 +16,7 @@ from torch import Tensor
 from pfl_bench.federated import trainer as federated
 from pfl_bench.federated.sampling import PoissonSampler
 from pfl_bench.federated.trainer import FederatedTrainer
+from privacy import clipped_sum
 from privacy.clipping import ClipOutcome, add_clipped_, l2_norm
 from privacy.mechanism import mean_of
 from privacy.mechanisms import gaussian
@@ -147,7 +148,7 @@ def clipping(wrong: Callable[[Tensor, Tensor, float, dict[str, Any]], ClipOutcom
             witness(max(0.0, l2_norm(total - before) / clip_norm - 1.0))
             return outcome
 
-        patch.setattr(gaussian, "add_clipped_", clipped)
+        patch.setattr(clipped_sum, "add_clipped_", clipped)
 
     return plant
 

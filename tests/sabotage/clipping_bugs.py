@@ -16,13 +16,14 @@ from pfl_bench.federated import shards as shards
 from pfl_bench.federated import trainer as federated
 from pfl_bench.federated.algorithms import fedavg
 from pfl_bench.types import LocalResult
-from privacy import clipping
+from privacy import clipped_sum, clipping
 from privacy.aggregate import Aggregate
+from privacy.clipped_sum import accumulate_clipped
 from privacy.clipping import ClipOutcome, clip, l2_norm
 from privacy.mechanism import Release
-from privacy.mechanisms import adaptive_gaussian, gaussian, laplace
+from privacy.mechanisms import laplace
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
-from privacy.mechanisms.gaussian import Gaussian, accumulate_clipped
+from privacy.mechanisms.gaussian import Gaussian
 from privacy.plan import checks as plan_checks
 from tasks.digits import models
 from tests.sabotage.planting import ADAPTIVE, CLIP_NORM, COHORT, LAPLACE, ROUNDS, Bug, Patch
@@ -48,7 +49,7 @@ def clip_after_sum(patch: Patch) -> None:
     def release(self: Gaussian, aggregate: Aggregate, rng: np.random.Generator) -> Release:
         return real(self, replace(aggregate, total=clip(aggregate.total, CLIP_NORM)), rng)
 
-    patch.setattr(gaussian, "accumulate_clipped", accumulate)
+    patch.setattr(clipped_sum, "accumulate_clipped", accumulate)
     patch.setattr(Gaussian, "release", release)
 
 
@@ -62,7 +63,7 @@ def clip_per_layer(patch: Patch) -> None:
         norm = l2_norm(update)
         return ClipOutcome(norm, norm <= clip_norm, True, min(norm, clip_norm))
 
-    patch.setattr(gaussian, "add_clipped_", add_clipped_)
+    patch.setattr(clipped_sum, "add_clipped_", add_clipped_)
 
 
 def clip_each_element(patch: Patch) -> None:
@@ -72,7 +73,7 @@ def clip_each_element(patch: Patch) -> None:
         norm, after = l2_norm(update), l2_norm(clipped)
         return ClipOutcome(norm, norm == after, True, after)
 
-    patch.setattr(gaussian, "add_clipped_", add_clipped_)
+    patch.setattr(clipped_sum, "add_clipped_", add_clipped_)
 
 
 def lift_small_updates(patch: Patch) -> None:
@@ -141,7 +142,7 @@ def weigh_by_examples(patch: Patch) -> None:
         return outcome
 
     patch.setattr(plan_checks, "_check_sensitivity", no_check)
-    patch.setattr(gaussian, "accumulate_clipped", accumulate)
+    patch.setattr(clipped_sum, "accumulate_clipped", accumulate)
 
 
 def forget_plan_weights(patch: Patch) -> None:
@@ -194,7 +195,7 @@ def bits_of_one(patch: Patch) -> None:
         aggregate.bit_sum += 0.5
         return outcome
 
-    patch.setattr(adaptive_gaussian, "accumulate_clipped", accumulate)
+    patch.setattr(clipped_sum, "accumulate_clipped", accumulate)
 
 
 def moved_bound(move: Any) -> Any:

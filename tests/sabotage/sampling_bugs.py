@@ -12,7 +12,7 @@ from pfl_bench.federated import sampling
 from pfl_bench.federated import trainer as federated
 from pfl_bench.federated.sampling import CyclicPoissonSampler, FixedSizeSampler, PoissonSampler
 from pfl_bench.simulation.devices.limits import Limits
-from privacy.mechanisms import gaussian
+from privacy import clipped_sum
 from privacy.plan import plan
 from tasks.digits import task
 from tests.sabotage.planting import (
@@ -138,12 +138,12 @@ def unplanned(patch: Patch) -> None:
 
 
 def one_round_a_user(patch: Patch) -> None:
-    real = gaussian.sampled_gaussian
+    real = clipped_sum.sampled_gaussian
 
     def composed(participation: Any, noise_multiplier: float, rounds: int) -> Any:
         return real(participation, noise_multiplier, min(rounds, 1))
 
-    patch.setattr(gaussian, "sampled_gaussian", composed)
+    patch.setattr(clipped_sum, "sampled_gaussian", composed)
 
 
 SAMPLING_BUGS = (

@@ -222,7 +222,7 @@ class SharedTraining:
         for node in nodes:
             if node.aggregate is not None:
                 node.aggregate.total = tree.hold(next(vectors))
-                if self._own.aggregator.mechanism.randomizes_clients:
+                if self._own.aggregator.mechanism.description.randomizes_clients:
                     node.aggregate.clipped_total = next(vectors).clone()
             tree.push(node)
 

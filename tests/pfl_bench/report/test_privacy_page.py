@@ -19,6 +19,7 @@ from privacy.amplification import Participation, sampled_gaussian
 from privacy.audit.auditor import audit
 from privacy.audit.inputs import AuditInputs, Configured
 from privacy.central_record import CentralRecord
+from privacy.description import GAUSSIAN
 from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale
 from privacy.mechanisms import (
@@ -211,7 +212,7 @@ def test_every_check_of_the_audit_is_on_the_page() -> None:
         noise_multiplier=1.0,
         delta=None,
         accountant="rdp",
-        noise_shape="gaussian",
+        description=GAUSSIAN,
     )
     plan = small_plan()
     inputs = AuditInputs(

@@ -121,7 +121,7 @@ def test_nothing_is_amplified_and_without_a_cap_every_round_counts(name: str) ->
     free = composed(name, Participation("selected", 1000, 20))
     full = composed(name, Participation("full", 20, 20))
     assert (free.event, free.count) == (full.event, full.count)
-    local = make(name, CAPPED).randomizes_clients
+    local = make(name, CAPPED).description.randomizes_clients
     assert free.adjacency == ("replace-one" if local else "zero-out")
     assert epsilon_of(composed(name, CAPPED)) < epsilon_of(free)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -13,6 +14,8 @@ from scipy.stats import norm
 
 from privacy.accountant import compute_epsilon
 from privacy.amplification import round_event
+from privacy.description import GAUSSIAN
+from privacy.mechanisms import local_gaussian, privunit
 from privacy.plan.example_level import example_level_statement
 from privacy.statement.assumptions import count, small
 from privacy.statement.explaining import NOTHING, detection_bound, explain, sections
@@ -22,6 +25,7 @@ from privacy.statement.statement import NOT_COVERED, Accounted, PrivacyStatement
 SIMULATED = Accounted(41_131, 5000, "poisson", 5000 / 41_131, 18.668, 8.4026e-6, 1.99999)
 ACTUAL = Accounted(41_131, 200, "poisson", 200 / 41_131, 0.74672, 8.4026e-6, 4.32411)
 BOTH = Guarantee("user", "add-or-remove-one", "gaussian", "rdp", 5000, SIMULATED, ACTUAL)
+BOTH = replace(BOTH, mechanism_description=GAUSSIAN)
 ONE = replace(BOTH, actual=SIMULATED)
 
 
@@ -132,16 +136,17 @@ def test_sampling_and_adjacency(
     assert all(phrase in text for phrase in phrases)
 
 
-@pytest.mark.parametrize("mechanism", ["local_gaussian", "privunit"])
-def test_local_mechanisms_trust_no_server(mechanism: str) -> None:
-    text = words(replace(ONE, mechanism=mechanism, adjacency="replace-one"))
+@pytest.mark.parametrize("module", [local_gaussian, privunit])
+def test_local_mechanisms_trust_no_server(module: Any) -> None:
+    described = module.DESCRIPTION
+    text = words(replace(ONE, mechanism_description=described, adjacency="replace-one"))
     assert "none in the server" in text
     assert "is trusted" not in text
     assert "may be known to all" in text
 
 
 def test_an_unknown_mechanism_promises_the_least() -> None:
-    text = words(replace(ONE, mechanism="of_tomorrow"))
+    text = words(replace(ONE, mechanism="of_tomorrow", mechanism_description=None))
     assert "the mechanism of_tomorrow noises" in text
     assert "Against the server itself nothing is promised" in text
 
@@ -173,3 +178,15 @@ def test_numbers() -> None:
     ]
     assert small(18.66820, 4) == "18.67"
     assert (count(41_131), count(12.5)) == ("41,131", "12.5")
+
+
+def test_a_statement_that_describes_no_mechanism_is_explained_by_its_module() -> None:
+    statement = example_level_statement(1797, 64, 100, 1.5, 1.0, 1e-5, "rdp", 650)
+    document = statement.to_json_dict()
+    del document["mechanism_description"]
+    old = PrivacyStatement.from_json_dict(document)
+    assert "each step's sum of clipped gradients" in words(Guarantee.of(old))
+    local = replace(old, unit="user", mechanism="local_gaussian")
+    told = words(Guarantee.of(local, local_gaussian.DESCRIPTION))
+    assert "each client adds Gaussian noise" in told
+    assert "the mechanism local_gaussian noises" in words(Guarantee.of(local))

@@ -51,6 +51,7 @@ def test_json_has_the_agreed_keys() -> None:
         "unit",
         "adjacency",
         "mechanism",
+        "mechanism_description",
         "accountant",
         "rounds",
         "num_parameters",

@@ -1,0 +1,165 @@
+"""What a mechanism says of itself, as plain data: the one thing that others know of it.
+
+Guarantee: none of its own. The ledger records a description, so that an audit can hold each round's
+noise against it, and the privacy statement puts its words into the guarantee. What a description
+leaves unsaid (None) cannot be checked: an audit skips the checks that need it, and says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+from privacy.errors import PrivacyError
+
+Law = Literal["gaussian", "laplace"]
+Reports = Literal["noised", "direction", "other"]
+Norm = Literal["l1", "l2"]
+
+# Noise that is drawn anew in each round: the strategy matrix is the identity.
+FRESH = (1.0,)
+OF_THE_BOUND = "the noise multiplier {z} times the clipping bound"
+# What coefficients may differ by that two machines' L-BFGS found for one configuration.
+SAME_COEFFICIENTS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Noise at the complete nodes of binary trees over the rounds, once a node.
+
+    Attributes:
+        restart_every: Rounds of a tree; None for one tree over the whole run.
+    """
+
+    restart_every: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a mechanism is.
+
+    Attributes:
+        words: How it noises, a clause for the guarantee's assumptions; "{z}" stands for the
+            noise multiplier.
+        law: Law of the noise in each element of a round's sum (of a client's report); None if
+            there is no such law, or nobody states it.
+        stddev: Standard deviation of that noise, in multiples of the noise multiplier times the
+            round's clip_norm; where rounds go together, of the draws that their noise is made of;
+            where a count is released, of the two together. None if nobody states it.
+        strategy: How the noise of rounds goes together. A tuple is the first column of a lower
+            triangular Toeplitz matrix C: the noise is C^-1 Z, with Z drawn anew in each round
+            (``FRESH``: Z itself). None if nobody states it.
+        reports: What clients send who randomise their own updates: "noised" is the clipped update
+            with noise of ``law`` added, "direction" a report of ``privacy.privunit`` of epsilon one
+            over the noise multiplier, "other" something else. None where the noise is added to the
+            sum, by a server that must be trusted.
+        norm: Norm that updates are clipped in.
+        draws_count: Whether a noised count of unclipped updates is released beside the update.
+    """
+
+    words: str
+    law: Law | None = None
+    stddev: float | None = None
+    strategy: tuple[float, ...] | Tree | None = None
+    reports: Reports | None = None
+    norm: Norm = "l2"
+    draws_count: bool = False
+
+    @property
+    def randomizes_clients(self) -> bool:
+        """Whether clients randomise their own updates, so that no server need be trusted."""
+        return self.reports is not None
+
+    @property
+    def correlates_rounds(self) -> bool:
+        """Whether a round's noise depends on the rounds before, as far as anybody states."""
+        return self.strategy != FRESH
+
+    @property
+    def is_sampled_gaussian(self) -> bool:
+        """Whether its rounds compose as Gaussian mechanisms, sampled as the users are."""
+        plain = replace(self, words="", draws_count=False)
+        return plain == Description("", law="gaussian", stddev=1.0, strategy=FRESH)
+
+    def agrees(self, other: Description) -> bool:
+        """Whether two descriptions are of one mechanism; words are not compared."""
+        one, two = self.strategy, other.strategy
+        if isinstance(one, tuple) and isinstance(two, tuple) and len(one) == len(two):
+            near = all(
+                math.isclose(a, b, rel_tol=0.0, abs_tol=SAME_COEFFICIENTS)
+                for a, b in zip(one, two, strict=True)
+            )
+            two = one if near else two
+        return self == replace(other, words=self.words, strategy=two)
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """The description as JSON takes it, without its words."""
+        facts = asdict(self)
+        del facts["words"]
+        if isinstance(self.strategy, tuple):
+            facts["strategy"] = list(self.strategy)
+        return facts
+
+    @classmethod
+    def from_json_dict(cls, document: Mapping[str, Any]) -> Description:
+        """Read what ``to_json_dict`` wrote, with "words" or without.
+
+        Raises:
+            PrivacyError: It is not that.
+        """
+        facts = {"words": "", **document}
+        strategy = facts.get("strategy")
+        if isinstance(strategy, Mapping):
+            facts["strategy"] = Tree(**strategy) if set(strategy) == {"restart_every"} else ()
+        elif isinstance(strategy, list):
+            facts["strategy"] = tuple(strategy)
+        try:
+            read = cls(**facts)
+        except TypeError:
+            read = None
+        if read is None or not read._is_sound():
+            raise PrivacyError(
+                f"a mechanism is described by {dict(document)!r}, which is no description; the "
+                "file is damaged, or of another version"
+            )
+        return read
+
+    def _is_sound(self) -> bool:
+        """Whether the values of a description that was read are of the right kind."""
+        restart = self.strategy.restart_every if isinstance(self.strategy, Tree) else None
+        column = self.strategy if isinstance(self.strategy, tuple) else FRESH
+        return (
+            isinstance(self.words, str)
+            and self.law in (*get_args(Law), None)
+            and self.reports in (*get_args(Reports), None)
+            and self.norm in get_args(Norm)
+            and isinstance(self.draws_count, bool)
+            and (self.stddev is None or _is_number(self.stddev))
+            and isinstance(self.strategy, (tuple, Tree, type(None)))
+            and (restart is None or (type(restart) is int and restart > 0))
+            and all(map(_is_number, column))
+            and any(column[:1])
+        )
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+# Of ``privacy.mechanisms.gaussian``: here, since calculations that name no mechanism are of it, and
+# load neither torch nor pydantic.
+GAUSSIAN = Description(
+    "each round's sum of clipped updates gets Gaussian noise, once, in every element; its standard "
+    f"deviation is {OF_THE_BOUND}",
+    law="gaussian",
+    stddev=1.0,
+    strategy=FRESH,
+)
+# Of example-level DP, which is Opacus' own, and no plug-in.
+DP_SGD = replace(
+    GAUSSIAN,
+    words="each step's sum of clipped gradients gets Gaussian noise, once, in every element; its "
+    f"standard deviation is {OF_THE_BOUND}",
+)

@@ -1,0 +1,216 @@
+"""A mechanism of one's own is one file: it runs, is audited and reported without any other edit."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import privacy.mechanisms
+from pfl_bench.cli.main import main
+from pfl_bench.report.page import write_report
+from pfl_bench.runs.audit import RunAudit, audit_run
+from pfl_bench.runs.runner import run
+from privacy.statement.explaining import explain
+from privacy.statement.guarantee import Guarantee
+from privacy.statement.statement import PrivacyStatement
+from tests.helpers import make_config
+
+OWN = '''
+"""A Gaussian mechanism of one's own: all of it, of nothing that others share."""
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from privacy.amplification import sampled_gaussian
+from privacy.clipping import add_clipped_
+from privacy.description import FRESH, Description
+from privacy.mechanism import Release, ReplayedNoise
+
+DESCRIPTION = Description({description})
+
+
+class Options(BaseModel):
+    """The bound."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    clip_norm: float
+
+
+class Own:
+    """Clips, sums, and adds Gaussian noise."""
+
+    name = "{name}"
+    description = DESCRIPTION
+    is_private = True
+    count_noise_stddev = None
+
+    def __init__(self, options, noise):
+        self.clip_norm, self.noise = options.clip_norm, noise
+        self.update_noise_multiplier = noise.noise_multiplier
+
+    def clip_settings(self):
+        return {{"kind": "fixed", "clip_norm": self.clip_norm}}
+
+    def composition(self, participation, noise_multiplier, rounds):
+        return sampled_gaussian(participation, noise_multiplier, rounds)
+
+    def accumulate(self, aggregate, update, weight, rng=None):
+        assert weight == 1.0
+        outcome = add_clipped_(aggregate.total, update, self.clip_norm)
+        aggregate.count(outcome)
+        return outcome
+
+    def release(self, aggregate, rng):
+        stddev = self.noise.noise_multiplier * self.noise.ratio * self.clip_norm
+        noise = torch.from_numpy(stddev * rng.standard_normal(aggregate.total.numel()))
+        mean = (aggregate.total + noise.float()) / self.noise.cohort_size
+        return Release(mean.float(), self.clip_norm, stddev)
+
+    def state_dict(self):
+        return {{}}
+
+    def load_state_dict(self, state):
+        assert not state
+'''
+REPLAYS = """
+    def replay_noise(self, streams):
+        return ReplayedNoise(streams.rng.standard_normal(streams.wanted))
+"""
+BUILD = '''
+
+def build(options, noise):
+    """Build the mechanism."""
+    return Own(options, noise)
+'''
+STATED = '"the sum gets noise of {z} bounds", law="gaussian", stddev=1.0, strategy=FRESH'
+# What needs something of the noise that nobody has stated.
+NEEDS_A_LAW = {
+    "noise_scale",
+    "noise_shape",
+    "noise_mean",
+    "noise_tails",
+    "noise_complete",
+    "noise_repeats",
+    "noise_fresh",
+    "noise_lags",
+    "noise_independent",
+    "noise_replay",
+    "denominator",
+}
+NEEDS_A_STDDEV = {"noise_multiplier"}
+NEEDS_A_COMPOSITION = {
+    "epsilon_simulated",
+    "epsilon_actual",
+    "referee_simulated",
+    "referee_actual",
+}
+NEEDS_A_STRATEGY = {"noise_fresh", "noise_lags", "noise_independent", "denominator"}
+# Of any mechanism with a fixed bound and without canaries, whose users are not kept apart.
+ALWAYS_SKIPPED = {"count_query", "count_noise", "count_fresh", "report_noise", "canaries"}
+
+
+def write(
+    name: str, description: str, replays: bool, folder: Path, patch: pytest.MonkeyPatch
+) -> None:
+    """Put a mechanism into a folder of its own, and the folder beside those of the package."""
+    folder.mkdir()
+    text = OWN.format(name=name, description=description) + (REPLAYS if replays else "") + BUILD
+    (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    folders = [*privacy.mechanisms.__path__, str(folder)]
+    patch.setattr(privacy.mechanisms, "__path__", folders)
+    patch.setattr(privacy.mechanisms.__spec__, "submodule_search_locations", folders)
+    importlib.invalidate_caches()
+
+
+def run_and_audit(name: str, folder: Path) -> tuple[RunAudit, dict[str, str]]:
+    """The audit, and why checks were skipped that are not of every such run."""
+    config = make_config("private_federated", privacy__mechanism={"name": name, "clip_norm": 0.5})
+    assert run(config, folder)["status"] == "finished"
+    done = audit_run(folder, 1)
+    skipped = {check.name: check.evidence for check in done.checks if check.outcome == "skipped"}
+    assert skipped.keys() >= ALWAYS_SKIPPED
+    return done, {key: value for key, value in skipped.items() if key not in ALWAYS_SKIPPED}
+
+
+def told(folder: Path) -> str:
+    document: dict[str, Any] = json.loads((folder / "privacy.json").read_text())
+    return explain(Guarantee.of(PrivacyStatement.from_json_dict(document)), width=10_000)
+
+
+def test_a_gaussian_of_ones_own_runs_and_passes_every_check_that_applies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("my_gaussian", STATED, True, tmp_path / "mine", monkeypatch)
+    folder = tmp_path / "run"
+    done, _skipped = run_and_audit("my_gaussian", folder)
+    assert done.verdict == "passed", [c for c in done.checks if c.outcome == "failed"]
+    ours = make_config(
+        "private_federated", privacy__mechanism={"name": "gaussian", "clip_norm": 0.5}
+    )
+    run(ours, tmp_path / "ours")
+    passed = {check.name for check in done.checks if check.outcome == "passed"}
+    like_ours = {c.name for c in audit_run(tmp_path / "ours", 1).checks if c.outcome == "passed"}
+    assert passed == like_ours
+    assert passed >= (NEEDS_A_LAW | NEEDS_A_STDDEV | NEEDS_A_COMPOSITION)
+    line = json.loads((folder / "ledger.jsonl").read_text().splitlines()[0])
+    assert line["mechanism_description"]["strategy"] == [1.0]
+    z = json.loads((folder / "privacy.json").read_text())["noise_multiplier"]
+    assert f"Noise: the sum gets noise of {z:.6g} bounds" in told(folder)
+    page = write_report([folder], folder / "report.html").read_text()
+    assert "my_gaussian" in page
+    assert (
+        main(
+            [
+                "privacy",
+                "epsilon",
+                "--population",
+                "1000",
+                "--cohort",
+                "50",
+                "--rounds",
+                "9",
+                "--noise-multiplier",
+                "2",
+                "--mechanism",
+                "my_gaussian",
+                "--explain",
+            ]
+        )
+        == 0
+    )
+    assert "the sum gets noise of 2 bounds" in capsys.readouterr().out
+
+
+def test_what_a_mechanism_does_not_state_is_skipped_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("taciturn", '"noise {z} is added"', False, tmp_path / "mine", monkeypatch)
+    done, skipped = run_and_audit("taciturn", tmp_path / "run")
+    assert done.verdict == "passed", [c for c in done.checks if c.outcome == "failed"]
+    expected = NEEDS_A_LAW | NEEDS_A_STDDEV | NEEDS_A_COMPOSITION
+    assert expected <= skipped.keys()
+    assert all("taciturn" in skipped[name] for name in expected)
+    assert "does not state the law of its noise" in skipped["epsilon_actual"]
+    # What needs no word of the mechanism is checked.
+    checked = {check.name for check in done.checks if check.outcome == "passed"}
+    assert {"chain", "configuration", "clip_bound", "budget", "weights"} <= checked
+
+
+def test_rounds_of_which_nobody_states_how_they_go_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stated = STATED.removesuffix(", strategy=FRESH")
+    write("half_said", stated, False, tmp_path / "mine", monkeypatch)
+    done, skipped = run_and_audit("half_said", tmp_path / "run")
+    assert done.verdict == "passed", [c for c in done.checks if c.outcome == "failed"]
+    assert (NEEDS_A_STRATEGY | NEEDS_A_COMPOSITION | {"noise_replay"}) <= skipped.keys()
+    for name in NEEDS_A_STRATEGY:
+        assert "does not state how the noise of its rounds goes together" in skipped[name]
+    assert "how the noise of rounds goes together" in skipped["referee_actual"]
+    assert "half_said" in skipped["noise_replay"]
+    checked = {check.name for check in done.checks if check.outcome == "passed"}
+    assert {"noise_scale", "noise_shape", "noise_mean", "noise_multiplier"} <= checked
