@@ -92,7 +92,7 @@ def drawn_twice() -> Row:
     return Row(
         peer="pfl-research (pfl 0.6.0)",
         files="pfl/data/sampling.py, benchmarks/dataset/flair/pytorch.py 7a54be0",
-        error="each place of the cohort is drawn anew from all users, so a user can have several, "
+        error="each place of the cohort is drawn from all users, so a user can have several, "
         f"and moves the sum by as many bounds ({twice:.1f} users a round here); accounted as "
         "Poisson's",
         setting="100 of 1,000 users, 100 rounds, noise multiplier 1, delta 1e-5",
@@ -143,7 +143,7 @@ def banded_rate() -> Row:
         peer="pfl-research 92ef79a",
         files="benchmarks/utils/argument_parsing.py, pfl/privacy/ftrl_mechanism.py (pfl 0.6.0)",
         error=f"banded matrix factorisation is accounted as {count} rounds at rate cohort / "
-        f"population; the theorem's rate is {separation} times that, of users dealt to "
+        f"population; the theorem's rate is {separation} times that, of users assigned to "
         f"{separation} groups, and the FLAIR benchmark's sampler keeps nobody apart",
         setting="FLAIR's file with this mechanism, else defaults: 5,000 of 10,000,000 users, "
         f"separation 48, 5,000 rounds, noise multiplier {noise:g}, delta 1e-5, PLD",
