@@ -76,7 +76,7 @@ def prefetch(
 
     Args:
         samples: The samples.
-        read: Turns bytes into what is stored; called in several threads.
+        read: Turns bytes into what is stored, of any shape; called in several threads.
         refuse: Whether a bad sample is refused; otherwise it is noted and left out.
         out_of_it: Takes note of them.
 
@@ -122,7 +122,10 @@ def prefetch(
 def grouped(
     samples: Iterable[tuple[Sample, NDArray[Any]]],
 ) -> Iterator[tuple[Sample, list[tuple[int, NDArray[Any]]]]]:
-    """Join samples of a client that follow one another; gives the first, and (target, value)."""
+    """Join samples of a client that follow one another; gives the first, and (target, value).
+
+    Values keep their shapes.
+    """
     first: Sample | None = None
     group: list[tuple[int, NDArray[Any]]] = []
     for sample, value in samples:
