@@ -69,8 +69,7 @@ class Yogi(torch.optim.Optimizer):
                     state["second"] = torch.full_like(parameter, group["initial_second_moment"])
                 whole = (parameter, parameter.grad, state["first"], state["second"])
                 # In blocks, so that squares, signs and roots take little memory.
-                flat = (t if t.ndim else t.view(1) for t in whole)
-                blocks = (tensor.split(BLOCK_ROWS) for tensor in flat)
+                blocks = ((t if t.dim() else t.view(1)).split(BLOCK_ROWS) for t in whole)
                 for weights, gradient, first, second in zip(*blocks, strict=True):
                     if group["weight_decay"]:
                         gradient = gradient.add(weights, alpha=group["weight_decay"])

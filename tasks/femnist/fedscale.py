@@ -67,10 +67,10 @@ def read(
     labels = Labels(CODES, largest=NUM_CHARACTERS - 1)
     options = Options(bad_samples=bad_samples)
     found = open_layout(source, labels, options, progress, folder_of=lambda source, _: source)
-    out_of_it = LeftOut()
+    left_out = LeftOut()
     refuse = bad_samples == "refuse"
     done, brightness = 0, 0.0
-    for first, values in grouped(prefetch(found.samples(), read_picture, refuse, out_of_it)):
+    for first, values in grouped(prefetch(found.samples(), read_picture, refuse, left_out)):
         images = np.stack([image for _, image in values])
         targets = np.array([target for target, _ in values], dtype=np.uint8)
         gathering.append(first.split, first.client_id, inputs=images, targets=targets)
@@ -80,7 +80,7 @@ def read(
     if not gathering.clients("train"):
         raise DataError(
             f"{source}: no picture of train could be read; the first that was left out: "
-            f"{out_of_it.first[0]}"
+            f"{left_out.first[0]}"
         )
     if brightness / done < _MIDDLE_GREY:
         raise DataError(
@@ -92,7 +92,7 @@ def read(
         source="FEMNIST, pictures and writers as FedScale publishes them",
         num_classes=NUM_CHARACTERS,
         split_by=None,
-        extra={**table5(found, PUBLISHED), "bad_samples": out_of_it.facts()["bad_samples"]},
+        extra={**table5(found, PUBLISHED), "bad_samples": left_out.facts()["bad_samples"]},
     )
 
 

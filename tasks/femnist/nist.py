@@ -192,7 +192,7 @@ def _load(path: Path, classes: dict[bytes, int]) -> tuple[NDArray[np.uint8], int
 
 
 def to_grey(image: Any) -> NDArray[np.uint8]:
-    """Grey levels of a Pillow image, made 28 x 28 by Lanczos; one of that size keeps its pixels."""
+    """Grey levels of a Pillow image, shape (28, 28), by Lanczos; that size keeps its pixels."""
     from PIL import Image
 
     small: Any = image.convert("L").resize((SIDE, SIDE), Image.Resampling.LANCZOS)

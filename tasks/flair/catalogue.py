@@ -44,7 +44,7 @@ class LabelLists:
         self._map = np.array([place[name] for name in self.names] or [0], dtype=self.dtype)
 
     def of(self, entry: int) -> NDArray[Any]:
-        """Indices of an entry's labels, ascending."""
+        """Indices of an entry's n labels, ascending; shape (n,)."""
         items = self._items[self._ends[entry] : self._ends[entry + 1]]
         return np.sort(self._map[np.array(items, dtype=np.int64)])
 
@@ -192,7 +192,7 @@ class Catalogue:
         return used | listed
 
     def users(self) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
-        """Give split, user and entries; users by split and name, entries by image id.
+        """Give split, user and entries, shape (n,); users by split and name, entries by image id.
 
         The order does not depend on that of the metadata, so all public forms of the same images
         give the same store.

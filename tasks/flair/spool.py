@@ -152,7 +152,7 @@ class ImageSpool:
             with _writing(blob, self._out) as file:
                 for image in images:
                     data = image.data or b""
-                    with _room(blob, self._out):
+                    with _disk_errors(blob, self._out):
                         file.write(data)
                     part.add(image, len(data), zlib.crc32(data))
             content = {
@@ -163,7 +163,7 @@ class ImageSpool:
                 "findings": {k: [v.kinds, v.detail] for k, v in part.findings.items()},
             }
             staged = index.with_suffix(".new")
-            with _writing(staged, self._out) as file, _room(staged, self._out):
+            with _writing(staged, self._out) as file, _disk_errors(staged, self._out):
                 file.write(json.dumps(content, separators=(",", ":")).encode())
             staged.replace(index)
         except BaseException:
@@ -193,11 +193,11 @@ class ImageSpool:
 @contextlib.contextmanager
 def _writing(path: Path, out: Path) -> Iterator[BinaryIO]:
     """Open a file for writing; synchronised to disk when all has gone well."""
-    with _room(path, out):
+    with _disk_errors(path, out):
         file = path.open("wb")
     try:
         yield file
-        with _room(path, out):
+        with _disk_errors(path, out):
             file.flush()
             os.fsync(file.fileno())
     finally:
@@ -206,7 +206,7 @@ def _writing(path: Path, out: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def _room(path: Path, out: Path) -> Iterator[None]:
+def _disk_errors(path: Path, out: Path) -> Iterator[None]:
     """Say what to do about a disk that is full."""
     try:
         yield

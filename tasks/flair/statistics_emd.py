@@ -231,7 +231,7 @@ def summarise(compared: dict[str, NDArray[np.float64]]) -> dict[str, Any]:
     """Means, percentiles and histograms of distances.
 
     Args:
-        compared: What ``compare_partitions`` gives; the draws of a kind are pooled.
+        compared: What ``compare_partitions`` gives, shapes (D, U); a kind's draws are pooled.
 
     Returns:
         "partitions": by kind "mean", "sd" (population), "percentiles" (5, 25, 50, 75, 95),

@@ -62,7 +62,7 @@ class LowRankAdapter(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Give the frozen layer's outputs plus the adapter's."""
+        """Give the frozen layer's outputs plus the adapter's; shapes are that layer's."""
         outputs: Tensor = self.layer(inputs) + self.up(self.down(inputs))
         return outputs
 

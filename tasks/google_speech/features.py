@@ -22,7 +22,10 @@ _SPEED_SPREAD, _SHIFT_FRAMES, _SPEED_UNIT = 0.2, 8, 1_000_000
 
 
 def mel_frequencies(count: int, highest: float) -> NDArray[np.float64]:
-    """Frequencies in Hz, from 0 to ``highest`` > 1,000, at equal distances on Slaney's mel scale.
+    """Frequencies in Hz, 0 to ``highest`` > 1,000, at equal distances on Slaney's mel scale.
+
+    Returns:
+        Shape (count,).
 
     Source: Slaney 1998, Auditory Toolbox.
     """

@@ -15,7 +15,7 @@ _WHAT = f"picture in {' or '.join(FORMATS)}"
 
 
 def check_picture(content: bytes) -> NDArray[np.uint8]:
-    """Give a picture's bytes back if it can be decoded to its end.
+    """Give a picture's n bytes back, shape (n,), if it can be decoded to its end.
 
     Raises:
         PictureError: It cannot.

@@ -45,7 +45,12 @@ class OverlapFinder:
                 file.close()
 
     def add(self, part: Part, subreddits: NDArray[np.object_]) -> None:
-        """Take in the comments of a user in a split."""
+        """Take in the comments of a user in a split.
+
+        Args:
+            part: The comments.
+            subreddits: Names of the subreddits, by number, shape (S,).
+        """
         if part.split not in self._splits:
             self._splits.append(part.split)
         split = bytes((self._splits.index(part.split),))
@@ -60,7 +65,7 @@ class OverlapFinder:
 
         Args:
             parts: What was taken in, once more, to name the user.
-            subreddits: Names of the subreddits, by number.
+            subreddits: Names of the subreddits, by number, shape (S,).
             source: What the message names.
 
         Returns:
@@ -120,7 +125,7 @@ class OverlapFinder:
 
 
 def comment_digests(part: Part, subreddits: NDArray[np.object_]) -> list[bytes]:
-    """Digests of a user's comments."""
+    """Digests of a user's comments; ``subreddits`` has their names by number, shape (S,)."""
     user = part.client_id.encode()
     arrays: dict[str, Any] = part.arrays
     digests = []

@@ -74,6 +74,9 @@ def pack(inputs: Sequence[str], targets: Sequence[str], where: str) -> NDArray[n
         targets: As many; mostly the inputs one place further on, which are then not repeated.
         where: What a message names.
 
+    Returns:
+        Shape (b,), the text's bytes.
+
     Raises:
         DataError: A token is empty, has a line feed in it or is not valid Unicode.
     """
@@ -85,7 +88,7 @@ def pack(inputs: Sequence[str], targets: Sequence[str], where: str) -> NDArray[n
 
 
 def pack_tokens(tokens: Sequence[str], where: str) -> NDArray[np.uint8]:
-    """Write tokens as text, a line each."""
+    """Write tokens as text of b bytes, a line each; shape (b,)."""
     text = "\n".join(tokens)
     if text.count("\n") != len(tokens) - 1 or "" in tokens:
         raise DataError(f"{where}: a token is empty or has a line feed in it; tokens are words")
@@ -99,7 +102,7 @@ def unpack(text: NDArray[np.uint8], size: int) -> tuple[list[str], list[str]]:
     """Read what ``pack`` wrote.
 
     Args:
-        text: The text.
+        text: The text's bytes, shape (b,).
         size: k * length.
 
     Returns:

@@ -98,7 +98,8 @@ class RedditTask(StoredTask):
         """``loss`` of the model's outputs, of which only those that count are computed.
 
         Most of the arithmetic is the output layer's, and the last sequence of a comment is seldom
-        full: 8 % of the tokens that ``scripts/bench.py reddit`` generates are padding.
+        full: 8 % of the tokens that ``scripts/bench.py reddit`` generates are padding. Shapes are
+        those of ``loss``.
         """
         if not isinstance(module, NextTokens):
             return self.loss(module(inputs), targets)

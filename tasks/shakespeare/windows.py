@@ -68,7 +68,7 @@ def positions(inputs: NDArray[np.uint8], targets: NDArray[np.uint8]) -> NDArray[
 
 
 def in_order(places: NDArray[np.int64]) -> bool:
-    """Whether windows come in the order of the text: most go on where the one before ended."""
+    """Whether windows at places, shape (n,), follow the text: most go on where one ended."""
     return bool(2 * np.count_nonzero(np.diff(places) == 1) >= len(places) - 1)
 
 

@@ -19,7 +19,7 @@ _NOTHING = 1e-9  # what is left of 1 after fractions that sum to 1 in decimal
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Subset:
     """What one split has of a pool.
 
     Attributes:
@@ -56,7 +56,7 @@ def counts(total: int, train_fraction: float, val_fraction: float) -> tuple[int,
 
 def divide(
     pool: Pool, split_by: SplitBy, train_fraction: float, val_fraction: float, seed: int
-) -> dict[str, Share]:
+) -> dict[str, Subset]:
     """Split a pool; splits that get nothing are left out.
 
     Args:
@@ -81,7 +81,7 @@ def divide(
             for split, piece in zip(SPLITS, np.split(own, ends), strict=True):
                 if len(piece):
                     users[split].append((name, piece))
-    return {split: _share(own) for split, own in users.items() if own}
+    return {split: _subset(own) for split, own in users.items() if own}
 
 
 def drop_small(pools: Mapping[str, Pool], min_examples: int) -> tuple[dict[str, Pool], int]:
@@ -111,7 +111,7 @@ def drop_small(pools: Mapping[str, Pool], min_examples: int) -> tuple[dict[str, 
                 f"min_examples {min_examples}: leaves no user in split '{split}'; the largest user "
                 f"has {max(totals.values())} examples: choose a smaller number"
             )
-        share = _share([(pool.names[user], _own(pool, user)) for user in stay])
+        share = _subset([(pool.names[user], _own(pool, user)) for user in stay])
         kept[split] = Pool(
             share.names,
             pool.inputs[share.places],
@@ -122,12 +122,14 @@ def drop_small(pools: Mapping[str, Pool], min_examples: int) -> tuple[dict[str, 
     return kept, len(small)
 
 
-def whole(pool: Pool) -> Share:
+def whole(pool: Pool) -> Subset:
     """All that a pool has."""
-    return Share(pool.names, np.arange(len(pool.targets), dtype=np.int64), pool.offsets)
+    return Subset(pool.names, np.arange(len(pool.targets), dtype=np.int64), pool.offsets)
 
 
-def partition_evenly(share: Share, num_users: int, seed: int, split: str, first: int = 0) -> Share:
+def partition_evenly(
+    share: Subset, num_users: int, seed: int, split: str, first: int = 0
+) -> Subset:
     """Assign a split's examples to ``num_users`` artificial users, in shares that differ by one.
 
     Args:
@@ -139,16 +141,16 @@ def partition_evenly(share: Share, num_users: int, seed: int, split: str, first:
     """
     rng = np.random.default_rng([seed, SPLITS.index(split)])
     pieces = np.array_split(rng.permutation(share.places), num_users)
-    return _share([(f"iid-{user:06d}", own) for user, own in enumerate(pieces, first) if len(own)])
+    return _subset([(f"iid-{user:06d}", own) for user, own in enumerate(pieces, first) if len(own)])
 
 
 def _own(pool: Pool, user: int) -> NDArray[np.int64]:
     return np.arange(pool.offsets[user], pool.offsets[user + 1], dtype=np.int64)
 
 
-def _share(users: list[tuple[str, NDArray[np.int64]]]) -> Share:
+def _subset(users: list[tuple[str, NDArray[np.int64]]]) -> Subset:
     sizes = [len(places) for _, places in users]
-    return Share(
+    return Subset(
         [name for name, _ in users],
         np.concatenate([places for _, places in users]),
         np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from pfl_bench.data import InMemorySplit
-from tasks.synthetic.dividing import Share
+from tasks.synthetic.dividing import Subset
 from tasks.synthetic.generator import Pool
 
 CLUSTER = "cluster"
@@ -22,7 +22,7 @@ class ArraySplit(InMemorySplit):
         share: Its share.
     """
 
-    def __init__(self, name: str, pool: Pool, share: Share) -> None:
+    def __init__(self, name: str, pool: Pool, share: Subset) -> None:
         inputs, targets = (
             torch.from_numpy(values[share.places]) for values in (pool.inputs, pool.targets)
         )

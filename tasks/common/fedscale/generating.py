@@ -45,7 +45,11 @@ class Options(StrictOptions):
 
 
 def client_sizes(options: Options) -> NDArray[np.int64]:
-    """Draw each client's number of samples: log-normal, at least 1, at most 20 times the mean."""
+    """Draw each client's number of samples: log-normal, at least 1, at most 20 times the mean.
+
+    Returns:
+        Shape (num_users,).
+    """
     rng = np.random.default_rng([options.seed, 0])
     mean = options.examples_per_user
     centre = np.log(mean) - _SIZE_SPREAD**2 / 2

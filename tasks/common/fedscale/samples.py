@@ -70,15 +70,15 @@ class LeftOut:
 
 
 def prefetch(
-    samples: Iterable[Sample], read: ReadSample, refuse: bool, out_of_it: LeftOut
+    samples: Iterable[Sample], read: ReadSample, refuse: bool, left_out: LeftOut
 ) -> Iterator[tuple[Sample, NDArray[Any]]]:
     """Read and check samples on several threads; they keep their order, few are in memory.
 
     Args:
         samples: The samples.
-        read: Turns bytes into what is stored; called in several threads.
+        read: Turns bytes into what is stored, of any shape; called in several threads.
         refuse: Whether a bad sample is refused; otherwise it is noted and left out.
-        out_of_it: Takes note of them.
+        left_out: Takes note of them.
 
     Yields:
         Samples with what was read of each.
@@ -106,9 +106,9 @@ def prefetch(
                 f"{reason}; copy it again, remove the line, or leave such samples out by "
                 "bad_samples=leave_out"
             )
-        out_of_it.samples += 1
-        if len(out_of_it.first) < SHOWN:
-            out_of_it.first.append(reason)
+        left_out.samples += 1
+        if len(left_out.first) < SHOWN:
+            left_out.first.append(reason)
         return None
 
     # Closed where a sample is refused, so that no thread goes on.
@@ -122,7 +122,10 @@ def prefetch(
 def grouped(
     samples: Iterable[tuple[Sample, NDArray[Any]]],
 ) -> Iterator[tuple[Sample, list[tuple[int, NDArray[Any]]]]]:
-    """Join samples of a client that follow one another; gives the first, and (target, value)."""
+    """Join samples of a client that follow one another; gives the first, and (target, value).
+
+    Values keep their shapes.
+    """
     first: Sample | None = None
     group: list[tuple[int, NDArray[Any]]] = []
     for sample, value in samples:

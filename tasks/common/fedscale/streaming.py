@@ -131,17 +131,17 @@ def write_store(
         DataError: A sample is missing or damaged (if such are refused), no client of train is
             left, or the store cannot be written.
     """
-    out_of_it = LeftOut()
-    dropped = _too_small(found.surveys["train"], options.min_examples, out_of_it)
+    left_out = LeftOut()
+    dropped = _too_small(found.surveys["train"], options.min_examples, left_out)
     split_by = split_by_of(survey.clients for survey in found.surveys.values())
     written = SplitCounts()
     clients: set[tuple[str, str]] = set()
     wanted = (s for s in found.samples() if s.split != "train" or s.client_id not in dropped)
-    done, total = 0, found.num_samples - out_of_it.dropped_samples
+    done, total = 0, found.num_samples - left_out.dropped_samples
     name = next(iter(description.fields))
     with description.writer(out, split_by) as writer:
         refuse = options.bad_samples == "refuse"
-        for sample, values in grouped(prefetch(wanted, read, refuse, out_of_it)):
+        for sample, values in grouped(prefetch(wanted, read, refuse, left_out)):
             targets = np.array([target for target, _ in values], dtype=np.uint16)
             given = {name: [v for _, v in values], "targets": targets}
             writer.append(sample.split, sample.client_id, **given)
@@ -150,17 +150,17 @@ def write_store(
             clients.add(client)
             done += len(values)
             progress("reading samples", done, total)
-        facts = {**out_of_it.facts(), "split_by": split_by}
+        facts = {**left_out.facts(), "split_by": split_by}
         for key, value in facts.items():
             writer.set_extra(key, value)
     variant = {"variant": description.variant, "splits": written.counts}
     return {**variant, **facts, **description.extra}
 
 
-def _too_small(train: Survey, least: int, out_of_it: LeftOut) -> set[str]:
+def _too_small(train: Survey, least: int, left_out: LeftOut) -> set[str]:
     dropped = {client for client, count in train.clients.items() if count < least}
-    out_of_it.dropped_clients = len(dropped)
-    out_of_it.dropped_samples = sum(train.clients[client] for client in dropped)
+    left_out.dropped_clients = len(dropped)
+    left_out.dropped_samples = sum(train.clients[client] for client in dropped)
     if len(dropped) == len(train.clients):
         raise DataError(
             f"min_examples {least}: all {len(dropped)} clients of train have fewer samples; the "

@@ -132,24 +132,24 @@ class Partition:
     def _artificial(self, split: str) -> Iterator[Part]:
         """Parts of artificial users: the split's examples shuffled, cut into equal shares."""
         first, last = self._plan.artificial_users[split]
-        seats, starts = self._seats(split)
-        ends = np.arange(last - first + 1) * len(seats) // (last - first)
+        positions, starts = self._shuffled_positions(split)
+        ends = np.arange(last - first + 1) * len(positions) // (last - first)
         width = len(str(max(stop for _, stop in self._plan.artificial_users.values()) - 1))
-        step = max(1, int(self._room() * (last - first) // len(seats)))
+        step = max(1, int(self._examples_per_group() * (last - first) // len(positions)))
         for low in range(0, last - first, step):
             high = min(low + step, last - first)
-            group = self._seated(split, seats, starts, int(ends[low]), int(ends[high]))
+            group = self._at_positions(split, positions, starts, int(ends[low]), int(ends[high]))
             for user in range(low, high):
                 mine = slice(int(ends[user] - ends[low]), int(ends[user + 1] - ends[low]))
                 # One string a user, however many splits it is in.
                 client_id = sys.intern(f"iid-{first + user:0{width}d}")
                 yield Part(split, client_id, {f: rows[mine] for f, rows in group.items()})
 
-    def _seats(self, split: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def _shuffled_positions(self, split: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Shuffle a split's examples.
 
         Returns:
-            The seat of each example, those of users who come earlier by name before others; and
+            The position of each example, those of users who come earlier by name before others; and
             where each kept user's examples begin in it.
         """
         plan = self._plan
@@ -160,17 +160,17 @@ class Partition:
         starts = np.empty(len(users), dtype=np.int64)
         starts[order] = np.cumsum(counts) - counts
         total = int(counts.sum())
-        seats = np.arange(total, dtype=np.uint32 if total < 1 << 32 else np.uint64)
+        positions = np.arange(total, dtype=np.uint32 if total < 1 << 32 else np.uint64)
         key = hashlib.sha256(f"{plan.options.split_seed}\0iid\0{split}".encode()).digest()
-        np.random.Generator(np.random.PCG64(int.from_bytes(key, "little"))).shuffle(seats)
-        return seats, starts
+        np.random.Generator(np.random.PCG64(int.from_bytes(key, "little"))).shuffle(positions)
+        return positions, starts
 
-    def _room(self) -> int:
+    def _examples_per_group(self) -> int:
         """How many examples a group may hold."""
         specs = self._gathered.fields.values()
         return max(1, GROUP_BYTES // sum(_row_bytes(spec) for spec in specs))
 
-    def _in_turn(
+    def _split_blocks(
         self, split: str, starts: NDArray[np.int64]
     ) -> Iterator[tuple[NDArray[np.int64], dict[str, Any]]]:
         """A split's examples, some at a time: their numbers, by name of user, and their fields."""
@@ -185,18 +185,18 @@ class Partition:
             count = len(next(iter(part.arrays.values())))
             yield np.arange(starts[place], starts[place] + count), part.arrays
 
-    def _seated(
-        self, split: str, seats: NDArray[Any], starts: NDArray[np.int64], low: int, high: int
+    def _at_positions(
+        self, split: str, positions: NDArray[Any], starts: NDArray[np.int64], low: int, high: int
     ) -> dict[str, Any]:
-        """The fields of the examples whose seats are ``low`` to ``high``, in that order."""
+        """The fields of the examples whose positions are ``low`` to ``high``, in that order."""
         group: dict[str, Any] = {
             name: [None] * (high - low)
             if spec.ragged
             else np.empty((high - low, *spec.shape), spec.numpy_dtype)
             for name, spec in self._gathered.fields.items()
         }
-        for numbers, arrays in self._in_turn(split, starts):
-            mine = seats[numbers].astype(np.int64)
+        for numbers, arrays in self._split_blocks(split, starts):
+            mine = positions[numbers].astype(np.int64)
             inside = np.flatnonzero((mine >= low) & (mine < high))
             places = mine[inside] - low
             for name, values in arrays.items():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def under_torch_func(tensors: Iterable[Tensor]) -> bool:
-    """Whether one of the tensors is inside a transform of ``torch.func``.
+    """Whether one of the tensors, of any shapes, is inside a transform of ``torch.func``.
 
     Opacus takes gradients of single examples by ``vmap`` and ``grad``, which see through PyTorch's
     own operations but not through a ``torch.autograd.Function`` with passes written for one

@@ -46,5 +46,5 @@ def choose_vocabulary(counts: Mapping[str, int], size: int) -> list[str]:
 
 
 def to_ids(words: Iterable[str], ids: Mapping[str, int]) -> NDArray[np.uint32]:
-    """Number words; those without a number become ``UNKNOWN_ID``."""
+    """Number n words, shape (n,); those without a number become ``UNKNOWN_ID``."""
     return np.array([ids.get(word, UNKNOWN_ID) for word in words], dtype=np.uint32)
