@@ -36,11 +36,18 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    synchronise_folder(path.parent)
+
+
+def synchronise_folder(folder: Path) -> None:
+    """Make a folder's entries outlive a power cut."""
+    if os.name == "nt":
+        return  # Windows cannot open folders
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def is_running(process: int) -> bool:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
 
-from pfl_bench.types import PluginError
+from pfl_bench.types import PluginError, did_you_mean
 
 _Base = TypeVar("_Base")
 
@@ -95,8 +94,7 @@ def load(kind: PluginKind, name: str) -> ModuleType:
     """
     names = available(kind)
     if name not in names:
-        near = get_close_matches(name, names, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else "."
+        hint = did_you_mean(name, names, ".")
         raise PluginError(f"no {kind.word} named '{name}'{hint} There are: {', '.join(names)}.")
     path = f"{kind.package}.{name}" + (f".{kind.module}" if kind.module else "")
     module = importlib.import_module(path)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 
 from pfl_bench.config.row_files import kind_of
-from pfl_bench.types import ConfigError
+from pfl_bench.types import ConfigError, did_you_mean
 
 _HOME = Path(__file__).resolve().parent.parent
 
@@ -40,7 +39,6 @@ def locate(name: str, folder: bool) -> Path:
             if kind_of(path) != "declaration"
         }
     )
-    near = get_close_matches(inner, known, n=1, cutoff=0.4)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
+    hint = did_you_mean(inner, known, cutoff=0.4)
     kind = "folder of rows" if folder else "row file"
     raise ConfigError(f"{name}: no such {kind}{hint} Bundled: {', '.join(known)}")

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, explain
 from pfl_bench.config.errors import blame
 from pfl_bench.config.loading import ResolvedConfig, load_config, resolve
-from pfl_bench.types import ConfigError
+from pfl_bench.types import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from pfl_bench.config.schema import RunConfig
@@ -31,8 +30,7 @@ def choose(names: Mapping[str, Path], only: str, folder: Path) -> tuple[str, Pat
     wanted = only.removesuffix(".yaml")
     chosen = [(name, row) for name, row in names.items() if wanted in (name, row.stem)]
     if len(chosen) != 1:
-        near = get_close_matches(wanted, names, n=1, cutoff=0.4)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
+        hint = did_you_mean(wanted, names, cutoff=0.4)
         problem = "is several rows" if chosen else "is no row"
         raise ConfigError(f"--only {only}: {problem} of {folder}{hint} Rows: {', '.join(names)}")
     return chosen[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core.core_schema import ErrorType
 
 from pfl_bench.config.row_differences import is_harmless
+from pfl_bench.types import did_you_mean
 
 # A type as an annotation has it, and the constraints that belong to it.
 _Allowed = tuple[Any, tuple[Any, ...]]
@@ -89,8 +89,8 @@ def _explain(
     if kind == "extra_forbidden":
         siblings = _fields_at(model, keys[:-1])
         elsewhere = [name for name in _all_paths(root) if name.endswith("." + keys[-1])]
-        near = elsewhere or get_close_matches(keys[-1], siblings, n=1, cutoff=0.5)
-        hint = f"; did you mean '{near[0]}'?" if near else "."
+        hint = did_you_mean(keys[-1], siblings, ".", cutoff=0.5)
+        hint = f"; did you mean '{elsewhere[0]}'?" if elsewhere else hint
         return f"unknown key{hint} Allowed here: {', '.join(siblings) or 'none'}."
     if kind == "missing":
         return "required, but missing"
@@ -103,9 +103,14 @@ def _explain(
     if allowed is None:
         return f"is not allowed{shown}"
     words = _words(*allowed)
-    choices = [text for text in _choices(*allowed) if isinstance(text, str)]
-    near = get_close_matches(given, choices, n=1) if isinstance(given, str) else []
-    return f"must be {words}{shown}" + (f"; did you mean '{near[0]}'?" if near else "")
+    choices = [
+        value
+        for kind, _ in _kinds(*allowed)
+        if _origin(kind) is Literal
+        for value in get_args(kind)
+        if isinstance(value, str)
+    ]
+    return f"must be {words}{shown}{did_you_mean(given, choices)}"
 
 
 def _shown(given: Any) -> str:
@@ -139,6 +144,7 @@ def _find(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[list[str], 
 
 
 def _origin(kind: Any) -> Any:
+    """What ``get_origin`` gives, whose type rules out what annotations of ours have."""
     return get_origin(kind)
 
 
@@ -188,15 +194,6 @@ def _tag(kind: Any) -> Any:
         return None
     values = get_args(kind.model_fields["name"].annotation)
     return values[0] if len(values) == 1 else None
-
-
-def _choices(annotation: Any, constraints: tuple[Any, ...]) -> list[Any]:
-    return [
-        value
-        for kind, _ in _kinds(annotation, constraints)
-        if _origin(kind) is Literal
-        for value in get_args(kind)
-    ]
 
 
 def _words(annotation: Any, constraints: tuple[Any, ...]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from pfl_bench import plugins
 from pfl_bench.config.errors import blame, explain_errors
 from pfl_bench.config.row_differences import from_head, head_lines, is_harmless, row_differences
 from pfl_bench.config.schema import CONFIG_VERSION, RunConfig
-from pfl_bench.config.yaml_text import apply_override, read_yaml
+from pfl_bench.config.yaml_text import read_yaml, with_overrides
 from pfl_bench.types import ConfigError, PluginError
 
 M = TypeVar("M", bound=BaseModel)
@@ -27,11 +26,13 @@ _NOT_TRAINING = {
     "central": ("data_workers",),
 }
 
-# The plug-ins of the federated section beside its algorithm.
-_FEDERATED_PLUGINS = {
-    "aggregation": plugins.AGGREGATION,
-    "compression": plugins.COMPRESSION,
-    "selection": plugins.SELECTION,
+# The plug-ins of sections, in the order in which they are checked.
+_PLUGINS = {
+    "federated.aggregation": plugins.AGGREGATION,
+    "federated.compression": plugins.COMPRESSION,
+    "federated.selection": plugins.SELECTION,
+    "federated.algorithm": plugins.ALGORITHM,
+    "privacy.mechanism": plugins.MECHANISM,
 }
 
 
@@ -96,9 +97,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> ResolvedConfig:
             allowed and the nearest name.
     """
     row = read_yaml(path)
-    tree = copy.deepcopy(row)
-    for text in overrides:
-        apply_override(tree, text)
+    tree = with_overrides(row, overrides)
     resolved = resolve(tree, path, tuple(overrides))
     # A run folder's config.yaml is the copy of a row, and says so where it is of no row.
     differences = from_head(path.read_text(encoding="utf-8"))
@@ -139,44 +138,28 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
     resolved = config.model_dump(mode="json")
     resolved["task"] = {"name": task, **task_options.model_dump(mode="json")}
     resolved["model"] = model_options.model_dump(mode="json")
-    algorithm_options = mechanism_options = None
-    federated_options: dict[str, BaseModel] = {}
-    if config.federated is not None:
-        for key, kind in _FEDERATED_PLUGINS.items():
-            given = getattr(config.federated, key)
-            if key == "selection" and given is None and config.systems is not None:
-                given = {"name": "available"}
-            if given is not None:
-                name, options = _plugin(kind, given, f"federated.{key}", path, overrides)
-                federated_options[key] = options
-                resolved["federated"][key] = {"name": name, **options.model_dump(mode="json")}
-        where = "federated.algorithm"
-        name, algorithm_options = _plugin(
-            plugins.ALGORITHM, config.federated.algorithm, where, path, overrides
-        )
-        filled = {"name": name, **algorithm_options.model_dump(mode="json")}
-        resolved["federated"]["algorithm"] = filled
-        if config.federated.engine != "auto":
-            try:
-                plugins.load(plugins.ENGINE, config.federated.engine)
-            except PluginError as error:
-                place = blame("federated.engine", path, overrides)
-                raise ConfigError(f"{place}{error}") from None
-    if config.privacy is not None:
-        where = "privacy.mechanism"
-        name, mechanism_options = _plugin(
-            plugins.MECHANISM, config.privacy.mechanism, where, path, overrides
-        )
-        filled = {"name": name, **mechanism_options.model_dump(mode="json")}
-        resolved["privacy"]["mechanism"] = filled
-    config = validate_tree(RunConfig, resolved, "", path, overrides)
+    found: dict[str, BaseModel] = {}
+    for where, kind in _PLUGINS.items():
+        section, key = where.split(".")
+        given = getattr(getattr(config, section), key, None)
+        if where == "federated.selection" and given is None and config.systems is not None:
+            given = {"name": "available"}
+        if given is not None:
+            name, found[where] = _plugin(kind, given, where, path, overrides)
+            resolved[section][key] = {"name": name, **found[where].model_dump(mode="json")}
+    if config.federated is not None and config.federated.engine != "auto":
+        try:
+            plugins.load(plugins.ENGINE, config.federated.engine)
+        except PluginError as error:
+            place = blame("federated.engine", path, overrides)
+            raise ConfigError(f"{place}{error}") from None
     return ResolvedConfig(
-        config,
+        validate_tree(RunConfig, resolved, "", path, overrides),
         task_options,
         model_options,
-        algorithm_options,
-        mechanism_options,
-        federated_options,
+        found.pop("federated.algorithm", None),
+        found.pop("privacy.mechanism", None),
+        {where.partition(".")[2]: options for where, options in found.items()},
         resolved,
         overrides,
         path,
@@ -240,7 +223,4 @@ def validate_options(model: type[M], overrides: Sequence[str], where: str) -> M:
     Raises:
         ConfigError: A key is unknown or a value is wrong.
     """
-    tree: dict[str, Any] = {}
-    for text in overrides:
-        apply_override(tree, text)
-    return validate_tree(model, tree, "", Path(where))
+    return validate_tree(model, with_overrides({}, overrides), "", Path(where))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pfl_bench.config.training import Strict
 
 
-class WandbOptions(BaseModel):
+class WandbOptions(Strict):
     """How a run is logged to Weights & Biases.
 
     Attributes:
@@ -20,8 +20,6 @@ class WandbOptions(BaseModel):
         group: W&B group, for seeds of one row.
         tags: W&B tags.
     """
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     mode: Literal["disabled", "offline", "online"] = "disabled"
     project: str = Field(default="pfl-bench", min_length=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import itertools
 import json
@@ -17,7 +16,7 @@ from pydantic import Field
 from pfl_bench.config.loading import ResolvedConfig, resolve
 from pfl_bench.config.row_files import read_typed
 from pfl_bench.config.training import Strict
-from pfl_bench.config.yaml_text import apply_override, read_yaml
+from pfl_bench.config.yaml_text import read_yaml, with_overrides
 from pfl_bench.types import ConfigError
 
 Scalar = bool | int | float | str | None
@@ -128,10 +127,7 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
 
 def _resolved(tree: Mapping[str, Any], row: Path, overrides: Sequence[str]) -> ResolvedConfig:
     """As ``load_config``, of a file that was read: reading it takes most of the time."""
-    changed = copy.deepcopy(dict(tree))
-    for text in overrides:
-        apply_override(changed, text)
-    return resolve(changed, row, tuple(overrides))
+    return resolve(with_overrides(tree, overrides), row, tuple(overrides))
 
 
 def _narrowed(
@@ -197,8 +193,7 @@ def override_text(key: str, value: Scalar) -> str:
 
 def _read_value(key: str, text: str) -> Any:
     """The value of an override, as the configuration reads it."""
-    node: dict[str, Any] = {}
-    apply_override(node, text)
+    node: Any = with_overrides({}, [text])
     for part in key.split("."):
         node = node[part]
     return node

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +16,7 @@ from pydantic import Field, model_validator
 from pfl_bench.config.row_files import VIEW_NAME, read_typed, rows_below
 from pfl_bench.config.schema import Expected, RunConfig
 from pfl_bench.config.training import Strict
-from pfl_bench.types import ConfigError
+from pfl_bench.types import ConfigError, did_you_mean
 
 
 class ViewRow(Strict):
@@ -165,8 +164,7 @@ def load_view(path: Path) -> LoadedView:
 def _check_name(name: str, known: Sequence[str], where: str, what: str) -> None:
     if name in known:
         return
-    near = get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
+    hint = did_you_mean(name, known, cutoff=0.4)
     raise ConfigError(f"{where}: '{name}' is no {what}{hint} Rows: {', '.join(known)}")
 
 

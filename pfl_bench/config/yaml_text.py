@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: a configuration is a mapping of keys to values")
     return tree
+
+
+def with_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A copy of a configuration tree in which dotted keys are set.
+
+    Raises:
+        ConfigError: A text is not ``key=value``, or a part of its key is not a section.
+    """
+    changed = copy.deepcopy(dict(tree))
+    for text in overrides:
+        apply_override(changed, text)
+    return changed
 
 
 def apply_override(tree: dict[str, Any], text: str) -> None:

@@ -105,17 +105,6 @@ def assemble(
         os.fsync(file.fileno())
 
 
-def synchronise_folder(folder: Path) -> None:
-    """Make a folder's entries outlive a power cut."""
-    if os.name == "nt":
-        return  # Windows cannot open folders
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _structure(
     arrays: Iterable[_Array], attributes: Mapping[str, Any], digest: ContentDigest
 ) -> Structure:

@@ -25,13 +25,7 @@ def check_client_id(client_id: str, where: str) -> None:
         raise DataError(
             f"{where}: the client identifier must be a non-empty string without NUL characters."
         )
-    try:
-        client_id.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where}: the client identifier is not valid Unicode ({error.reason}); decode the "
-            "source with its true encoding."
-        ) from error
+    _check_unicode(client_id, f"{where}: the client identifier")
 
 
 def check_names(values: Sequence[str], where: str) -> list[str]:
@@ -54,14 +48,18 @@ def check_names(values: Sequence[str], where: str) -> list[str]:
                 f"{where}: {value!r} is name {earlier} and name {place}; a name stands for one "
                 "number: leave out the repetition, and number anew what uses it."
             )
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{where}: name {place}, {value!r}, is not valid Unicode ({error.reason}); decode "
-                "the source with its true encoding."
-            ) from error
+        _check_unicode(value, f"{where}: name {place}, {value!r},")
     return list(places)
+
+
+def _check_unicode(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{what} is not valid Unicode ({error.reason}); decode the source with its true "
+            "encoding."
+        ) from error
 
 
 def columns_of(

@@ -7,6 +7,7 @@ import re
 import zlib
 from pathlib import Path
 
+from pfl_bench.files import write_atomically
 from pfl_bench.types import DataError
 
 SUMS = "SHA256SUMS"
@@ -105,7 +106,5 @@ def record_sum(folder: Path, name: str, digest: str) -> None:
         digest: "sha256:<hex>".
     """
     sums = read_sums(folder) | {name: digest}
-    staged = folder / f".{SUMS}.new"
     lines = [f"{value.partition(':')[2]}  {key}\n" for key, value in sorted(sums.items())]
-    staged.write_text("".join(lines), encoding="utf-8")
-    staged.replace(folder / SUMS)
+    write_atomically(folder / SUMS, "".join(lines))

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pfl_bench.data.assembly import assemble, synchronise_folder
+from pfl_bench.data.assembly import assemble
 from pfl_bench.data.checks import (
     check_client_id,
     check_names,
@@ -26,6 +26,7 @@ from pfl_bench.data.layout import (
 )
 from pfl_bench.data.spool import Spool
 from pfl_bench.data.temporary import TemporaryFolder
+from pfl_bench.files import synchronise_folder
 from pfl_bench.types import DataError, SplitBy
 
 
@@ -58,6 +59,7 @@ class StoreWriter:
         DataError: The folder of ``path`` is missing or is not one, or ``path`` is a folder.
     """
 
+    # Nine arguments, by name: the facts that a store states of itself.
     def __init__(
         self,
         path: str | Path,

@@ -68,6 +68,7 @@ def mean_curve(
     return common, [math.fsum(table[x] for table in tables) / len(tables) for x in common]
 
 
+# Eight parameters: what is drawn, and four ways of drawing it that most callers leave alone.
 def draw(
     identifier: str,
     description: str,

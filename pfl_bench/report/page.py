@@ -181,30 +181,22 @@ def _rows(groups: Mapping[str, Sequence[RunRecord]]) -> list[RowResult]:
 def _unfinished_rows(group: Sequence[RunRecord]) -> list[RowResult]:
     """Show what is published for a row of which no run has finished."""
     run = group[0]
-    statement = run.statement or {}
-    claims = {kind: statement.get(kind) or {} for kind in ("simulated", "actual")}
     note = "; ".join(f"{_progress(one)} so far" for one in group)
     if run.is_private:
         note += "; the epsilons are those of the whole run"
     data = run.environment.get("data")
-    return [
-        RowResult(
-            name=run.name,
-            setting=run.setting,
-            variant=str(data.get("variant", "-")) if isinstance(data, Mapping) else "-",
-            metric=str(entry.get("metric", "-")),
-            published=as_float(entry.get("published")),
-            source=str(entry["source"]) if entry.get("source") else None,
-            measured=(),
-            status="unfinished",
-            epsilon_simulated=as_float(claims["simulated"].get("epsilon")),
-            epsilon_actual=as_float(claims["actual"].get("epsilon")),
-            delta_simulated=as_float(claims["simulated"].get("delta")),
-            note=note,
-            delta_actual=as_float(claims["actual"].get("delta")),
-        )
-        for entry in run.expected or [{}]
-    ]
+    planned = {
+        "name": run.name,
+        "setting": run.setting,
+        "variant": str(data.get("variant", "-")) if isinstance(data, Mapping) else "-",
+        "seed": 0,
+        "metrics": {},
+        "expected": [
+            {**one, "metric": str(one.get("metric", "-"))} for one in run.expected or [{}]
+        ],
+        "privacy": run.statement,
+    }
+    return [replace(row, status="unfinished", note=note) for row in rows_from_summaries([planned])]
 
 
 def _progress(run: RunRecord) -> str:

@@ -14,6 +14,7 @@ from pfl_bench.types.errors import (
     RunFolderError,
     UserInputError,
     WorkerError,
+    did_you_mean,
 )
 from pfl_bench.types.evaluation import Metric, PersonalModels
 from pfl_bench.types.layers import (
@@ -79,4 +80,5 @@ __all__ = [
     "UserInputError",
     "WorkerError",
     "WorkerGroup",
+    "did_you_mean",
 ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class UserInputError(ValueError):
     """The user's input is wrong; the message says what, where and how to mend it."""
@@ -25,3 +28,18 @@ class RunFolderError(UserInputError):
 
 class WorkerError(RuntimeError):
     """One of a run's processes has died or cannot be reached; the run can be resumed."""
+
+
+def did_you_mean(
+    wrong: object, known: Iterable[str], otherwise: str = "", cutoff: float = 0.6
+) -> str:
+    """Ask for the nearest name, in the middle of a message.
+
+    Args:
+        wrong: What was given; anything but a text is near nothing.
+        known: The names that there are.
+        otherwise: What to say where none is near.
+        cutoff: How alike two names must be, from 0 to 1.
+    """
+    near = get_close_matches(wrong, list(known), 1, cutoff) if isinstance(wrong, str) else []
+    return f"; did you mean '{near[0]}'?" if near else otherwise

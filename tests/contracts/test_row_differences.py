@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from pydantic import Field
 
+from pfl_bench.cli.main import main
 from pfl_bench.config.loading import load_config
 from pfl_bench.config.row_differences import tree_differences
 from pfl_bench.config.row_files import DIFFERENCES_NAME, kind_of, rows_below
@@ -124,3 +125,13 @@ TREES = {
 )
 def test_what_is_not_declared_and_what_is_not_so_are_found(declared: Any, faults: int) -> None:
     assert len(faults_of(TREES, Declared.model_validate(declared))) == faults
+
+
+def test_a_declaration_is_neither_run_nor_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    path = CONFIGS / "demo" / DIFFERENCES_NAME
+    assert main(["run", str(path)]) == 2
+    assert f"is a declaration, not a row; run it by `pfl-bench table {path.parent}`" in (
+        capsys.readouterr().err
+    )
+    assert main(["run", "demo/centrul.yaml"]) == 2
+    assert "_differences" not in capsys.readouterr().err

@@ -60,23 +60,27 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
             [_skew_row(name, part["quantity_skew"]) for name, part in parts.items()],
         ),
     ]
+    return "\n".join([*lines, *_labels(parts), *_columns(statistics)])
+
+
+def _labels(parts: Mapping[str, Any]) -> list[str]:
     labelled = {name: part["labels"] for name, part in parts.items() if part["labels"]}
-    if labelled:
-        lines += [
-            "",
-            "labels (TV: mean total-variation distance of a user's labels from the split's)",
-            *_table(
-                ["split", "labels", "classes", "distinct/user", "TV", "commonest class:count"],
-                [_label_row(name, labels) for name, labels in labelled.items()],
-            ),
-            "",
-            "share of users who have a class",
-            *_table(
-                ["split", "lowest", "highest", "most widespread class:share"],
-                [_share_row(name, labels) for name, labels in labelled.items()],
-            ),
-        ]
-    return "\n".join([*lines, *_columns(statistics)])
+    if not labelled:
+        return []
+    return [
+        "",
+        "labels (TV: mean total-variation distance of a user's labels from the split's)",
+        *_table(
+            ["split", "labels", "classes", "distinct/user", "TV", "commonest class:count"],
+            [_label_row(name, labels) for name, labels in labelled.items()],
+        ),
+        "",
+        "share of users who have a class",
+        *_table(
+            ["split", "lowest", "highest", "most widespread class:share"],
+            [_share_row(name, labels) for name, labels in labelled.items()],
+        ),
+    ]
 
 
 def _histogram(histogram: Mapping[str, Any]) -> list[str]:

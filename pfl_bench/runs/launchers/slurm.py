@@ -7,14 +7,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.config.yaml_text import apply_override
 from pfl_bench.runs.launchers.job import JobRecord, Run, RunJob
 from pfl_bench.runs.launchers.launchers import new_folder, record_of, require_submitit
-from pfl_bench.types import ConfigError
+from pfl_bench.types import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from submitit import Job, SlurmExecutor
@@ -121,8 +120,7 @@ def _parameters(options: Sequence[str]) -> dict[str, Any]:
             parameters[key] = _minutes(value)
             continue
         if not equals or key not in allowed:
-            near = get_close_matches(key, allowed, n=1, cutoff=0.4)
-            hint = f"; did you mean '{near[0]}'?" if near else "."
+            hint = did_you_mean(key, allowed, ".", cutoff=0.4)
             raise ConfigError(
                 f"--slurm {text}: write KEY=VALUE with a known key{hint} Known: "
                 f"{', '.join(allowed)}. A run is one process, --jobs says how many run at once, "

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pfl_bench.data import FieldSpec, Store, StoreWriter
 from pfl_bench.types import DataError
 from tests.forking import fork
+from tests.helpers import REPOSITORY
 
 FIELDS = {
     "inputs": FieldSpec("uint8", (2, 3)),
@@ -292,7 +293,7 @@ print(split.num_examples * 785 / 1e6, written - before, peak_mb() - before)
 def test_memory_does_not_grow_with_the_data(tmp_path):
     output = subprocess.run(
         [sys.executable, "-c", MEMORY_SCRIPT, str(tmp_path / "big.h5")],
-        cwd=Path(__file__).resolve().parents[3],
+        cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=True,

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from pfl_bench.data.spool import Spool
+from tests.helpers import REPOSITORY
 from tests.pfl_bench.data.store_samples import FIELDS
-
-REPOSITORY = Path(__file__).resolve().parents[3]
 
 # Every attempt is a process of its own, since what is tested once killed it; they are forked,
 # since importing costs more than all attempts.

@@ -12,13 +12,14 @@ import torch
 import yaml
 
 from pfl_bench.config.loading import load_config
+from pfl_bench.config.row_files import rows_below
 from pfl_bench.files import read_metrics
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.published import compare
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, RunFolderError
 from privacy.ledger import read_ledger
-from tests.helpers import TREES, central_of, make_config
+from tests.helpers import REPOSITORY, TREES, central_of, make_config
 
 SETTINGS = sorted(TREES)
 
@@ -362,7 +363,7 @@ def test_threads_that_read_ahead_change_nothing(row: str, tmp_path: Path) -> Non
 
 
 def test_bundled_demo_rows_load() -> None:
-    rows = sorted(Path(__file__).parents[3].glob("configs/demo/*.yaml"))
+    rows = rows_below(REPOSITORY / "configs/demo").values()
     assert [row.stem for row in rows] == [
         "central", "central_dp", "federated", "private_federated"
     ]  # fmt: skip

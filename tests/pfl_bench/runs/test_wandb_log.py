@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from pfl_bench.config.logging import WandbOptions
 from pfl_bench.runs.wandb import WandbLogger
+from tests.helpers import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[3]
 # 40 characters, as wandb demands of a key; no server ever sees it.
 FAKE_KEY = "0123456789" * 4
 DRIVER = """
@@ -62,7 +62,7 @@ Path(job["run_dir"], "result.json").write_text(
 def drive(run_dir: Path, environment: dict[str, str] | None = None, **job: Any) -> dict[str, Any]:
     """Log in a process of its own; warnings are errors there, and it must print nothing."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
-    clean |= {"HOME": str(run_dir.parent), "PYTHONPATH": str(ROOT), **(environment or {})}
+    clean |= {"HOME": str(run_dir.parent), "PYTHONPATH": str(REPOSITORY), **(environment or {})}
     job = {"run_dir": str(run_dir), "first": 1, "last": 4, **job}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", DRIVER, json.dumps(job)],
@@ -299,7 +299,7 @@ def test_a_dead_service_does_not_stop_the_run(run_dir: Path) -> None:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(job)],
-        env={**clean, "PYTHONPATH": str(ROOT)},
+        env={**clean, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
         timeout=100,
