@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ import torch
 import yaml
 
 from pfl_bench.config.loading import load_config
-from pfl_bench.files import read_metrics
+from pfl_bench.files import read_json, read_metrics
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.published import compare
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, RunFolderError
 from privacy.ledger import read_ledger
-from tests.helpers import TREES, central_of, make_config
+from tests.helpers import REPOSITORY, TREES, central_of, make_config
 
 SETTINGS = sorted(TREES)
 
@@ -361,8 +362,19 @@ def test_threads_that_read_ahead_change_nothing(row: str, tmp_path: Path) -> Non
     assert torch.equal(central_of(tmp_path / "a"), central_of(tmp_path / "b"))
 
 
+def test_the_commit_that_a_run_computes_by_is_recorded(tmp_path: Path) -> None:
+    if not (REPOSITORY / ".git").exists():
+        pytest.skip("not a checkout")
+    run(make_config("federated", federated__num_rounds=1), tmp_path)
+    recorded = read_json(tmp_path / "environment.json")
+    assert recorded is not None
+    command = ["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"]
+    head = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert recorded["git"]["commit"] == head
+
+
 def test_bundled_demo_rows_load() -> None:
-    rows = sorted(Path(__file__).parents[3].glob("configs/demo/*.yaml"))
+    rows = sorted(REPOSITORY.glob("configs/demo/*.yaml"))
     assert [row.stem for row in rows] == [
         "central", "central_dp", "federated", "private_federated"
     ]  # fmt: skip
