@@ -12,11 +12,11 @@ from pfl_bench.config.schema import RunConfig
 from pfl_bench.evaluation.fine_tuning import FineTuning
 from pfl_bench.evaluation.splits import (
     Measured,
-    Strata,
     examples_at_once,
     measure,
     measured_names,
 )
+from pfl_bench.evaluation.strata import Strata
 from pfl_bench.metrics import build_metrics
 from pfl_bench.types import ConfigError, Evaluate, PersonalModels, SingleProcess, Task, WorkerGroup
 

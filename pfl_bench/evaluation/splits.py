@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,19 +15,15 @@ from torch import Tensor
 
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.prefetch import prefetch
-from pfl_bench.evaluation.per_client import GroupSums, Stratum, Values, over_clients
+from pfl_bench.evaluation.per_client import GroupSums, over_clients
+from pfl_bench.evaluation.strata import Columns, Strata, Stratum
 from pfl_bench.types import (
-    ConfigError,
     Examples,
     FederatedSplit,
-    HasColumns,
     Metric,
     PersonalModels,
-    Task,
 )
 
-# One integer an example of each stratum's column, for a range of a split's examples.
-_Columns = list[NDArray[np.int64]]
 # Enough for the size of a loss.
 _START_EXAMPLES = 16
 # Numbers of the inputs that go through a model at once on a CPU: 55 pictures of 3 x 224 x 224.
@@ -48,55 +44,6 @@ def examples_at_once(input_shape: Sequence[int], device: torch.device) -> int | 
     if device.type != "cpu":
         return None
     return max(1, CPU_NUMBERS // max(1, math.prod(input_shape)))
-
-
-class Strata:
-    """Empty accumulators of the columns by whose values results are told apart, of one evaluation.
-
-    Args:
-        task: The data.
-        columns: Names of columns; empty for none.
-
-    Raises:
-        ConfigError: The data have no such column.
-    """
-
-    def __init__(self, task: Task, columns: Sequence[str]) -> None:
-        self._task: HasColumns | None = task if isinstance(task, HasColumns) else None
-        there = () if self._task is None else self._task.column_names
-        for name in columns:
-            if name not in there:
-                raise ConfigError(
-                    f"evaluation.strata: the data have no column '{name}' to tell results apart "
-                    f"by; there are: {', '.join(there) or 'none'}"
-                )
-        self._strata = [Stratum(name) for name in columns]
-
-    def read(self, split: str, start: int, stop: int) -> _Columns:
-        """Read the columns of the examples ``start:stop`` of a split."""
-        if self._task is None:
-            return []
-        return [self._task.read_column(split, s.column, start, stop) for s in self._strata]
-
-    def add(
-        self,
-        columns: _Columns,
-        clients: NDArray[np.int64],
-        families: Sequence[tuple[Values, NDArray[np.float64]]],
-    ) -> None:
-        """Take a batch in; see ``Stratum.add``."""
-        for stratum, column in zip(self._strata, columns, strict=True):
-            stratum.add(column, clients, families)
-
-    def parts(self) -> list[Stratum]:
-        """The accumulators, one a column."""
-        return self._strata
-
-    def tables(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """What the examples of each value of each column came to, by the names of both."""
-        if self._task is None:
-            return {}
-        return {s.column: s.table(self._task.column_values(s.column)) for s in self._strata}
 
 
 @dataclass(slots=True)
@@ -166,7 +113,7 @@ class _MicroBatch(NamedTuple):
 
     clients: NDArray[np.int64]
     examples: Examples
-    columns: _Columns
+    columns: Columns
     is_last: bool = True
 
 
@@ -198,7 +145,7 @@ class _Pass:
             self._take_batch(*(held[0] if len(held) == 1 else _joined(held)))
 
     def _take_batch(
-        self, clients: NDArray[np.int64], outputs: Tensor, targets: Tensor, columns: _Columns
+        self, clients: NDArray[np.int64], outputs: Tensor, targets: Tensor, columns: Columns
     ) -> None:
         measured = self.measured
         taken = []
@@ -220,6 +167,7 @@ class _Pass:
         measured.last_client = int(present[-1])
 
 
+# Nine parameters: two of them are the model and the data, the others each have a default.
 def measure(
     forward: Forward,
     split: FederatedSplit,
@@ -290,7 +238,7 @@ def evaluate(
     Returns:
         Under "<split>/": each metric over all examples that were evaluated; for each value that
         examples have on their own, such as accuracy, how it spreads over clients
-        (``distributions.over_clients``) and over the values of each column
+        (``per_client.over_clients``) and over the values of each column
         (``Stratum.scalars``), an example weighing what its family says, such as its tokens; and
         "num_examples", "num_clients" (that were evaluated on at least one), and with personal
         models "num_clients_without_examples", which are left out of everything else.
@@ -380,7 +328,7 @@ def initial_loss(forward: Forward, split: FederatedSplit) -> float:
         module.train(was_training)
 
 
-_Held = tuple[NDArray[np.int64], Tensor, Tensor, _Columns]
+_Held = tuple[NDArray[np.int64], Tensor, Tensor, Columns]
 
 
 def _joined(held: Sequence[_Held]) -> _Held:

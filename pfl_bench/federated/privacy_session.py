@@ -55,11 +55,10 @@ def make_federated_plan(parts: FederatedParts, participants: Participants) -> Pr
                 "federated training neither sends nor averages; use GroupNorm or frozen statistics"
             )
         return None
-    name = resolved.tree["privacy"]["mechanism"]["name"]
-    population = privacy.population_size
-    if population == "training_users":
-        population = parts.split.num_users
+    name, num_users = resolved.tree["privacy"]["mechanism"]["name"], parts.split.num_users
+    named = privacy.population_size
     mechanism_options, audit = resolved.mechanism_options, privacy.audit
+    worst_case = audit is not None and audit.kind == "worst_case"
     return make_plan(
         PlanRequest(
             mechanism=name,
@@ -67,8 +66,8 @@ def make_federated_plan(parts: FederatedParts, participants: Participants) -> Pr
             mechanism_options=mechanism_options.model_dump() if mechanism_options else {},
             scheme=options.sampling,
             separation=options.separation,
-            population_size=population,
-            num_users=parts.split.num_users,
+            population_size=num_users if named == "training_users" else named,
+            num_users=num_users,
             hypothetical_population=privacy.hypothetical_population,
             cohort_size=options.cohort_size,
             noise_cohort_size=privacy.noise_cohort_size,
@@ -86,9 +85,7 @@ def make_federated_plan(parts: FederatedParts, participants: Participants) -> Pr
             nonce=privacy.nonce,
             artificial_users=parts.task.facts.artificial_users,
             num_canaries=audit.count if audit else 0,
-            fresh_noise_for=(
-                "privacy.audit.kind worst_case" if audit and audit.kind == "worst_case" else None
-            ),
+            fresh_noise_for="privacy.audit.kind worst_case" if worst_case else None,
             max_participations=options.max_participations,
             participation_rests_on=participants.rests_on,
             selection_uses_data=participants.uses_data,

@@ -16,7 +16,6 @@ from pfl_bench.client.costs import CostMeter, measure_step
 from pfl_bench.client.machine import code_digest
 from pfl_bench.config.evaluation import EvaluationOptions
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.config.schema import RunConfig
 from pfl_bench.evaluation.evaluator import Evaluator
 from pfl_bench.evaluation.splits import initial_loss
 from pfl_bench.federated.aggregation import Aggregation
@@ -29,7 +28,8 @@ from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.runs.best_model import BestModel
 from pfl_bench.runs.checkpoint import load_latest, restoring, save_checkpoint
 from pfl_bench.runs.divergence import DivergenceWatch, describe_divergence, usual_mend
-from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder, environment
+from pfl_bench.runs.environment import environment
+from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder
 from pfl_bench.runs.log import RunLog
 from pfl_bench.runs.published import compare
 from pfl_bench.runs.wandb import WandbLogger
@@ -116,10 +116,8 @@ class _Run:
         stack: ExitStack,
         profile: Profile | None,
     ) -> None:
-        self._resolved = resolved
+        self._resolved, self._config, self._folder = resolved, resolved.config, folder
         self._profile = profile
-        self._config: RunConfig = resolved.config
-        self._folder = folder
         self._notices = _Notices()
         if resolved.config.privacy is not None:
             code_digest()  # of the files as they are loaded, not as they are minutes later
@@ -270,10 +268,11 @@ class _Run:
         state = load_latest(self._folder.checkpoints)
         if state is None:
             return 0
-        forms = {
-            "trainer": self._trainer.state_form(), "best": self._best.form_of(state.get("best"))
-        }  # fmt: skip
-        with restoring(self._folder.checkpoints, state, self._state() | forms):
+        fresh = self._state() | {
+            "trainer": self._trainer.state_form(),
+            "best": self._best.form_of(state.get("best")),
+        }
+        with restoring(self._folder.checkpoints, state, fresh):
             self._trainer.load_state_dict(state["trainer"])
             self._costs.load_state_dict(state["costs"])
             self._divergence.load_state_dict(state["divergence"])

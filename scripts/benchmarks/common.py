@@ -27,7 +27,7 @@ from pfl_bench.federated.parts import (
 )
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.federated.workers.start import start_workers
-from pfl_bench.runs.folder import package_versions
+from pfl_bench.runs.environment import package_versions
 
 # What arithmetic the processor has units for.
 _UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")

@@ -189,6 +189,7 @@ def _like(weight: Tensor, vector: Tensor) -> Tensor:
     return vector.as_strided(weight.shape, weight.stride(), weight.storage_offset())
 
 
+# Eight parameters: the interface of engines, the last for those that serve algorithms.
 def build(
     options: Options,
     model: FlatModel,

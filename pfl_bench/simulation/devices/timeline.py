@@ -107,6 +107,7 @@ class RoundTimeline:
         return cls(start=value["start"], end=value["end"], **columns)
 
 
+# Eight parameters: what a round is, each a number or a column of its own.
 def play_round(
     fleet: Fleet,
     users: Ids,

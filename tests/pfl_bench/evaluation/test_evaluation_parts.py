@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from pfl_bench.client.forward import Forward
 from pfl_bench.evaluation.evaluator import Evaluator
-from pfl_bench.evaluation.splits import Measured, Strata, examples_at_once, measure
+from pfl_bench.evaluation.splits import Measured, examples_at_once, measure
+from pfl_bench.evaluation.strata import Strata
 from pfl_bench.federated.parts import build_forward, build_model, build_task
 from pfl_bench.metrics.classification import Classification
 from pfl_bench.types import Examples, FederatedSplit, UserInputError

@@ -21,11 +21,11 @@ from pfl_bench.data import FieldSpec, StoreWriter
 from pfl_bench.evaluation.per_client import (
     PERCENTILES,
     GroupSums,
-    Stratum,
     over_clients,
     weighted_spread,
 )
-from pfl_bench.evaluation.splits import Strata, evaluate, measured_names
+from pfl_bench.evaluation.splits import evaluate, measured_names
+from pfl_bench.evaluation.strata import Strata, Stratum
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, Examples, FederatedSplit, UserInputError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 
 from pfl_bench.config.loading import load_config
 from pfl_bench.config.row_files import rows_below
-from pfl_bench.files import read_metrics
+from pfl_bench.files import read_json, read_metrics
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.published import compare
 from pfl_bench.runs.runner import run
@@ -360,6 +361,17 @@ def test_threads_that_read_ahead_change_nothing(row: str, tmp_path: Path) -> Non
     run(make_config(row), tmp_path / "a")
     run(make_config(row, federated__data_workers=3), tmp_path / "b")
     assert torch.equal(central_of(tmp_path / "a"), central_of(tmp_path / "b"))
+
+
+def test_the_commit_that_a_run_computes_by_is_recorded(tmp_path: Path) -> None:
+    if not (REPOSITORY / ".git").exists():
+        pytest.skip("not a checkout")
+    run(make_config("federated", federated__num_rounds=1), tmp_path)
+    recorded = read_json(tmp_path / "environment.json")
+    assert recorded is not None
+    command = ["git", "-C", str(REPOSITORY), "rev-parse", "HEAD"]
+    head = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert recorded["git"]["commit"] == head
 
 
 def test_bundled_demo_rows_load() -> None:

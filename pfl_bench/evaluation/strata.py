@@ -1,0 +1,189 @@
+"""Results told apart by a column of the data, such as the play that a line is from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pfl_bench.evaluation.per_client import GroupSums, Values, mean_of, room, spread
+from pfl_bench.types import ConfigError, DataError, HasColumns, Task
+
+# One integer an example of each stratum's column, for a range of a split's examples.
+Columns = list[NDArray[np.int64]]
+
+
+class Stratum:
+    """One column of the data, such as play: what the examples of each of its values come to.
+
+    Args:
+        column: Name of the column.
+    """
+
+    def __init__(self, column: str) -> None:
+        self.column = column
+        self._slots: dict[int, int] = {}
+        self._families: list[GroupSums] = []
+        self._examples: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._clients: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._last_client = -1
+        self._seen: set[int] = set()
+
+    def add(
+        self,
+        numbers: NDArray[np.int64],
+        clients: NDArray[np.int64],
+        families: Sequence[tuple[Values, NDArray[np.float64]]],
+    ) -> None:
+        """Take examples in.
+
+        Args:
+            numbers: Shape (n,), the column.
+            clients: Shape (n,), ascending, and none below those of the call before.
+            families: Values and weights of each family of metrics, each of shape (n,).
+        """
+        present, places = np.unique(numbers, return_inverse=True)
+        slots = np.array(
+            [self._slots.setdefault(int(value), len(self._slots)) for value in present], np.int64
+        )
+        groups = slots[places]
+        self._examples = room(self._examples, len(self._slots))
+        self._examples[slots] += np.bincount(places, minlength=len(present))
+        self._count_clients(groups, clients)
+        if not self._families:
+            self._families = [GroupSums() for _ in families]
+        for sums, (values, weights) in zip(self._families, families, strict=True):
+            sums.add(groups, values, weights)
+
+    def _count_clients(self, groups: NDArray[np.int64], clients: NDArray[np.int64]) -> None:
+        """Count each pair of client and value once, though a client may go on in the next batch."""
+        self._clients = room(self._clients, len(self._slots))
+        pairs = np.unique(np.stack([clients, groups], axis=1), axis=0)
+        if not len(pairs):
+            return
+        going_on = pairs[:, 0] == self._last_client
+        known = going_on & np.isin(pairs[:, 1], np.fromiter(self._seen, np.int64, len(self._seen)))
+        new = pairs[~known]
+        np.add.at(self._clients, new[:, 1], 1)
+        last = int(pairs[-1, 0])
+        if last != self._last_client:
+            self._seen = set()
+            self._last_client = last
+        self._seen.update(pairs[pairs[:, 0] == last, 1].tolist())
+
+    def merge(self, other: Stratum) -> None:
+        """Take in what another instance has seen of the same column, of other clients.
+
+        Args:
+            other: Not changed.
+        """
+        numbers = list(other._slots)
+        places = np.array([self._slots.setdefault(n, len(self._slots)) for n in numbers], np.int64)
+        self._examples = room(self._examples, len(self._slots))
+        self._clients = room(self._clients, len(self._slots))
+        self._examples[places] += room(other._examples, len(numbers))[: len(numbers)]
+        self._clients[places] += room(other._clients, len(numbers))[: len(numbers)]
+        if not self._families:
+            self._families = [GroupSums() for _ in other._families]
+        for sums, more in zip(self._families, other._families, strict=False):
+            # The last values of a column may have come without weight.
+            sums.merge(more, places[: len(more.weights)])
+
+    def scalars(self) -> dict[str, float]:
+        """Mean, spread and percentiles of each value over the column's values, all alike.
+
+        Each is named "stratum_<column>_<value>_mean" and so on.
+        """
+        result: dict[str, float] = {}
+        for sums in self._families:
+            for name in sums.names:
+                means = sums.means(name)[sums.weights > 0]
+                stem = f"stratum_{self.column}_{name}"
+                result[f"{stem}_mean"] = mean_of(means)
+                result |= {f"{stem}_{key}": value for key, value in spread(means).items()}
+        return result
+
+    def table(self, names: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+        """What the examples of each of the column's values come to.
+
+        Args:
+            names: What the column's numbers are called; None if they are just numbers.
+
+        Returns:
+            By name of the column's value, in the order of their numbers: "examples", "clients"
+            (that have at least one of them), and the mean of each example's values, NaN where
+            nothing counts.
+
+        Raises:
+            DataError: A number of the column has no name.
+        """
+        means = {name: sums.means(name) for sums in self._families for name in sums.names}
+        table: dict[str, dict[str, Any]] = {}
+        for number, slot in sorted(self._slots.items()):
+            row = {"examples": int(self._examples[slot]), "clients": int(self._clients[slot])}
+            called = self._called(number, names)
+            # Two numbers may be called alike; neither is to hide the other.
+            key = called if called not in table else f"{called} ({number})"
+            table[key] = row | {name: float(column[slot]) for name, column in means.items()}
+        return table
+
+    def _called(self, number: int, names: Sequence[str] | None) -> str:
+        if names is None:
+            return str(number)
+        if not 0 <= number < len(names):
+            raise DataError(
+                f"column '{self.column}': an example has {number}, but the data name the values 0 "
+                f"to {len(names) - 1}; prepare the data anew"
+            )
+        return names[number]
+
+
+class Strata:
+    """Empty accumulators of the columns by whose values results are told apart, of one evaluation.
+
+    Args:
+        task: The data.
+        columns: Names of columns; empty for none.
+
+    Raises:
+        ConfigError: The data have no such column.
+    """
+
+    def __init__(self, task: Task, columns: Sequence[str]) -> None:
+        self._task: HasColumns | None = task if isinstance(task, HasColumns) else None
+        there = () if self._task is None else self._task.column_names
+        for name in columns:
+            if name not in there:
+                raise ConfigError(
+                    f"evaluation.strata: the data have no column '{name}' to tell results apart "
+                    f"by; there are: {', '.join(there) or 'none'}"
+                )
+        self._strata = [Stratum(name) for name in columns]
+
+    def read(self, split: str, start: int, stop: int) -> Columns:
+        """Read the columns of the examples ``start:stop`` of a split."""
+        if self._task is None:
+            return []
+        return [self._task.read_column(split, s.column, start, stop) for s in self._strata]
+
+    def add(
+        self,
+        columns: Columns,
+        clients: NDArray[np.int64],
+        families: Sequence[tuple[Values, NDArray[np.float64]]],
+    ) -> None:
+        """Take a batch in; see ``Stratum.add``."""
+        for stratum, column in zip(self._strata, columns, strict=True):
+            stratum.add(column, clients, families)
+
+    def parts(self) -> list[Stratum]:
+        """The accumulators, one a column."""
+        return self._strata
+
+    def tables(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What the examples of each value of each column came to, by the names of both."""
+        if self._task is None:
+            return {}
+        return {s.column: s.table(self._task.column_values(s.column)) for s in self._strata}
