@@ -7,10 +7,11 @@ leaves unsaid (None) cannot be checked: an audit skips the checks that need it, 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from privacy.errors import PrivacyError
 
@@ -25,6 +26,10 @@ OF_THE_BOUND = "the noise multiplier {z} times the clipping bound"
 SAME_COEFFICIENTS = 1e-6
 
 
+# Of what is read back.
+STRICT = {"extra": "forbid", "allow_inf_nan": False}
+
+
 @dataclass(frozen=True, slots=True)
 class Tree:
     """Noise at the complete nodes of binary trees over the rounds, once a node.
@@ -33,7 +38,13 @@ class Tree:
         restart_every: Rounds of a tree; None for one tree over the whole run.
     """
 
+    __pydantic_config__: ClassVar = STRICT
+
     restart_every: int | None
+
+    def __post_init__(self) -> None:
+        if self.restart_every is not None and self.restart_every < 1:
+            raise PrivacyError(f"restart_every is {self.restart_every}, but must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,8 @@ class Description:
         draws_count: Whether a noised count of unclipped updates is released beside the update.
     """
 
+    __pydantic_config__: ClassVar = STRICT
+
     words: str
     law: Law | None = None
     stddev: float | None = None
@@ -66,6 +79,11 @@ class Description:
     reports: Reports | None = None
     norm: Norm = "l2"
     draws_count: bool = False
+
+    def __post_init__(self) -> None:
+        column = self.strategy if isinstance(self.strategy, tuple) else FRESH
+        if not (column and column[0] > 0.0):
+            raise PrivacyError(f"a strategy's column is {column}, but must begin above 0")
 
     @property
     def randomizes_clients(self) -> bool:
@@ -109,43 +127,17 @@ class Description:
         Raises:
             PrivacyError: It is not that.
         """
-        facts = {"words": "", **document}
-        strategy = facts.get("strategy")
-        if isinstance(strategy, Mapping):
-            facts["strategy"] = Tree(**strategy) if set(strategy) == {"restart_every"} else ()
-        elif isinstance(strategy, list):
-            facts["strategy"] = tuple(strategy)
+        # Here, for calculations that read none, and load no pydantic.
+        from pydantic import TypeAdapter
+
         try:
-            read = cls(**facts)
-        except TypeError:
-            read = None
-        if read is None or not read._is_sound():
+            text = json.dumps({"words": "", **document})
+            return TypeAdapter(cls).validate_json(text, strict=True)
+        except (TypeError, ValueError) as error:
             raise PrivacyError(
-                f"a mechanism is described by {dict(document)!r}, which is no description; the "
-                "file is damaged, or of another version"
-            )
-        return read
-
-    def _is_sound(self) -> bool:
-        """Whether the values of a description that was read are of the right kind."""
-        restart = self.strategy.restart_every if isinstance(self.strategy, Tree) else None
-        column = self.strategy if isinstance(self.strategy, tuple) else FRESH
-        return (
-            isinstance(self.words, str)
-            and self.law in (*get_args(Law), None)
-            and self.reports in (*get_args(Reports), None)
-            and self.norm in get_args(Norm)
-            and isinstance(self.draws_count, bool)
-            and (self.stddev is None or _is_number(self.stddev))
-            and isinstance(self.strategy, (tuple, Tree, type(None)))
-            and (restart is None or (type(restart) is int and restart > 0))
-            and all(map(_is_number, column))
-            and any(column[:1])
-        )
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+                f"a mechanism is described by {document!r}, which is no description; the file is "
+                "damaged, or of another version"
+            ) from error
 
 
 # Of ``privacy.mechanisms.gaussian``: here, since calculations that name no mechanism are of it, and
