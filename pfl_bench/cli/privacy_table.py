@@ -19,7 +19,7 @@ from privacy.errors import PlanError
 from privacy.statement.statement import json_epsilon, round_up
 
 if TYPE_CHECKING:
-    from privacy.solving import MechanismComposition
+    from privacy.amplification import MechanismComposition
 
 _DIGITS = 4
 
@@ -85,8 +85,6 @@ def _lines(
                         composition,
                         noise,
                         rounds,
-                        arguments.population,
-                        arguments.cohort,
                         name,
                     )
                 except PlanError as error:

@@ -6,8 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
+from pfl_bench.federated.sampling import Sampler
 from pfl_bench.simulation.selectors import Ids
-from pfl_bench.types import RoundStatistics, Sampler
+from pfl_bench.types import RoundStatistics
 
 
 class Participants(Protocol):

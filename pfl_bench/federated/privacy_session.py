@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pfl_bench.client.flat_model import FlatModel, batchnorm_layers
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.config.training import FederatedOptions
 from pfl_bench.federated.cohort import UpdateAggregator
 from pfl_bench.federated.participants import Participants
 from pfl_bench.federated.parts import build_mechanism
 from pfl_bench.federated.private_seed import OtherSeedError
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import Algorithm, ConfigError, FederatedSplit, UpdateTransform
+from pfl_bench.types import Algorithm, ConfigError, DataFacts, FederatedSplit, UpdateTransform
 from privacy.aggregate import Aggregate
 from privacy.central_record import CentralRecord
 from privacy.ledger import Ledger
@@ -32,31 +32,26 @@ if TYPE_CHECKING:
     from privacy.empirical.canaries import Canaries
 
 
+# Longer than most: one call, which names every field of the request.
 def make_federated_plan(
     resolved: ResolvedConfig,
-    options: FederatedOptions,
     split: FederatedSplit,
     algorithm: Algorithm,
     transforms: Sequence[UpdateTransform],
     participants: Participants,
-    batchnorm_layers: tuple[str, ...],
-    num_parameters: int,
-    data_checksum: str,
-    artificial_users: bool,
+    model: FlatModel,
+    facts: DataFacts,
 ) -> PrivacyPlan | None:
     """Build the plan of a run's configuration.
 
     Args:
-        resolved: The configuration.
-        options: Its federated section.
+        resolved: The configuration, with a ``federated`` section.
         split: The training split.
         algorithm: How clients train.
         transforms: What happens to updates before they are sent.
         participants: Who takes part.
-        batchnorm_layers: Names of the model's layers that gather running statistics.
-        num_parameters: Trainable parameters, P.
-        data_checksum: Digest of the data's content.
-        artificial_users: Whether examples were dealt to users who never had them.
+        model: What is trained.
+        facts: Digest of the data's content, and whether its users are artificial.
 
     Returns:
         The plan; None for a run that claims no privacy.
@@ -64,9 +59,10 @@ def make_federated_plan(
     Raises:
         privacy.errors.PlanError: The accounting of the settings would be wrong.
     """
-    privacy = resolved.config.privacy
+    privacy, options = resolved.config.privacy, resolved.config.federated
     if privacy is None or privacy.population_size is None:
         return None
+    assert options is not None
     name = resolved.tree["privacy"]["mechanism"]["name"]
     population = privacy.population_size
     if population == "training_users":
@@ -77,8 +73,7 @@ def make_federated_plan(
             mechanism=name,
             mechanism_build=lambda noise: build_mechanism(name, mechanism_options, noise),
             mechanism_options=mechanism_options.model_dump() if mechanism_options else {},
-            scheme=options.sampling,
-            separation=options.separation,
+            scheme=options.scheme,
             population_size=population,
             num_users=split.num_users,
             hypothetical_population=privacy.hypothetical_population,
@@ -91,17 +86,16 @@ def make_federated_plan(
             delta=privacy.delta,
             accountant=privacy.accountant,
             uploads=algorithm.uploads,
-            batchnorm_layers=batchnorm_layers,
-            num_parameters=num_parameters,
-            data_checksum=data_checksum,
+            batchnorm_layers=batchnorm_layers(model.module),
+            num_parameters=model.num_parameters,
+            data_checksum=facts.checksum,
             selected_by=resolved.config.evaluation.select_best,
             nonce=privacy.nonce,
-            artificial_users=artificial_users,
+            artificial_users=facts.artificial_users,
             num_canaries=audit.count if audit else 0,
             fresh_noise_for=(
                 "privacy.audit.kind worst_case" if audit and audit.kind == "worst_case" else None
             ),
-            max_participations=options.max_participations,
             participation_rests_on=participants.rests_on,
             selection_uses_data=participants.uses_data,
             client_state=_names_of_state(resolved, algorithm, transforms),

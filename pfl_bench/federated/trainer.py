@@ -121,19 +121,16 @@ class FederatedTrainer:
         self._model = model
         self._transforms = build_transforms(resolved, self._algorithm, model)
         self._participants = self._build_participants(resolved, devices, folder)
-        layers = batchnorm_layers(model.module)
         self.plan = make_federated_plan(
             resolved,
-            options,
             self._split,
             self._algorithm,
             self._transforms,
             self._participants,
-            layers,
-            model.num_parameters,
-            self._checksum,
-            task.facts.artificial_users,
+            model,
+            task.facts,
         )
+        layers = batchnorm_layers(model.module)
         if layers and self.plan is None:
             raise ConfigError(
                 f"model: BatchNorm layers keep running statistics ({', '.join(layers[:3])}), which "
@@ -186,12 +183,11 @@ class FederatedTrainer:
             up = upload_bytes(self._transforms, self._model.num_parameters)
             local = self._algorithm.local_training
             return SimulatedParticipants(resolved, devices, self._split, local, down, up, folder)
-        assert options.sampling != "selected"  # the configuration was refused
+        assert options.scheme.is_drawn  # the configuration was refused
         sampler = build_sampler(
-            options.sampling,
+            options.scheme,
             self._split.num_users,
             options.cohort_size,
-            options.separation,
             stream(self._cohort_seed, Purpose.SAMPLING, 0),
         )
         return SampledParticipants(sampler, down)

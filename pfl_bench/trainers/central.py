@@ -33,7 +33,12 @@ from pfl_bench.trainers.dp_sgd import PrivateSteps
 from pfl_bench.types import ConfigError, FederatedSplit, Task
 from privacy.errors import BudgetExceededError
 from privacy.ledger import Ledger
-from privacy.plan.example_level import ExampleLevelPlan, make_example_level_plan
+from privacy.plan.budget import Budget
+from privacy.plan.example_level import (
+    ExampleLevelPlan,
+    ExampleLevelRequest,
+    make_example_level_plan,
+)
 from privacy.plan.plan import tensor_digest
 
 
@@ -114,17 +119,18 @@ class CentralTrainer:
                 "training; example-level DP is DP-SGD: use {name: gaussian, clip_norm: ...}"
             )
         return make_example_level_plan(
-            num_examples=self._split.num_examples,
-            batch_size=self._options.batch_size,
-            steps=self._steps_per_epoch * self.total,
-            clip_norm=mechanism["clip_norm"],
-            epsilon=privacy.epsilon,
-            noise_multiplier=privacy.noise_multiplier,
-            delta=privacy.delta,
-            accountant=privacy.accountant,
-            num_parameters=self._model.num_parameters,
-            selected_by=resolved.config.evaluation.select_best,
-            nonce=privacy.nonce,
+            ExampleLevelRequest(
+                num_examples=self._split.num_examples,
+                batch_size=self._options.batch_size,
+                steps=self._steps_per_epoch * self.total,
+                clip_norm=mechanism["clip_norm"],
+                budget=Budget(
+                    privacy.epsilon, privacy.noise_multiplier, privacy.delta, privacy.accountant
+                ),
+                num_parameters=self._model.num_parameters,
+                selected_by=resolved.config.evaluation.select_best,
+                nonce=privacy.nonce,
+            )
         )
 
     def advance(self, index: int) -> dict[str, float]:

@@ -46,7 +46,6 @@ from pfl_bench.types.training import (
     Engine,
     LocalResult,
     LocalTraining,
-    Sampler,
     SendsMore,
 )
 
@@ -81,7 +80,6 @@ __all__ = [
     "Resizes",
     "RoundStatistics",
     "RunFolderError",
-    "Sampler",
     "SendsMore",
     "SingleProcess",
     "SkipsOutputs",

@@ -28,14 +28,14 @@ Source: Dwork et al. 2006 (Laplace noise and L1 sensitivity); Zhu et al. 2022, t
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
-from privacy.amplification import SAMPLED, Composition, Participation, check_composition_numbers
+from privacy.amplification import Composition, Participation, check_composition_numbers
 from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome, add_clipped_l1_
 from privacy.errors import PlanError
 from privacy.mechanism import (
@@ -111,7 +111,7 @@ class Laplace(Stateless):
             PrivacyError: A number is out of its range.
         """
         check_composition_numbers(noise_multiplier, rounds)
-        if participation.scheme == "fixed_size":
+        if participation.adjacency == "replace-one":
             raise PlanError(
                 "the laplace mechanism cannot be accounted under fixed-size sampling: no "
                 "accountant here has Laplace noise sampled without replacement, and accounting it "
@@ -120,9 +120,7 @@ class Laplace(Stateless):
             )
         from dp_accounting import dp_event
 
-        event: Any = dp_event.LaplaceDpEvent(noise_multiplier)
-        if participation.scheme in SAMPLED:
-            event = dp_event.PoissonSampledDpEvent(participation.sampling_probability, event)
+        event = participation.sampled(dp_event.LaplaceDpEvent(noise_multiplier))
         count = participation.most_participations(int(rounds))
         return Composition(event, count, participation.adjacency)
 

@@ -51,14 +51,14 @@ from privacy.correlated_noise import (
     unamplified,
 )
 from privacy.errors import PlanError, PrivacyError
-from privacy.factorization import (
+from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys, mean_of
+from privacy.mechanisms.gaussian import accumulate_clipped
+from privacy.tree_factorization import (
     separated_tree_squared_sensitivity,
     tree_levels,
     tree_noise_profile,
     tree_squared_sensitivity,
 )
-from privacy.mechanism import NoiseScale, NoiseShape, Release, check_state_keys, mean_of
-from privacy.mechanisms.gaussian import accumulate_clipped
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -143,8 +143,8 @@ class TreeAggregation:
             PrivacyError: A number is out of its range.
         """
         check_setting(self._noise, participation, noise_multiplier, rounds)
-        apart, restart_every = participation.separation, self._options.restart_every
-        if participation.scheme == "selected":
+        apart, restart_every = participation.min_separation, self._options.restart_every
+        if participation.scheme.pattern == "separated":
             most = participation.most_participations(int(rounds))
             squared = separated_tree_squared_sensitivity(int(rounds), apart, most, restart_every)
         else:

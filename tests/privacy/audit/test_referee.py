@@ -116,7 +116,7 @@ def test_pld_lies_within_the_bounds_to_its_discretisation(described: Described) 
 
 def test_divergences_are_those_of_the_accountant_rdp() -> None:
     for rate, noise in ((0.1, 20.0), (0.2, 5.0), (0.05, 1.0)):
-        users = Participation("fixed_size", 1_000, int(1_000 * rate))
+        users = Participation.named("fixed_size", 1_000, int(1_000 * rate))
         claimed = compose_epsilon([sampled_gaussian(users, noise, 100)], 1e-5, "rdp")
 
         def divergence(order: float, rate: float = rate, noise: float = noise) -> float:
