@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-from privacy.amplification import ADJACENCY, Composition
+from privacy.amplification import Composition
 from privacy.errors import PlanError, PrivacyError
+from privacy.prv import numpy_errstate, prv_epsilon
+from privacy.sampling_scheme import SamplingScheme
+from privacy.schemes import scheme_names, scheme_type
 
 Accountant = Literal["rdp", "pld", "prv"]
 ACCOUNTANTS: tuple[str, ...] = get_args(Accountant)
@@ -34,13 +36,6 @@ KNOWN_EVENTS: dict[str, tuple[str, ...]] = {
     "pld": ("gaussian", "sampled gaussian", "laplace", "sampled laplace", "randomized response"),
     "prv": ("gaussian", "sampled gaussian"),
 }
-_KIND_OF_SCHEME = {
-    "poisson": "sampled gaussian",
-    "cyclic_poisson": "sampled gaussian",
-    "full": "gaussian",
-    "fixed_size": "fixed-size sampled gaussian",
-    "selected": "gaussian",
-}
 _ADJACENCIES = {
     "gaussian": ("add-or-remove-one", "replace-one", "zero-out"),
     "laplace": ("add-or-remove-one", "zero-out"),
@@ -50,29 +45,15 @@ _ADJACENCIES = {
 
 LARGEST_EPSILON = 1e6
 
-# PRV: its upper bound lies this much above its estimate ...
-_PRV_EPSILON_ERROR = 0.01
-# ... or this part of epsilon, where that is more; Opacus allows less than 1.
-_PRV_RELATIVE_ERROR = 0.002
-_PRV_LARGEST_ERROR = 0.5
-# Points of its grid that a small machine can transform in a few seconds.
-_PRV_LARGEST_GRID = 1 << 22
-_PRV_SMALLEST_DELTA = 1e-12
 _PLD_LARGEST_GRID = 1 << 23
 # Between them, squares and exponentials of noise multipliers are numbers.
 _NOISE_RANGE = (1e-100, 1e100)
 # Of delta, an FFT and a round of its power.
 _FFT_ERROR = 2.0**-51
-# exp() of a privacy loss beyond this overflows in Opacus.
-_PRV_LARGEST_LOSS = 350.0
 
 
-def check_accountant(accountant: str, scheme: str) -> None:
+def check_accountant(accountant: str, scheme: SamplingScheme) -> None:
     """Check that an accountant exists and knows a Gaussian under a sampling scheme.
-
-    Args:
-        accountant: "rdp", "pld" or "prv".
-        scheme: "poisson", "cyclic_poisson", "fixed_size", "full" or "selected".
 
     Raises:
         PrivacyError: There is no accountant of that name.
@@ -80,15 +61,14 @@ def check_accountant(accountant: str, scheme: str) -> None:
     """
     if accountant not in ACCOUNTANTS:
         raise PrivacyError(f"the accountant is {accountant!r}, but must be one of {ACCOUNTANTS}")
-    if scheme == "fixed_size" and accountant != "rdp":
+    if accountant not in scheme.accountants:
+        known = [name for name in scheme_names() if accountant in scheme_type(name).accountants]
         raise PlanError(
-            f"the accountant {accountant} does not know fixed-size sampling without replacement, "
-            "and accounting it as Poisson would be wrong; use the accountant rdp, or sample by "
-            "poisson. Supported: rdp with every scheme; pld and prv with poisson, cyclic_poisson, "
-            "full, selected"
+            f"the accountant {accountant} does not know {scheme.title}, and accounting it as "
+            f"Poisson would be wrong; use the accountant {' or '.join(scheme.accountants)}, or "
+            "sample by poisson. Supported: rdp with every scheme; pld and prv with "
+            f"{', '.join(known)}"
         )
-    if scheme not in _KIND_OF_SCHEME:
-        raise PrivacyError(f"the sampling scheme is {scheme!r}, but must be one of {(*ADJACENCY,)}")
 
 
 def check_composition(composition: Composition, accountant: str) -> None:
@@ -150,8 +130,7 @@ def compute_epsilon(
     """Upper bound of epsilon after so many equal rounds.
 
     Args:
-        event: One round, from ``privacy.amplification.round_event``: a Poisson-sampled, a
-            without-replacement-sampled or a plain Gaussian ``DpEvent``.
+        event: One round, such as ``privacy.amplification.sampled_gaussian`` has.
         rounds: Number of rounds, at least 0.
         delta: In (0, 1).
         accountant: "rdp", "pld" or "prv".
@@ -165,30 +144,7 @@ def compute_epsilon(
         PrivacyError: An argument is out of its range.
         PlanError: The accountant does not know the event or the adjacency.
     """
-    return epsilon_at(event, rounds, delta, accountant, adjacency, coarseness=1.0)
-
-
-def epsilon_at(
-    event: Any, rounds: int, delta: float, accountant: str, adjacency: str, coarseness: float
-) -> float:
-    """``compute_epsilon`` on a grid that is ``coarseness`` times coarser, for searches.
-
-    Args:
-        event: One round.
-        rounds: Number of rounds, at least 0.
-        delta: In (0, 1).
-        accountant: "rdp", "pld" or "prv".
-        adjacency: As in ``compute_epsilon``.
-        coarseness: At least 1; only "pld" takes it. The result stays an upper bound.
-
-    Returns:
-        Epsilon, as ``compute_epsilon`` gives it.
-
-    Raises:
-        PrivacyError: An argument is out of its range.
-        PlanError: The accountant does not know the event or the adjacency.
-    """
-    return compose_epsilon([Composition(event, rounds, adjacency)], delta, accountant, coarseness)
+    return compose_epsilon([Composition(event, rounds, adjacency)], delta, accountant)
 
 
 def compose_epsilon(
@@ -200,7 +156,8 @@ def compose_epsilon(
         compositions: What is composed, all under one adjacency.
         delta: In (0, 1).
         accountant: "rdp", "pld" or "prv".
-        coarseness: As in ``epsilon_at``.
+        coarseness: At least 1: the grid is so much coarser, for searches; only "pld" takes it. The
+            result stays an upper bound.
 
     Returns:
         Epsilon, at least 0; 0 for nothing; infinity without noise or above ``LARGEST_EPSILON``.
@@ -269,7 +226,7 @@ def _epsilon(
         return rough
     if accountant == "pld":
         return _guarded_pld_epsilon(parts, delta, rough, coarseness)
-    return _prv_epsilon(parts, delta, rough)
+    return prv_epsilon(parts, delta, rough, _rounding_of_delta(parts))
 
 
 def _guarded_pld_epsilon(
@@ -389,7 +346,7 @@ def _pld_epsilon(
     answers = None
     for event, count in parts:
         if _kind_of(event)[0] != "randomized response":
-            with _numpy_errstate():
+            with numpy_errstate():
                 accountant.compose(event, count)
             continue
         # Not by the accountant, which composes this event once, whatever the count (0.6.0).
@@ -398,100 +355,8 @@ def _pld_epsilon(
         ).self_compose(count)
         answers = answer if answers is None else answers.compose(answer)
     if answers is None:
-        with _numpy_errstate():
+        with numpy_errstate():
             return float(accountant.get_epsilon(delta))
     if any(_kind_of(event)[0] != "randomized response" for event, _ in parts):
         raise PlanError("randomized response is composed with itself alone")
     return float(answers.get_epsilon_for_delta(delta))
-
-
-def _prv_epsilon(parts: tuple[tuple[Any, int], ...], delta: float, rdp_epsilon: float) -> float:
-    from dp_accounting import dp_event
-    from opacus.accountants import PRVAccountant
-
-    if delta < _PRV_SMALLEST_DELTA:
-        # At 1e-14 its answer was seen below a lower bound: cancellation in double precision.
-        raise PlanError(
-            f"delta {delta:.3g} is below {_PRV_SMALLEST_DELTA:g}, where the accountant prv loses "
-            "its precision and may understate epsilon; use the accountant pld or rdp"
-        )
-    margin = _rounding_of_delta(parts)
-    if margin > delta / 2.0:
-        raise PlanError(
-            f"so many rounds at delta {delta:.3g} are beyond the precision of the accountant prv, "
-            f"whose rounding may come to {margin:.2g} of delta; use the accountant rdp, or pld"
-        )
-    history = []
-    for event, rounds in parts:
-        if isinstance(event, dp_event.GaussianDpEvent):
-            # So many Gaussians are one of multiplier z / sqrt(rounds), exactly.
-            history.append((event.noise_multiplier / math.sqrt(rounds), 1.0, 1))
-        else:
-            history.append((event.event.noise_multiplier, event.sampling_probability, rounds))
-    error = min(max(_PRV_EPSILON_ERROR, _PRV_RELATIVE_ERROR * rdp_epsilon), _PRV_LARGEST_ERROR)
-    _check_prv_grid(history, delta, error)
-    accountant = PRVAccountant()
-    accountant.history = history
-    try:
-        # At rate 1 Opacus takes log(1 - 1) = -inf as the least privacy loss, as it should.
-        with _without_order_warning(), _numpy_errstate():
-            # At a large delta Opacus' bound is negative.
-            return max(0.0, float(accountant.get_epsilon(delta - margin, eps_error=error)))
-    except (ValueError, RuntimeError) as error_of_opacus:
-        raise PlanError(
-            f"the accountant prv cannot compute this epsilon ({_in_words(history)}, delta "
-            f"{delta:.3g}): {error_of_opacus}; use the accountant pld or rdp"
-        ) from error_of_opacus
-
-
-def _in_words(history: Sequence[tuple[float, float, int]]) -> str:
-    return "; ".join(
-        f"noise_multiplier {noise:.6g}, sampling probability {rate:.6g}, {rounds} rounds"
-        for noise, rate, rounds in history
-    )
-
-
-def _check_prv_grid(
-    history: Sequence[tuple[float, float, int]], delta: float, error: float
-) -> None:
-    """Refuse before Opacus fills the memory.
-
-    Source: the domain and the mesh of Opacus' PRVAccountant, after Gopi et al. 2021, remark 5.6.
-    """
-    from opacus.accountants import RDPAccountant
-
-    rounds = sum(count for _, _, count in history)
-    delta_error = delta / 1000.0
-    loss = 0.0
-    with _without_order_warning():
-        trials = [(list(history), 4.0)]
-        trials += [([(noise, rate, 1)], 8.0 * rounds) for noise, rate, _ in history]
-        for trial, part in trials:
-            accountant = RDPAccountant()
-            accountant.history = trial
-            loss = max(loss, float(accountant.get_epsilon(delta_error / part)))
-    mesh = error / math.sqrt(rounds * math.log(12.0 / delta_error) / 2.0)
-    points = 2.0 * (loss + 3.0) / mesh
-    if loss > _PRV_LARGEST_LOSS or points > _PRV_LARGEST_GRID:
-        raise PlanError(
-            f"the accountant prv would need a grid of {points:.2g} privacy losses up to "
-            f"{loss:.4g} for {_in_words(history)} and delta {delta:.3g}, more than the "
-            f"{_PRV_LARGEST_GRID} up to {_PRV_LARGEST_LOSS:.0f} that it can take; use the "
-            "accountant pld or rdp"
-        )
-
-
-@contextmanager
-def _without_order_warning() -> Iterator[None]:
-    """Keep back one warning of Opacus' RDP, whose bound only sizes PRV's grid and may be loose."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
-        yield
-
-
-@contextmanager
-def _numpy_errstate() -> Iterator[None]:
-    import numpy as np
-
-    with np.errstate(divide="ignore", over="ignore"):
-        yield

@@ -41,16 +41,17 @@ def unamplified(
     """
     from dp_accounting import dp_event
 
-    if participation.scheme == "poisson":
+    scheme = participation.scheme
+    if scheme.pattern == "none" and scheme.adjacency != "replace-one":
         raise PlanError(
-            f"the mechanism {mechanism} under poisson sampling: nothing keeps two rounds of a user "
-            "apart, so that correlated noise has no amplified guarantee, and no better one than "
-            "for a user who is in every round; sample by cyclic_poisson with a separation (at "
+            f"the mechanism {mechanism} under {scheme.name} sampling: nothing keeps two rounds of "
+            "a user apart, so that correlated noise has no amplified guarantee, and no better one "
+            "than for a user who is in every round; sample by cyclic_poisson with a separation (at "
             "least the bands, for amplification), or use the mechanism gaussian"
         )
-    if participation.scheme == "fixed_size":
+    if scheme.pattern == "none":
         raise PlanError(
-            f"the mechanism {mechanism} under fixed_size sampling: replacing a user moves the "
+            f"the mechanism {mechanism} under {scheme.name} sampling: replacing a user moves the "
             "rounds of two users, and who is drawn depends on who else is, which no sensitivity "
             "here covers; sample by cyclic_poisson, or use the mechanism gaussian"
         )
@@ -70,10 +71,10 @@ def check_setting(
         PlanError: The separation is not the one that the mechanism was built for.
     """
     check_composition_numbers(multiplier, rounds)
-    if noise.num_rounds and participation.separation != noise.separation:
+    if noise.num_rounds and participation.min_separation != noise.separation:
         raise PlanError(
-            f"the rounds of a user are to be accounted as {participation.separation} apart, but "
-            f"the mechanism was built for a separation of {noise.separation}; take both from "
+            f"the rounds of a user are to be accounted as {participation.min_separation} apart, "
+            f"but the mechanism was built for a separation of {noise.separation}; take both from "
             "federated.separation"
         )
 

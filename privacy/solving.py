@@ -29,32 +29,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
-from privacy.accountant import (
-    LARGEST_EPSILON,
-    check_accountant,
-    check_composition,
-    check_delta,
-    compose_epsilon,
-)
-from privacy.amplification import Composition, Participation, sampled_gaussian
-from privacy.calibration import calibrate_noise_multiplier, default_delta, max_rounds
+from privacy.accountant import check_composition
+from privacy.amplification import MechanismComposition, Participation, sampled_gaussian
+from privacy.calibration import calibrate_noise_multiplier, max_rounds
 from privacy.errors import PlanError, PrivacyError
-from privacy.integer_search import last_within
+from privacy.question import LARGEST_POPULATION, LARGEST_ROUNDS, Question, known
+from privacy.search import last_within, search_in_stages
 
-# What a mechanism's rounds compose to, of how users take part, the multiplier and the rounds.
-MechanismComposition = Callable[[Participation, float, int], Composition]
-
-UNKNOWNS = ("epsilon", "noise_multiplier", "rounds", "cohort_size", "population_size")
-LARGEST_ROUNDS = 10_000_000
-LARGEST_POPULATION = 10**12
 _USUAL_ROUNDS = 20_000
 # Less noise than the answer by this part does not fit any more.
 _NEXT_NOISE = 1.0 - 1e-4
-# A search by a slow accountant starts from the answer on a grid this much coarser.
-_COARSE = 10.0
 
 _RULES = {
     "epsilon": "the accountant's upper bound at these settings; nothing was searched",
@@ -66,51 +51,6 @@ _RULES = {
     "population_size": "the smallest that fits: in a larger population a user takes part less "
     "often, which at this delta never raises epsilon",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """Five numbers, of which exactly one is None and asked for.
-
-    Attributes:
-        epsilon: Budget, positive and finite.
-        noise_multiplier: z, standard deviation (for Laplace noise: scale) of the noise on the sum
-            in multiples of clip_norm, at least 0.
-        rounds: Number of rounds, at least 1.
-        cohort_size: Users of a round; expected under the Poisson schemes, exact otherwise.
-        population_size: Users to draw from.
-        delta: In (0, 1); None for population ** -1.1.
-        scheme: "poisson", "fixed_size", "full", "cyclic_poisson" or "selected".
-        accountant: "rdp", "pld" or "prv".
-        separation: As ``Participation`` has it.
-        max_participations: As ``Participation`` has it.
-    """
-
-    epsilon: float | None
-    noise_multiplier: float | None
-    rounds: int | None
-    cohort_size: int | None
-    population_size: int | None
-    delta: float | None = None
-    scheme: str = "poisson"
-    accountant: str = "rdp"
-    separation: int = 1
-    max_participations: int | None = None
-
-    @property
-    def unknown(self) -> str:
-        """Name of the number that is asked for.
-
-        Raises:
-            PrivacyError: None of the five is missing, or more than one.
-        """
-        missing = [name for name in UNKNOWNS if getattr(self, name) is None]
-        if len(missing) != 1:
-            raise PrivacyError(
-                f"{len(missing)} of the five numbers are left out ({', '.join(missing) or 'none'}),"
-                f" but exactly one can be solved for; give four of {', '.join(UNKNOWNS)}"
-            )
-        return missing[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +99,7 @@ def solve(question: Question, composition: MechanismComposition = sampled_gaussi
         PlanError: The accountant does not know the mechanism under the sampling scheme.
     """
     unknown = question.unknown
-    _check(question)
+    question.check()
     searches: dict[str, Callable[[Question, MechanismComposition], float]] = {
         "noise_multiplier": _solve_noise,
         "rounds": _solve_rounds,
@@ -168,15 +108,15 @@ def solve(question: Question, composition: MechanismComposition = sampled_gaussi
     }
     full = question
     if unknown != "epsilon":
-        full = _with(question, unknown, searches[unknown](question, composition))
-    epsilon = _epsilon(full, composition)
+        full = question.answered(unknown, searches[unknown](question, composition))
+    epsilon = full.epsilon_at(composition)
     return Solution(
         unknown=unknown,
         value=epsilon if unknown == "epsilon" else getattr(full, unknown),
-        noise_multiplier=_given(full.noise_multiplier),
-        rounds=_given(full.rounds),
-        participation=_participation(full),
-        delta=_delta(full),
+        noise_multiplier=known(full.noise_multiplier),
+        rounds=known(full.rounds),
+        participation=full.participation,
+        delta=full.delta_or_default(),
         epsilon=epsilon,
         beyond=_beyond(full, unknown, composition),
         rule=_rule(full, unknown),
@@ -184,44 +124,21 @@ def solve(question: Question, composition: MechanismComposition = sampled_gaussi
 
 
 def _solve_noise(question: Question, composition: MechanismComposition) -> float:
-    participation = _participation(question)
-    return calibrate_noise_multiplier(
-        _given(question.epsilon),
-        _delta(question),
-        question.scheme,
-        participation.population_size,
-        participation.cohort_size,
-        _given(question.rounds),
-        question.accountant,
-        separation=question.separation,
-        max_participations=question.max_participations,
-        composition=partial(composition, participation),
-    )
+    rounds = known(question.rounds)
+    return calibrate_noise_multiplier(*_budget(question), rounds, question.accountant, composition)
 
 
 def _solve_rounds(question: Question, composition: MechanismComposition) -> int:
-    participation, rounds = _participation(question), 0
+    noise, accountant, rounds = known(question.noise_multiplier), question.accountant, 0
     # Few first: mechanisms whose noise is correlated go through all the rounds that are tried.
     for limit in (_USUAL_ROUNDS, LARGEST_ROUNDS):
-        rounds = max_rounds(
-            _given(question.epsilon),
-            _delta(question),
-            question.scheme,
-            participation.population_size,
-            participation.cohort_size,
-            _given(question.noise_multiplier),
-            question.accountant,
-            limit=limit,
-            separation=question.separation,
-            max_participations=question.max_participations,
-            composition=partial(composition, participation),
-        )
+        rounds = max_rounds(*_budget(question), noise, accountant, limit, composition)
         if rounds < limit:
             break
     if rounds == 0:
         raise PrivacyError(
             f"no number of rounds fits: one round already has epsilon "
-            f"{_epsilon(replace(question, rounds=1), composition):.4g}, more than "
+            f"{replace(question, rounds=1).epsilon_at(composition):.4g}, more than "
             f"{question.epsilon:g}; raise epsilon or noise_multiplier, or lower the cohort"
         )
     if rounds == LARGEST_ROUNDS:
@@ -235,44 +152,31 @@ def _solve_rounds(question: Question, composition: MechanismComposition) -> int:
 
 def _solve_cohort(question: Question, composition: MechanismComposition) -> int:
     _refuse_unsampled(question)
-    largest, population = _largest_cohort(question), int(_given(question.population_size))
+    largest, population = _largest_cohort(question), int(known(question.population_size))
     if largest < 1:
         raise PrivacyError(
-            f"separation is {question.separation}, more than population_size {population}: not "
-            "even one user could be drawn from a group; lower the separation"
+            f"separation is {question.scheme.min_separation}, more than population_size "
+            f"{population}: not even one user could be drawn from a group; lower the separation"
         )
-
-    def at(name: str, coarseness: float) -> Callable[[int], float]:
-        return lambda cohort: _epsilon(
-            replace(question, cohort_size=cohort, accountant=name), composition, coarseness
-        )
-
     guess = int(population / _users_for_one(replace(question, cohort_size=1)))
-    cohort = _staged(question, composition, at, guess, good=0, bad=largest + 1)
+    cohort = _search_users(question, composition, "cohort_size", guess, good=0, bad=largest + 1)
     if cohort == 0:
+        reached = replace(question, cohort_size=1).epsilon_at(composition)
         raise PrivacyError(
             f"no cohort fits: at noise_multiplier {question.noise_multiplier:g} even one user a "
-            f"round has epsilon {at(question.accountant, 1.0)(1):.4g}, more than "
-            f"{question.epsilon:g}; raise epsilon or noise_multiplier, or lower the rounds"
+            f"round has epsilon {reached:.4g}, more than {question.epsilon:g}; raise epsilon or "
+            "noise_multiplier, or lower the rounds"
         )
     return cohort
 
 
 def _solve_population(question: Question, composition: MechanismComposition) -> int:
     _refuse_unsampled(question)
-    smallest = _smallest_population(question)
-
-    def at(name: str, coarseness: float) -> Callable[[int], float]:
-        return lambda population: _epsilon(
-            replace(question, population_size=population, accountant=name), composition, coarseness
-        )
-
-    guess = int(_given(question.cohort_size) * _users_for_one(question))
-    population = _staged(
-        question, composition, at, guess, good=LARGEST_POPULATION + 1, bad=smallest - 1
-    )
+    good, bad = LARGEST_POPULATION + 1, _smallest_population(question) - 1
+    guess = int(known(question.cohort_size) * _users_for_one(question))
+    population = _search_users(question, composition, "population_size", guess, good, bad)
     if population > LARGEST_POPULATION:
-        reached = at(question.accountant, 1.0)(LARGEST_POPULATION)
+        reached = replace(question, population_size=LARGEST_POPULATION).epsilon_at(composition)
         raise PrivacyError(
             f"no population up to {LARGEST_POPULATION:.0e} fits: there epsilon is still "
             f"{reached:.4g}, more than {question.epsilon:g}; raise epsilon or noise_multiplier, or "
@@ -281,34 +185,36 @@ def _solve_population(question: Question, composition: MechanismComposition) -> 
     return population
 
 
-def _staged(
+def _search_users(
     question: Question,
     composition: MechanismComposition,
-    at: Callable[[str, float], Callable[[int], float]],
+    name: str,
     guess: int,
     good: int,
     bad: int,
 ) -> int:
-    """Search by the quick accountants first; each starts where the one before it ended."""
-    target, stages = _given(question.epsilon), [(question.accountant, 1.0)]
-    anybody = max(good, bad) - 1
-    name = "cohort_size" if question.cohort_size is None else "population_size"
-    known = _participation(_with(question, name, anybody))
-    composed = composition(known, _given(question.noise_multiplier), _given(question.rounds))
+    """Find how many users there may be, cohort or population, between two ends."""
+    anybody = question.answered(name, max(good, bad) - 1).participation
+    composed = composition(anybody, known(question.noise_multiplier), known(question.rounds))
     check_composition(composed, question.accountant)
-    if question.accountant != "rdp" and _knows("rdp", composed):
-        stages = [("rdp", 1.0), ("pld", _COARSE), *stages]
-    for accountant, coarseness in stages:
-        guess = last_within(at(accountant, coarseness), target, guess, good, bad)
-    return guess
+
+    def search(accountant: str, coarseness: float, start: int) -> int:
+        asked = replace(question, accountant=accountant)
+
+        def epsilon_of(users: int) -> float:
+            return asked.answered(name, users).epsilon_at(composition, coarseness)
+
+        return last_within(epsilon_of, known(question.epsilon), start, good, bad)
+
+    return search_in_stages(search, guess, question.accountant, composed)
 
 
 def _users_for_one(question: Question) -> float:
     """Users that there should be for each of a cohort, by a rule of thumb: to begin a search."""
     delta = 1e-6 if question.delta is None else question.delta
-    rounds, noise = _given(question.rounds), _given(question.noise_multiplier)
+    rounds, noise = known(question.rounds), known(question.noise_multiplier)
     users: float = math.sqrt(2.0 * rounds * math.log(1.0 / delta)) / (
-        max(noise, 1e-3) * _given(question.epsilon)
+        max(noise, 1e-3) * known(question.epsilon)
     )
     return min(max(users, 1.0), 1e6)
 
@@ -319,22 +225,22 @@ def _beyond(
     if unknown == "epsilon" or _at_the_end(full, unknown):
         return None
     value: float = {
-        "noise_multiplier": _given(full.noise_multiplier) * _NEXT_NOISE,
-        "rounds": _given(full.rounds) + 1,
-        "cohort_size": _given(full.cohort_size) + 1,
-        "population_size": _given(full.population_size) - 1,
+        "noise_multiplier": known(full.noise_multiplier) * _NEXT_NOISE,
+        "rounds": known(full.rounds) + 1,
+        "cohort_size": known(full.cohort_size) + 1,
+        "population_size": known(full.population_size) - 1,
     }[unknown]
-    return value, _epsilon(_with(full, unknown, value), composition)
+    return value, full.answered(unknown, value).epsilon_at(composition)
 
 
 def _smallest_population(question: Question) -> int:
     # One user has no default delta.
     least = 2 if question.delta is None else 1
-    return max(int(_given(question.cohort_size)) * question.separation, least)
+    return max(int(known(question.cohort_size)) * question.scheme.min_separation, least)
 
 
 def _largest_cohort(question: Question) -> int:
-    return int(_given(question.population_size)) // question.separation
+    return int(known(question.population_size)) // question.scheme.min_separation
 
 
 def _at_the_end(full: Question, unknown: str) -> bool:
@@ -349,7 +255,7 @@ def _at_the_end(full: Question, unknown: str) -> bool:
 def _rule(full: Question, unknown: str) -> str:
     if not _at_the_end(full, unknown):
         return _RULES[unknown]
-    groups = f" in {full.separation} groups" if full.separation > 1 else ""
+    groups = f" in {full.scheme.min_separation} groups" if full.scheme.min_separation > 1 else ""
     if unknown == "cohort_size":
         return (
             f"as many as a population of {full.population_size}{groups} has: every cohort fits "
@@ -358,92 +264,19 @@ def _rule(full: Question, unknown: str) -> str:
     return f"as few as a cohort of {full.cohort_size}{groups} can be drawn from: every one fits"
 
 
-def _epsilon(
-    question: Question, composition: MechanismComposition, coarseness: float = 1.0
-) -> float:
-    composed = composition(
-        _participation(question), _given(question.noise_multiplier), _given(question.rounds)
-    )
-    return compose_epsilon([composed], _delta(question), question.accountant, coarseness)
-
-
-def _participation(question: Question) -> Participation:
-    return Participation(
-        question.scheme,
-        _given(question.population_size),
-        _given(question.cohort_size),
-        question.separation,
-        question.max_participations,
-    )
-
-
-def _delta(question: Question) -> float:
-    if question.delta is not None:
-        return question.delta
-    return default_delta(_given(question.population_size))
-
-
-def _knows(accountant: str, composed: Composition) -> bool:
-    try:
-        check_composition(composed, accountant)
-    except PlanError:
-        return False
-    return True
-
-
-def _with(question: Question, name: str, value: float) -> Question:
-    changes: dict[str, Any] = {name: value}
-    return replace(question, **changes)
-
-
-def _given(value: Any) -> Any:
-    assert value is not None  # the one unknown is filled in before anybody asks
-    return value
+def _budget(question: Question) -> tuple[float, float, Participation]:
+    return known(question.epsilon), question.delta_or_default(), question.participation
 
 
 def _refuse_unsampled(question: Question) -> None:
-    if question.scheme == "full":
+    if question.scheme.takes_everybody:
         raise PlanError(
             "under full participation the cohort is the population, and how many there are does "
             "not change epsilon; solve for epsilon, noise_multiplier or rounds, or sample by "
             "poisson"
         )
-    if question.scheme == "selected":
+    if not question.scheme.is_drawn:
         raise PlanError(
             "where users are selected no chance is accounted, so that neither cohort nor "
             "population changes epsilon; solve for epsilon, noise_multiplier or rounds"
-        )
-
-
-def _check(question: Question) -> None:
-    """Check what no search would notice.
-
-    Raises:
-        PrivacyError: A number is out of its range.
-    """
-    check_accountant(question.accountant, question.scheme)
-    if question.delta is not None:
-        check_delta(question.delta)
-    if question.rounds is not None and question.rounds > LARGEST_ROUNDS:
-        raise PrivacyError(
-            f"rounds is {question.rounds}, but no more than {LARGEST_ROUNDS} are accounted; lower "
-            "it"
-        )
-    epsilon, noise = question.epsilon, question.noise_multiplier
-    if epsilon is not None and not 0.0 < epsilon <= LARGEST_EPSILON:
-        raise PrivacyError(
-            f"epsilon is {epsilon!r}, but must be positive and at most {LARGEST_EPSILON:g}, beyond "
-            "which nothing is promised; usual budgets are from 0.1 to 10"
-        )
-    if noise is not None and not (math.isfinite(noise) and noise >= 0.0):
-        raise PrivacyError(f"noise_multiplier is {noise!r}, but must be finite and at least 0")
-    counts = ("rounds", "cohort_size", "population_size", "separation", "max_participations")
-    for name in counts:
-        count = getattr(question, name)
-        if count is not None and (count < 1 or count != int(count)):
-            raise PrivacyError(f"{name} is {count!r}, but must be a whole number, at least 1")
-    population = question.population_size
-    if population is not None and population > LARGEST_POPULATION:
-        raise PrivacyError(
-            f"population_size is {population}, but at most {LARGEST_POPULATION:.0e} is searched"
         )

@@ -63,8 +63,8 @@ class Mechanism:
     def participation(self) -> Participation:
         """The sampler."""
         if self.rate == 1.0:
-            return Participation("full", 1000, 1000)
-        return Participation("poisson", 1000, 1000 * self.rate)
+            return Participation.named("full", 1000, 1000)
+        return Participation.named("poisson", 1000, 1000 * self.rate)
 
     def compose(self, noise_multiplier: float, rounds: int) -> Composition:
         """What an accountant sees."""
@@ -74,9 +74,7 @@ class Mechanism:
         """The multiplier at which the epsilon is this one."""
         if self.rate == 1.0:
             return float(np.sqrt(self.rounds)) / mu_of_epsilon(epsilon, DELTA)
-        return calibrate_noise_multiplier(
-            epsilon, DELTA, "poisson", 1000, 1000 * self.rate, self.rounds, "pld"
-        )
+        return calibrate_noise_multiplier(epsilon, DELTA, self.participation(), self.rounds, "pld")
 
 
 GAUSSIAN = Mechanism("Gaussian", 1, 1.0)

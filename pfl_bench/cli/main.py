@@ -211,10 +211,12 @@ def _add_privacy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _add_privacy_setting(action: argparse.ArgumentParser) -> None:
+    from privacy.schemes import scheme_names
+
     action.add_argument("--delta", type=float, metavar="D", help="default: N^-1.1")
     action.add_argument(
         "--sampling",
-        choices=("poisson", "cyclic_poisson", "fixed_size", "full", "selected"),
+        choices=scheme_names(),
         default="poisson",
         help="how a round's users are drawn (default poisson; selected: by devices and a selector)",
     )

@@ -13,7 +13,8 @@ from privacy.calibration import calibrate_noise_multiplier, default_delta
 from privacy.statement.statement import json_epsilon, round_up, small
 
 if TYPE_CHECKING:
-    from privacy.solving import MechanismComposition, Solution
+    from privacy.amplification import MechanismComposition
+    from privacy.solving import Solution
 
 _DIGITS = 6
 
@@ -39,8 +40,6 @@ def main(arguments: argparse.Namespace) -> int:
         composition,
         noise,
         arguments.rounds,
-        arguments.population,
-        arguments.cohort,
         arguments.accountant,
     )
     answer = _answer(arguments, pair, noise, arguments.rounds)
@@ -52,28 +51,22 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _calibrate(arguments: argparse.Namespace, composition: MechanismComposition) -> float:
     """Noise of the deployment, for the rounds of the arguments."""
-    from functools import partial
-
     size, cohort = arguments.population, arguments.noise_cohort or arguments.cohort
-    participation = shared.participation_of(arguments, size, cohort)
     return calibrate_noise_multiplier(
         arguments.epsilon,
         default_delta(size) if arguments.delta is None else arguments.delta,
-        arguments.sampling,
-        size,
-        cohort,
+        shared.participation_of(arguments, size, cohort),
         arguments.rounds,
         arguments.accountant,
-        separation=arguments.separation,
-        max_participations=arguments.max_participations,
-        composition=partial(composition, participation),
+        composition,
     )
 
 
 def _solve(arguments: argparse.Namespace, composition: MechanismComposition) -> int:
     """Find the one number that is left out."""
     from privacy.errors import PrivacyError
-    from privacy.solving import Question, solve
+    from privacy.question import Question
+    from privacy.solving import solve
 
     cohort = arguments.noise_cohort or arguments.cohort
     if shared.simulates(arguments) and arguments.cohort is None:
@@ -90,21 +83,19 @@ def _solve(arguments: argparse.Namespace, composition: MechanismComposition) -> 
             cohort_size=cohort,
             population_size=arguments.population,
             delta=arguments.delta,
-            scheme=arguments.sampling,
+            scheme=shared.scheme_of(arguments),
             accountant=arguments.accountant,
-            separation=arguments.separation,
-            max_participations=arguments.max_participations,
         ),
         composition,
     )
-    solved = solution.participation
+    # What was left out, population or cohort, is known now.
+    arguments.population = solution.participation.population_size
+    arguments.cohort = int(arguments.cohort or solution.participation.cohort_size)
     pair = shared.make_pair(
         arguments,
         composition,
         solution.noise_multiplier,
         solution.rounds,
-        solved.population_size,
-        int(arguments.cohort or solved.cohort_size),
         arguments.accountant,
     )
     answer = _answer(arguments, pair, solution.noise_multiplier, solution.rounds)

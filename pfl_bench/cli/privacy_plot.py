@@ -16,7 +16,7 @@ from privacy.errors import PlanError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from privacy.solving import MechanismComposition
+    from privacy.amplification import MechanismComposition
 
 FORMATS = (".png", ".svg")
 # A curve's points beside the table's, even in the root of the rounds, which epsilon follows; what
@@ -28,6 +28,18 @@ _DOTS_PER_INCH = 150
 _PANEL = (5.2, 3.6)
 # Two accountants that agree to a line's width: the one below is wide enough to be seen.
 _WIDTHS = {"rdp": 1.4, "pld": 2.8, "prv": 1.1}
+
+# matplotlib types the keys as one long Literal, of which older releases know nothing.
+_STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "lines.scale_dashes": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "privacy",
+}
 
 
 def check_target(target: Path) -> None:
@@ -89,19 +101,8 @@ def draw(
         for name in accountants
     }
     sides = ("simulated", "actual") if shared.simulates(arguments) else ("simulated",)
-    # matplotlib types the keys as one long Literal, of which older releases know nothing.
-    settings: dict[Any, Any] = {
-        "font.size": 9,
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "legend.frameon": False,
-        "lines.scale_dashes": False,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "privacy",
-    }
     content = io.BytesIO()
-    with mpl.rc_context(settings):
+    with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_PANEL[0] * len(sides), _PANEL[1]), layout="constrained")
         panels = figure.subplots(1, len(sides), squeeze=False)[0]
         for axes, side in zip(panels, sides, strict=True):
@@ -138,8 +139,6 @@ def _curve(
                 composition,
                 noise,
                 rounds,
-                arguments.population,
-                arguments.cohort,
                 accountant,
                 coarseness=coarseness,
             )

@@ -15,15 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from pfl_bench.types import ConfigError
 from privacy.accountant import check_accountant, compose_epsilon
-from privacy.amplification import Composition, Participation, sampled_gaussian
+from privacy.amplification import (
+    Composition,
+    MechanismComposition,
+    Participation,
+    sampled_gaussian,
+)
 from privacy.calibration import default_delta
 from privacy.description import GAUSSIAN
 from privacy.errors import PlanError
+from privacy.sampling_scheme import SamplingScheme
+from privacy.schemes import scheme_named
 from privacy.statement.statement import NOT_COVERED, PATTERN_NOT_COVERED, Accounted, json_epsilon
 
 if TYPE_CHECKING:
     from privacy.description import Description
-    from privacy.solving import MechanismComposition
     from privacy.statement.guarantee import Guarantee
 
 # Of a calculation that names none: sampled Gaussians, for which no mechanism, nor torch, is loaded.
@@ -50,19 +56,18 @@ def simulates(arguments: argparse.Namespace) -> bool:
     return arguments.noise_cohort is not None or arguments.users is not None
 
 
+def scheme_of(arguments: argparse.Namespace) -> SamplingScheme:
+    """How users are drawn, how far apart and how often."""
+    return scheme_named(arguments.sampling, arguments.separation, arguments.max_participations)
+
+
 def participation_of(arguments: argparse.Namespace, population: int, cohort: int) -> Participation:
     """How users take part, from so many and in cohorts of so many.
 
     Raises:
         PrivacyError: The arguments do not fit one another.
     """
-    return Participation(
-        arguments.sampling,
-        population,
-        cohort,
-        arguments.separation,
-        arguments.max_participations,
-    )
+    return Participation(scheme_of(arguments), population, cohort)
 
 
 def check_noise_cohort(arguments: argparse.Namespace) -> None:
@@ -141,30 +146,29 @@ def make_pair(
     composition: MechanismComposition,
     noise_multiplier: float,
     rounds: int,
-    population: int,
-    cohort: int,
     accountant: str,
     coarseness: float = 1.0,
 ) -> Pair:
     """Account both settings.
 
     Args:
-        arguments: Those of the command: sampling, separation, delta, noise cohort and users.
+        arguments: Those of the command: population (users of the deployment, and of the run unless
+            ``--users`` says others), cohort (users of a round of the run, and of the deployment
+            unless ``--noise-cohort`` does), sampling and delta.
         composition: What the mechanism's rounds compose to.
         noise_multiplier: z of the deployment, or of the run if nothing is simulated.
         rounds: Number of rounds, at least 0.
-        population: Users of the deployment, and of the run unless ``--users`` says others.
-        cohort: Users of a round of the run, and of the deployment unless ``--noise-cohort`` does.
         accountant: "rdp", "pld" or "prv".
         coarseness: At least 1: of the grid of "pld", for pictures; still an upper bound.
 
     Raises:
         PrivacyError: A number is out of its range, or the accountant does not know the mechanism.
     """
+    population, cohort = arguments.population, arguments.cohort
     noise_cohort, users = arguments.noise_cohort or cohort, arguments.users or population
     if composition is sampled_gaussian:
         # It says what to do in the words of the command, before any event is made.
-        check_accountant(accountant, arguments.sampling)
+        check_accountant(accountant, scheme_of(arguments))
 
     def accounted(size: int, drawn: int, noise: float) -> tuple[str, Accounted]:
         participation = participation_of(arguments, size, drawn)
@@ -195,7 +199,7 @@ def guarantee_of(arguments: argparse.Namespace, pair: Pair, rounds: int) -> Guar
 
     not_covered = NOT_COVERED
     mechanism = arguments.mechanism or DEFAULT_MECHANISM
-    if arguments.sampling == "selected":
+    if not scheme_of(arguments).is_drawn:
         not_covered += PATTERN_NOT_COVERED
     return Guarantee(
         unit="user",

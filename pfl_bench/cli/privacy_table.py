@@ -18,7 +18,7 @@ from privacy.statement.statement import json_epsilon, round_up
 
 if TYPE_CHECKING:
     from pfl_bench.report.table import Cell, Table
-    from privacy.solving import MechanismComposition
+    from privacy.amplification import MechanismComposition
 
 _DIGITS = 4
 
@@ -86,8 +86,6 @@ def _lines(
                         composition,
                         noise,
                         rounds,
-                        arguments.population,
-                        arguments.cohort,
                         name,
                     )
                 except PlanError as error:

@@ -236,7 +236,7 @@ class RunConfig(Strict):
                         f"federated.{key} is of runs with simulated devices: add the section "
                         "'systems', such as {source: {name: generated}}, or remove it"
                     )
-            if federated is not None and federated.sampling == "selected":
+            if federated is not None and not federated.scheme.is_drawn:
                 raise ValueError(
                     "federated.sampling is 'selected', but without the section 'systems' nothing "
                     "selects: add it, such as {source: {name: generated}}, or set poisson"
@@ -245,7 +245,7 @@ class RunConfig(Strict):
             raise ValueError(
                 "systems: devices are simulated in federated training alone; remove the section"
             )
-        elif federated.sampling not in ("poisson", "selected"):
+        elif federated.scheme.is_drawn and federated.sampling != "poisson":
             raise ValueError(
                 f"federated.sampling is '{federated.sampling}', but with the section 'systems' "
                 "devices and federated.selection decide who takes part: set sampling to selected, "

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from privacy.sampling_scheme import SamplingScheme
+from privacy.schemes import scheme_named, scheme_names
+
+if TYPE_CHECKING:
+    SchemeName = str
+else:
+    SchemeName = Literal[scheme_names()]
 
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -132,7 +140,7 @@ class FederatedOptions(Strict):
 
     num_rounds: PositiveInt
     cohort_size: PositiveInt
-    sampling: Literal["poisson", "cyclic_poisson", "fixed_size", "full", "selected"] = "poisson"
+    sampling: SchemeName = "poisson"
     separation: PositiveInt = 1
     weighting: Literal["uniform", "examples"] = "uniform"
     local_epochs: PositiveInt = 1
@@ -165,11 +173,17 @@ class FederatedOptions(Strict):
         )
         return self
 
+    @property
+    def scheme(self) -> SamplingScheme:
+        """How users are drawn; its numbers are checked when the users are known."""
+        return scheme_named(self.sampling, self.separation, self.max_participations)
+
     @model_validator(mode="after")
     def _groups_of_cyclic_sampling(self) -> FederatedOptions:
-        if self.sampling == "cyclic_poisson" and self.separation == 1:
+        scheme = self.scheme
+        if scheme.is_drawn and scheme.keeps_distance and self.separation == 1:
             raise ValueError(
-                "sampling is 'cyclic_poisson', which draws from separation groups in turn: set "
+                f"sampling is '{self.sampling}', which draws from separation groups in turn: set "
                 "separation to 2 or more, or sampling to poisson, which is what one group comes to"
             )
         return self

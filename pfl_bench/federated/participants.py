@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.types import Participants, RoundStatistics, Sampler
+from pfl_bench.federated.sampling import Sampler
+from pfl_bench.types import Participants, RoundStatistics
 
 
 class SampledParticipants(Participants):

@@ -1,145 +1,73 @@
-"""Client samplers; each knows what its randomness is worth.
-
-A sampler and the accountant must agree: what is drawn here is what ``privacy.amplification``
-accounts for under the same scheme name.
-"""
+"""Draws the cohorts of a run by a scheme of ``privacy.schemes``, which is what is accounted too."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.types import ConfigError, Sampler
-
-Scheme = Literal["poisson", "fixed_size", "full", "cyclic_poisson"]
-
-
-@dataclass(frozen=True, slots=True)
-class PoissonSampler:
-    """Each user takes part with probability ``cohort_size / num_users``, independent of all else.
-
-    The realised cohort varies around ``cohort_size`` and may be empty.
-    """
-
-    num_users: int
-    cohort_size: int
-    scheme: Scheme = "poisson"
-
-    def draw(self, rng: np.random.Generator, round_index: int = 1) -> NDArray[np.int64]:
-        """Draw one round's users, sorted, none twice; may be empty."""
-        # A binomial number of distinct users, uniformly chosen, is the same law as N coins, and
-        # costs the cohort's size rather than the population's.
-        size = int(rng.binomial(self.num_users, self.cohort_size / self.num_users))
-        return _distinct(rng, self.num_users, size)
+from pfl_bench.types import ConfigError
+from privacy.amplification import Participation
+from privacy.sampling_scheme import SamplingScheme
 
 
 @dataclass(frozen=True, slots=True)
-class FixedSizeSampler:
-    """Exactly ``cohort_size`` distinct users, uniformly without replacement."""
-
-    num_users: int
-    cohort_size: int
-    scheme: Scheme = "fixed_size"
-
-    def draw(self, rng: np.random.Generator, round_index: int = 1) -> NDArray[np.int64]:
-        """Draw one round's users, sorted, none twice."""
-        return _distinct(rng, self.num_users, self.cohort_size)
-
-
-@dataclass(frozen=True, slots=True)
-class FullParticipation:
-    """Every user, every round."""
-
-    num_users: int
-    cohort_size: int
-    scheme: Scheme = "full"
-
-    def draw(self, rng: np.random.Generator, round_index: int = 1) -> NDArray[np.int64]:
-        """All users; ``rng`` and ``round_index`` are not used."""
-        return np.arange(self.num_users, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class CyclicPoissonSampler:
-    """Groups of users take turns; a group's users take part independently in its rounds.
+class Sampler:
+    """Draws the cohorts of one run.
 
     Attributes:
-        num_users: Users of all groups together.
-        cohort_size: Expected users a round.
-        groups: Shape (num_users,), int64: each user's group, drawn independently of the others'.
-        separation: Number of groups: two rounds of one user are so many apart, or a multiple.
+        participation: How users are drawn, and from how many.
+        groups: What the scheme draws once: shape (num_users,), int64; None for schemes without.
     """
 
-    num_users: int
-    cohort_size: int
-    groups: NDArray[np.int64]
-    separation: int
-    scheme: Scheme = "cyclic_poisson"
+    participation: Participation
+    groups: NDArray[np.int64] | None = None
 
     def draw(self, rng: np.random.Generator, round_index: int = 1) -> NDArray[np.int64]:
-        """Draw the users of a round (from 1), sorted, none twice; may be empty."""
-        eligible = np.flatnonzero(self.groups == (round_index - 1) % self.separation)
-        # Of the number of all users, not of the group's own, which is random: the probability is
-        # then the same whoever else there is.
-        probability = self.cohort_size * self.separation / self.num_users
-        size = int(rng.binomial(len(eligible), probability))
-        return eligible[_distinct(rng, len(eligible), size)]
-
-
-def _distinct(rng: np.random.Generator, population: int, size: int) -> NDArray[np.int64]:
-    chosen = rng.choice(population, size=size, replace=False, shuffle=False)
-    return np.sort(chosen.astype(np.int64, copy=False))
+        """Draw the users of a round (from 1): shape (cohort,), ascending, none twice."""
+        users = self.participation
+        return users.scheme.draw(users, rng, round_index, self.groups)
 
 
 def build_sampler(
-    scheme: Scheme,
+    scheme: SamplingScheme,
     num_users: int,
     cohort_size: int,
-    separation: int = 1,
     rng: np.random.Generator | None = None,
 ) -> Sampler:
-    """Build the sampler of a scheme.
+    """Build the sampler of a run.
 
     Args:
-        scheme: "poisson", "fixed_size", "full" or "cyclic_poisson".
+        scheme: How users are drawn.
         num_users: Users in the training split.
-        cohort_size: Expected users a round; for "full" it must be ``num_users``.
-        separation: Groups of "cyclic_poisson"; must be 1 for the others.
-        rng: Deals the users to those groups.
+        cohort_size: Expected users a round; all of them for a scheme that takes everybody.
+        rng: Source of what the scheme draws once; None for a scheme that draws nothing so.
 
     Raises:
         ConfigError: The numbers do not fit the number of users, or the scheme.
     """
+    separation = scheme.min_separation
     if not 1 <= cohort_size <= num_users:
         raise ConfigError(
             f"federated.cohort_size: {cohort_size} is outside 1..{num_users}, the users of the "
             "training split; lower it, or use data with more users."
         )
-    if separation != 1 and scheme != "cyclic_poisson":
+    if separation != 1 and not scheme.keeps_distance:
         raise ConfigError(
-            f"federated.separation: {separation}, but federated.sampling '{scheme}' keeps no "
+            f"federated.separation: {separation}, but federated.sampling '{scheme.name}' keeps no "
             "distance between two rounds of one user; set sampling: cyclic_poisson, or remove it."
         )
-    if scheme == "full":
-        if cohort_size != num_users:
-            raise ConfigError(
-                f"federated.cohort_size: {cohort_size}, but federated.sampling 'full' takes all "
-                f"{num_users} users; set cohort_size={num_users} or sampling: poisson."
-            )
-        return FullParticipation(num_users, cohort_size)
-    if scheme == "poisson":
-        return PoissonSampler(num_users, cohort_size)
-    if scheme == "cyclic_poisson":
-        if cohort_size * separation > num_users:
-            raise ConfigError(
-                f"federated.separation: {separation} groups of {num_users} users have "
-                f"{num_users / separation:.6g} each on average, fewer than federated.cohort_size "
-                f"{cohort_size}; set separation to at most {num_users // cohort_size}."
-            )
-        assert rng is not None
-        groups = rng.integers(separation, size=num_users)
-        return CyclicPoissonSampler(num_users, cohort_size, groups, separation)
-    return FixedSizeSampler(num_users, cohort_size)
+    if scheme.takes_everybody and cohort_size != num_users:
+        raise ConfigError(
+            f"federated.cohort_size: {cohort_size}, but federated.sampling '{scheme.name}' takes "
+            f"all {num_users} users; set cohort_size={num_users} or sampling: poisson."
+        )
+    if cohort_size * separation > num_users:
+        raise ConfigError(
+            f"federated.separation: {separation} groups of {num_users} users have "
+            f"{num_users / separation:.6g} each on average, fewer than federated.cohort_size "
+            f"{cohort_size}; set separation to at most {num_users // cohort_size}."
+        )
+    participation = Participation(scheme, num_users, cohort_size)
+    return Sampler(participation, None if rng is None else scheme.assign(participation, rng))

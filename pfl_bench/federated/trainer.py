@@ -315,12 +315,11 @@ def _participants(
             folder,
         )
     options = parts.options
-    assert options.sampling != "selected"  # the configuration was refused
+    assert options.scheme.is_drawn  # the configuration was refused
     sampler = build_sampler(
-        options.sampling,
+        options.scheme,
         parts.split.num_users,
         options.cohort_size,
-        options.separation,
         stream(seed, Purpose.SAMPLING, 0),
     )
     return SampledParticipants(sampler, parts.download_bytes)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pfl_bench.report.results import format_epsilon
 from pfl_bench.runs.rows import as_float
+from privacy.schemes import scheme_names, scheme_type
 from privacy.statement.statement import small
 
 _UNITS = {
@@ -19,15 +20,6 @@ _ADJACENCY = {
     "add-or-remove-one": "one has all the data of one {unit} more than the other",
     "replace-one": "the data of one {unit} are replaced by others",
     "zero-out": "the device of one {unit} sends nothing; who takes part when is the same",
-}
-_SAMPLING = {
-    "poisson": "each joins a round on its own, with probability {q}",
-    "cyclic_poisson": "groups of users take turns ({b} of them), and in its group's rounds each "
-    "joins on its own, with probability {q}",
-    "fixed_size": "a fixed number is drawn each round without replacement (a fraction {q})",
-    "full": "all take part in every round",
-    "selected": "devices and a selector decide, so that no chance is accounted; two rounds of one "
-    "are at least {b} apart{k}",
 }
 
 
@@ -124,7 +116,9 @@ def _claim(kind: str, side: Mapping[str, Any], unit: str) -> Claim:
     }[kind]
     if epsilon is not None and math.isinf(epsilon):
         about += " That is no guarantee."
-    sampling = _SAMPLING.get(str(side.get("sampling")), str(side.get("sampling")))
+    sampling = str(side.get("sampling"))
+    if sampling in scheme_names():
+        sampling = scheme_type(sampling).phrase
     sampling = sampling.replace("{b}", _number(side.get("separation")))
     cap = side.get("max_participations")
     most = "" if cap is None else f", and no one is in more than {_number(cap)}"

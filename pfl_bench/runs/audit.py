@@ -263,7 +263,7 @@ def _compose(configured: Configured) -> Compose:
             participation.cohort_size,
             participation.cohort_size,
             num_rounds=configured.num_rounds,
-            separation=participation.separation,
+            separation=participation.min_separation,
         )
         read = module.Options.model_validate_json(json.dumps(dict(options)))
         mechanism: Mechanism = module.build(read, scale)

@@ -70,16 +70,15 @@ def make_replay(
 def _cohorts(
     options: FederatedOptions, seed: int, num_users: int | None
 ) -> Callable[[int], NDArray[np.int64]] | str:
-    if options.sampling == "selected":
+    if not options.scheme.is_drawn:
         return "users are selected among simulated devices: their clock is not played anew"
     if num_users is None:
         return "the data are not at hand, and with them how many users are drawn from"
     try:
         sampler = build_sampler(
-            options.sampling,
+            options.scheme,
             num_users,
             options.cohort_size,
-            options.separation,
             stream(seed, Purpose.SAMPLING, 0),
         )
     except ConfigError as error:

@@ -34,7 +34,12 @@ from pfl_bench.types import ConfigError, FederatedSplit, Trainer
 from privacy.errors import BudgetExceededError
 from privacy.ledger import Ledger
 from privacy.mechanisms import gaussian
-from privacy.plan.example_level import ExampleLevelPlan, make_example_level_plan
+from privacy.plan.budget import Budget
+from privacy.plan.example_level import (
+    ExampleLevelPlan,
+    ExampleLevelRequest,
+    make_example_level_plan,
+)
 from privacy.plan.plan import tensor_digest
 from privacy.statement.statement import PrivacyStatement
 
@@ -89,7 +94,7 @@ class CentralTrainer(Trainer):
         self._ledger_path = folder / "ledger.jsonl"
         self._batch_seed = self._seed
         if self.plan is not None:
-            self.accountant = self.plan.accountant
+            self.accountant = self.plan.setting.accountant
             self._private = PrivateSteps(
                 self.plan, model, self._optimizer, task, self._forward, options
             )
@@ -112,17 +117,18 @@ class CentralTrainer(Trainer):
                 "training; example-level DP is DP-SGD: use {name: gaussian, clip_norm: ...}"
             )
         return make_example_level_plan(
-            num_examples=self._split.num_examples,
-            batch_size=self._options.batch_size,
-            steps=self._steps_per_epoch * self.total,
-            clip_norm=mechanism["clip_norm"],
-            epsilon=privacy.epsilon,
-            noise_multiplier=privacy.noise_multiplier,
-            delta=privacy.delta,
-            accountant=privacy.accountant,
-            num_parameters=self._model.num_parameters,
-            selected_by=resolved.config.evaluation.select_best,
-            nonce=privacy.nonce,
+            ExampleLevelRequest(
+                num_examples=self._split.num_examples,
+                batch_size=self._options.batch_size,
+                steps=self._steps_per_epoch * self.total,
+                clip_norm=mechanism["clip_norm"],
+                budget=Budget(
+                    privacy.epsilon, privacy.noise_multiplier, privacy.delta, privacy.accountant
+                ),
+                num_parameters=self._model.num_parameters,
+                selected_by=resolved.config.evaluation.select_best,
+                nonce=privacy.nonce,
+            )
         )
 
     def advance(self, index: int) -> dict[str, float]:

@@ -37,7 +37,7 @@ from pfl_bench.types.tasks import (
     TransformsBatches,
 )
 from pfl_bench.types.trainer import PrivateSeed, Trainer
-from pfl_bench.types.training import Engine, LocalResult, LocalTraining, Participants, Sampler
+from pfl_bench.types.training import Engine, LocalResult, LocalTraining, Participants
 
 __all__ = [
     "Algorithm",
@@ -68,7 +68,6 @@ __all__ = [
     "RemoteFile",
     "RoundStatistics",
     "RunFolderError",
-    "Sampler",
     "SingleProcess",
     "SkipsOutputs",
     "SplitBy",

@@ -14,17 +14,6 @@ if TYPE_CHECKING:
     from pfl_bench.types.round_counts import RoundStatistics
 
 
-class Sampler(Protocol):
-    """Draws a round's users, and knows what its randomness is worth in privacy."""
-
-    @property
-    def scheme(self) -> str:
-        """How users are drawn: "poisson", "cyclic_poisson", "fixed_size" or "full"."""
-
-    def draw(self, rng: np.random.Generator, round_index: int = 1) -> NDArray[np.int64]:
-        """Draw the users of a round (from 1), sorted, none twice; may be empty."""
-
-
 class Participants:
     """Base of what decides who is trained in a round.
 

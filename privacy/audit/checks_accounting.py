@@ -66,7 +66,7 @@ def compositions(
         side = constants.get(label) or {}
         count = left if number == len(segments) else min(segment.rounds, left)
         left -= count
-        participation = Participation(
+        participation = Participation.named(
             str(constants.get("sampling")),
             _whole(side.get("population_size"), f"{label}.population_size"),
             as_number(side.get("cohort_size")),

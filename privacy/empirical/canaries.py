@@ -73,7 +73,7 @@ class Canaries:
         streams: Streams,
         device: torch.device | str,
     ) -> None:
-        if options.kind == "worst_case" and participation.scheme == "fixed_size":
+        if options.kind == "worst_case" and "pld" not in participation.scheme.accountants:
             raise PrivacyError(
                 "privacy.audit.kind: worst_case composes steps by the accountant pld, which does "
                 "not know fixed-size sampling; use kind one_run, or sample by poisson"
@@ -85,7 +85,7 @@ class Canaries:
         self._device = torch.device(device)
         once = streams(0, 0)
         coins = once.random(options.count) < 0.5
-        self._groups = once.integers(participation.separation, size=options.count)
+        self._groups = once.integers(participation.min_separation, size=options.count)
         one_run = options.kind == "one_run"
         self._included = coins if one_run else np.ones(options.count, dtype=np.bool_)
         # Only the largest of many rounds' cosines has a null law that must be measured.
@@ -120,7 +120,7 @@ class Canaries:
         return OneRunScores(options, self._included, rate, noise_multiplier)
 
     def _eligible(self, round_number: int) -> NDArray[np.bool_]:
-        turn, group = divmod(round_number - 1, self._participation.separation)
+        turn, group = divmod(round_number - 1, self._participation.min_separation)
         cap = self._participation.max_participations
         allowed = cap is None or turn < cap
         return np.asarray((self._groups == group) & allowed)
@@ -245,7 +245,7 @@ class Canaries:
             "count": options.count,
             "direction": options.seen_direction,
             "access": options.seen_access,
-            "sampling": self._participation.scheme,
+            "sampling": self._participation.scheme.name,
             "knows_others": self._knew_others and rounds > 0,
             "rounds": rounds,
             "delta": delta,

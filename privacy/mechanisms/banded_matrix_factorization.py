@@ -180,17 +180,17 @@ class BandedMatrixFactorization(CorrelatedSum):
         if bands == 1:
             return sampled_gaussian(participation, noise_multiplier, rounds)
         check_setting(self._noise, participation, noise_multiplier, rounds)
-        if participation.scheme == "cyclic_poisson" and participation.separation >= bands:
+        if participation.scheme.is_independent and participation.min_separation >= bands:
             return sampled_gaussian(participation, noise_multiplier, rounds)
         squared = 0.0
-        if participation.scheme == "selected":
+        if participation.scheme.pattern == "separated":
             most = participation.most_participations(int(rounds))
             squared = separated_squared_sensitivity(
-                self.coefficients, participation.separation, most, int(rounds)
+                self.coefficients, participation.min_separation, most, int(rounds)
             )
         elif rounds > 0:
             squared = float(
-                squared_sensitivities(self.coefficients, participation.separation, rounds)[-1]
+                squared_sensitivities(self.coefficients, participation.min_separation, rounds)[-1]
             )
         return unamplified(self.name, participation, noise_multiplier, squared)
 

@@ -28,13 +28,12 @@ Source: Dwork et al. 2006 (Laplace noise and L1 sensitivity); Zhu et al. 2022, t
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
-from privacy.amplification import SAMPLED, Composition, Participation, check_composition_numbers
+from privacy.amplification import Composition, Participation, check_composition_numbers
 from privacy.clipped_sum import ClipOptions, ClippedSum
 from privacy.clipping import ClipOutcome, add_clipped_l1_
 from privacy.description import FRESH, OF_THE_BOUND, Description
@@ -99,7 +98,7 @@ class Laplace(ClippedSum):
             PrivacyError: A number is out of its range.
         """
         check_composition_numbers(noise_multiplier, rounds)
-        if participation.scheme == "fixed_size":
+        if participation.adjacency == "replace-one":
             raise PlanError(
                 "the laplace mechanism cannot be accounted under fixed-size sampling: no "
                 "accountant here has Laplace noise sampled without replacement, and accounting it "
@@ -108,9 +107,7 @@ class Laplace(ClippedSum):
             )
         from dp_accounting import dp_event
 
-        event: Any = dp_event.LaplaceDpEvent(noise_multiplier)
-        if participation.scheme in SAMPLED:
-            event = dp_event.PoissonSampledDpEvent(participation.sampling_probability, event)
+        event = participation.sampled(dp_event.LaplaceDpEvent(noise_multiplier))
         count = participation.most_participations(int(rounds))
         return Composition(event, count, participation.adjacency)
 

@@ -47,18 +47,18 @@ from privacy.clipped_sum import ClipOptions
 from privacy.correlated_noise import CorrelatedSum, check_setting, check_vectors, unamplified
 from privacy.description import OF_THE_BOUND, Description, Tree
 from privacy.errors import PlanError, PrivacyError
-from privacy.factorization import (
-    separated_tree_squared_sensitivity,
-    tree_levels,
-    tree_noise_profile,
-    tree_squared_sensitivity,
-)
 from privacy.mechanism import (
     NoiseScale,
     NormalSource,
     ReplayedNoise,
     RoundStreams,
     check_state_keys,
+)
+from privacy.tree_factorization import (
+    separated_tree_squared_sensitivity,
+    tree_levels,
+    tree_noise_profile,
+    tree_squared_sensitivity,
 )
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ class TreeAggregation(CorrelatedSum):
             PrivacyError: A number is out of its range.
         """
         check_setting(self._noise, participation, noise_multiplier, rounds)
-        apart, restart_every = participation.separation, self._options.restart_every
-        if participation.scheme == "selected":
+        apart, restart_every = participation.min_separation, self._options.restart_every
+        if participation.scheme.pattern == "separated":
             most = participation.most_participations(int(rounds))
             squared = separated_tree_squared_sensitivity(int(rounds), apart, most, restart_every)
         else:

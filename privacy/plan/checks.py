@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from privacy.amplification import check_scheme
+from privacy.amplification import Participation
 from privacy.errors import PlanError, PrivacyError
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ def check_sizes(request: PlanRequest) -> None:
         PrivacyError: A name is unknown or a count is out of its range.
         PlanError: The cohort is larger than the data's users.
     """
-    check_scheme(request.scheme)
     if request.weighting not in ("uniform", "examples"):
         raise PrivacyError(
             f"weighting is {request.weighting!r}, but must be 'uniform' or 'examples'"
@@ -48,7 +47,7 @@ def check_sizes(request: PlanRequest) -> None:
             "data, so no such cohort can be drawn without drawing a user twice; lower cohort_size "
             "(noise_cohort_size may stay larger, within population_size)"
         )
-    if request.scheme == "full" and request.cohort_size != request.num_users:
+    if request.scheme.takes_everybody and request.cohort_size != request.num_users:
         raise PlanError(
             f"under full participation every one of the {request.num_users} users is in the "
             f"cohort, but cohort_size is {request.cohort_size}; set cohort_size to "
@@ -108,16 +107,16 @@ def check_participation(request: PlanRequest) -> None:
             "change in which rounds others are, which no sensitivity covers; choose a selection "
             "that sees no losses, such as available or uniform, or remove the section 'privacy'"
         )
-    if request.participation_rests_on and request.scheme != "selected":
+    if request.participation_rests_on and request.scheme.is_drawn:
         raise PlanError(
-            f"{request.scheme} sampling is accounted, but who takes part rests on "
+            f"{request.scheme.name} sampling is accounted, but who takes part rests on "
             f"{', '.join(request.participation_rests_on)} too, and is not drawn as that scheme "
             "draws, so that its guarantee would be of another run. What holds is no amplification: "
             "set federated.sampling to selected, federated.max_participations and "
             "federated.separation to what the run shall keep to, and the mechanism to "
             "banded_matrix_factorization, tree_aggregation or any other"
         )
-    if request.scheme == "selected":
+    if not request.scheme.is_drawn:
         for name, users, cohort in (
             ("population_size", request.population_size, request.noise_cohort_size),
             ("the number of the data's users", request.num_users, request.cohort_size),
@@ -127,18 +126,19 @@ def check_participation(request: PlanRequest) -> None:
 
 def _check_enough_users(request: PlanRequest, name: str, users: int, cohort: int) -> None:
     """Check that so many rounds can be filled without anybody coming too often or too soon."""
-    rounds, apart = request.num_rounds, min(request.separation, request.num_rounds)
+    separation, rounds = request.scheme.min_separation, request.num_rounds
+    apart = min(separation, rounds)
     if cohort * apart > users:
         raise PlanError(
-            f"separation is {request.separation}: any {apart} rounds after one another need "
+            f"separation is {separation}: any {apart} rounds after one another need "
             f"{cohort * apart} different users, {cohort} each, but {name} is {users}; lower the "
             f"separation to {max(1, users // cohort)} or less, or the cohort"
         )
-    most = request.participation(users, cohort).most_participations(rounds)
+    most = Participation(request.scheme, users, cohort).most_participations(rounds)
     if cohort * rounds > users * most:
         raise PlanError(
-            f"max_participations is {request.max_participations}: {rounds} rounds of {cohort} "
-            f"users are {cohort * rounds} participations, but {users} users ({name}) have "
+            f"max_participations is {request.scheme.max_participations}: {rounds} rounds of "
+            f"{cohort} users are {cohort * rounds} participations, but {users} users ({name}) have "
             f"{users * most}; raise max_participations to {-(-cohort * rounds // users)} or more, "
             "or lower the rounds or the cohort"
         )
@@ -188,7 +188,7 @@ def _check_populations(request: PlanRequest) -> None:
             f"else cohort_size), but its population_size is {request.population_size}: the "
             "sampling probability would exceed 1; lower noise_cohort_size"
         )
-    if request.scheme == "full" and noise_cohort != request.population_size:
+    if request.scheme.takes_everybody and noise_cohort != request.population_size:
         raise PlanError(
             f"under full participation the simulated cohort is its whole population, but "
             f"noise_cohort_size is {noise_cohort} and population_size {request.population_size}; "

@@ -6,12 +6,14 @@ cohorts, hypothetical populations, the sampler's demands, a useless delta.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from privacy.statement.statement import nonce_note, selection_note
 
 if TYPE_CHECKING:
     from privacy.mechanism import Mechanism, NoiseScale
+    from privacy.plan.example_level import ExampleLevelPlan
     from privacy.plan.types import PlanRequest, Setting
 
 
@@ -33,43 +35,9 @@ def plan_notes(
     """
     if not mechanism.is_private:
         return ()
-    notes = []
-    if noise.noise_multiplier == 0.0:
-        notes.append(
-            "The noise multiplier is 0: there is no guarantee, both epsilons are infinite."
-        )
-    if noise.ratio != 1.0:
-        notes.append(
-            f"The noise of a cohort of {simulated.participation.cohort_size:g} is simulated with "
-            f"cohorts of {actual.participation.cohort_size:g}: it is scaled by {noise.ratio:g}, "
-            "and only the deployment has the simulated epsilon."
-        )
-    if request.population_size != request.num_users:
-        notes.append(
-            f"The simulated population of {request.population_size} users is hypothetical: the "
-            f"data have {request.num_users}."
-        )
-    if request.scheme == "fixed_size":
-        notes.append(
-            "Cohorts have a fixed size: adjacency is replace-one, the population size is public, "
-            "and the sum's sensitivity is twice clip_norm."
-        )
-    if request.scheme == "full":
-        notes.append("Every user takes part in every round: sampling amplifies nothing.")
-    if request.scheme == "cyclic_poisson":
-        notes.append(
-            f"Users belong to {request.separation} groups that take turns: no user is in two "
-            f"rounds less than {request.separation} apart. A deployment must enforce it."
-        )
-    if request.scheme == "selected":
-        cap = f"at most {request.max_participations}"
-        if request.max_participations is None:
-            cap = "any number of" if request.separation == 1 else "as many as fit"
-        notes.append(
-            f"Devices and a selector decide who takes part: no chance is accounted. A user is in "
-            f"{cap} rounds, each two at least {request.separation} apart, which the selector "
-            "enforces. Who takes part when is taken as public."
-        )
+    notes = [*_simulation_notes(request, noise, simulated, actual)]
+    if request.scheme.note:
+        notes.append(request.scheme.note)
     if mechanism.description.randomizes_clients:
         notes.append(
             "Clients add the noise themselves: the guarantee holds against the server too, for "
@@ -85,16 +53,59 @@ def plan_notes(
             "The users of these data are artificial: a guarantee for one of them protects no "
             "person."
         )
-    if request.nonce is not None:
-        notes.append(nonce_note(request.nonce))
-    if request.selected_by is not None:
-        notes.append(selection_note(request.selected_by))
+    notes += _publication_notes(request.nonce, request.selected_by)
     for label, setting in (("simulated", simulated), ("actual", actual)):
-        population = setting.participation.population_size
-        if setting.delta is not None and setting.delta >= 1.0 / population:
-            notes.append(
-                f"The {label} delta {setting.delta:.4g} is not below one over the population "
-                f"({1.0 / population:.4g}): publishing one user at random would "
-                "satisfy it."
-            )
+        notes += _delta_notes(setting, f"The {label} delta", "the population", "user")
     return tuple(notes)
+
+
+def example_level_notes(plan: ExampleLevelPlan) -> tuple[str, ...]:
+    """What the statement says of DP-SGD in words, a sentence or two each.
+
+    Args:
+        plan: What is planned.
+    """
+    notes = [
+        "The unit is one example: a user who owns several is protected less than that.",
+        "Nothing is simulated: simulated and actual epsilon are the same.",
+    ]
+    if plan.noise_multiplier == 0.0:
+        notes.append("The noise multiplier is 0: there is no guarantee.")
+    notes += _publication_notes(plan.request.nonce, plan.request.selected_by)
+    notes += _delta_notes(plan.setting, "Delta", "the number of examples", "example")
+    return tuple(notes)
+
+
+def _simulation_notes(
+    request: PlanRequest, noise: NoiseScale, simulated: Setting, actual: Setting
+) -> Iterator[str]:
+    if noise.noise_multiplier == 0.0:
+        yield "The noise multiplier is 0: there is no guarantee, both epsilons are infinite."
+    if noise.ratio != 1.0:
+        yield (
+            f"The noise of a cohort of {simulated.participation.cohort_size:g} is simulated with "
+            f"cohorts of {actual.participation.cohort_size:g}: it is scaled by {noise.ratio:g}, "
+            "and only the deployment has the simulated epsilon."
+        )
+    if request.population_size != request.num_users:
+        yield (
+            f"The simulated population of {request.population_size} users is hypothetical: the "
+            f"data have {request.num_users}."
+        )
+
+
+def _publication_notes(nonce: str | int | None, selected_by: str | None) -> Iterator[str]:
+    """Of a run whose noise is pinned, or whose model was chosen."""
+    if nonce is not None:
+        yield nonce_note(nonce)
+    if selected_by is not None:
+        yield selection_note(selected_by)
+
+
+def _delta_notes(setting: Setting, subject: str, units: str, unit: str) -> Iterator[str]:
+    one = 1.0 / setting.participation.population_size
+    if setting.delta is not None and setting.delta >= one:
+        yield (
+            f"{subject} {setting.delta:.4g} is not below one over {units} ({one:.4g}): publishing "
+            f"one {unit} at random would satisfy it."
+        )

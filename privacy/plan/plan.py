@@ -16,12 +16,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from privacy.accountant import check_composition, check_delta
 from privacy.amplification import Participation
-from privacy.calibration import calibrate_noise_multiplier, default_delta, max_rounds
+from privacy.calibration import default_delta
 from privacy.errors import BudgetExceededError, PlanError
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.plan.checks import (
@@ -101,7 +100,7 @@ class PrivacyPlan:
             status: Whether the run has ended.
         """
         private = self.mechanism.is_private
-        selected = private and self.request.scheme == "selected"
+        selected = private and not self.request.scheme.is_drawn
         return PrivacyStatement(
             unit="user" if private else "none",
             adjacency=self.simulated.adjacency,
@@ -130,8 +129,8 @@ class PrivacyPlan:
             "mechanism": self.mechanism.name,
             "mechanism_options": dict(request.mechanism_options or {}),
             "mechanism_description": self.mechanism.description.to_json_dict(),
-            "sampling": simulated.participation.scheme,
-            "separation": simulated.participation.separation,
+            "sampling": simulated.participation.scheme.name,
+            "separation": simulated.participation.min_separation,
             "max_participations": simulated.participation.max_participations,
             "adjacency": simulated.adjacency,
             "accountant": simulated.accountant,
@@ -206,112 +205,57 @@ def make_plan(request: PlanRequest) -> PrivacyPlan:
         PrivacyError: A number is out of its range.
     """
     check_sizes(request)
-    noise_cohort = request.noise_cohort_size or request.cohort_size
-
-    def scale(noise_multiplier: float) -> NoiseScale:
-        return NoiseScale(
-            noise_multiplier,
-            request.cohort_size,
-            noise_cohort,
-            num_rounds=request.num_rounds,
-            separation=request.separation,
-        )
-
     # Without noise nothing can be infeasible: only to ask what kind of mechanism this is.
-    probe = request.mechanism_build(scale(0.0))
+    probe = request.mechanism_build(_noise_scale(request, 0.0))
     if not probe.is_private:
         check_not_private(request)
-        everybody = request.participation(request.num_users, request.cohort_size)
+        everybody = Participation(request.scheme, request.num_users, request.cohort_size)
         setting = Setting(everybody, 0.0, None, "none", None)
         noise = NoiseScale(0.0, request.cohort_size, request.cohort_size)
         return PrivacyPlan(request, probe, noise, setting, setting, max_rounds=None)
     check_private(request, probe)
     check_participation(request)
-    delta = request.delta if request.delta is not None else default_delta(request.population_size)
+    delta = _delta(request, request.population_size)
     check_delta(delta)
-    deployment = request.participation(request.population_size, noise_cohort)
+    noise_cohort = request.noise_cohort_size or request.cohort_size
+    deployment = Participation(request.scheme, request.population_size, noise_cohort)
     check_composition(probe.composition(deployment, 1.0, request.num_rounds), request.accountant)
-    noise = scale(_noise_multiplier(request, delta, deployment, probe))
+    noise_multiplier, max_rounds = request.budget.settle(
+        deployment, delta, request.num_rounds, probe.composition
+    )
+    noise = _noise_scale(request, noise_multiplier)
     mechanism = request.mechanism_build(noise)
-    actual = request.participation(request.num_users, request.cohort_size)
-    actual_delta = request.delta if request.delta is not None else default_delta(request.num_users)
+
+    def setting_of(users: Participation, multiplier: float) -> Setting:
+        delta = _delta(request, users.population_size)
+        return Setting(users, multiplier, delta, request.accountant, mechanism.composition)
+
+    actual = Participation(request.scheme, request.num_users, request.cohort_size)
     plan = PrivacyPlan(
         request=request,
         mechanism=mechanism,
         noise=noise,
-        simulated=Setting(
-            deployment,
-            noise.noise_multiplier,
-            delta,
-            request.accountant,
-            partial(mechanism.composition, deployment),
-        ),
-        actual=Setting(
-            actual,
-            noise.noise_multiplier * noise.ratio,
-            actual_delta,
-            request.accountant,
-            partial(mechanism.composition, actual),
-        ),
-        max_rounds=_max_rounds(request, delta, deployment, probe),
+        simulated=setting_of(deployment, noise_multiplier),
+        actual=setting_of(actual, noise_multiplier * noise.ratio),
+        max_rounds=max_rounds,
     )
     if request.accountant == "prv":
         _check_prv_reaches(plan)
     return plan
 
 
-def _noise_multiplier(
-    request: PlanRequest, delta: float, deployment: Participation, probe: Mechanism
-) -> float:
-    if request.noise_multiplier is not None:
-        return request.noise_multiplier
-    if request.epsilon is None:
-        raise PlanError(
-            "neither epsilon nor noise_multiplier is set, so nobody says how much noise a round "
-            "gets; set epsilon (the noise is calibrated to it), noise_multiplier (no budget), or "
-            "both (rounds stop before epsilon is exceeded)"
-        )
-    return calibrate_noise_multiplier(
-        request.epsilon,
-        delta,
-        request.scheme,
-        deployment.population_size,
-        deployment.cohort_size,
-        request.num_rounds,
-        request.accountant,
-        separation=request.separation,
-        max_participations=request.max_participations,
-        composition=partial(probe.composition, deployment),
+def _noise_scale(request: PlanRequest, noise_multiplier: float) -> NoiseScale:
+    return NoiseScale(
+        noise_multiplier,
+        request.cohort_size,
+        request.noise_cohort_size or request.cohort_size,
+        num_rounds=request.num_rounds,
+        separation=request.scheme.min_separation,
     )
 
 
-def _max_rounds(
-    request: PlanRequest, delta: float, deployment: Participation, probe: Mechanism
-) -> int | None:
-    if request.epsilon is None:
-        return None
-    if request.noise_multiplier is None:
-        return request.num_rounds
-    rounds = max_rounds(
-        request.epsilon,
-        delta,
-        request.scheme,
-        deployment.population_size,
-        deployment.cohort_size,
-        request.noise_multiplier,
-        request.accountant,
-        limit=request.num_rounds,
-        separation=request.separation,
-        max_participations=request.max_participations,
-        composition=partial(probe.composition, deployment),
-    )
-    if rounds == 0:
-        raise PlanError(
-            f"not even one round with noise_multiplier {request.noise_multiplier:g} is within the "
-            f"budget epsilon = {request.epsilon:g}; raise either, or leave noise_multiplier out to "
-            "have it calibrated"
-        )
-    return rounds
+def _delta(request: PlanRequest, population_size: int) -> float:
+    return default_delta(population_size) if request.delta is None else request.delta
 
 
 def _check_prv_reaches(plan: PrivacyPlan) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from privacy.accountant import compose_epsilon
-from privacy.amplification import Participation
-from privacy.calibration import Compose
+from privacy.amplification import Composition, MechanismComposition, Participation
+from privacy.calibration import epsilon_of_rounds
+from privacy.plan.budget import Budget
+from privacy.sampling_scheme import SamplingScheme
 from privacy.statement.statement import Accounted
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ class PlanRequest:
     Attributes:
         mechanism: Name of the mechanism.
         mechanism_build: Builds it from a noise scale; the caller has resolved the plug-in.
-        scheme: How users are drawn: "poisson", "cyclic_poisson", "fixed_size" or "full"; or
-            "selected", where devices and a selector decide.
+        scheme: How users are drawn, how far apart and how often.
         population_size: Users of the deployment whose privacy is simulated.
         num_users: Users in the data that this run draws from.
         hypothetical_population: Whether ``population_size`` may differ from ``num_users``.
@@ -48,13 +48,9 @@ class PlanRequest:
         selected_by: Metric by which one of the rounds' models is chosen; None for the last one.
         nonce: What pins the noise, which all runs of it share; None for a run's own noise.
         artificial_users: Whether examples were dealt to users who never had them.
-        separation: Groups of "cyclic_poisson", distance that the selector of "selected" enforces
-            between two rounds of one user; 1 under the other schemes.
         mechanism_options: The mechanism's options as plain data, for the ledger.
         num_canaries: Canary clients that are added to audit the run; 0 for none.
         fresh_noise_for: Setting that rests on noise drawn anew in each round; None for none.
-        max_participations: Rounds of one user at most, which the selector of "selected" enforces;
-            None for no cap.
         participation_rests_on: What decides who takes part beside coins of their own, such as
             "availability" or "over-commitment"; empty where nothing does.
         selection_uses_data: Whether the selector chooses by what comes of users' data, as losses.
@@ -63,7 +59,7 @@ class PlanRequest:
 
     mechanism: str
     mechanism_build: Callable[[NoiseScale], Mechanism]
-    scheme: str
+    scheme: SamplingScheme
     population_size: int
     num_users: int
     hypothetical_population: bool
@@ -82,24 +78,17 @@ class PlanRequest:
     selected_by: str | None = None
     nonce: str | int | None = None
     artificial_users: bool = False
-    separation: int = 1
     mechanism_options: Mapping[str, Any] | None = None
     num_canaries: int = 0
     fresh_noise_for: str | None = None
-    max_participations: int | None = None
     participation_rests_on: tuple[str, ...] = ()
     selection_uses_data: bool = False
     client_state: tuple[str, ...] = ()
 
-    def participation(self, population_size: int, cohort_size: int) -> Participation:
-        """How users take part, from so many and in cohorts of so many.
-
-        Raises:
-            PrivacyError: The sizes do not fit the scheme.
-        """
-        return Participation(
-            self.scheme, population_size, cohort_size, self.separation, self.max_participations
-        )
+    @property
+    def budget(self) -> Budget:
+        """What the noise follows from."""
+        return Budget(self.epsilon, self.noise_multiplier, self.delta, self.accountant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,36 +100,47 @@ class Setting:
         noise_multiplier: Standard deviation of the noise in multiples of clip_norm.
         delta: In (0, 1); None without privacy.
         accountant: "rdp", "pld", "prv" or "none".
-        compose: What the mechanism's rounds compose to; None without privacy.
+        composition: What the mechanism's rounds compose to; None without privacy.
     """
 
     participation: Participation
     noise_multiplier: float
     delta: float | None
     accountant: str
-    compose: Compose | None
+    composition: MechanismComposition | None
 
     @property
     def adjacency(self) -> str:
         """Adjacency under which the setting is accounted: "none" without privacy."""
-        if self.compose is None:
+        if self.composition is None:
             return "none"
-        return self.compose(self.noise_multiplier, 1).adjacency
+        return self.composed(self.noise_multiplier, 1).adjacency
+
+    def composed(self, noise_multiplier: float, rounds: int) -> Composition:
+        """What rounds of a noise compose to, of a private setting."""
+        assert self.composition is not None
+        return self.composition(self.participation, noise_multiplier, rounds)
 
     def epsilon(self, rounds: int) -> float:
         """Epsilon after so many rounds; infinite without privacy."""
-        if self.compose is None or self.delta is None:
+        if self.composition is None or self.delta is None:
             return math.inf
-        composition = self.compose(self.noise_multiplier, rounds)
-        return compose_epsilon([composition], self.delta, self.accountant)
+        return epsilon_of_rounds(
+            self.participation,
+            self.noise_multiplier,
+            rounds,
+            self.delta,
+            self.accountant,
+            self.composition,
+        )
 
     def accounted(self, rounds: int) -> Accounted:
         """The setting with its epsilon after so many rounds, for a statement."""
         return Accounted(
             population_size=self.participation.population_size,
             cohort_size=self.participation.cohort_size,
-            sampling=self.participation.scheme,
-            separation=self.participation.separation,
+            sampling=self.participation.scheme.name,
+            separation=self.participation.min_separation,
             max_participations=self.participation.max_participations,
             sampling_probability=self.participation.sampling_probability,
             noise_multiplier=self.noise_multiplier,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from privacy.description import Tree
+from privacy.schemes import scheme_type
 from privacy.statement.guarantee import Guarantee
 from privacy.statement.statement import Accounted, small
 
@@ -39,7 +40,7 @@ def stated_assumptions(guarantee: Guarantee) -> Iterator[str]:
     yield f"Accountant: {guarantee.accountant}, {how}."
     step, unit = guarantee.step, guarantee.unit
     known = f"how many {unit}s there are"
-    if guarantee.simulated.sampling == "selected":
+    if not scheme_type(guarantee.simulated.sampling).is_drawn:
         known = f"which {unit} took part in which {step}"
     elif guarantee.adjacency == "add-or-remove-one":
         known = f"the probability with which a {unit} takes part"
@@ -100,31 +101,15 @@ def _sampling(guarantee: Guarantee) -> str:
             f"{accounted.sampling.replace('_', ' ')}. It lowers no epsilon: who takes part when "
             f"may be known to all, and every report of a user counts{bound}."
         )
-    if accounted.sampling == "full":
-        return f"none. Every {unit} takes part in every {step}."
-    if accounted.sampling == "selected":
-        return (
-            f"none that is counted on. Devices and a selector decide who takes part. A {unit} is "
-            f"in at most {most} {step}s, each two at least {apart} apart, and counts in full in "
-            "each; a deployment must enforce that. Who is chosen must not depend on what comes of "
-            f"the data, such as losses; a {unit} whose update is late or lost sends nothing."
-        )
-    if accounted.sampling == "fixed_size":
-        return (
-            f"fixed size. In each {step} exactly {count(accounted.cohort_size)} of "
-            f"{count(accounted.population_size)} {unit}s are drawn at random, none twice (a part "
-            f"{rate}). The sum can change by twice the clipping bound, which is counted. {secret}"
-        )
-    if accounted.sampling == "cyclic_poisson":
-        return (
-            f"cyclic Poisson. Each {unit} belongs to one of {apart} groups, drawn once at random, "
-            f"that take turns. In a {step} of its group it takes part with probability {rate}, "
-            f"whatever others do. So nobody is in more than {most} {step}s, or in two that are "
-            f"less than {apart} apart; a deployment must enforce that. {secret}"
-        )
-    return (
-        f"{accounted.sampling.capitalize()}. In each {step} every {unit} takes part with "
-        f"probability {rate}, whatever others do and whatever happened before. {secret}"
+    return scheme_type(accounted.sampling).assumed.format(
+        unit=unit,
+        step=step,
+        rate=rate,
+        most=most,
+        b=apart,
+        cohort=count(accounted.cohort_size),
+        population=count(accounted.population_size),
+        secret=secret,
     )
 
 

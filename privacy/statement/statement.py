@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from privacy.description import Description
 from privacy.errors import PrivacyError
+from privacy.schemes import scheme_type
 
 Status = Literal["planned", "final"]
 
@@ -282,7 +283,7 @@ def _accounted_to_text(accounted: Accounted) -> str:
     if accounted.max_participations is not None:
         apart += f", at most {accounted.max_participations} rounds a user"
     chance = f"q = {accounted.sampling_probability:.4g}"
-    if accounted.sampling == "selected":
+    if not scheme_type(accounted.sampling).is_drawn:
         chance = "no amplification"
     return (
         f"{round_up(accounted.epsilon, 4)}{delta}: {accounted.cohort_size:g} of "

@@ -16,6 +16,7 @@ from pfl_bench.client.forward import Forward
 from pfl_bench.federated.sampling import build_sampler
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import FederatedSplit
+from privacy.schemes import scheme_named
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,11 @@ class Batches:
         self._split, self._forward, self._device = split, forward, device
         self._cohort_seed = cohort_seed
         self._seed, self._federated = tree["seed"], tree["federated"]
-        self._sampler = build_sampler(
-            self._federated["sampling"], split.num_users, self._federated["cohort_size"]
+        scheme, cohort = (
+            scheme_named(tree["federated"]["sampling"]),
+            tree["federated"]["cohort_size"],
         )
+        self._sampler = build_sampler(scheme, split.num_users, cohort)
         self._kept: tuple[int, list[Client]] = (0, [])
 
     def users_of_round(self, index: int) -> list[int]:

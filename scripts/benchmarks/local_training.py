@@ -18,6 +18,7 @@ from pfl_bench.federated.parts import build_model, build_task
 from pfl_bench.federated.sampling import build_sampler
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.types import FederatedSplit
+from privacy.schemes import scheme_named
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
@@ -38,7 +39,7 @@ class Clients:
     def __init__(self, split: FederatedSplit, job: Job) -> None:
         self._split, self._seed = split, job.cohort_seed
         scheme = "poisson" if job.private else "fixed_size"
-        self._sampler = build_sampler(scheme, split.num_users, job.load.cohort_size)
+        self._sampler = build_sampler(scheme_named(scheme), split.num_users, job.load.cohort_size)
         self._examples: dict[int, tuple[Tensor, Tensor]] = {}
         self._shuffled: dict[int, tuple[Tensor, Tensor]] = {}
         self._round = 0

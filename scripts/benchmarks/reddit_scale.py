@@ -87,7 +87,8 @@ def measure(path: Path, cohort: int, rounds: int, cold: bool) -> dict[str, Any]:
         all of its users' examples (median, first, slowest); MiB that opening and reading added to
         the process, and that a cohort's examples take where they are kept.
     """
-    from pfl_bench.federated.sampling import PoissonSampler
+    from pfl_bench.federated.sampling import build_sampler
+    from privacy.schemes.poisson import Poisson
     from tasks.reddit.task import Options, build
 
     if cold:
@@ -99,7 +100,7 @@ def measure(path: Path, cohort: int, rounds: int, cold: bool) -> dict[str, Any]:
     task = build(Options(data=str(path)))
     train = task.split("train")
     opened = time.perf_counter() - start
-    sampler = PoissonSampler(train.num_users, cohort)
+    sampler = build_sampler(Poisson(), train.num_users, cohort)
     draws, whole, kept = [], [], 0
     peak = _resident_mib()
     for index in range(rounds):

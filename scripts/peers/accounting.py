@@ -23,20 +23,22 @@ from pfl_bench.federated.sampling import build_sampler
 from privacy.amplification import Participation
 from privacy.calibration import calibrate_noise_multiplier, default_delta
 from privacy.plan.plan import make_plan
+from privacy.schemes.fixed_size import FixedSize
+from privacy.schemes.poisson import Poisson
 
 
 @cache
 def flair_noise() -> float:
     """The multiplier that FLAIR's epsilon of 2 needs, by RDP."""
     delta = default_delta(USERS)
-    return calibrate_noise_multiplier(2.0, delta, "poisson", USERS, COHORT, ROUNDS, "rdp")
+    return calibrate_noise_multiplier(2.0, delta, poisson(USERS, COHORT), ROUNDS, "rdp")
 
 
 def rounds_as_epochs() -> Row:
     """ml-flair: the rounds are passed where epochs are expected."""
     delta = default_delta(USERS)
     steps = math.ceil(ROUNDS * USERS / COHORT)
-    noise = calibrate_noise_multiplier(2.0, delta, "poisson", USERS, COHORT, steps, "rdp")
+    noise = calibrate_noise_multiplier(2.0, delta, poisson(USERS, COHORT), steps, "rdp")
     plan = make_plan(plan_request())
     assert abs(plan.noise.noise_multiplier / flair_noise() - 1.0) < 1e-3
     return Row(
@@ -58,7 +60,7 @@ def rounds_as_epochs() -> Row:
 def fixed_as_poisson() -> Row:
     """ml-flair: cohorts of a fixed size, accounted as Poisson's."""
     delta, rate = default_delta(USERS), COHORT / USERS
-    fixed = Participation("fixed_size", USERS, COHORT)
+    fixed = Participation.named("fixed_size", USERS, COHORT)
     return Row(
         peer="ml-flair bebcc90",
         files="benchmark/federated_main.py",
@@ -75,7 +77,7 @@ def fixed_as_poisson() -> Row:
         "under replace-one with half the multiplier, and refused by pld and prv",
         test="tests/privacy/test_accountant.py::"
         "test_fixed_size_is_replace_one_with_twice_the_sensitivity",
-        evidence=refusal(lambda: make_plan(plan_request(scheme="fixed_size", accountant="pld"))),
+        evidence=refusal(lambda: make_plan(plan_request(scheme=FixedSize(), accountant="pld"))),
     )
 
 
@@ -86,7 +88,7 @@ def drawn_twice() -> Row:
     users, cohort, rounds, noise, delta = 1_000, 100, 100, 1.0, 1e-5
     # More than 10 times in one round: beyond any delta here, and left out, which lowers epsilon.
     weights = [float(mass) for mass in binom.pmf(np.arange(11), cohort, 1.0 / users)]
-    drawn = build_sampler("poisson", users, cohort).draw(np.random.default_rng(0))
+    drawn = build_sampler(Poisson(), users, cohort).draw(np.random.default_rng(0))
     assert len(set(drawn.tolist())) == len(drawn)
     twice = users * (1.0 - weights[0] - weights[1])
     return Row(
@@ -138,7 +140,7 @@ def banded_rate() -> Row:
     noise = 0.46179
     claimed = epsilon(poisson(users, COHORT), noise, count, delta, "pld")
     assert abs(claimed - 2.0) < 0.002
-    cyclic = Participation("cyclic_poisson", users, COHORT, separation)
+    cyclic = Participation.named("cyclic_poisson", users, COHORT, separation)
     return Row(
         peer="pfl-research 92ef79a",
         files="benchmarks/utils/argument_parsing.py, pfl/privacy/ftrl_mechanism.py (pfl 0.6.0)",
@@ -153,5 +155,5 @@ def banded_rate() -> Row:
         here="cyclic_poisson draws by groups and is accounted at the groups' rate; a population "
         "too small for it is refused",
         test="tests/privacy/test_correlated_noise.py::test_bands_within_the_separation_are_amplified",
-        evidence=refusal(lambda: Participation("cyclic_poisson", USERS, COHORT, separation)),
+        evidence=refusal(lambda: Participation.named("cyclic_poisson", USERS, COHORT, separation)),
     )

@@ -15,6 +15,7 @@ from privacy.errors import PrivacyError
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.mechanisms import gaussian
 from privacy.plan.plan import PlanRequest
+from privacy.schemes.poisson import Poisson
 
 # FLAIR's private setting: training users, cohort, rounds.
 USERS, COHORT, ROUNDS = 41_131, 5_000, 5_000
@@ -63,7 +64,7 @@ def exactly(value: float) -> tuple[float, float]:
 
 def poisson(users: int, cohort: float) -> Participation:
     """Poisson sampling of users."""
-    return Participation("poisson", users, cohort)
+    return Participation(Poisson(), users, cohort)
 
 
 def least_epsilon(
@@ -122,7 +123,7 @@ def plan_request(**changes: Any) -> PlanRequest:
     settings: dict[str, Any] = {
         "mechanism": "gaussian",
         "mechanism_build": build,
-        "scheme": "poisson",
+        "scheme": Poisson(),
         "population_size": USERS,
         "num_users": USERS,
         "hypothetical_population": False,

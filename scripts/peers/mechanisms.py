@@ -190,7 +190,7 @@ def local_epsilon() -> Row:
     """FLUTE: the textbook's Gaussian formula at epsilon 100, and for half of the sensitivity."""
     claimed, delta = 100.0, 1e-7
     noise = math.sqrt(2.0 * math.log(1.25 / delta)) / claimed
-    one = Participation("full", 1, 1)
+    one = Participation.named("full", 1, 1)
     mechanism = local_gaussian.build(local_gaussian.Options(clip_norm=1.0), NoiseScale(noise, 1, 1))
     composed = mechanism.composition(one, noise, 1)
     assert composed.adjacency == "replace-one"

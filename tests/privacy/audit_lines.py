@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.accountant import compose_epsilon
-from privacy.amplification import ADJACENCY, Composition, Participation, sampled_gaussian
+from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.audit.evidence import Evidence, gather
 from privacy.audit.inputs import AuditInputs, Configured, DataAtHand, Saved
 from privacy.description import FRESH, Description
 from privacy.ledger import canonical_line
+from privacy.schemes import scheme_type
 
 EDGES = np.linspace(-4.0, 4.0, 33)
 TAILS = (2.01, 2.51, 3.01, 3.51, 4.01, 5.01, 6.01)
@@ -112,7 +113,7 @@ def constants_of(run: Run) -> dict[str, Any]:
         "sampling": run.scheme,
         "separation": run.separation,
         "max_participations": run.max_participations,
-        "adjacency": ADJACENCY[run.scheme],  # type: ignore[index]
+        "adjacency": scheme_type(run.scheme).adjacency,
         "accountant": "pld" if run.shape == "laplace" else "rdp",
         "weighting": "uniform",
         "uploads": ["update"],
@@ -451,7 +452,7 @@ def read_inputs(run: Run, lines: list[dict[str, Any]], **changes: Any) -> AuditI
     }
     for label in ("simulated", "actual"):
         side = dict(constants[label])
-        participation = Participation(
+        participation = Participation.named(
             run.scheme,
             side["population_size"],
             side["cohort_size"],

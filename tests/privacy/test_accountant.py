@@ -11,7 +11,7 @@ from dp_accounting import dp_event
 from hypothesis import given, settings
 
 from privacy.accountant import LARGEST_EPSILON, compose_epsilon, compute_epsilon
-from privacy.amplification import Composition, Participation, round_event, sampled_gaussian
+from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.errors import PlanError, PrivacyError
 
 ACCOUNTANTS = ("rdp", "pld", "prv")
@@ -31,6 +31,11 @@ def epsilon(
 ) -> float:
     event, adjacency = round_event(scheme, noise, population, cohort)
     return compute_epsilon(event, rounds, delta, accountant, adjacency)
+
+
+def round_event(scheme: str, noise: float, population: int, cohort: float) -> tuple[Any, str]:
+    composed = sampled_gaussian(Participation.named(scheme, population, cohort), noise, 1)
+    return composed.event, composed.adjacency
 
 
 # Origin: dp-accounting 0.6.0 and Opacus, as recorded in the project's facts.
@@ -224,12 +229,12 @@ def test_prv_refuses_deltas_where_it_loses_its_precision() -> None:
 
 def test_cyclic_poisson_is_fewer_rounds_at_a_higher_rate() -> None:
     """Choquette-Choo et al. 2023, theorem 4: b groups cost T / b rounds at b times the rate."""
-    cyclic = sampled_gaussian(Participation("cyclic_poisson", 1000, 10, 20), 2.0, 101)
+    cyclic = sampled_gaussian(Participation.named("cyclic_poisson", 1000, 10, 20), 2.0, 101)
     assert cyclic == Composition(
         dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(2.0)), 6, "add-or-remove-one"
     )
-    plain = sampled_gaussian(Participation("poisson", 1000, 10), 2.0, 101)
-    one_group = sampled_gaussian(Participation("cyclic_poisson", 1000, 10, 1), 2.0, 101)
+    plain = sampled_gaussian(Participation.named("poisson", 1000, 10), 2.0, 101)
+    one_group = sampled_gaussian(Participation.named("cyclic_poisson", 1000, 10, 1), 2.0, 101)
     assert one_group == plain
 
 

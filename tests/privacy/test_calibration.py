@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from privacy.amplification import Participation
 from privacy.calibration import (
     calibrate_noise_multiplier,
     default_delta,
@@ -39,18 +40,17 @@ def test_golden_multipliers(
     rdp: float,
     pld: float,
 ) -> None:
-    noise = calibrate_noise_multiplier(
-        2.0, delta, "poisson", population, cohort, rounds, accountant
-    )
+    participation = Participation.named("poisson", population, cohort)
+    noise = calibrate_noise_multiplier(2.0, delta, participation, rounds, accountant)
     wanted, tolerance = {"rdp": (rdp, 0.005), "pld": (pld, 0.005), "prv": (pld, 0.01)}[accountant]
     assert noise == pytest.approx(wanted, rel=tolerance)
-    arguments = (delta, "poisson", population, cohort, rounds, accountant)
-    assert epsilon_of_rounds(noise, *arguments) <= 2.0
-    assert epsilon_of_rounds(noise * (1 - 1e-4), *arguments) > 2.0
+    arguments = (rounds, delta, accountant)
+    assert epsilon_of_rounds(participation, noise, *arguments) <= 2.0
+    assert epsilon_of_rounds(participation, noise * (1 - 1e-4), *arguments) > 2.0
 
 
 def test_opacus_golden_multipliers() -> None:
-    arguments = (2.0, FLAIR_DELTA, "poisson", 41_131, 5000, 5000)
+    arguments = (2.0, FLAIR_DELTA, Participation.named("poisson", 41_131, 5000), 5000)
     assert calibrate_noise_multiplier(*arguments, "prv") == pytest.approx(17.41, rel=0.01)
     assert calibrate_noise_multiplier(*arguments, "rdp") == pytest.approx(18.672, rel=0.01)
 
@@ -67,32 +67,31 @@ def test_calibration_round_trips(
     epsilon: float, cohort: int, rounds: int, accountant: str, scheme: str
 ) -> None:
     population = cohort if scheme == "full" else 20_000
-    arguments = (1e-6, scheme, population, cohort, rounds, accountant)
-    noise = calibrate_noise_multiplier(
-        epsilon, 1e-6, scheme, population, cohort, rounds, accountant
-    )
-    assert epsilon_of_rounds(noise, *arguments) <= epsilon
-    assert epsilon_of_rounds(noise * (1 - 1e-4), *arguments) > epsilon
+    participation = Participation.named(scheme, population, cohort)
+    noise = calibrate_noise_multiplier(epsilon, 1e-6, participation, rounds, accountant)
+    arguments = (rounds, 1e-6, accountant)
+    assert epsilon_of_rounds(participation, noise, *arguments) <= epsilon
+    assert epsilon_of_rounds(participation, noise * (1 - 1e-4), *arguments) > epsilon
 
 
 def test_calibration_of_fixed_size_sampling() -> None:
-    arguments = (1e-5, "fixed_size", 41_131, 5000, 5000, "rdp")
-    noise = calibrate_noise_multiplier(2.0, *arguments)
-    assert (
-        epsilon_of_rounds(noise, *arguments) <= 2.0 < epsilon_of_rounds(0.9999 * noise, *arguments)
-    )
+    participation = Participation.named("fixed_size", 41_131, 5000)
+    noise = calibrate_noise_multiplier(2.0, 1e-5, participation, 5000, "rdp")
+    assert epsilon_of_rounds(participation, noise, 5000, 1e-5, "rdp") <= 2.0
+    assert epsilon_of_rounds(participation, 0.9999 * noise, 5000, 1e-5, "rdp") > 2.0
     # Replacing a user costs more than adding one, whose multiplier is 18.7.
     assert noise > 2 * 18.668
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld", "prv"])
 def test_max_rounds_is_the_last_round_within_the_budget(accountant: str) -> None:
-    arguments = (1e-5, "poisson", 10_000, 100)
-    rounds = max_rounds(2.0, *arguments, 1.0, accountant)
-    assert epsilon_of_rounds(1.0, *arguments, rounds, accountant) <= 2.0
-    assert epsilon_of_rounds(1.0, *arguments, rounds + 1, accountant) > 2.0
+    participation = Participation.named("poisson", 10_000, 100)
+    rounds = max_rounds(2.0, 1e-5, participation, 1.0, accountant)
+    assert epsilon_of_rounds(participation, 1.0, rounds, 1e-5, accountant) <= 2.0
+    assert epsilon_of_rounds(participation, 1.0, rounds + 1, 1e-5, accountant) > 2.0
     for limit in (1, rounds - 1, rounds, rounds + 1):
-        assert max_rounds(2.0, *arguments, 1.0, accountant, limit) == min(limit, rounds)
+        found = max_rounds(2.0, 1e-5, participation, 1.0, accountant, limit)
+        assert found == min(limit, rounds)
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
@@ -105,16 +104,16 @@ def test_max_rounds_is_the_last_round_within_the_budget(accountant: str) -> None
 def test_max_rounds_never_exceeds(
     epsilon: float, noise: float, limit: int, accountant: str
 ) -> None:
-    arguments = (1e-6, "poisson", 5000, 100)
-    rounds = max_rounds(epsilon, *arguments, noise, accountant, limit)
+    participation = Participation.named("poisson", 5000, 100)
+    rounds = max_rounds(epsilon, 1e-6, participation, noise, accountant, limit)
     assert 0 <= rounds <= limit
-    assert epsilon_of_rounds(noise, *arguments, rounds, accountant) <= epsilon
+    assert epsilon_of_rounds(participation, noise, rounds, 1e-6, accountant) <= epsilon
     if rounds < limit:
-        assert epsilon_of_rounds(noise, *arguments, rounds + 1, accountant) > epsilon
+        assert epsilon_of_rounds(participation, noise, rounds + 1, 1e-6, accountant) > epsilon
 
 
 def test_max_rounds_without_noise_is_none_at_all() -> None:
-    assert max_rounds(2.0, 1e-5, "poisson", 1000, 10, 0.0, "rdp") == 0
+    assert max_rounds(2.0, 1e-5, Participation.named("poisson", 1000, 10), 0.0, "rdp") == 0
 
 
 def test_default_delta_is_that_of_the_papers() -> None:
@@ -125,10 +124,11 @@ def test_default_delta_is_that_of_the_papers() -> None:
 
 @pytest.mark.parametrize("accountant", ["pld", "prv"])
 def test_fixed_size_by_a_numerical_accountant_is_refused(accountant: str) -> None:
+    participation = Participation.named("fixed_size", 1000, 10)
     with pytest.raises(PlanError, match="use the accountant rdp"):
-        calibrate_noise_multiplier(2.0, 1e-5, "fixed_size", 1000, 10, 10, accountant)
+        calibrate_noise_multiplier(2.0, 1e-5, participation, 10, accountant)
     with pytest.raises(PlanError, match="use the accountant rdp"):
-        max_rounds(2.0, 1e-5, "fixed_size", 1000, 10, 1.0, accountant)
+        max_rounds(2.0, 1e-5, participation, 1.0, accountant)
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,16 @@ def test_arguments_out_of_range(changes: dict[str, Any], message: str) -> None:
         "accountant": "rdp",
         **changes,
     }
+    users = [arguments.pop(name) for name in ("scheme", "population_size", "cohort_size")]
+
+    def calibrate() -> float:
+        participation = Participation.named(*users)
+        return calibrate_noise_multiplier(participation=participation, **arguments)
+
     with pytest.raises(PrivacyError, match=message):
-        calibrate_noise_multiplier(**arguments)
+        calibrate()
 
 
 def test_a_limit_out_of_range() -> None:
     with pytest.raises(PrivacyError, match="limit is 0"):
-        max_rounds(2.0, 1e-5, "poisson", 1000, 10, 1.0, "rdp", limit=0)
+        max_rounds(2.0, 1e-5, Participation.named("poisson", 1000, 10), 1.0, "rdp", limit=0)

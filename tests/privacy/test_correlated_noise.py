@@ -24,13 +24,12 @@ from privacy.factorization import (
     prefix_errors,
     square_root_coefficients,
     squared_sensitivities,
-    tree_prefix_errors,
-    tree_squared_sensitivity,
 )
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.mechanisms import banded_matrix_factorization as banded
 from privacy.mechanisms import gaussian
 from privacy.mechanisms import tree_aggregation as tree
+from privacy.tree_factorization import tree_prefix_errors, tree_squared_sensitivity
 
 Array = np.ndarray[Any, Any]
 MULTIPLIER, COHORT, NOISE_COHORT, CLIP, ROUNDS = 1.5, 20.0, 100.0, 0.5, 12
@@ -121,7 +120,7 @@ def test_no_pattern_shows_more_than_is_accounted(name: str, separation: int) -> 
     all rounds until any stop, is x' S^-1 x, S the covariance of the noise.
     """
     matrix = mixing(name)
-    everybody = Participation("cyclic_poisson", 400 * separation, 400.0, separation)
+    everybody = Participation.named("cyclic_poisson", 400 * separation, 400.0, separation)
     worst = 0.0
     for rounds in (1, 5, 8, ROUNDS):
         inverse = np.linalg.inv((matrix @ matrix.T)[:rounds, :rounds])
@@ -244,7 +243,7 @@ def test_the_state_of_a_tree_is_its_open_nodes() -> None:
 def test_one_band_is_the_gaussian_mechanism(scheme: str) -> None:
     """In accounting, and given the same draws in release, bit for bit."""
     cohort = 90.0 if scheme == "full" else 10.0
-    participation = Participation(scheme, 90, cohort, 3 if scheme == "cyclic_poisson" else 1)
+    participation = Participation.named(scheme, 90, cohort, 3 if scheme == "cyclic_poisson" else 1)
     plain = gaussian.build(
         gaussian.Options(clip_norm=CLIP), NoiseScale(MULTIPLIER, COHORT, NOISE_COHORT)
     )
@@ -275,13 +274,13 @@ def test_switched_off_it_adds_nothing_and_promises_nothing(name: str) -> None:
     fresh.load_state_dict(mechanism.state_dict())
     assert fresh.state_dict()["rounds"] == 6
     assert mechanism.update_noise_multiplier == 0.0
-    composed = mechanism.composition(Participation("cyclic_poisson", 400, 20.0, 4), 0.0, 3)
+    composed = mechanism.composition(Participation.named("cyclic_poisson", 400, 20.0, 4), 0.0, 3)
     assert compose_epsilon([composed], 1e-5, "rdp") == math.inf
 
 
 def test_bands_within_the_separation_are_amplified() -> None:
     """Choquette-Choo et al. 2023, theorem 4: ceil(T / b) rounds of a group, at rate q b."""
-    participation = Participation("cyclic_poisson", 4000, 100.0, 5)
+    participation = Participation.named("cyclic_poisson", 4000, 100.0, 5)
     composed = make("optimized", separation=5).composition(participation, 1.1, 12)
     assert composed == Composition(
         dp_event.PoissonSampledDpEvent(0.125, dp_event.GaussianDpEvent(1.1)),
@@ -292,7 +291,7 @@ def test_bands_within_the_separation_are_amplified() -> None:
 
 
 def test_bands_beyond_the_separation_are_not_amplified() -> None:
-    participation = Participation("cyclic_poisson", 4000, 100.0, 3)
+    participation = Participation.named("cyclic_poisson", 4000, 100.0, 3)
     mechanism = make("square_root", separation=3)
     composed = mechanism.composition(participation, 1.1, 12)
     squared = squared_sensitivities(square_root_coefficients(4), 3, 12)[-1]
@@ -301,7 +300,9 @@ def test_bands_beyond_the_separation_are_not_amplified() -> None:
     assert composed.event.noise_multiplier == pytest.approx(1.1 / math.sqrt(squared))
     # More than what whole groups would cost if columns did not overlap.
     assert squared > 4.0
-    full = make("square_root", separation=1).composition(Participation("full", 50, 50.0), 1.1, 12)
+    full = make("square_root", separation=1).composition(
+        Participation.named("full", 50, 50.0), 1.1, 12
+    )
     assert full.event.noise_multiplier < composed.event.noise_multiplier
 
 
@@ -309,13 +310,13 @@ def test_bands_beyond_the_separation_are_not_amplified() -> None:
 @pytest.mark.parametrize("scheme", ["poisson", "fixed_size"])
 def test_schemes_without_a_proof_are_refused(name: str, scheme: str) -> None:
     with pytest.raises(PlanError, match=f"{scheme} sampling.*cyclic_poisson"):
-        make(name, separation=1).composition(Participation(scheme, 100, 10.0), 1.0, 5)
+        make(name, separation=1).composition(Participation.named(scheme, 100, 10.0), 1.0, 5)
 
 
 @pytest.mark.parametrize("name", ["optimized", "wide", "square_root", "tree", "restarts"])
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_epsilon_rises_with_rounds_and_is_spent_as_run(name: str, accountant: str) -> None:
-    participation = Participation("cyclic_poisson", 4000, 500.0, 4)
+    participation = Participation.named("cyclic_poisson", 4000, 500.0, 4)
     compose = partial(make(name).composition, participation)
     some = range(ROUNDS + 1) if accountant == "rdp" else (0, 1, 4, 5, ROUNDS)
     epsilons = [compose_epsilon([compose(2.0, rounds)], 1e-5, accountant) for rounds in some]
@@ -326,20 +327,15 @@ def test_epsilon_rises_with_rounds_and_is_spent_as_run(name: str, accountant: st
 
 @pytest.mark.parametrize("name", ["optimized", "wide", "tree", "restarts"])
 def test_calibration_round_trips(name: str) -> None:
-    arguments = (1e-5, "cyclic_poisson", 4000, 500.0)
-    compose = partial(make(name).composition, Participation("cyclic_poisson", 4000, 500.0, 4))
-    noise = calibrate_noise_multiplier(
-        2.0, *arguments, ROUNDS, "rdp", separation=4, composition=compose
-    )
+    participation = Participation.named("cyclic_poisson", 4000, 500.0, 4)
+    mechanism = make(name).composition
+    compose = partial(mechanism, participation)
+    noise = calibrate_noise_multiplier(2.0, 1e-5, participation, ROUNDS, "rdp", mechanism)
     assert compose_epsilon([compose(noise, ROUNDS)], 1e-5, "rdp") <= 2.0
     assert compose_epsilon([compose(noise * 0.999, ROUNDS)], 1e-5, "rdp") > 2.0
-    rounds = max_rounds(
-        2.0, *arguments, noise, "rdp", limit=ROUNDS, separation=4, composition=compose
-    )
+    rounds = max_rounds(2.0, 1e-5, participation, noise, "rdp", ROUNDS, mechanism)
     assert rounds == ROUNDS
-    fewer = max_rounds(
-        1.5, *arguments, noise, "rdp", limit=ROUNDS, separation=4, composition=compose
-    )
+    fewer = max_rounds(1.5, 1e-5, participation, noise, "rdp", ROUNDS, mechanism)
     assert 0 < fewer < ROUNDS
 
 
@@ -352,7 +348,7 @@ def test_gboards_portuguese_model() -> None:
     """
     noise = NoiseScale(8.35, 6500.0, 6500.0, num_rounds=2000, separation=1429)
     options = banded.Options(clip_norm=1.0, bands=1000, strategy="square_root")
-    everybody = Participation("cyclic_poisson", 1429 * 6500, 6500.0, 1429)
+    everybody = Participation.named("cyclic_poisson", 1429 * 6500, 6500.0, 1429)
     assert everybody.sampling_probability == 1.0
     composed = banded.build(options, noise).composition(everybody, 8.35, 2000)
     assert composed.count == 2
@@ -369,24 +365,14 @@ def test_gboards_portuguese_model() -> None:
 def test_correlated_noise_beats_independent_noise_at_equal_epsilon() -> None:
     """Real mechanisms, calibrated to one epsilon; the error of the last prefix sum, measured."""
     rounds, separation, length = 64, 16, 400
-    participation = Participation("cyclic_poisson", 3200, 200.0, separation)
+    participation = Participation.named("cyclic_poisson", 3200, 200.0, separation)
 
     def error(build: Any, options: Any) -> float:
         def scale(multiplier: float) -> NoiseScale:
             return NoiseScale(multiplier, 200.0, 200.0, rounds, separation)
 
-        compose = partial(build(options, scale(0.0)).composition, participation)
-        noise = calibrate_noise_multiplier(
-            4.0,
-            1e-5,
-            "cyclic_poisson",
-            3200,
-            200.0,
-            rounds,
-            "rdp",
-            separation=separation,
-            composition=compose,
-        )
+        compose = build(options, scale(0.0)).composition
+        noise = calibrate_noise_multiplier(4.0, 1e-5, participation, rounds, "rdp", compose)
         mechanism = build(options, scale(noise))
         rng = np.random.default_rng(0)
         total, squares = np.zeros(length), 0.0
@@ -408,7 +394,7 @@ def test_plans_that_make_no_sense_are_refused() -> None:
         banded.build(banded.Options(clip_norm=1.0, bands=11), noise)
     with pytest.raises(PlanError, match="restart_every is 11"):
         tree.build(tree.Options(clip_norm=1.0, restart_every=11), noise)
-    other = Participation("cyclic_poisson", 400, 10.0, 5)
+    other = Participation.named("cyclic_poisson", 400, 10.0, 5)
     for name in ("optimized", "tree"):
         with pytest.raises(PlanError, match="built for a separation of 4"):
             make(name).composition(other, 1.0, 3)
@@ -419,7 +405,9 @@ def test_plans_that_make_no_sense_are_refused() -> None:
             mechanism.release(Aggregate.zeros(2), np.random.default_rng(0))
         for wrong in (-1.0, math.nan, math.inf):
             with pytest.raises(PrivacyError, match="noise_multiplier"):
-                make(name).composition(Participation("cyclic_poisson", 400, 10.0, 3), wrong, 3)
+                make(name).composition(
+                    Participation.named("cyclic_poisson", 400, 10.0, 3), wrong, 3
+                )
     unplanned = banded.build(banded.Options(clip_norm=1.0, bands=3), NoiseScale(1.0, 10.0, 10.0))
     with pytest.raises(PlanError, match="none is planned"):
         unplanned.release(Aggregate.zeros(2), np.random.default_rng(0))

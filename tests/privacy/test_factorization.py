@@ -20,6 +20,8 @@ from privacy.factorization import (
     prefix_errors,
     square_root_coefficients,
     squared_sensitivities,
+)
+from privacy.tree_factorization import (
     tree_levels,
     tree_noise_profile,
     tree_prefix_errors,

@@ -13,7 +13,12 @@ from hypothesis import given, settings
 from privacy.amplification import Composition, Participation
 from privacy.calibration import default_delta, epsilon_of_rounds
 from privacy.errors import PlanError, PrivacyError
-from privacy.solving import LARGEST_ROUNDS, UNKNOWNS, Question, Solution, solve
+from privacy.question import LARGEST_ROUNDS, UNKNOWNS, Question
+from privacy.schemes import scheme_named
+from privacy.schemes.cyclic_poisson import CyclicPoisson
+from privacy.schemes.fixed_size import FixedSize
+from privacy.schemes.full import Full
+from privacy.solving import Solution, solve
 
 SEARCHED = tuple(name for name in UNKNOWNS if name != "epsilon")
 # FLAIR's setting: its z by dp-accounting 0.6.0 (the project's facts) is 18.668, to three places.
@@ -30,16 +35,9 @@ def epsilon_at(question: Question, solution: Solution, value: float) -> float:
         solution.unknown: value,
     }
     delta = question.delta or default_delta(numbers["population_size"])
-    return epsilon_of_rounds(
-        numbers["noise_multiplier"],
-        delta,
-        question.scheme,
-        numbers["population_size"],
-        numbers["cohort_size"],
-        numbers["rounds"],
-        question.accountant,
-        separation=question.separation,
-    )
+    users = Participation(question.scheme, numbers["population_size"], numbers["cohort_size"])
+    noise, rounds = numbers["noise_multiplier"], numbers["rounds"]
+    return epsilon_of_rounds(users, noise, rounds, delta, question.accountant)
 
 
 def check(question: Question, solution: Solution) -> None:
@@ -103,7 +101,9 @@ def test_the_answer_fits_and_the_next_does_not(
 ) -> None:
     separation = 7 if scheme == "cyclic_poisson" else 1
     question = replace(
-        Question(epsilon, noise, rounds, cohort, 50_000, delta, scheme, "rdp", separation),
+        Question(
+            epsilon, noise, rounds, cohort, 50_000, delta, scheme_named(scheme, separation), "rdp"
+        ),
         **{unknown: None},
     )
     try:
@@ -116,7 +116,7 @@ def test_the_answer_fits_and_the_next_does_not(
 
 
 def test_cohorts_of_a_fixed_size() -> None:
-    question = Question(2.0, 5.0, 20, None, 2000, 1e-4, "fixed_size")
+    question = Question(2.0, 5.0, 20, None, 2000, 1e-4, FixedSize())
     check(question, solve(question))
 
 
@@ -133,7 +133,7 @@ def test_more_of_what_protects_still_fits(delta: float | None) -> None:
 @pytest.mark.parametrize("scheme", ["poisson", "cyclic_poisson"])
 def test_who_there_is_may_bound_the_answer(unknown: str, scheme: str) -> None:
     separation = 3 if scheme == "cyclic_poisson" else 1
-    question = Question(50.0, 40.0, 10, 100, 301, 1e-5, scheme, separation=separation)
+    question = Question(50.0, 40.0, 10, 100, 301, 1e-5, scheme_named(scheme, separation))
     solution = solve(replace(question, **{unknown: None}))
     whole = {"cohort_size": 301 // separation, "population_size": 100 * separation}
     assert solution.value == whole[unknown]
@@ -154,7 +154,7 @@ def test_a_mechanisms_own_composition_is_searched() -> None:
 
     question = Question(2.0, None, 16, 10, 1000, delta=1e-5)
     # 16 Gaussians of multiplier z / 2 are one of z / 8.
-    one = solve(replace(question, rounds=1, scheme="full", cohort_size=1000)).value
+    one = solve(replace(question, rounds=1, scheme=Full(), cohort_size=1000)).value
     assert solve(question, halved).value == pytest.approx(8 * one, rel=2e-4)
     # The cohort changes nothing, so that everybody may come.
     everybody = solve(replace(question, noise_multiplier=9 * one, cohort_size=None), halved)
@@ -178,10 +178,9 @@ def test_a_mechanisms_own_composition_is_searched() -> None:
         ({"rounds": None, "cohort_size": 50_000}, "more than population_size"),
         ({"cohort_size": None, "population_size": 10**13}, "at most 1e\\+12"),
         ({"cohort_size": None, "delta": 1.0}, "delta is 1.0"),
-        ({"cohort_size": None, "scheme": "drawn"}, "scheme is 'drawn'"),
         ({"cohort_size": None, "accountant": "gdp"}, "accountant is 'gdp'"),
         (
-            {"cohort_size": None, "scheme": "cyclic_poisson", "separation": 50_000},
+            {"cohort_size": None, "scheme": CyclicPoisson(50_000)},
             "separation is 50000",
         ),
     ],
@@ -193,12 +192,12 @@ def test_what_has_no_answer_is_said(changes: dict[str, Any], message: str) -> No
 
 @pytest.mark.parametrize("unknown", ["cohort_size", "population_size"])
 def test_sizes_under_full_participation_are_refused(unknown: str) -> None:
-    question = Question(2.0, 10.0, 10, 100, 100, scheme="full")
+    question = Question(2.0, 10.0, 10, 100, 100, scheme=Full())
     with pytest.raises(PlanError, match="under full participation"):
         solve(replace(question, **{unknown: None}))
 
 
 def test_an_accountant_that_does_not_know_the_scheme_is_refused() -> None:
-    question = replace(FLAIR, scheme="fixed_size", accountant="pld", cohort_size=None)
+    question = replace(FLAIR, scheme=FixedSize(), accountant="pld", cohort_size=None)
     with pytest.raises(PlanError, match="use the accountant rdp"):
         solve(question)

@@ -16,8 +16,8 @@ from privacy.mechanisms import adaptive_gaussian
 from privacy.mechanisms.banded_matrix_factorization import BandedMatrixFactorization
 from privacy.mechanisms.local_gaussian import LocalGaussian
 from privacy.mechanisms.tree_aggregation import TreeAggregation
+from privacy.plan import budget
 from privacy.plan import checks as plan_checks
-from privacy.plan import plan
 from privacy.plan.plan import PlanRequest, PrivacyPlan, Setting
 from tests.sabotage.planting import (
     ADAPTIVE,
@@ -48,13 +48,13 @@ def counting_rounds(count: Callable[[int], int]) -> Plant:
     """Calibrate to, and state, other rounds than are run."""
 
     def plant(patch: Patch) -> None:
-        calibrate, epsilon = plan.calibrate_noise_multiplier, Setting.epsilon
+        calibrate, epsilon = budget.calibrate_noise_multiplier, Setting.epsilon
 
-        def calibrated(*arguments: Any, **keywords: Any) -> float:
-            *before, rounds, accountant = arguments
-            return calibrate(*before, count(rounds), accountant, **keywords)
+        def calibrated(*arguments: Any) -> float:
+            *before, rounds, accountant, composition = arguments
+            return calibrate(*before, count(rounds), accountant, composition)
 
-        patch.setattr(plan, "calibrate_noise_multiplier", calibrated)
+        patch.setattr(budget, "calibrate_noise_multiplier", calibrated)
         patch.setattr(Setting, "epsilon", lambda self, rounds: epsilon(self, count(rounds)))
 
     return plant

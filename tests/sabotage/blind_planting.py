@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.federated import trainer as federated
-from pfl_bench.federated.sampling import PoissonSampler
 from pfl_bench.federated.trainer import FederatedTrainer
 from privacy import clipped_sum
+from privacy.amplification import Participation
 from privacy.clipping import ClipOutcome, add_clipped_, l2_norm
 from privacy.mechanism import mean_of
 from privacy.mechanisms import gaussian
+from privacy.schemes.poisson import Poisson
 from tests.sabotage.planting import Bug, Patch, Plant
 
 OPEN = "passes the audit, at one seed at least, when it was planted"
@@ -114,7 +115,7 @@ def counting_from_resume(patch: Patch, purposes: tuple[int, ...]) -> None:
 
 
 def cohorts(
-    draw: Callable[[PoissonSampler, np.random.Generator, int, dict[str, Any]], Users],
+    draw: Callable[[Participation, np.random.Generator, int, dict[str, Any]], Users],
 ) -> Plant:
     """Plant another draw into Poisson sampling, with a memory from round to round.
 
@@ -123,15 +124,21 @@ def cohorts(
 
     def plant(patch: Patch) -> None:
         state: dict[str, Any] = {}
-        real = PoissonSampler.draw
+        real = Poisson.draw
 
-        def drawn(self: PoissonSampler, rng: np.random.Generator, index: int = 1) -> Users:
-            honest = real(self, copy_of(rng), index)
-            users = np.sort(draw(self, rng, index, state)).astype(np.int64)
+        def drawn(
+            self: Poisson,
+            among: Participation,
+            rng: np.random.Generator,
+            index: int = 1,
+            groups: Users | None = None,
+        ) -> Users:
+            honest = real(self, among, copy_of(rng), index)
+            users = np.sort(draw(among, rng, index, state)).astype(np.int64)
             witness(len(np.setxor1d(honest, users)))
             return users
 
-        patch.setattr(PoissonSampler, "draw", drawn)
+        patch.setattr(Poisson, "draw", drawn)
 
     return plant
 

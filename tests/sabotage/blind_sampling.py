@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pfl_bench.federated.sampling import CyclicPoissonSampler, PoissonSampler
 from pfl_bench.federated.workers import messages
 from pfl_bench.rng import Purpose
+from privacy.amplification import Participation
+from privacy.schemes.cyclic_poisson import CyclicPoisson
 from tasks.digits import task
 from tests.sabotage.blind_planting import (
     Blind,
@@ -31,67 +32,73 @@ HALF = ROUNDS // 2
 
 
 def workers_share_coins(
-    self: PoissonSampler, rng: np.random.Generator, index: int, state: dict[str, Any]
+    among: Participation, rng: np.random.Generator, index: int, state: dict[str, Any]
 ) -> Users:
     """Two workers with one seed toss the same coins, each for its half of the users."""
-    coins = rng.random(self.num_users // 2) < self.cohort_size / self.num_users
+    coins = rng.random(among.population_size // 2) < among.cohort_size / among.population_size
     return np.flatnonzero(np.tile(coins, 2))
 
 
 def prefetched_twice(
-    self: PoissonSampler, rng: np.random.Generator, index: int, state: dict[str, Any]
+    among: Participation, rng: np.random.Generator, index: int, state: dict[str, Any]
 ) -> Users:
     if index % 2:
         state["cohort"] = np.flatnonzero(
-            rng.random(self.num_users) < self.cohort_size / self.num_users
+            rng.random(among.population_size) < among.cohort_size / among.population_size
         )
     cohort: Users = state["cohort"]
     return cohort
 
 
 def cooled_down(
-    self: PoissonSampler, rng: np.random.Generator, index: int, state: dict[str, Any]
+    among: Participation, rng: np.random.Generator, index: int, state: dict[str, Any]
 ) -> Users:
     """Whoever was in the last round rests; the others come the more often."""
-    free = np.setdiff1d(np.arange(self.num_users), state.get("last", []))
-    state["last"] = free[rng.random(len(free)) < self.cohort_size / len(free)]
+    free = np.setdiff1d(np.arange(among.population_size), state.get("last", []))
+    state["last"] = free[rng.random(len(free)) < among.cohort_size / len(free)]
     cohort: Users = state["last"]
     return cohort
 
 
 def fair(
-    self: PoissonSampler, rng: np.random.Generator, index: int, state: dict[str, Any]
+    among: Participation, rng: np.random.Generator, index: int, state: dict[str, Any]
 ) -> Users:
     """As many as independent draws give, the longer a user has waited the sooner."""
-    waited = state.setdefault("waited", np.ones(self.num_users))
-    size = rng.binomial(self.num_users, self.cohort_size / self.num_users)
-    users = rng.choice(self.num_users, size=size, replace=False, p=waited / waited.sum())
+    waited = state.setdefault("waited", np.ones(among.population_size))
+    size = rng.binomial(among.population_size, among.cohort_size / among.population_size)
+    users = rng.choice(among.population_size, size=size, replace=False, p=waited / waited.sum())
     waited += 1
     waited[users] = 1
     return users
 
 
 def small_users_left_out(
-    self: PoissonSampler, rng: np.random.Generator, index: int, state: dict[str, Any]
+    among: Participation, rng: np.random.Generator, index: int, state: dict[str, Any]
 ) -> Users:
     """The tenth with the fewest examples is left out, and the rate is of those who are left."""
-    sizes = np.diff(task.build(task.Options(num_users=self.num_users)).split("train").offsets)
-    left = np.argsort(sizes, kind="stable")[self.num_users // 10 :]
-    return left[rng.random(len(left)) < self.cohort_size / len(left)]
+    sizes = np.diff(
+        task.build(task.Options(num_users=among.population_size)).split("train").offsets
+    )
+    left = np.argsort(sizes, kind="stable")[among.population_size // 10 :]
+    return left[rng.random(len(left)) < among.cohort_size / len(left)]
 
 
 def cut_to_memory(
-    self: PoissonSampler, rng: np.random.Generator, index: int, state: dict[str, Any]
+    among: Participation, rng: np.random.Generator, index: int, state: dict[str, Any]
 ) -> Users:
     """A tenth more than expected is the most that is trained; the users with high numbers miss."""
-    users = np.flatnonzero(rng.random(self.num_users) < self.cohort_size / self.num_users)
-    return users[: round(1.1 * self.cohort_size)]
+    users = np.flatnonzero(
+        rng.random(among.population_size) < among.cohort_size / among.population_size
+    )
+    return users[: round(1.1 * among.cohort_size)]
 
 
 def never_the_last(
-    self: PoissonSampler, rng: np.random.Generator, index: int, state: dict[str, Any]
+    among: Participation, rng: np.random.Generator, index: int, state: dict[str, Any]
 ) -> Users:
-    return np.flatnonzero(rng.random(self.num_users - 1) < self.cohort_size / self.num_users)
+    return np.flatnonzero(
+        rng.random(among.population_size - 1) < among.cohort_size / among.population_size
+    )
 
 
 def cohorts_restart(patch: Patch) -> None:
@@ -99,13 +106,19 @@ def cohorts_restart(patch: Patch) -> None:
 
 
 def rate_of_the_group(patch: Patch) -> None:
-    def draw(self: CyclicPoissonSampler, rng: np.random.Generator, index: int = 1) -> Users:
-        group = np.flatnonzero(self.groups == (index - 1) % self.separation)
-        rate = self.cohort_size / len(group)
-        witness(rate * self.num_users / self.cohort_size / self.separation - 1.0)
+    def draw(
+        self: CyclicPoisson,
+        among: Participation,
+        rng: np.random.Generator,
+        index: int = 1,
+        groups: Users | None = None,
+    ) -> Users:
+        group = np.flatnonzero(groups == (index - 1) % self.min_separation)
+        rate = among.cohort_size / len(group)
+        witness(rate * among.population_size / among.cohort_size / self.min_separation - 1.0)
         return group[rng.random(len(group)) < rate]
 
-    patch.setattr(CyclicPoissonSampler, "draw", draw)
+    patch.setattr(CyclicPoisson, "draw", draw)
 
 
 def dealt_twice(patch: Patch) -> None:
@@ -128,7 +141,7 @@ SAMPLING: tuple[Blind, ...] = (
     blind(
         "workers_share_coins",
         "two workers toss the same coins: users i and i + N/2 come together",
-        "`PoissonSampler.draw`",
+        "`Poisson.draw`",
         "users are not drawn independently: who knows one knows the other",
         "up to 24 (no amplification against who knows the twin)",
         1.0,
@@ -138,7 +151,7 @@ SAMPLING: tuple[Blind, ...] = (
     blind(
         "cohort_prefetched_twice",
         "each cohort serves two rounds",
-        "`PoissonSampler.draw`",
+        "`Poisson.draw`",
         "rounds are not drawn independently",
         "6.0",
         1.0,
@@ -148,7 +161,7 @@ SAMPLING: tuple[Blind, ...] = (
     blind(
         "users_rest_a_round",
         "nobody takes part in two rounds running; the others come the more often",
-        "`PoissonSampler.draw`",
+        "`Poisson.draw`",
         "who takes part depends on the round before, at a higher rate of the others",
         "about 5",
         1.0,
@@ -158,7 +171,7 @@ SAMPLING: tuple[Blind, ...] = (
     blind(
         "fair_sampling",
         "who has waited longer is drawn sooner",
-        "`PoissonSampler.draw`",
+        "`Poisson.draw`",
         "who takes part depends on the rounds before, and on the other users",
         "above 4.07, up to 24: no amplification is proved",
         1.0,
@@ -168,7 +181,7 @@ SAMPLING: tuple[Blind, ...] = (
     blind(
         "small_users_left_out",
         "a tenth of the users is never drawn, and the rate is of the others",
-        "`PoissonSampler.draw`",
+        "`Poisson.draw`",
         "q is 0.185 and not 0.167",
         "4.5",
         1.0,
@@ -178,7 +191,7 @@ SAMPLING: tuple[Blind, ...] = (
     blind(
         "cohort_cut_to_memory",
         "a cohort beyond 55 loses the users with the highest numbers",
-        "`PoissonSampler.draw`",
+        "`Poisson.draw`",
         "one user displaces another: twice the bound in a cohort that was cut",
         "up to 17, of the users whom the cut reaches",
         1.0,
@@ -188,7 +201,7 @@ SAMPLING: tuple[Blind, ...] = (
     blind(
         "last_user_never_drawn",
         "an off-by-one: the last user is never drawn",
-        "`PoissonSampler.draw`",
+        "`Poisson.draw`",
         "nothing of the guarantee; what is accounted is not what is drawn",
         "4.07",
         1.0,
@@ -209,7 +222,7 @@ SAMPLING: tuple[Blind, ...] = (
     blind(
         "rate_of_the_group",
         "the probability is computed of the group's own size",
-        "`CyclicPoissonSampler.draw`",
+        "`CyclicPoisson.draw`",
         "the rate depends on who else there is",
         "a little above the claim",
         0.02,

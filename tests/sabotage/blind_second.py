@@ -12,12 +12,12 @@ from torch import Tensor
 from pfl_bench.client.engines.sequential import SequentialEngine
 from pfl_bench.federated import trainer as federated
 from pfl_bench.federated.cohort import UpdateAggregator
-from pfl_bench.federated.sampling import PoissonSampler
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.federated.workers.messages import SharedTraining
 from pfl_bench.rng import Purpose, stream
 from privacy import mechanism, prefetched_noise
 from privacy.aggregate import Aggregate
+from privacy.amplification import Participation
 from privacy.clipping import ClipOutcome, add_clipped_l1_, clip_factor, l2_norm
 from privacy.mechanisms import laplace
 from privacy.mechanisms.banded_matrix_factorization import BandedMatrixFactorization
@@ -35,13 +35,13 @@ from tests.sabotage.planting import BANDED, CYCLIC, LAPLACE, LOCAL, ROUNDS, Patc
 
 
 def coins_shifted(
-    self: PoissonSampler, rng: np.random.Generator, index: int, state: dict[str, Any]
+    among: Participation, rng: np.random.Generator, index: int, state: dict[str, Any]
 ) -> Users:
     """A coin is named by the sum of round and user: u's in round t is that of u + 1 in t - 1."""
     if "coins" not in state:
-        state["coins"] = rng.random(self.num_users + 2 * ROUNDS)
-    coins: Vector = state["coins"][index : index + self.num_users]
-    return np.flatnonzero(coins < self.cohort_size / self.num_users)
+        state["coins"] = rng.random(among.population_size + 2 * ROUNDS)
+    coins: Vector = state["coins"][index : index + among.population_size]
+    return np.flatnonzero(coins < among.cohort_size / among.population_size)
 
 
 def trained_are_the_first(patch: Patch) -> None:
@@ -225,7 +225,7 @@ SECOND: tuple[Blind, ...] = (
     blind(
         "coins_shifted",
         "user u in round t has the coin of user u + 1 in round t - 1",
-        "`PoissonSampler.draw`",
+        "`Poisson.draw`",
         "who knows the others' rounds knows a user's",
         "up to 24 (no amplification against who knows the neighbours)",
         1.0,

@@ -48,7 +48,7 @@ def written_anew(change: Callable[[Lines], None], factor: float = 1.0) -> Edit:
         for label in ("simulated", "actual"):
             side = statement[label]
             side["noise_multiplier"] *= factor
-            users = Participation("poisson", side["population_size"], side["cohort_size"])
+            users = Participation.named("poisson", side["population_size"], side["cohort_size"])
             part = sampled_gaussian(users, side["noise_multiplier"], len(lines))
             side["epsilon"] = compose_epsilon([part], side["delta"], "rdp")
         (folder / "privacy.json").write_text(json.dumps(statement))

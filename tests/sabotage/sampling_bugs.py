@@ -8,12 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.federated import sampling
 from pfl_bench.federated import trainer as federated
-from pfl_bench.federated.sampling import CyclicPoissonSampler, FixedSizeSampler, PoissonSampler
+from pfl_bench.federated.sampling import Sampler
 from pfl_bench.simulation.devices.limits import Limits
 from privacy import clipped_sum
+from privacy.amplification import Participation
 from privacy.plan import plan
+from privacy.sampling_scheme import SamplingScheme
+from privacy.schemes import poisson
+from privacy.schemes.cyclic_poisson import CyclicPoisson
+from privacy.schemes.fixed_size import FixedSize
+from privacy.schemes.poisson import Poisson
 from tasks.digits import task
 from tests.sabotage.planting import (
     CYCLIC,
@@ -33,12 +38,12 @@ def with_replacement(patch: Patch) -> None:
     def draw(rng: np.random.Generator, population: int, size: int) -> Users:
         return np.sort(rng.choice(population, size=size, replace=True))
 
-    patch.setattr(sampling, "_distinct", draw)
+    patch.setattr(poisson, "draw_distinct", draw)
 
 
 def fixed_size(patch: Patch) -> None:
-    def build(scheme: str, num_users: int, cohort_size: int, *_: Any) -> FixedSizeSampler:
-        return FixedSizeSampler(num_users, cohort_size)
+    def build(scheme: Any, num_users: int, cohort_size: int, *_: Any) -> Sampler:
+        return Sampler(Participation(FixedSize(), num_users, cohort_size))
 
     patch.setattr(federated, "build_sampler", build)
 
@@ -59,57 +64,77 @@ class Shuffled:
 
 
 def shuffled_passes(patch: Patch) -> None:
-    def build(scheme: str, num_users: int, cohort_size: int, *_: Any) -> Shuffled:
+    def build(scheme: Any, num_users: int, cohort_size: int, *_: Any) -> Shuffled:
         return Shuffled(num_users, cohort_size)
 
     patch.setattr(federated, "build_sampler", build)
 
 
 def drawing(
-    sampler: type, wrong: Callable[[Any, np.random.Generator, int, Callable[..., Users]], Users]
+    scheme: type[SamplingScheme],
+    wrong: Callable[[Participation, np.random.Generator, int, Callable[..., Users]], Users],
 ) -> Plant:
-    """Plant another draw into a sampler; ``wrong`` is given the real one."""
+    """Plant another draw into a scheme; ``wrong`` is given the real one."""
 
     def plant(patch: Patch) -> None:
-        real = sampler.draw
-        patch.setattr(
-            sampler, "draw", lambda self, rng, round_index=1: wrong(self, rng, round_index, real)
-        )
+        real = scheme.draw
+
+        def draw(
+            self: SamplingScheme,
+            among: Participation,
+            rng: np.random.Generator,
+            round_index: int = 1,
+            groups: Users | None = None,
+        ) -> Users:
+            def honest(rng: np.random.Generator, index: int) -> Users:
+                return real(self, among, rng, index, groups)
+
+            return wrong(among, rng, round_index, honest)
+
+        patch.setattr(scheme, "draw", draw)
 
     return plant
 
 
-def rate_half_more(self: Any, rng: np.random.Generator, index: int, real: Any) -> Users:
-    return np.flatnonzero(rng.random(self.num_users) < 1.5 * self.cohort_size / self.num_users)
+def rate_half_more(among: Participation, rng: np.random.Generator, index: int, real: Any) -> Users:
+    return np.flatnonzero(
+        rng.random(among.population_size) < 1.5 * among.cohort_size / among.population_size
+    )
 
 
-def drawn_until_enough(self: Any, rng: np.random.Generator, index: int, real: Any) -> Users:
-    users: Users = real(self, rng, index)
-    while len(users) < 1.1 * self.cohort_size:
-        users = real(self, rng, index)
+def drawn_until_enough(
+    among: Participation, rng: np.random.Generator, index: int, real: Any
+) -> Users:
+    users: Users = real(rng, index)
+    while len(users) < 1.1 * among.cohort_size:
+        users = real(rng, index)
     return users
 
 
-def always_the_same(self: Any, rng: np.random.Generator, index: int, real: Any) -> Users:
+def always_the_same(among: Participation, rng: np.random.Generator, index: int, real: Any) -> Users:
     """As many as independent draws give, the first of one list."""
-    size = rng.binomial(self.num_users, self.cohort_size / self.num_users)
-    return np.sort(np.random.default_rng(1).permutation(self.num_users)[:size])
+    size = rng.binomial(among.population_size, among.cohort_size / among.population_size)
+    return np.sort(np.random.default_rng(1).permutation(among.population_size)[:size])
 
 
-def by_examples(self: Any, rng: np.random.Generator, index: int, real: Any) -> Users:
+def by_examples(among: Participation, rng: np.random.Generator, index: int, real: Any) -> Users:
     """As many as independent draws give, each user as often as its examples are many."""
-    offsets = task.build(task.Options(num_users=self.num_users)).split("train").offsets
+    offsets = task.build(task.Options(num_users=among.population_size)).split("train").offsets
     sizes = np.diff(offsets).astype(np.float64)
-    size = rng.binomial(self.num_users, self.cohort_size / self.num_users)
-    return np.sort(rng.choice(self.num_users, size=size, replace=False, p=sizes / sizes.sum()))
+    size = rng.binomial(among.population_size, among.cohort_size / among.population_size)
+    return np.sort(
+        rng.choice(among.population_size, size=size, replace=False, p=sizes / sizes.sum())
+    )
 
 
-def any_group(self: Any, rng: np.random.Generator, index: int, real: Any) -> Users:
-    return np.flatnonzero(rng.random(self.num_users) < self.cohort_size / self.num_users)
+def any_group(among: Participation, rng: np.random.Generator, index: int, real: Any) -> Users:
+    return np.flatnonzero(
+        rng.random(among.population_size) < among.cohort_size / among.population_size
+    )
 
 
-def first_group(self: Any, rng: np.random.Generator, index: int, real: Any) -> Users:
-    users: Users = real(self, rng, 1)
+def first_group(among: Participation, rng: np.random.Generator, index: int, real: Any) -> Users:
+    users: Users = real(rng, 1)
     return users
 
 
@@ -150,14 +175,14 @@ SAMPLING_BUGS = (
     Bug(
         "user_drawn_twice",
         "users are drawn with replacement",
-        "`sampling._distinct`",
+        "`poisson.draw_distinct`",
         expects=("users_distinct",),
         plant=with_replacement,
     ),
     Bug(
         "fixed_size_as_poisson",
         "cohorts of a fixed size, accounted as Poisson",
-        "`build_sampler` builds a `FixedSizeSampler`",
+        "`build_sampler` draws by `FixedSize`",
         expects=("cohort_dispersion",),
         plant=fixed_size,
     ),
@@ -171,45 +196,45 @@ SAMPLING_BUGS = (
     Bug(
         "rate_half_more",
         "users are drawn half as often again as accounted",
-        "`PoissonSampler.draw`",
+        "`Poisson.draw`",
         expects=("cohort_total",),
-        plant=drawing(PoissonSampler, rate_half_more),
+        plant=drawing(Poisson, rate_half_more),
     ),
     Bug(
         "drawn_until_enough",
         "cohorts are drawn again until they are a tenth larger than expected",
-        "`PoissonSampler.draw`",
+        "`Poisson.draw`",
         expects=("cohort_total",),
-        plant=drawing(PoissonSampler, drawn_until_enough),
+        plant=drawing(Poisson, drawn_until_enough),
     ),
     Bug(
         "always_the_same",
         "cohorts of random sizes, but always the same users first",
-        "`PoissonSampler.draw`",
+        "`Poisson.draw`",
         expects=("participation",),
-        plant=drawing(PoissonSampler, always_the_same),
+        plant=drawing(Poisson, always_the_same),
     ),
     Bug(
         "drawn_by_examples",
         "users are drawn the more often the more examples they have",
-        "`PoissonSampler.draw`",
+        "`Poisson.draw`",
         expects=("participation",),
-        plant=drawing(PoissonSampler, by_examples),
+        plant=drawing(Poisson, by_examples),
     ),
     Bug(
         "separation_not_kept",
         "the groups are forgotten: any user in any round",
-        "`CyclicPoissonSampler.draw`",
+        "`CyclicPoisson.draw`",
         expects=("separation",),
-        plant=drawing(CyclicPoissonSampler, any_group),
+        plant=drawing(CyclicPoisson, any_group),
         changes=CYCLIC,
     ),
     Bug(
         "group_not_moved_on",
         "the first group takes part in every round",
-        "`CyclicPoissonSampler.draw` always takes round 1's group",
+        "`CyclicPoisson.draw` always takes round 1's group",
         expects=("separation",),
-        plant=drawing(CyclicPoissonSampler, first_group),
+        plant=drawing(CyclicPoisson, first_group),
         changes=CYCLIC,
     ),
     Bug(

@@ -13,9 +13,11 @@ from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import rows_below
 from pfl_bench.config.views import load_view
 from pfl_bench.report.results import format_epsilon
+from privacy.amplification import Participation
 from privacy.calibration import default_delta, epsilon_of_rounds
 from privacy.mechanisms import adaptive_gaussian
 from privacy.plan.plan import PlanRequest, PrivacyPlan, make_plan
+from privacy.schemes import scheme_named
 from tests.helpers import REPOSITORY
 
 FLAIR = REPOSITORY / "configs" / "flair"
@@ -77,7 +79,7 @@ def plan_with(
         PlanRequest(
             mechanism="adaptive_gaussian",
             mechanism_build=lambda noise: adaptive_gaussian.build(options, noise),
-            scheme=scheme,
+            scheme=scheme_named(scheme),
             population_size=TRAINING_USERS,
             num_users=TRAINING_USERS,
             hypothetical_population=False,
@@ -99,9 +101,8 @@ def plan_with(
 @cache
 def poisson_epsilon(noise_multiplier: float, cohort_size: int, rounds: int) -> float:
     delta = default_delta(TRAINING_USERS)
-    return epsilon_of_rounds(
-        noise_multiplier, delta, "poisson", TRAINING_USERS, cohort_size, rounds, "rdp"
-    )
+    users = Participation.named("poisson", TRAINING_USERS, cohort_size)
+    return epsilon_of_rounds(users, noise_multiplier, rounds, delta, "rdp")
 
 
 def test_the_papers_rows_are_there_the_private_ones_twice() -> None:

@@ -17,8 +17,10 @@ from PIL import Image
 from pfl_bench.cli.main import main
 from pfl_bench.cli.privacy_plot import check_target
 from pfl_bench.types import ConfigError
+from privacy.amplification import Participation
 from privacy.calibration import epsilon_of_rounds
-from privacy.plan.example_level import example_level_statement
+from privacy.plan.budget import Budget
+from privacy.plan.example_level import ExampleLevelRequest, make_example_level_plan
 from tests.helpers import REPOSITORY
 
 Capture = pytest.CaptureFixture[str]
@@ -92,7 +94,9 @@ def test_what_is_printed_is_never_weaker_than_what_was_computed(
         assert float(printed[key]) == pytest.approx(exact[key], rel=2e-5)
     # The printed noise, typed again, keeps the printed epsilon.
     noise, delta = float(printed["noise_multiplier"]), exact["delta"]
-    again = epsilon_of_rounds(noise, delta, "poisson", 41_131, 5000, 5000, "rdp")
+    again = epsilon_of_rounds(
+        Participation.named("poisson", 41_131, 5000), noise, 5000, delta, "rdp"
+    )
     assert again <= float(printed["epsilon"]) <= float(epsilon)
 
 
@@ -140,17 +144,21 @@ def test_rounds_that_keep_users_apart(capsys: Capture) -> None:
     apart = answer_of(capsys, *arguments, "--sampling", "cyclic_poisson", "--separation", "5")
     assert (apart["separation"], apart["sampling_probability"]) == (5, 0.5)
     # A user is in 10 rounds at most, with probability 1/2 each.
-    same = epsilon_of_rounds(4.0, 1e-4, "poisson", 1000, 500, 10, "rdp")
+    same = epsilon_of_rounds(Participation.named("poisson", 1000, 500), 4.0, 10, 1e-4, "rdp")
     assert apart["epsilon"] == same
 
 
 def test_users_who_are_selected(capsys: Capture) -> None:
     rest = ["--rounds", "50", "--delta", "1e-4", "--sampling", "selected", "--separation", "5"]
     answer = answer_of(capsys, "epsilon", *SMALL, *rest, "--max-participations", "4")
-    assert answer["epsilon"] == epsilon_of_rounds(4.0, 1e-4, "full", 1000, 1000, 4, "rdp")
+    assert answer["epsilon"] == epsilon_of_rounds(
+        Participation.named("full", 1000, 1000), 4.0, 4, 1e-4, "rdp"
+    )
     assert (answer["max_participations"], answer["sampling_probability"]) == (4, 1.0)
     free = answer_of(capsys, "epsilon", *SMALL, *rest, "--explain")
-    assert free["epsilon"] == epsilon_of_rounds(4.0, 1e-4, "full", 1000, 1000, 10, "rdp")
+    assert free["epsilon"] == epsilon_of_rounds(
+        Participation.named("full", 1000, 1000), 4.0, 10, 1e-4, "rdp"
+    )
     assert any("Who took part when" in told for told in free["explanation"]["What is not covered"])
     budget = ["calibrate", "--epsilon", "2", *SMALL[:4], *rest, "--max-participations", "4"]
     banded = ["--mechanism", "banded_matrix_factorization", "bands=5"]
@@ -176,7 +184,9 @@ def test_explain_has_every_heading(capsys: Capture) -> None:
 
 
 def test_explain_a_run(tmp_path: Path, capsys: Capture) -> None:
-    statement = example_level_statement(1797, 64, 100, 1.5, 1.0, 1e-5, "rdp", 650)
+    statement = make_example_level_plan(
+        ExampleLevelRequest(1797, 64, 100, 1.0, Budget(None, 1.5, 1e-5, "rdp"), 650)
+    ).statement(100)
     path = tmp_path / "privacy.json"
     path.write_text(json.dumps(statement.to_json_dict()), encoding="utf-8")
     assert main(["privacy", "explain", str(tmp_path)]) == 0
@@ -206,7 +216,9 @@ def test_table_in_every_format(capsys: Capture) -> None:
     document = json.loads(printed["json"])
     for row, line in zip(document["rows"], rows, strict=True):
         for name in ("rdp", "pld", "prv"):
-            exact = epsilon_of_rounds(4.0, 1e-4, "poisson", 1000, 100, row["rounds"], name)
+            exact = epsilon_of_rounds(
+                Participation.named("poisson", 1000, 100), 4.0, row["rounds"], 1e-4, name
+            )
             assert row["epsilon"][name] == float(line[f"epsilon {name}"]) == exact
     assert r"\toprule" in printed["latex"]
     cells = [line.split("|")[1:-1] for line in printed["md"].splitlines()[2:4]]

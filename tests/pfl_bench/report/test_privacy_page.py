@@ -33,16 +33,17 @@ from privacy.mechanisms import (
 )
 from privacy.observation import Observer, ParticipationHistory
 from privacy.plan.plan import PlanRequest, PrivacyPlan, make_plan
+from privacy.schemes.poisson import Poisson
 from tests.helpers import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "privacy.md"
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?![\w.]*\.\w)")
 PARTICIPATIONS = {
-    "poisson": Participation("poisson", 1000, 20),
-    "cyclic_poisson": Participation("cyclic_poisson", 1000, 20, 4),
-    "fixed_size": Participation("fixed_size", 1000, 20),
-    "full": Participation("full", 1000, 1000),
-    "selected": Participation("selected", 1000, 20, 4, 3),
+    "poisson": Participation.named("poisson", 1000, 20),
+    "cyclic_poisson": Participation.named("cyclic_poisson", 1000, 20, 4),
+    "fixed_size": Participation.named("fixed_size", 1000, 20),
+    "full": Participation.named("full", 1000, 1000),
+    "selected": Participation.named("selected", 1000, 20, 4, 3),
 }
 BOUND: dict[str, Any] = {"clip_norm": 1.0}
 MECHANISMS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -114,7 +115,7 @@ def test_what_excludes_an_error_is_a_test_that_exists(printed: list[str]) -> Non
 def accountants_of(name: str, participation: Participation) -> str:
     module, options = MECHANISMS[name]
     cohort = participation.cohort_size
-    noise = NoiseScale(1.0, cohort, cohort, num_rounds=16, separation=participation.separation)
+    noise = NoiseScale(1.0, cohort, cohort, num_rounds=16, separation=participation.min_separation)
     try:
         mechanism = module.build(module.Options(**options), noise)
         composition = mechanism.composition(participation, 1.0, 16)
@@ -156,7 +157,7 @@ def small_plan() -> PrivacyPlan:
             mechanism="adaptive_gaussian",
             mechanism_build=lambda noise: adaptive_gaussian.build(options, noise),
             mechanism_options=options.model_dump(),
-            scheme="poisson",
+            scheme=Poisson(),
             population_size=100,
             num_users=100,
             hypothetical_population=False,

@@ -180,11 +180,11 @@ def test_another_noise_multiplier_than_the_ledger_s_is_refused(
     """As after an upgrade of the accountant's library, with or without rounds left to replay."""
     config = make_config("private_federated")
     cut(config, tmp_path, keep)
-    from privacy.plan import plan
+    from privacy.plan import budget
 
-    original = plan.calibrate_noise_multiplier
+    original = budget.calibrate_noise_multiplier
     raised = lambda *a, **k: 1.01 * original(*a, **k)  # noqa: E731
-    monkeypatch.setattr(plan, "calibrate_noise_multiplier", raised)
+    monkeypatch.setattr(budget, "calibrate_noise_multiplier", raised)
     with pytest.raises(LedgerError, match="other settings than today"):
         run(config, tmp_path, resume=True)
 

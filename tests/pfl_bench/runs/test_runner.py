@@ -19,6 +19,7 @@ from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.published import compare
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, RunFolderError
+from privacy.amplification import Participation
 from privacy.ledger import read_ledger
 from tests.helpers import REPOSITORY, TREES, central_of, make_config
 
@@ -168,7 +169,9 @@ def test_a_budget_stops_the_run_before_it_is_exceeded(tmp_path: Path) -> None:
     from privacy.calibration import epsilon_of_rounds
 
     delta = summary["privacy"]["simulated"]["delta"]
-    assert epsilon_of_rounds(2.5, delta, "poisson", 60, 30, done + 1, "rdp") > 2.0
+    assert (
+        epsilon_of_rounds(Participation.named("poisson", 60, 30), 2.5, done + 1, delta, "rdp") > 2.0
+    )
 
 
 def test_the_population_can_be_said_to_be_the_data_s_users(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import pfl_bench.simulation.selection
 from pfl_bench import plugins
-from pfl_bench.federated.sampling import FixedSizeSampler
+from pfl_bench.federated.sampling import build_sampler
 from pfl_bench.files import read_metrics
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.runner import run
@@ -29,6 +29,7 @@ from pfl_bench.simulation.selectors import (
     draw_by_weight,
 )
 from pfl_bench.types import ConfigError, PluginError
+from privacy.schemes.fixed_size import FixedSize
 from tests.helpers import REPOSITORY, make_config
 
 NAMES = plugins.available(plugins.SELECTION)
@@ -95,7 +96,7 @@ def test_every_selection_gives_candidates_and_none_twice(name: str, data: st.Dat
 def test_uniform_draws_what_fixed_size_sampling_draws() -> None:
     everybody = np.arange(50)
     selector = uniform.build(uniform.Options(), users_of(50))
-    sampler = FixedSizeSampler(50, 7)
+    sampler = build_sampler(FixedSize(), 50, 7)
     for index in range(1, 20):
         rngs = [stream(3, Purpose.SAMPLING, index) for _ in range(2)]
         chosen = np.sort(selector.select(everybody, 7, index, rngs[0]))

@@ -23,11 +23,8 @@ from privacy.audit.referee import (
     sampled_gaussian_losses,
 )
 from privacy.empirical.gaussian_dp import epsilon_of_mu
-from privacy.factorization import (
-    optimized_coefficients,
-    squared_sensitivities,
-    tree_squared_sensitivity,
-)
+from privacy.factorization import optimized_coefficients, squared_sensitivities
+from privacy.tree_factorization import tree_squared_sensitivity
 
 # FLAIR's row (5,000 of 41,131 users, 5,000 rounds) and two of a million users, as calibrated in the
 # literature to three digits: population, cohort, rounds, delta, noise multiplier, epsilon by pld.
@@ -116,7 +113,7 @@ def test_pld_lies_within_the_bounds_to_its_discretisation(described: Described) 
 
 def test_divergences_are_those_of_the_accountant_rdp() -> None:
     for rate, noise in ((0.1, 20.0), (0.2, 5.0), (0.05, 1.0)):
-        users = Participation("fixed_size", 1_000, int(1_000 * rate))
+        users = Participation.named("fixed_size", 1_000, int(1_000 * rate))
         claimed = compose_epsilon([sampled_gaussian(users, noise, 100)], 1e-5, "rdp")
 
         def divergence(order: float, rate: float = rate, noise: float = noise) -> float:

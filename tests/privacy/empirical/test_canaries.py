@@ -26,8 +26,8 @@ from privacy.mechanisms.gaussian import Options, build
 
 CLIP, DELTA = 0.37, 1e-5
 NUM_PARAMETERS = 2000
-FULL = Participation("full", 20, 20)
-POISSON = Participation("poisson", 200, 20)
+FULL = Participation.named("full", 20, 20)
+POISSON = Participation.named("poisson", 200, 20)
 
 
 def streams(round_number: int, index: int, seed: int = 1) -> np.random.Generator:
@@ -167,7 +167,7 @@ def test_an_auditor_who_knows_the_others_sees_more() -> None:
 
 
 def test_a_bound_needs_a_composition() -> None:
-    participation = Participation("fixed_size", 200, 20)
+    participation = Participation.named("fixed_size", 200, 20)
     run = Run(make(participation, kind="one_run", count=100), participation, 1.0).advance(3)
     result = run.result()
     assert result["method"] == "one_run"
@@ -194,7 +194,7 @@ def test_canaries_take_part_by_the_samplers_law() -> None:
     poisson = participations(make(POISSON, kind="one_shot", num_parameters=500), 2000)
     assert poisson.mean() == pytest.approx(0.1, abs=0.005)
     assert participations(make(kind="one_shot"), 10).all()
-    cyclic = Participation("cyclic_poisson", 200, 20, separation=5)
+    cyclic = Participation.named("cyclic_poisson", 200, 20, separation=5)
     taken = participations(make(cyclic, kind="one_shot"), 1000)
     assert taken.mean() == pytest.approx(0.1, abs=0.01)
     for canary in taken.T:

@@ -159,7 +159,7 @@ def test_the_law_of_t_goes_over_into_the_normal_one() -> None:
 
 
 def test_a_step_is_composed_as_the_sampler_says() -> None:
-    participation = Participation("poisson", 1000, 20)
+    participation = Participation.named("poisson", 1000, 20)
 
     def compose(noise: float, rounds: int) -> Composition:
         return sampled_gaussian(participation, noise, rounds)

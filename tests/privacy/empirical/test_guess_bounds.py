@@ -150,7 +150,7 @@ def test_a_weaker_claim_is_refuted_less(mu: float, made: int, right: int) -> Non
 def test_a_curve_of_a_gaussian_is_its_trade_off() -> None:
     event = dp_accounting.PoissonSampledDpEvent(1.0, dp_accounting.GaussianDpEvent(1.25))
     curve = trade_off_of(Composition(event, 4, "add-or-remove-one"))
-    exact = trade_off_of(sampled_gaussian(Participation("full", 10, 10), 1.25, 4))
+    exact = trade_off_of(sampled_gaussian(Participation.named("full", 10, 10), 1.25, 4))
     assert exact == GaussianTradeOff(1.6)
     assert curve is not None
     for true in (0.001, 0.05, 0.4, 0.9, 0.999):
@@ -160,16 +160,16 @@ def test_a_curve_of_a_gaussian_is_its_trade_off() -> None:
 
 
 def test_a_user_who_is_zeroed_out_moves_each_of_the_rounds_that_the_cap_allows_once() -> None:
-    limits = Participation("selected", 100, 10, separation=3, max_participations=4)
+    limits = Participation.named("selected", 100, 10, separation=3, max_participations=4)
     capped = sampled_gaussian(limits, 1.25, 50)
     assert capped.adjacency == "zero-out"
     assert trade_off_of(capped) == GaussianTradeOff(math.sqrt(4) / 1.25)
-    plain = sampled_gaussian(Participation("full", 10, 10), 1.25, 4)
+    plain = sampled_gaussian(Participation.named("full", 10, 10), 1.25, 4)
     assert sure_epsilon(capped, DELTA) == sure_epsilon(plain, DELTA)
 
 
 def test_what_pld_does_not_know_has_no_bound() -> None:
-    fixed = sampled_gaussian(Participation("fixed_size", 100, 10), 1.0, 10)
+    fixed = sampled_gaussian(Participation.named("fixed_size", 100, 10), 1.0, 10)
     assert trade_off_of(fixed) is None
     assert sure_epsilon(fixed, DELTA) is None
 

@@ -22,6 +22,7 @@ from privacy.errors import PlanError, PrivacyError
 from privacy.mechanism import NoiseScale
 from privacy.mechanisms.laplace import Laplace, Options, build
 from privacy.plan.plan import PlanRequest, make_plan
+from tests.privacy.scheme_settings import with_scheme
 
 MULTIPLIER, COHORT, NOISE_COHORT, CLIP = 1.5, 20, 100, 0.5
 SCALE = MULTIPLIER * COHORT / NOISE_COHORT * CLIP
@@ -111,7 +112,7 @@ def test_options_are_strict(options: dict[str, Any]) -> None:
 
 def composed(scheme: str, rounds: int, z: float = MULTIPLIER, separation: int = 1) -> Composition:
     cohort = 1000 if scheme == "full" else 50
-    participation = Participation(scheme, 1000, cohort, separation)
+    participation = Participation.named(scheme, 1000, cohort, separation)
     return make().composition(participation, z, rounds)
 
 
@@ -173,12 +174,12 @@ def test_without_noise_there_is_no_guarantee() -> None:
 
 def test_calibration_round_trips() -> None:
     mechanism = make()
-    participation = Participation("poisson", 1000, 50)
+    participation = Participation.named("poisson", 1000, 50)
 
     def compose(z: float, rounds: int) -> Composition:
         return mechanism.composition(participation, z, rounds)
 
-    z = calibrate_noise_multiplier(2.0, DELTA, "poisson", 1000, 50, 20, "pld", composition=compose)
+    z = calibrate_noise_multiplier(2.0, DELTA, participation, 20, "pld", mechanism.composition)
     assert compose_epsilon([compose(z, 20)], DELTA, "pld") <= 2.0
     assert compose_epsilon([compose(z * 0.999, 20)], DELTA, "pld") > 2.0
 
@@ -245,7 +246,7 @@ def request(**changes: Any) -> PlanRequest:
         "batchnorm_layers": (),
         "num_parameters": 7,
     }
-    return PlanRequest(**{**settings, **changes})
+    return PlanRequest(**with_scheme({**settings, **changes}))
 
 
 def test_a_plan_accounts_both_settings() -> None:

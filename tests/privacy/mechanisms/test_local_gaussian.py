@@ -21,6 +21,7 @@ from privacy.errors import PlanError, PrivacyError
 from privacy.mechanism import NoiseScale
 from privacy.mechanisms.local_gaussian import LocalGaussian, Options, build
 from privacy.plan.plan import PlanRequest, make_plan
+from tests.privacy.scheme_settings import with_scheme
 
 MULTIPLIER, COHORT, CLIP = 1.5, 20, 0.5
 DELTA = 1e-5
@@ -170,7 +171,7 @@ def test_the_state_is_empty() -> None:
 
 def composed(scheme: str, rounds: int, z: float = 10.0, separation: int = 1) -> Composition:
     cohort = 1000 if scheme == "full" else 50
-    return make().composition(Participation(scheme, 1000, cohort, separation), z, rounds)
+    return make().composition(Participation.named(scheme, 1000, cohort, separation), z, rounds)
 
 
 @pytest.mark.parametrize("scheme", ["poisson", "fixed_size", "full"])
@@ -238,7 +239,7 @@ def request(**changes: Any) -> PlanRequest:
         "batchnorm_layers": (),
         "num_parameters": 7,
     }
-    return PlanRequest(**{**settings, **changes})
+    return PlanRequest(**with_scheme({**settings, **changes}))
 
 
 @pytest.mark.parametrize(

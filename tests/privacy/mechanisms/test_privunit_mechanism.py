@@ -24,6 +24,7 @@ from privacy.mechanism import NoiseScale
 from privacy.mechanisms.privunit import Options, PrivUnit, build
 from privacy.plan.plan import PlanRequest, make_plan
 from privacy.privunit import design
+from tests.privacy.scheme_settings import with_scheme
 
 EPSILON, COHORT, CLIP = 4.0, 20, 0.5
 DELTA = 1e-5
@@ -167,7 +168,7 @@ def test_what_is_refused() -> None:
 
 def composed(scheme: str, rounds: int, z: float, separation: int = 1) -> Composition:
     cohort = 1000 if scheme == "full" else 50
-    return make().composition(Participation(scheme, 1000, cohort, separation), z, rounds)
+    return make().composition(Participation.named(scheme, 1000, cohort, separation), z, rounds)
 
 
 def randomized_response_delta(epsilon: float, budget: float, count: int) -> float:
@@ -226,15 +227,13 @@ def test_accountants_that_do_not_know_it_name_one_that_does() -> None:
 
 
 def test_calibration_round_trips() -> None:
-    participation = Participation("poisson", 1000, 50)
+    participation = Participation.named("poisson", 1000, 50)
 
     def compose(z: float, rounds: int) -> Composition:
         return make().composition(participation, z, rounds)
 
     for rounds in (1, 10):
-        z = calibrate_noise_multiplier(
-            8.0, DELTA, "poisson", 1000, 50, rounds, "pld", composition=compose
-        )
+        z = calibrate_noise_multiplier(8.0, DELTA, participation, rounds, "pld", make().composition)
         assert 7.9 < compose_epsilon([compose(z, rounds)], DELTA, "pld") <= 8.0
 
 
@@ -259,7 +258,7 @@ def request(**changes: Any) -> PlanRequest:
         "batchnorm_layers": (),
         "num_parameters": 7,
     }
-    return PlanRequest(**{**settings, **changes})
+    return PlanRequest(**with_scheme({**settings, **changes}))
 
 
 def test_a_plan_calibrates_and_states_it() -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from privacy.amplification import Participation
 from privacy.calibration import epsilon_of_rounds
 from privacy.errors import PlanError, PrivacyError
+from privacy.plan.budget import Budget
 from privacy.plan.example_level import (
     ExampleLevelPlan,
-    example_level_statement,
+    ExampleLevelRequest,
     make_example_level_plan,
 )
 
@@ -28,13 +30,18 @@ def plan(**changes: Any) -> ExampleLevelPlan:
         "accountant": "rdp",
         "num_parameters": 26_010,
     }
-    return make_example_level_plan(**{**settings, **changes})
+    settings |= changes
+    budget = Budget(
+        *(settings.pop(name) for name in ("epsilon", "noise_multiplier", "delta", "accountant"))
+    )
+    return make_example_level_plan(ExampleLevelRequest(budget=budget, **settings))
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld", "prv"])
 def test_both_epsilons_are_that_of_poisson_sampled_steps(accountant: str) -> None:
-    statement = example_level_statement(60_000, 256, 3000, 1.1, 1.0, 1e-5, accountant, 26_010)
-    wanted = epsilon_of_rounds(1.1, 1e-5, "poisson", 60_000, 256, 3000, accountant)
+    statement = plan(accountant=accountant).statement(3000)
+    examples = Participation.named("poisson", 60_000, 256)
+    wanted = epsilon_of_rounds(examples, 1.1, 3000, 1e-5, accountant)
     assert statement.simulated == statement.actual
     assert statement.actual.epsilon == wanted
     assert (statement.unit, statement.rounds, statement.num_parameters) == ("example", 3000, 26_010)
@@ -55,7 +62,7 @@ def test_opacus_counts_the_same() -> None:
 
 def test_epsilon_alone_calibrates() -> None:
     calibrated = plan(epsilon=2.0, noise_multiplier=None, delta=None)
-    assert calibrated.delta == pytest.approx(60_000**-1.1)
+    assert calibrated.setting.delta == pytest.approx(60_000**-1.1)
     assert calibrated.max_steps == 3000
     statement = calibrated.statement(3000)
     assert 1.99 < statement.actual.epsilon <= 2.0

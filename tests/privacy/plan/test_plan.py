@@ -16,6 +16,7 @@ from privacy.mechanism import Mechanism, NoiseScale
 from privacy.mechanisms import adaptive_gaussian, gaussian, none, tree_aggregation
 from privacy.mechanisms.gaussian import Gaussian
 from privacy.plan.plan import PlanRequest, PrivacyPlan, make_plan
+from tests.privacy.scheme_settings import with_scheme
 
 
 def build_gaussian(noise: NoiseScale) -> Mechanism:
@@ -51,7 +52,7 @@ def request(**changes: Any) -> PlanRequest:
         "batchnorm_layers": (),
         "num_parameters": 7,
     }
-    return PlanRequest(**{**settings, **changes})
+    return PlanRequest(**with_scheme({**settings, **changes}))
 
 
 def flair(accountant: str, **changes: Any) -> PrivacyPlan:
@@ -218,10 +219,8 @@ def test_full_participation() -> None:
 def test_fixed_size_with_a_simulated_cohort_has_its_own_event() -> None:
     plan = make_plan(request(scheme="fixed_size"))
     assert plan.simulated.adjacency == plan.actual.adjacency == "replace-one"
-    events = []
-    for setting in (plan.simulated, plan.actual):
-        assert setting.compose is not None
-        events.append(setting.compose(setting.noise_multiplier, 1).event)
+    settings = (plan.simulated, plan.actual)
+    events = [setting.composed(setting.noise_multiplier, 1).event for setting in settings]
     assert [event.sample_size for event in events] == [100, 20]
     assert [event.event.noise_multiplier for event in events] == pytest.approx([1.0, 0.2])
     assert any("replace-one" in note for note in plan.statement(1).notes)
@@ -305,8 +304,7 @@ def test_ledger_entries_hold_what_an_audit_needs(build: Any) -> None:
 
 def test_cyclic_sampling_composes_the_rounds_that_one_user_can_be_in() -> None:
     plan = make_plan(request(scheme="cyclic_poisson", separation=7, num_rounds=50))
-    assert plan.simulated.compose is not None
-    composed = plan.simulated.compose(2.0, 50)
+    composed = plan.simulated.composed(2.0, 50)
     assert composed.count == 8
     assert composed.event.sampling_probability == pytest.approx(0.7)
     assert plan.actual.participation.sampling_probability == pytest.approx(0.14)

@@ -23,10 +23,8 @@ from privacy.errors import PlanError, PrivacyError
 from privacy.factorization import (
     optimized_coefficients,
     separated_squared_sensitivity,
-    separated_tree_squared_sensitivity,
     square_root_coefficients,
     squared_sensitivities,
-    tree_squared_sensitivity,
 )
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.mechanisms import (
@@ -39,15 +37,21 @@ from privacy.mechanisms import (
     tree_aggregation,
 )
 from privacy.plan.plan import make_plan
-from privacy.solving import Question, solve
+from privacy.question import Question
+from privacy.solving import solve
 from privacy.statement.explaining import explain
 from privacy.statement.guarantee import Guarantee
 from privacy.statement.statement import PrivacyStatement
+from privacy.tree_factorization import (
+    separated_tree_squared_sensitivity,
+    tree_squared_sensitivity,
+)
 from tests.privacy.plan.test_plan import request
+from tests.privacy.scheme_settings import with_scheme
 
 DELTA = 1e-5
 ROUNDS = 24
-CAPPED = Participation("selected", 1000, 20, 3, 5)
+CAPPED = Participation.named("selected", 1000, 20, 3, 5)
 MECHANISMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gaussian": (gaussian, {}),
     "adaptive_gaussian": (adaptive_gaussian, {"quantile": 0.5}),
@@ -62,7 +66,7 @@ MECHANISMS: dict[str, tuple[Any, dict[str, Any]]] = {
 def make(name: str, participation: Participation, noise_multiplier: float = 0.0) -> Mechanism:
     module, options = MECHANISMS[name]
     cohort = participation.cohort_size
-    noise = NoiseScale(noise_multiplier, cohort, cohort, ROUNDS, participation.separation)
+    noise = NoiseScale(noise_multiplier, cohort, cohort, ROUNDS, participation.min_separation)
     mechanism: Mechanism = module.build(module.Options(clip_norm=1.0, **options), noise)
     return mechanism
 
@@ -97,14 +101,14 @@ def test_a_user_is_in_no_more_rounds_than_cap_and_separation_allow() -> None:
         (30, 5): 1,
     }
     for (separation, cap), count in most.items():
-        participation = Participation("selected", 1000, 20, separation, cap)
+        participation = Participation.named("selected", 1000, 20, separation, cap)
         assert participation.most_participations(ROUNDS) == count
         assert participation.most_participations(0) == 0
 
 
 @pytest.mark.parametrize("cap", [1, 2, 5])
 def test_epsilon_is_that_of_a_gaussian_for_each_round_of_a_user_exactly(cap: int) -> None:
-    participation = Participation("selected", 1000, 20, 3, cap)
+    participation = Participation.named("selected", 1000, 20, 3, cap)
     epsilon = epsilon_of(sampled_gaussian(participation, 6.0, ROUNDS))
     # The exact delta of k Gaussians is that of one with the multiplier divided by sqrt(k).
     noise = 6.0 / math.sqrt(cap)
@@ -116,10 +120,12 @@ def test_epsilon_is_that_of_a_gaussian_for_each_round_of_a_user_exactly(cap: int
 
 @pytest.mark.parametrize("name", [*MECHANISMS])
 def test_nothing_is_amplified_and_without_a_cap_every_round_counts(name: str) -> None:
-    cohorts = [Participation("selected", 100_000, cohort, 3, 5) for cohort in (1, 100, 20_000)]
+    cohorts = [
+        Participation.named("selected", 100_000, cohort, 3, 5) for cohort in (1, 100, 20_000)
+    ]
     assert len({repr(composed(name, cohort)) for cohort in cohorts}) == 1
-    free = composed(name, Participation("selected", 1000, 20))
-    full = composed(name, Participation("full", 20, 20))
+    free = composed(name, Participation.named("selected", 1000, 20))
+    full = composed(name, Participation.named("full", 20, 20))
     assert (free.event, free.count) == (full.event, full.count)
     local = make(name, CAPPED).description.randomizes_clients
     assert free.adjacency == ("replace-one" if local else "zero-out")
@@ -129,12 +135,12 @@ def test_nothing_is_amplified_and_without_a_cap_every_round_counts(name: str) ->
 def test_epsilon_falls_with_separation_and_rises_with_the_cap() -> None:
     for name in MECHANISMS:
         by_separation = [
-            epsilon_of(composed(name, Participation("selected", 1000, 20, apart)))
+            epsilon_of(composed(name, Participation.named("selected", 1000, 20, apart)))
             for apart in (2, 3, 24)
         ]
         assert by_separation == sorted(by_separation, reverse=True), name
         by_cap = [
-            epsilon_of(composed(name, Participation("selected", 1000, 20, 2, cap)))
+            epsilon_of(composed(name, Participation.named("selected", 1000, 20, 2, cap)))
             for cap in (1, 4, 99)
         ]
         assert by_cap == sorted(by_cap), name
@@ -216,8 +222,10 @@ def test_the_bound_of_trees_is_close_to_the_aligned_pattern_of_long_runs() -> No
 
 
 def test_bands_within_the_separation_cost_a_column_a_round() -> None:
-    mechanism = make("banded_matrix_factorization", Participation("selected", 1000, 20, 4, 3))
-    event = mechanism.composition(Participation("selected", 1000, 20, 4, 3), 6.0, ROUNDS).event
+    mechanism = make("banded_matrix_factorization", Participation.named("selected", 1000, 20, 4, 3))
+    event = mechanism.composition(
+        Participation.named("selected", 1000, 20, 4, 3), 6.0, ROUNDS
+    ).event
     assert event.noise_multiplier == pytest.approx(6.0 / math.sqrt(3.0))
     # What the theorem of falling coefficients needs, of those that a long run is given.
     for rounds, bands in ((100, 8), (1000, 20)):
@@ -261,7 +269,7 @@ def test_a_user_who_sends_nothing_moves_no_more_than_is_accounted(late_share: fl
         rounds = np.flatnonzero(moved.numpy() > 1e-6)
         assert set(rounds) <= set(np.flatnonzero(pattern[:, user] & ~late[:, user]))
         assert len(rounds) <= CAPPED.most_participations(ROUNDS)
-        assert (np.diff(rounds) >= CAPPED.separation).all()
+        assert (np.diff(rounds) >= CAPPED.min_separation).all()
 
 
 def select(
@@ -276,7 +284,7 @@ def select(
     cap = participation.max_participations or ROUNDS
     for index in range(ROUNDS):
         order = rng.permutation(12)
-        recent = pattern[max(0, index + 1 - participation.separation) : index]
+        recent = pattern[max(0, index + 1 - participation.min_separation) : index]
         may = (pattern.sum(axis=0) < cap) & ~recent.any(axis=0)
         pattern[index, [user for user in order if user in present and may[user]][:size]] = True
     return pattern
@@ -298,8 +306,7 @@ SELECTED: dict[str, Any] = {"scheme": "selected", "separation": 5, "max_particip
 
 def test_a_plan_of_selected_users_says_what_it_rests_on() -> None:
     plan = make_plan(request(**SELECTED))
-    assert plan.simulated.compose is not None
-    assert plan.simulated.compose(2.0, 50).count == 6
+    assert plan.simulated.composed(2.0, 50).count == 6
     statement = plan.statement(50)
     assert statement.adjacency == "zero-out"
     assert statement.simulated.max_participations == 6
@@ -323,8 +330,7 @@ def test_a_plan_of_selected_users_says_what_it_rests_on() -> None:
 
 def test_a_plan_without_a_cap_counts_every_round_and_says_so() -> None:
     plan = make_plan(request(scheme="selected"))
-    assert plan.simulated.compose is not None
-    assert plan.simulated.compose(2.0, 50).count == 50
+    assert plan.simulated.composed(2.0, 50).count == 50
     assert any("any number of rounds" in note for note in plan.statement(50).notes)
 
 
@@ -380,24 +386,21 @@ def test_the_run_itself_must_have_enough_users_too() -> None:
 
 
 def test_what_is_sampled_is_not_accounted_as_zeroed_out() -> None:
-    event = sampled_gaussian(Participation("poisson", 1000, 20), 2.0, 5).event
+    event = sampled_gaussian(Participation.named("poisson", 1000, 20), 2.0, 5).event
     for accountant in ACCOUNTANTS:
         with pytest.raises(PlanError, match="zero-out"):
             check_composition(Composition(event, 5, "zero-out"), accountant)
 
 
 def test_calibration_and_rounds_are_within_the_budget() -> None:
-    participation = Participation("selected", 100_000, 100, 10, 6)
-    arguments = (2.0, DELTA, "selected", 100_000, 100)
+    participation = Participation.named("selected", 100_000, 100, 10, 6)
 
     def at(noise: float, rounds: int) -> float:
         return compose_epsilon([sampled_gaussian(participation, noise, rounds)], DELTA, "rdp")
 
-    noise = calibrate_noise_multiplier(*arguments, 500, "rdp", separation=10, max_participations=6)
+    noise = calibrate_noise_multiplier(2.0, DELTA, participation, 500, "rdp")
     assert at(noise, 500) <= 2.0 < at(noise * (1 - 1e-3), 500)
-    rounds = max_rounds(
-        *arguments, 0.9 * noise, "rdp", separation=10, max_participations=6, limit=500
-    )
+    rounds = max_rounds(2.0, DELTA, participation, 0.9 * noise, "rdp", limit=500)
     assert at(0.9 * noise, rounds) <= 2.0 < at(0.9 * noise, rounds + 1)
     # Five rounds of a user fit, ten rounds apart.
     assert rounds % 10 == 0
@@ -416,7 +419,7 @@ def test_solving_needs_no_cohort_and_may_need_no_rounds() -> None:
             "scheme": "selected",
             "separation": 10,
         }
-        return Question(**{**settings, **changes})
+        return Question(**with_scheme({**settings, **changes}))
 
     solution = solve(question(rounds=None))
     assert solution.beyond is not None
@@ -446,11 +449,11 @@ def test_canaries_keep_the_cap_and_the_distance() -> None:
 
 
 BUILDERS: list[Callable[[], object]] = [
-    lambda: Participation("selected", 1000, 20, 0),
-    lambda: Participation("selected", 1000, 20, 1, 0),
-    lambda: Participation("selected", 1000, 20, 1, 2.5),  # type: ignore[arg-type]
-    lambda: Participation("poisson", 1000, 20, 1, 5),
-    lambda: Participation("selected", 10, 20),
+    lambda: Participation.named("selected", 1000, 20, 0),
+    lambda: Participation.named("selected", 1000, 20, 1, 0),
+    lambda: Participation.named("selected", 1000, 20, 1, 2.5),  # type: ignore[arg-type]
+    lambda: Participation.named("poisson", 1000, 20, 1, 5),
+    lambda: Participation.named("selected", 10, 20),
 ]
 
 

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from scipy.stats import norm
 
 from privacy.accountant import compute_epsilon
-from privacy.amplification import round_event
+from privacy.amplification import Participation, sampled_gaussian
 from privacy.description import GAUSSIAN
 from privacy.mechanisms import local_gaussian, privunit
-from privacy.plan.example_level import example_level_statement
+from privacy.plan.budget import Budget
+from privacy.plan.example_level import ExampleLevelRequest, make_example_level_plan
 from privacy.statement.assumptions import count, small
 from privacy.statement.explaining import NOTHING, detection_bound, explain, sections
 from privacy.statement.guarantee import Guarantee
@@ -86,7 +87,8 @@ def test_no_number_is_below_its_value(epsilon: float, delta: float) -> None:
 @pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
 def test_no_test_of_a_gaussian_mechanism_beats_the_bound(noise: float) -> None:
     # The best test of one Gaussian against another has this power (Neyman and Pearson).
-    event, adjacency = round_event("full", noise, 100, 100)
+    composed = sampled_gaussian(Participation.named("full", 100, 100), noise, 1)
+    event, adjacency = composed.event, composed.adjacency
     for delta in (1e-3, 1e-6):
         epsilon = compute_epsilon(event, 1, delta, "pld", adjacency)
         for alarms in (1e-4, 0.01, 0.3, 0.9):
@@ -159,7 +161,9 @@ def test_a_useless_delta_is_said() -> None:
 
 
 def test_a_statement_is_explained_as_it_is_written() -> None:
-    statement = example_level_statement(1797, 64, 100, 1.5, 1.0, 1e-5, "rdp", 650, status="planned")
+    statement = make_example_level_plan(
+        ExampleLevelRequest(1797, 64, 100, 1.0, Budget(None, 1.5, 1e-5, "rdp"), 650)
+    ).statement(100, "planned")
     again = PrivacyStatement.from_json_dict(statement.to_json_dict())
     guarantee = Guarantee.of(again)
     assert guarantee == Guarantee.of(statement)
@@ -181,7 +185,8 @@ def test_numbers() -> None:
 
 
 def test_a_statement_that_describes_no_mechanism_is_explained_by_its_module() -> None:
-    statement = example_level_statement(1797, 64, 100, 1.5, 1.0, 1e-5, "rdp", 650)
+    request = ExampleLevelRequest(1797, 64, 100, 1.0, Budget(None, 1.5, 1e-5, "rdp"), 650)
+    statement = make_example_level_plan(request).statement(100, "planned")
     document = statement.to_json_dict()
     del document["mechanism_description"]
     old = PrivacyStatement.from_json_dict(document)

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from privacy.integer_search import last_within
+from privacy.search import last_within
 
 
 @settings(max_examples=200, derandomize=True)
