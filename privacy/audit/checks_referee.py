@@ -24,7 +24,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from privacy.audit import referee
-from privacy.audit.check import Check, judge, skip
+from privacy.audit.check import Finding, SkippedError, check
 from privacy.audit.checks_accounting import accounted_rounds, compositions
 from privacy.audit.described import Described, describe
 from privacy.audit.evidence import Evidence
@@ -46,7 +46,12 @@ _LARGEST_EPSILON = 500.0
 _DELTA_A_ROUND = 2.0**-49
 
 
-def check_referee(evidence: Evidence, inputs: AuditInputs, label: str) -> Check:
+@check(
+    "referee_{}",
+    "The stated epsilon ({}) is not below what a second accountant, written apart, shows to be "
+    "true, and not above it by more than its accountant is loose.",
+)
+def check_referee(evidence: Evidence, inputs: AuditInputs, label: str) -> Finding:
     """One of the two epsilons, held against a second implementation's bounds.
 
     Args:
@@ -54,65 +59,48 @@ def check_referee(evidence: Evidence, inputs: AuditInputs, label: str) -> Check:
         inputs: The statement.
         label: "simulated" or "actual".
     """
-    name = f"referee_{label}"
-    claim = (
-        f"The stated epsilon ({label}) is not below what a second accountant, written apart, shows "
-        "to be true, and not above it by more than its accountant is loose."
-    )
-    if not evidence.rounds:
-        return skip(name, claim, "the ledger has no line yet")
+    evidence.need_lines()
     if len(evidence.segments) > 1:
-        return skip(name, claim, "the constants change in mid-run: see constants")
-    side = inputs.side(label)
-    stated, delta = as_number(side.get("epsilon")), as_number(side.get("delta"))
+        raise SkippedError("the constants change in mid-run: see constants")
+    side, found = inputs.side(label), Finding()
+    epsilon, delta = as_number(side.get("epsilon")), as_number(side.get("delta"))
     rounds = accounted_rounds(evidence, inputs)
-    described: Described | str
     try:
         part = compositions(evidence, inputs, label, rounds)[0]
         described = describe(evidence, inputs, label, rounds, part)
     except (ValueError, ZeroDivisionError) as error:
-        described = f"the recorded constants cannot be described ({error})"
+        raise SkippedError(f"the recorded constants cannot be described ({error})") from error
     if isinstance(described, str):
-        return skip(name, claim, described)
-    if described.count == 0 or not 0.0 < delta < 1.0 or math.isnan(stated):
-        return skip(name, claim, "there is nothing to compose, or no epsilon, or no delta")
+        raise SkippedError(described)
+    if described.count == 0 or not 0.0 < delta < 1.0 or math.isnan(epsilon):
+        raise SkippedError("there is nothing to compose, or no epsilon, or no delta")
     if not described.noise > 0.0:
-        problems = [] if math.isinf(stated) else [f"{stated:.6g} is stated of rounds without noise"]
-        return judge(name, claim, problems, "no noise: nothing but infinity is true")
-    bounds = bounds_of(described, delta, min(stated, _LARGEST_EPSILON))
-    own = str(inputs.statement.get("accountant"))
-    return _judged(name, claim, described, bounds, (stated, delta, own))
-
-
-def _judged(
-    name: str, claim: str, described: Described, bounds: Bounds, stated: tuple[float, float, str]
-) -> Check:
-    epsilon, delta, own = stated
+        found.add(not math.isinf(epsilon), f"{epsilon:.6g} is stated of rounds without noise")
+        return found.seen("no noise: nothing but infinity is true")
+    bounds = bounds_of(described, delta, min(epsilon, _LARGEST_EPSILON))
     if bounds.lower == 0.0 and math.isinf(bounds.upper):
-        reason = f"an epsilon of {epsilon:.4g} at delta {delta:.3g} is beyond the referee's numbers"
-        return skip(name, claim, reason)
+        beyond = f"an epsilon of {epsilon:.4g} at delta {delta:.3g} is beyond the referee's numbers"
+        raise SkippedError(beyond)
+    own = str(inputs.statement.get("accountant"))
     least, most = _allowed(described, bounds, delta, own)
-    problems = []
-    if epsilon < least * (1.0 - _ROUNDING):
-        problems.append(
-            f"{epsilon:.6g} is stated, below {least:.6g}: "
-            + (
-                "which is the least that is true"
-                if least <= bounds.lower
-                else f"what {own} comes to when it is computed anew"
-            )
-        )
-    if epsilon > most * (1.0 + _ROUNDING):
-        problems.append(
-            f"{epsilon:.6g} is stated by {own}, above {most:.6g}, the most that it comes to: it is "
-            "of other rounds or other noise than were run"
-        )
-    text = (
-        f"{_in_words(described)}: the true epsilon is from {bounds.lower:.6g} to {bounds.upper:.6g}"
-        f", by a second implementation; {epsilon:.6g} is stated by {own}"
+    why = f"what {own} comes to when it is computed anew"
+    if least <= bounds.lower:
+        why = "which is the least that is true"
+    found.add(
+        epsilon < least * (1.0 - _ROUNDING), f"{epsilon:.6g} is stated, below {least:.6g}: {why}"
     )
-    numbers = {"lower": bounds.lower, "upper": json_epsilon(bounds.upper), "most": most}
-    return judge(name, claim, problems, text + described.note, numbers)
+    found.add(
+        epsilon > most * (1.0 + _ROUNDING),
+        f"{epsilon:.6g} is stated by {own}, above {most:.6g}, the most that it comes to: it is of "
+        "other rounds or other noise than were run",
+    )
+    return found.seen(
+        f"{_in_words(described)}: the true epsilon is from {bounds.lower:.6g} to {bounds.upper:.6g}"
+        f", by a second implementation; {epsilon:.6g} is stated by {own}{described.note}",
+        lower=bounds.lower,
+        upper=json_epsilon(bounds.upper),
+        most=most,
+    )
 
 
 def _allowed(described: Described, bounds: Bounds, delta: float, own: str) -> tuple[float, float]:

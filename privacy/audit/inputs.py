@@ -19,6 +19,8 @@ from privacy.audit.replay import Replay
 if TYPE_CHECKING:
     from privacy.amplification import Composition, Participation
 
+# The two settings that a statement has an epsilon of.
+SIDES = ("simulated", "actual")
 Compose = Callable[[str, Mapping[str, Any], "Participation", float, int], "Composition"]
 
 
