@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from privacy.audit import referee
+from privacy.audit import referee, referee_renyi
 from privacy.audit.check import Finding, SkippedError, check
 from privacy.audit.checks_accounting import accounted_rounds, compositions
 from privacy.audit.described import Described, describe
@@ -118,6 +118,7 @@ def _allowed(described: Described, bounds: Bounds, delta: float, own: str) -> tu
     return bounds.lower, tight
 
 
+@lru_cache(maxsize=256)
 def bounds_of(described: Described, delta: float, near: float) -> Bounds:
     """Bounds of the smallest epsilon that is true.
 
@@ -126,13 +127,8 @@ def bounds_of(described: Described, delta: float, near: float) -> Bounds:
         delta: In (0, 1).
         near: An epsilon of the right size.
     """
-    return _bounds_of(described.kind, described.noise, described.count, described.rate, delta, near)
-
-
-@lru_cache(maxsize=256)
-def _bounds_of(
-    kind: str, noise: float, count: int, rate: float, delta: float, near: float
-) -> Bounds:
+    kind, noise, count = described.kind, described.noise, described.count
+    rate = described.rate
     if kind == "gaussian" or (kind == "sampled gaussian" and rate == 1.0):
         epsilon = epsilon_of_mu(math.sqrt(count) / noise, delta)
         return Bounds(epsilon, epsilon)
@@ -141,8 +137,7 @@ def _bounds_of(
         return Bounds(epsilon, epsilon)
     if kind == "fixed-size gaussian":
         losses = referee.replaced_gaussian_losses(rate, noise, count, delta)
-        lower = referee.composed_bounds(losses, count, delta, near).lower
-        return Bounds(lower, math.inf)
+        return Bounds(referee.composed_bounds(losses, count, delta, near).lower, math.inf)
     if kind in ("laplace", "sampled laplace"):
         pure = count * math.log1p(rate * math.expm1(1.0 / noise)) if noise > 0.002 else math.inf
         if 1.0 / noise > _LARGEST_EPSILON:
@@ -155,34 +150,20 @@ def _bounds_of(
 
 
 @lru_cache(maxsize=256)
-def _rdp_of(
-    kind: str, noise: float, count: int, rate: float, delta: float, is_whole: bool
-) -> float:
-    divergence: Callable[[float], float]
-    if kind == "gaussian":
-
-        def divergence(order: float) -> float:
-            return 0.5 * order / noise**2
-    elif kind == "sampled gaussian":
-
-        def divergence(order: float) -> float:
-            return referee.sampled_gaussian_divergence(rate, noise, order)
-    elif kind == "fixed-size gaussian":
-
-        def divergence(order: float) -> float:
-            return referee.fixed_size_divergence(rate, noise, order)
-    elif kind == "laplace":
-
-        def divergence(order: float) -> float:
-            return referee.laplace_divergence(noise, order)
-    else:
-        return math.inf
-    return referee.rdp_epsilon(lambda order: count * divergence(order), delta, is_whole)
-
-
 def _rdp(described: Described, delta: float, is_whole: bool = False) -> float:
-    kind, noise, count = described.kind, described.noise, described.count
-    return _rdp_of(kind, noise, count, described.rate, delta, is_whole)
+    noise, rate = described.noise, described.rate
+    divergences: dict[str, Callable[[float], float]] = {
+        "gaussian": lambda order: 0.5 * order / noise**2,
+        "sampled gaussian": partial(referee_renyi.sampled_gaussian_divergence, rate, noise),
+        "fixed-size gaussian": partial(referee_renyi.fixed_size_divergence, rate, noise),
+        "laplace": partial(referee_renyi.laplace_divergence, noise),
+    }
+    if described.kind not in divergences:
+        return math.inf
+    divergence = divergences[described.kind]
+    return referee_renyi.rdp_epsilon(
+        lambda order: described.count * divergence(order), delta, is_whole
+    )
 
 
 def _in_words(described: Described) -> str:
