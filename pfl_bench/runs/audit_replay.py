@@ -14,7 +14,7 @@ from pfl_bench.federated.sampling import build_sampler
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import ConfigError
 from privacy.audit.central_columns import COORDINATES
-from privacy.audit.replay import Drawn, Replay
+from privacy.audit.inputs import Drawn, Replay
 from privacy.mechanism import NoiseScale
 
 if TYPE_CHECKING:

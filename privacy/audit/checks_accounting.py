@@ -186,7 +186,6 @@ def _composition_problems(
     "The rounds that were run stay within the configured budget of the simulated epsilon.",
 )
 def check_budget(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """The simulated epsilon of the recorded rounds is within the configured budget."""
     budget, stated = inputs.configured.budget_epsilon, inputs.statement.get("budget_epsilon")
     if budget is None and stated is None:
         raise SkippedError("no budget is configured")

@@ -45,7 +45,6 @@ _OLDER = (
     "Each round moves the model by the configured central step along its release alone.",
 )
 def check_central_step(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """Every central step is the optimizer's along the recorded release."""
     evidence.need_lines()
     optimizer, found = inputs.central_optimizer, Finding()
     if evidence.central.missing == evidence.rounds:
@@ -120,7 +119,6 @@ def _differs(
     "round, and the model that was evaluated is that of the round that the summary names.",
 )
 def check_central_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """Checkpoints and the evaluated model are the recorded rounds'."""
     evidence.need_lines()
     found, agreeing, digests = Finding(), [], _digests(evidence, inputs)
     first, initial = digests.get(0), inputs.data.initial_sha256

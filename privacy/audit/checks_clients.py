@@ -35,7 +35,6 @@ Array = NDArray[np.float64]
 
 @check("report_noise", "Each client's report hides the client's own update as is claimed.")
 def check_report_noise(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """Every client's report is as noisy as is claimed, and independent of what it hides."""
     if not inputs.configured.randomizes_clients:
         raise SkippedError("no client adds noise: the noise is added to the sum")
     claimed_noise(inputs)

@@ -70,7 +70,6 @@ def check_clip_bound(evidence: Evidence, inputs: AuditInputs) -> Finding:
     "of a round (in huge models, of one chosen at random) the one furthest from it did.",
 )
 def check_clip_probe(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """The client that was watched moved the sum by its update, cut to the bound, and no more."""
     norm, moved, bit, clip, updates = evidence.need(
         "probe.norm", "probe.moved", "probe.bit", "clip_norm", "num_contributions"
     )
@@ -120,7 +119,6 @@ def check_clip_probe(evidence: Evidence, inputs: AuditInputs) -> Finding:
 
 @check("sum_path", "Nothing moves the sum but the clients that are taken in.")
 def check_sum_path(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """The sum does not move while no client is taken in."""
     moved, clip, updates = evidence.need("unseen", "clip_norm", "num_contributions")
     if np.isnan(moved).all():
         raise SkippedError("not every client was watched, as in huge models: see clip_probe")
@@ -187,7 +185,6 @@ def _moved(clip: Array, fraction: Array, options: Mapping[str, Any]) -> Array:
     "The released fraction is the noised sum of bits of a half over the configured cohort.",
 )
 def check_count_query(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """The released fraction is that of the clipped updates, noised, over the configured cohort."""
     released_count(inputs, "no fraction is released")
     keys = ("noisy_fraction_unclipped", "num_contributions", "num_clipped", "count_noise_stddev")
     fraction, updates, clipped, stddev, draw = evidence.need(*keys, "noise.count_draw")

@@ -85,7 +85,6 @@ def drawn(sampling: Sampling, sizes: Array) -> None:
     "As many users took part, over all rounds, as the sampling that is accounted draws.",
 )
 def check_cohort_total(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """How many took part in all has the law of the sampling scheme."""
     (sizes,) = evidence.need("realised_cohort")
     sampling, found = sampling_of(evidence), Finding()
     scheme, separation, population, cohort = sampling
@@ -229,7 +228,6 @@ def _group_range(population: int, separation: int) -> tuple[int, int]:
     "No user is in a round twice, and every contribution is that of a user who was drawn.",
 )
 def check_users_distinct(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """No user was drawn twice, and each who was drawn contributed once at most."""
     cohort, distinct, _, not_finite = evidence.need(
         "realised_cohort", "distinct_users", "num_contributions", "num_nonfinite"
     )

@@ -139,7 +139,6 @@ def _alike(
 
 @check("noise_independent", "The noise is independent of the sum that it is added to.")
 def check_noise_independent(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """The noise knows nothing of the sum that it hides."""
     noise, found = observed(evidence, inputs), Finding()
     if noise.correlated:
         raise SkippedError(
@@ -231,7 +230,6 @@ def check_denominator(evidence: Evidence, inputs: AuditInputs) -> Finding:
     "The noise on the count is normal with the claimed standard deviation, drawn anew.",
 )
 def check_count_noise(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """The noise on the count of unclipped updates is normal, of the claimed scale, and fresh."""
     from scipy import stats
 
     released_count(inputs, "no count is released")

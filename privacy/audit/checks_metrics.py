@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from privacy.audit.check import Finding, IncompleteError, check
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import SIDES, AuditInputs, as_number, json_equal
-from privacy.audit.metrics import Metrics
+from privacy.audit.inputs import SIDES, AuditInputs, Metrics, as_number, json_equal
 
 Array = NDArray[np.float64]
 
@@ -27,7 +26,6 @@ _EXACT, _OF_NORM = 1e-9, 1e-3
     "metrics", "Metrics and ledger have the same rounds, and agree in each scalar that both have."
 )
 def check_metrics(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """Metrics and ledger agree."""
     found, metrics = Finding(), inputs.metrics
     if metrics is None or not len(metrics.rounds):
         evidence.need_lines()

@@ -58,7 +58,6 @@ def check_noise_multiplier(evidence: Evidence, inputs: AuditInputs) -> Finding:
     "delta", "Each delta is below one over its population, so that publishing one unit is excluded."
 )
 def check_delta(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """Both deltas are below one over their population."""
     found, shown = Finding(), []
     for label in SIDES:
         side = inputs.side(label)
@@ -78,7 +77,6 @@ def check_delta(evidence: Evidence, inputs: AuditInputs) -> Finding:
     "hypothetical.",
 )
 def check_population(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """The populations are the data's, or declared to be hypothetical."""
     configured, units, found = inputs.configured, inputs.data.num_units, Finding()
     sides = [evidence.constants.get(label) or inputs.side(label) for label in SIDES]
     simulated, actual = (as_number(side.get("population_size")) for side in sides)

@@ -286,7 +286,6 @@ def check_noise_shape(evidence: Evidence, inputs: AuditInputs) -> Finding:
 
 @check("noise_mean", "The noise has mean 0.")
 def check_noise_mean(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """A test of the sums."""
     noise = observed(evidence, inputs)
     found = _begin(noise)
     count, total = noise["count"], noise["sum"]

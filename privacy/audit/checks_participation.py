@@ -53,7 +53,6 @@ Array = NDArray[np.float64]
     "users are in no more rounds than is accounted.",
 )
 def check_participation(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """Users come again as often as chance has it; selected ones, no more often than accounted."""
     if sampling_of(evidence).scheme == "selected":
         return _of_selected(evidence)
     sizes, returning, _ = evidence.need(*_KEYS)
@@ -211,7 +210,6 @@ def _largest_count(rounds: int, rate: float, population: int) -> float:
     "Two rounds of one user are at least the separation apart (groups: a multiple of it).",
 )
 def check_separation(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """No user is in two rounds that are closer than the separation."""
     (gap,) = evidence.need("smallest_gap")
     sampling, found = sampling_of(evidence), Finding()
     scheme, separation = sampling.scheme, sampling.separation

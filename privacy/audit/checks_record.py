@@ -31,7 +31,6 @@ ADJACENCY = {
 
 @check("folder", "The run's folder holds everything that the run has written.")
 def check_folder(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """The folder holds what the run has written."""
     if not inputs.is_final:
         evidence.need_lines()
     parts = [f"{file} is missing: it would show {what}" for file, what in inputs.missing.items()]
@@ -80,7 +79,6 @@ def check_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
     "summary and the newest checkpoint say.",
 )
 def check_rounds(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """Rounds 1 to T are there, and T is what statement, summary and checkpoint say."""
     number, stated = evidence.rounds, as_number(inputs.statement.get("rounds"))
     found, summary, saved = Finding(), inputs.summary, inputs.saved
     if inputs.configured.unit == "example":
@@ -143,7 +141,6 @@ def _step_problems(evidence: Evidence, inputs: AuditInputs) -> Iterator[str]:
     "recorded.",
 )
 def check_constants(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """All rounds ran under the same constants."""
     evidence.need_lines()
     found = Finding()
     for before, after in pairwise(evidence.segments):
@@ -164,7 +161,6 @@ def check_constants(evidence: Evidence, inputs: AuditInputs) -> Finding:
     "What the ledger records as constant is what was configured and what is stated.",
 )
 def check_configuration(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """The constants are those of the configuration and of the statement."""
     if not evidence.constants:
         raise SkippedError("the ledger has no line yet")
     found, compared = Finding(), 0

@@ -21,7 +21,6 @@ _OF_LENGTH = 1e-3
 
 @check("weights", "Every user weighs 1, however many examples the user has.")
 def check_weights(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """Every user weighs the same."""
     weight, updates = evidence.need("total_weight", "num_contributions")
     weighting, found = evidence.constants.get("weighting"), Finding()
     found.add(weighting != "uniform", f"weighting is {weighting!r}")
@@ -33,7 +32,6 @@ def check_weights(evidence: Evidence, inputs: AuditInputs) -> Finding:
 
 @check("uploads", "Clients send their update, which is clipped and noised, and nothing else.")
 def check_uploads(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """Clients send the update alone."""
     evidence.need_lines()
     if "uploads" not in evidence.constants:
         raise SkippedError("the ledger does not record what clients send")
@@ -47,7 +45,6 @@ def check_uploads(evidence: Evidence, inputs: AuditInputs) -> Finding:
     "batchnorm", "No layer gathers statistics of users' data that would leave them without noise."
 )
 def check_batchnorm(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """No layer gathers running statistics of users' data."""
     recorded, built = evidence.constants.get("batchnorm_layers"), inputs.data.batchnorm_layers
     if recorded is None and built is None:
         raise SkippedError(f"the ledger does not record it, and {inputs.data.why_absent}")
@@ -64,7 +61,6 @@ def check_batchnorm(evidence: Evidence, inputs: AuditInputs) -> Finding:
 
 @check("releases", "Each round releases a vector of its own.")
 def check_releases(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """No two rounds released the same numbers."""
     if not inputs.claims_noise:
         raise SkippedError("without noise, rounds may well release the same")
     if evidence.rounds < 2:
@@ -80,7 +76,6 @@ def check_releases(evidence: Evidence, inputs: AuditInputs) -> Finding:
     "Each release is as long as the recorded sum and the noise of the claimed size make it.",
 )
 def check_release_length(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """Each release is as long as the recorded sum and noise make it."""
     length, stddev, noise, dot = evidence.need(
         "sum_norm", "update_noise_stddev", "noise.sum_squares", "noise.dot_sum"
     )
@@ -110,7 +105,6 @@ def check_release_length(evidence: Evidence, inputs: AuditInputs) -> Finding:
     "The lower bound of epsilon that an attack on canaries shows is not above the stated one.",
 )
 def check_canaries(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """What an attack on the run's canaries showed is not more than epsilon allows."""
     canaries, found = inputs.canaries, Finding()
     if canaries is None:
         raise SkippedError("the run has no canaries; privacy.audit adds them")

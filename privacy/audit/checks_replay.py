@@ -10,12 +10,12 @@ that the seed was secret, or that nobody chose it.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privacy.audit.check import Finding, IncompleteError, SkippedError, check
 from privacy.audit.checks_noise import observed
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import AuditInputs
-from privacy.audit.replay import Replay, chosen_rounds
+from privacy.audit.inputs import AuditInputs, Replay
 from privacy.central_record import users_digest
 from privacy.observation import ParticipationHistory
 
@@ -27,6 +27,13 @@ _ALIKE = 0.02
 _HALF_ULP = 2.0**-24
 # Relative: coefficients that another machine optimizes differ by less.
 _OF_STDDEV = 1e-3
+
+
+def _chosen(rounds: int, most: int) -> NDArray[np.int64]:
+    """Rounds to look at, from 1: all, or so many evenly spaced ones, the last among them."""
+    if rounds <= most:
+        return np.arange(1, rounds + 1)
+    return np.unique(np.linspace(1, rounds, most).round().astype(np.int64))
 
 
 def _replay(evidence: Evidence, inputs: AuditInputs) -> Replay:
@@ -51,7 +58,6 @@ def _replay(evidence: Evidence, inputs: AuditInputs) -> Replay:
     "Cohorts and noise are drawn from a seed of 256 bits, which is not the configuration's.",
 )
 def check_private_seed(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """The seed of cohorts and noise is the run's own."""
     replay, found = _replay(evidence, inputs), Finding()
     places = " and ".join(replay.seeds)
     found.add(len(set(replay.seeds.values())) > 1, f"{places} have different seeds")
@@ -75,7 +81,6 @@ def check_private_seed(evidence: Evidence, inputs: AuditInputs) -> Finding:
     "Each round's users are those that the configured sampler draws from the recorded seed.",
 )
 def check_cohort_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """Each round's users are those that the sampler draws from the seed."""
     replay, found = _replay(evidence, inputs), Finding()
     if isinstance(replay.cohort, str):
         raise SkippedError(replay.cohort)
@@ -83,7 +88,7 @@ def check_cohort_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
         reason = "the ledger has no digest of who took part: it was written by another version"
         raise IncompleteError(reason)
     units = inputs.data.num_units
-    rounds = chosen_rounds(evidence.rounds, replay.cohort_rounds)
+    rounds = _chosen(evidence.rounds, replay.cohort_rounds)
     has_all = units is not None and len(rounds) == evidence.rounds
     history = ParticipationHistory(units or 0) if has_all else None
     wrong, returning = [], []
@@ -116,12 +121,11 @@ def _returns(evidence: Evidence, drawn: dict[str, int | None], number: int) -> b
     "The first elements of each round's noise are those that the recorded seed draws.",
 )
 def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """The first elements of each round's noise are those of its stream."""
     replay = _replay(evidence, inputs)
     seen = observed(evidence, inputs)
     if isinstance(replay.noise, str):
         raise SkippedError(replay.noise)
-    rounds = seen.rounds[chosen_rounds(len(seen.rounds), replay.noise_rounds) - 1]
+    rounds = seen.rounds[_chosen(len(seen.rounds), replay.noise_rounds) - 1]
     if replay.needs_every_round:
         if evidence.rounds > inputs.configured.num_rounds:
             raise SkippedError("there are more rounds than were configured: see rounds")

@@ -60,7 +60,6 @@ def claimed_design(evidence: Evidence) -> CapDesign:
 
 @check("noise_scale", "The reports are as long, and as random, as is claimed.")
 def check_report_scale(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """The noise of a round's reports is as long as the noise of so many reports is."""
     claimed_noise(inputs)
     keys = ("noise.count", "noise.sum_squares", "update_noise_stddev")
     count, squares, stddev, *_ = evidence.need(*keys, "num_contributions", "num_nonfinite")

@@ -27,49 +27,11 @@ BINS = 34
 HEAD = 8
 
 _PLAIN = (
-    "clip_norm",
-    "update_noise_stddev",
-    "count_noise_stddev",
-    "noisy_fraction_unclipped",
-    "realised_cohort",
-    "distinct_users",
-    "returning",
-    "smallest_gap",
-    "largest_count",
-    "num_canaries",
-    "num_contributions",
-    "num_nonfinite",
-    "num_clipped",
-    "total_weight",
-    "largest_norm",
-    "largest_clipped_norm",
-    "sum_norm",
-    "unseen",
-    "watched",
-    "steps",
-)
-_NESTED = {
-    "probe": ("norm", "moved", "bit"),
-    "reports": REPORT_KEYS,
-    "noise": (
-        "count",
-        "sum",
-        "sum_squares",
-        "dot_sum",
-        "lag_correlation",
-        "lag_product",
-        "rounding",
-        "count_draw",
-        "largest",
-        "windows",
-        "repeats",
-        "self_lag",
-        "self_product",
-        "twins",
-        "count_distance",
-    ),
-}
-_NAMES = (*_PLAIN, *(f"{part}.{key}" for part, keys in _NESTED.items() for key in keys))
+    "clip_norm", "update_noise_stddev", "count_noise_stddev", "noisy_fraction_unclipped",
+    "realised_cohort", "distinct_users", "returning", "smallest_gap", "largest_count",
+    "num_canaries", "num_contributions", "num_nonfinite", "num_clipped", "total_weight",
+    "largest_norm", "largest_clipped_norm", "sum_norm", "unseen", "watched", "steps",
+)  # fmt: skip
 # Lists of numbers of the noise, and how many there are at most.
 _LISTS = {
     "head": HEAD,
@@ -80,39 +42,22 @@ _LISTS = {
 }
 # What older versions did not record; of the noise, a line without it lacks "noise.tails".
 _NEW = ("watched", "reports")
-_YOUNGER = (
-    "largest",
-    "windows",
-    "repeats",
-    "self_lag",
-    "self_product",
-    "twins",
-    "count_distance",
-    "tails",
-    "near_zero",
-    "segments",
-    "peaks",
-)
+_YOUNG_NUMBERS = (
+    "largest", "windows", "repeats", "self_lag", "self_product", "twins", "count_distance",
+)  # fmt: skip
+_YOUNGER = (*_YOUNG_NUMBERS, *(name for name in _LISTS if name != "head"))
+_NOISE = (
+    "count", "sum", "sum_squares", "dot_sum", "lag_correlation", "lag_product", "rounding",
+    "count_draw", *_YOUNG_NUMBERS,
+)  # fmt: skip
+_NESTED = {"probe": ("norm", "moved", "bit"), "reports": REPORT_KEYS, "noise": _NOISE}
+_NAMES = (*_PLAIN, *(f"{part}.{key}" for part, keys in _NESTED.items() for key in keys))
 # What must be the same in every line, where lines have it.
 CONSTANT = (
-    "unit",
-    "mechanism",
-    "mechanism_options",
-    "sampling",
-    "separation",
-    "max_participations",
-    "adjacency",
-    "accountant",
-    "weighting",
-    "uploads",
-    "batchnorm_layers",
-    "seed_policy",
-    "simulated",
-    "actual",
-    "num_parameters",
-    "denominator",
-    "data",
-)
+    "unit", "mechanism", "mechanism_options", "sampling", "separation", "max_participations",
+    "adjacency", "accountant", "weighting", "uploads", "batchnorm_layers", "seed_policy",
+    "simulated", "actual", "num_parameters", "denominator", "data",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
