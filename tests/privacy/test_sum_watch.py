@@ -14,7 +14,7 @@ from privacy.aggregate import Aggregate
 from privacy.clipping import add_clipped_
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.mechanisms import gaussian, local_gaussian, privunit
-from privacy.sum_watch import COMPARED, Seen, SumWatch
+from privacy.sum_watch import COMPARED, ShardObservation, SumWatch
 
 LARGE, CLIENTS, CLIP_NORM = 3 * COMPARED, 6, 0.5
 Take = Callable[[Aggregate, Tensor, int], None]
@@ -25,7 +25,7 @@ def update_of(client: int, size: int = LARGE) -> Tensor:
     return torch.from_numpy(rng.normal(0.0, 2.0 * CLIP_NORM / math.sqrt(size), size)).float()
 
 
-def watched(take: Take, size: int = LARGE) -> Seen:
+def watched(take: Take, size: int = LARGE) -> ShardObservation:
     aggregate, watch = Aggregate.zeros(size), SumWatch("l2", watches_all=True)
     watch.begin(-1)
     for client in range(CLIENTS):
