@@ -19,7 +19,7 @@ All of it describes a simulation from the inside. No deployment would keep or pu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
-from privacy.clipping import l1_norm, l2_norm
 from privacy.errors import PrivacyError
 from privacy.mechanism import Release
 from privacy.noise_record import PIECE, NoiseRecord
 from privacy.noise_record import finite as _finite
-from privacy.sum_watch import HALF_ULP, ShardObservation, SumWatch, clean_total
+from privacy.sum_watch import HALF_ULP, SumWatch, clean_total
 
 # Edges of the histogram, in standard deviations; two tails lie outside of them.
 HISTOGRAM_EDGES = np.linspace(-4.0, 4.0, 33)
@@ -42,7 +41,7 @@ _SAMPLED = PIECE
 _HEAD = 8
 
 
-class Observer:
+class Observer(SumWatch):
     """Watches the rounds of one run; its state goes into the checkpoint.
 
     Args:
@@ -52,57 +51,9 @@ class Observer:
     """
 
     def __init__(self, cohort_size: float, norm: str = "l2", probes_all: bool = False) -> None:
+        super().__init__(norm, probes_all)
         self._cohort_size = float(cohort_size)
-        self._norm_of = l1_norm if norm == "l1" else l2_norm
-        self._watch = SumWatch(norm, probes_all)
         self._last: Tensor | None = None
-
-    def begin(self, chosen: int) -> None:
-        """Begin a round, or a part of one that is summed apart.
-
-        Args:
-            chosen: Which of the clients to come is probed, from 0, where not all are; negative or
-                too large for none.
-        """
-        self._watch.begin(chosen)
-
-    def before(self, aggregate: Aggregate, update: Tensor) -> None:
-        """Remember the sum, before a client's update is taken in, if the client is probed.
-
-        Args:
-            aggregate: The round's sum.
-            update: Shape (P,): the update as the client sends it.
-        """
-        self._watch.before(aggregate, update)
-
-    def after(self, aggregate: Aggregate, clip_norm: float) -> None:
-        """See how far the sum has moved since ``before``, if that was a probe.
-
-        Args:
-            aggregate: The round's sum.
-            clip_norm: The bound in force.
-        """
-        self._watch.after(aggregate, clip_norm)
-
-    def seen(self, aggregate: Aggregate) -> ShardObservation:
-        """What was seen since ``begin``.
-
-        Args:
-            aggregate: The part's sum.
-        """
-        return self._watch.seen(aggregate)
-
-    def merge(self, parts: Iterable[ShardObservation], aggregate: Aggregate) -> None:
-        """Take in what the observers of all parts of a round have seen, this one's too.
-
-        Args:
-            parts: In the order of the round's parts, whoever trained them.
-            aggregate: The sum of all parts.
-
-        Raises:
-            PrivacyError: The parts do not come to the sum, and the ledger would not show it.
-        """
-        self._watch.merge(parts, aggregate)
 
     def observe(self, release: Release, aggregate: Aggregate) -> dict[str, Any]:
         """What the ledger keeps of the round, JSON-serialisable.
@@ -116,7 +67,7 @@ class Observer:
             while no client was taken in; None where not all are probed), "reports" (None where
             clients add no noise), "sum_norm" and "noise"; a number that is not finite is None.
         """
-        total, seen = clean_total(aggregate), self._watch.result(aggregate)
+        total, seen = clean_total(aggregate), self.result(aggregate)
         return {
             "probe": None if seen.worst is None else seen.worst[1],
             "watched": seen.watched,

@@ -138,7 +138,12 @@ class SumWatch:
         self._seen = ShardObservation(None, 0.0 if self._all else None, None)
 
     def before(self, aggregate: Aggregate, update: Tensor) -> None:
-        """Look at the sum before a client's update is taken in, if the client is watched."""
+        """Look at the sum before a client's update is taken in, if the client is watched.
+
+        Args:
+            aggregate: The round's sum.
+            update: Shape (P,): the update as the client sends it.
+        """
         watched = self._all or self._taken == self._chosen
         self._taken += 1
         self._sent = None
@@ -154,7 +159,12 @@ class SumWatch:
         self._sent = self._norm_of(update.to(torch.float32)), aggregate.bit_sum
 
     def after(self, aggregate: Aggregate, clip_norm: float) -> None:
-        """See how far the sum has moved since ``before``, if that client was watched."""
+        """See how far the sum has moved since ``before``, if that client was watched.
+
+        Args:
+            aggregate: The round's sum.
+            clip_norm: The bound in force.
+        """
         if self._sent is None:
             return
         (norm, bit_before), self._sent = self._sent, None

@@ -25,7 +25,7 @@ from scipy.stats import binom
 
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.calibration import calibrate_noise_multiplier
-from privacy.empirical.f_dp import ComposedFamily, audit_scores_composed, audit_scores_gaussian
+from privacy.empirical.f_dp import ComposedFamily, gaussian_bound
 from privacy.empirical.gaussian_dp import mu_of_epsilon
 from privacy.empirical.one_run import audit_scores, log_likelihood_ratio
 from privacy.empirical.one_shot import audit_final, audit_held_out
@@ -98,11 +98,12 @@ def one_run_trial(
     plain = audit_scores(scores, included, DELTA, ONE_SIDED)
     bounds = {f"one_run, {name}": plain.epsilon}
     if mechanism.rate == 1.0:
-        refined = audit_scores_gaussian(scores, included, DELTA, ONE_SIDED)
+        refined = audit_scores(scores, included, DELTA, ONE_SIDED, bound=gaussian_bound)
         bounds[f"f_dp (mu-GDP), {name}"] = refined.epsilon
     else:
-        composed = audit_scores_composed(scores, included, DELTA, family_of(mechanism), ONE_SIDED)
-        bounds[f"f_dp (composed), {name}"] = composed.epsilon if composed else 0.0
+        family = family_of(mechanism)
+        composed = audit_scores(scores, included, DELTA, ONE_SIDED, bound=family.bound)
+        bounds[f"f_dp (composed), {name}"] = composed.epsilon if family.is_known else 0.0
     return bounds
 
 

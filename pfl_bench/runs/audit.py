@@ -30,9 +30,8 @@ from pfl_bench.types import RunFolderError, UserInputError
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.audit.auditor import audit_with_evidence
 from privacy.audit.check import OUTCOMES, Check, verdict
-from privacy.audit.inputs import AuditInputs, Compose, Configured, DataAtHand
+from privacy.audit.inputs import AuditInputs, Compose, Configured, DataAtHand, Replay
 from privacy.audit.outside import COVERS, TunedRuns, tuned_runs
-from privacy.audit.replay import Replay
 from privacy.description import DP_SGD
 from privacy.ledger import iterate_ledger
 from privacy.mechanism import Mechanism, NoiseScale

@@ -16,8 +16,7 @@ from pfl_bench.files import read_json, read_metrics
 from pfl_bench.runs.checkpoint import load_latest
 from privacy.audit.central_columns import CentralState, sketch_row
 from privacy.audit.central_steps import CentralOptimizer
-from privacy.audit.inputs import Saved, as_number
-from privacy.audit.metrics import NAMES, Metrics
+from privacy.audit.inputs import METRICS, Metrics, Saved, as_number
 from privacy.central_record import central_state
 
 METRICS_FILE = "metrics.jsonl"
@@ -92,7 +91,7 @@ def read_metric_columns(folder: Path) -> Metrics | None:
     rows = read_metrics(folder / METRICS_FILE)
     columns = {
         name: np.array([as_number(row.get(name)) for row in rows], dtype=np.float64)
-        for name in NAMES
+        for name in METRICS
     }
     return Metrics(np.array([row["round"] for row in rows], dtype=np.int64), columns)
 

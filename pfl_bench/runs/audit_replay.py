@@ -14,7 +14,7 @@ from pfl_bench.federated.sampling import build_sampler
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import ConfigError
 from privacy.audit.central_columns import COORDINATES
-from privacy.audit.replay import Replay
+from privacy.audit.inputs import Replay
 from privacy.description import Tree
 from privacy.mechanism import NoiseScale, ReplayedNoise, ReplaysNoise, RoundStreams
 

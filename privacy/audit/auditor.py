@@ -9,104 +9,78 @@ a consistent lie: the chain shows accidents and edits, not forgery from end to e
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from privacy.audit.check import Check, judge, skip
-from privacy.audit.checks_accounting import check_budget, check_epsilon
-from privacy.audit.checks_central import check_central_chain, check_central_step
-from privacy.audit.checks_clients import check_report_noise
-from privacy.audit.checks_clipping import (
-    check_clip_bound,
-    check_clip_path,
-    check_clip_probe,
-    check_count_query,
-    check_sum_path,
+from privacy.audit import (
+    checks_accounting,
+    checks_central,
+    checks_clients,
+    checks_clipping,
+    checks_cohorts,
+    checks_draws,
+    checks_independence,
+    checks_lags,
+    checks_metrics,
+    checks_multiplier,
+    checks_noise,
+    checks_participation,
+    checks_record,
+    checks_referee,
+    checks_release,
+    checks_replay,
+    checks_reports,
 )
-from privacy.audit.checks_cohorts import (
-    check_cohort_dispersion,
-    check_cohort_total,
-    check_users_distinct,
-)
-from privacy.audit.checks_draws import (
-    check_noise_complete,
-    check_noise_repeats,
-    check_noise_tails,
-)
-from privacy.audit.checks_independence import (
-    check_count_noise,
-    check_denominator,
-    check_noise_fresh,
-    check_noise_independent,
-)
-from privacy.audit.checks_lags import check_count_fresh, check_noise_lags
-from privacy.audit.checks_metrics import check_metrics
-from privacy.audit.checks_multiplier import (
-    check_delta,
-    check_noise_multiplier,
-    check_population,
-)
-from privacy.audit.checks_noise import check_noise_mean, check_noise_scale, check_noise_shape
-from privacy.audit.checks_participation import check_participation, check_separation
-from privacy.audit.checks_record import (
-    CHAIN,
-    check_chain,
-    check_configuration,
-    check_constants,
-    check_folder,
-    check_rounds,
-)
-from privacy.audit.checks_referee import check_referee
-from privacy.audit.checks_release import (
-    check_batchnorm,
-    check_canaries,
-    check_release_length,
-    check_releases,
-    check_uploads,
-    check_weights,
-)
-from privacy.audit.checks_replay import (
-    check_cohort_replay,
-    check_noise_replay,
-    check_private_seed,
-)
-from privacy.audit.checks_reports import check_report_scale
+from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.evidence import Evidence, gather
-from privacy.audit.inputs import AuditInputs
+from privacy.audit.inputs import SIDES, AuditInputs
 from privacy.errors import LedgerError
 
-# What a ledger of DP-SGD, which has a line an epoch and no observation, cannot show.
-_NOT_OF_EXAMPLES = (
-    "noise_multiplier",
-    "cohort_total",
-    "cohort_dispersion",
-    "users_distinct",
-    "participation",
-    "separation",
-    "clip_bound",
-    "clip_probe",
-    "sum_path",
-    "count_query",
-    "noise_scale",
-    "noise_shape",
-    "noise_mean",
-    "noise_tails",
-    "noise_complete",
-    "noise_repeats",
-    "noise_fresh",
-    "noise_lags",
-    "noise_independent",
-    "denominator",
-    "release_length",
-    "count_noise",
-    "count_fresh",
-    "report_noise",
-    "weights",
-    "uploads",
+_OF_THE_RECORD = (
+    checks_record.check_folder,
+    checks_record.check_rounds,
+    checks_record.check_constants,
+    checks_record.check_configuration,
+    checks_metrics.check_metrics,
+    checks_replay.check_private_seed,
+    checks_replay.check_cohort_replay,
+    checks_replay.check_noise_replay,
+    checks_central.check_central_step,
+    checks_central.check_central_chain,
 )
+# Of what was seen of each round, outside of the code that clips and noises.
+_OBSERVED = (
+    checks_multiplier.check_noise_multiplier,
+    checks_cohorts.check_cohort_total,
+    checks_cohorts.check_cohort_dispersion,
+    checks_cohorts.check_users_distinct,
+    checks_participation.check_participation,
+    checks_participation.check_separation,
+    checks_clipping.check_clip_bound,
+    checks_clipping.check_clip_probe,
+    checks_clipping.check_sum_path,
+    checks_clipping.check_clip_path,
+    checks_clipping.check_count_query,
+    checks_noise.check_noise_scale,
+    checks_noise.check_noise_shape,
+    checks_noise.check_noise_mean,
+    checks_draws.check_noise_tails,
+    checks_draws.check_noise_complete,
+    checks_draws.check_noise_repeats,
+    checks_independence.check_noise_fresh,
+    checks_lags.check_noise_lags,
+    checks_independence.check_noise_independent,
+    checks_independence.check_denominator,
+    checks_release.check_release_length,
+    checks_independence.check_count_noise,
+    checks_lags.check_count_fresh,
+    checks_clients.check_report_noise,
+    checks_release.check_weights,
+    checks_release.check_uploads,
+    checks_release.check_batchnorm,
+)
+# Those of them that a ledger of DP-SGD, which has a line an epoch and no observation, can show.
+_OF_EXAMPLES = ("clip_path", "batchnorm")
 
 
 def audit(lines: Iterable[tuple[Mapping[str, Any], str]], inputs: AuditInputs) -> list[Check]:
@@ -131,90 +105,56 @@ def audit_with_evidence(
     try:
         evidence = gather(lines)
     except LedgerError as error:
-        broken = judge("chain", CHAIN, [str(error)], "the ledger, up to there")
+        empty, chain = gather([]), checks_record.check_chain
         reason = "the ledger is not sound, so that nothing can be read from it: see chain"
-        rest = [skip(name, "Needs a sound ledger.", reason) for name in _names(inputs)]
-        return [broken, *rest, check_delta(inputs), check_canaries(inputs)], None
-    # A ledger that was tampered with may hold any number. What comes of it is NaN or infinite,
-    # which no check takes for a pass.
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        inputs = inputs.as_recorded(evidence.constants)
-        made = _checks(evidence, inputs)
-    return [check_chain(evidence, inputs), *made], evidence
-
-
-def _names(inputs: AuditInputs) -> list[str]:
-    made = _checks(gather([]), inputs)
-    return [check.name for check in made if check.name not in ("delta", "canaries")]
+        broken = Finding([str(error)]).seen("the ledger, up to there")
+        of_inputs = [
+            checks_multiplier.check_delta(empty, inputs),
+            checks_release.check_canaries(empty, inputs),
+        ]
+        known = {check.name for check in of_inputs}
+        rest = [check for check in _checks(empty, inputs) if check.name not in known]
+        return [
+            conclude(chain.name, chain.text, broken),
+            *(Check(check.name, "skipped", "Needs a sound ledger.", reason) for check in rest),
+            *of_inputs,
+        ], None
+    inputs = inputs.as_recorded(evidence.constants)
+    return [checks_record.check_chain(evidence, inputs), *_checks(evidence, inputs)], evidence
 
 
 def _checks(evidence: Evidence, inputs: AuditInputs) -> list[Check]:
     return [
-        check_folder(evidence, inputs),
-        check_rounds(evidence, inputs),
-        check_constants(evidence),
-        check_configuration(evidence, inputs),
-        check_metrics(evidence, inputs),
-        check_private_seed(evidence, inputs),
-        check_cohort_replay(evidence, inputs),
-        check_noise_replay(evidence, inputs),
-        check_central_step(evidence, inputs),
-        check_central_chain(evidence, inputs),
-        check_epsilon(evidence, inputs, "simulated"),
-        check_epsilon(evidence, inputs, "actual"),
-        check_referee(evidence, inputs, "simulated"),
-        check_referee(evidence, inputs, "actual"),
-        check_budget(evidence, inputs),
-        check_delta(inputs),
-        check_population(evidence, inputs),
+        *(check(evidence, inputs) for check in _OF_THE_RECORD),
+        *(checks_accounting.check_epsilon(evidence, inputs, side) for side in SIDES),
+        *(checks_referee.check_referee(evidence, inputs, side) for side in SIDES),
+        checks_accounting.check_budget(evidence, inputs),
+        checks_multiplier.check_delta(evidence, inputs),
+        checks_multiplier.check_population(evidence, inputs),
         *_observed_checks(evidence, inputs),
-        check_releases(evidence, inputs),
-        check_canaries(inputs),
+        checks_release.check_releases(evidence, inputs),
+        checks_release.check_canaries(evidence, inputs),
     ]
 
 
 def _observed_checks(evidence: Evidence, inputs: AuditInputs) -> Iterator[Check]:
-    """The checks of what was seen of each round, outside of the code that clips and noises."""
-    if inputs.configured.unit == "example":
-        for name in _NOT_OF_EXAMPLES:
-            yield skip(
-                name,
-                "What a round did is what is claimed of it.",
-                "the ledger of example-level DP has a line an epoch, with no observation of its "
-                "steps: batches, gradients and noise are Opacus' own",
+    """The checks of what was seen of each round."""
+    if inputs.configured.unit != "example":
+        for check in _OBSERVED:
+            # Reports have no law element by element.
+            is_of_reports = check is checks_noise.check_noise_scale and (
+                inputs.configured.description.reports == "direction"
             )
-        yield check_clip_path(evidence, inputs)
-        yield check_batchnorm(evidence, inputs)
+            yield (checks_reports.check_report_scale if is_of_reports else check)(evidence, inputs)
         return
-    yield check_noise_multiplier(evidence, inputs)
-    yield check_cohort_total(evidence)
-    yield check_cohort_dispersion(evidence)
-    yield check_users_distinct(evidence)
-    yield check_participation(evidence)
-    yield check_separation(evidence)
-    yield check_clip_bound(evidence)
-    yield check_clip_probe(evidence, inputs)
-    yield check_sum_path(evidence)
-    yield check_clip_path(evidence, inputs)
-    yield check_count_query(evidence, inputs)
-    if inputs.configured.description.reports == "direction":
-        yield check_report_scale(evidence, inputs)
-    else:
-        yield check_noise_scale(evidence, inputs)
-    yield check_noise_shape(evidence, inputs)
-    yield check_noise_mean(evidence, inputs)
-    yield check_noise_tails(evidence, inputs)
-    yield check_noise_complete(evidence, inputs)
-    yield check_noise_repeats(evidence, inputs)
-    yield check_noise_fresh(evidence, inputs)
-    yield check_noise_lags(evidence, inputs)
-    yield check_noise_independent(evidence, inputs)
-    yield check_denominator(evidence, inputs)
-    yield check_release_length(evidence, inputs)
-    yield check_count_noise(evidence, inputs)
-    yield check_count_fresh(evidence, inputs)
-    yield check_report_noise(evidence, inputs)
-    yield check_weights(evidence)
-    yield check_uploads(evidence)
-    yield check_batchnorm(evidence, inputs)
+    reason = (
+        "the ledger of example-level DP has a line an epoch, with no observation of its steps: "
+        "batches, gradients and noise are Opacus' own"
+    )
+    for check in _OBSERVED:
+        if check.name not in _OF_EXAMPLES:
+            claim = "What a round did is what is claimed of it."
+            yield Check(check.name, "skipped", claim, reason)
+    for check in _OBSERVED:
+        if check.name in _OF_EXAMPLES:
+            yield check(evidence, inputs)

@@ -6,7 +6,6 @@ round.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.errors import LedgerError
+from privacy.audit import values
 
 PROJECTIONS, COORDINATES = 2, 8
 _DIGESTS = ("central", "users", "trained", "release")
@@ -48,29 +47,16 @@ class Sketches:
         return self.rows[:, 1 + PROJECTIONS :]
 
 
-def sketch_row(record: Mapping[str, Any] | None, where: str) -> list[float]:
+def sketch_row(record: Mapping[str, Any], where: str) -> list[float]:
     """A sketch as one row of ``Sketches``; NaN for what it lacks.
 
     Raises:
         LedgerError: It is no sketch.
     """
-    if record is None:
-        return [math.nan] * _WIDTH
-    values: list[Any] = [record.get("norm")]
+    row = [values.number(record.get("norm"), f"{where}.norm")]
     for key, width in (("projections", PROJECTIONS), ("coordinates", COORDINATES)):
-        part = record.get(key)
-        if not isinstance(part, list) or len(part) > width:
-            raise LedgerError(f"{where}.{key} is {part!r}, but must be a list of at most {width}")
-        values += part + [None] * (width - len(part))
-    return [_number(value, where) for value in values]
-
-
-def _number(value: Any, where: str) -> float:
-    if value is None:
-        return math.nan
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    raise LedgerError(f"{where} holds {value!r}, but must hold finite numbers or null")
+        row += values.numbers(record.get(key) if record else [], width, f"{where}.{key}")
+    return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,27 +84,26 @@ class CentralColumns:
         self._digests = {key: bytearray() for key in _DIGESTS}
         self.missing = 0
 
-    def take(self, entry: Mapping[str, Any], number: int) -> None:
+    def take(self, entry: Mapping[str, Any], where: str) -> None:
         """Take in a line.
 
         Args:
             entry: The line.
-            number: Its round, from 1.
+            where: Its round, in words.
 
         Raises:
-            LedgerError: A value is of the wrong kind.
+            LedgerError: A value is of the wrong kind, or there is no digest of the release.
         """
+        records = {key: values.member(entry, key, f"{where}: '{key}'") for key in self._rows}
         for key, rows in self._rows.items():
-            record = entry.get(key)
-            if not (record is None or isinstance(record, Mapping)):
-                raise LedgerError(f"round {number}: '{key}' is {record!r}, but must be an object")
-            rows.extend(sketch_row(record, f"round {number}: '{key}'"))
-        central = entry.get("central")
+            rows.extend(sketch_row(records[key], f"{where}: '{key}'"))
         digests = {key: entry.get(f"{key}_sha256") for key in _DIGESTS}
-        digests["central"] = central and central.get("sha256")
+        digests["central"] = records["central"].get("sha256")
         self.missing += None in digests.values()
-        for key, digest in digests.items():
-            self._digests[key] += _bytes(digest, f"round {number}: the digest of {key}")
+        for key, found in digests.items():
+            is_none = found is None and key != "release"
+            where_it_is = f"{where}: '{key}_sha256'"
+            self._digests[key] += bytes(32) if is_none else values.digest(found, where_it_is)
 
     def sketches(self, key: str) -> Sketches:
         """Sketches of "central" (before the round's step) or "release"."""
@@ -134,14 +119,6 @@ class CentralColumns:
         """
         return self._digests[key][32 * (number - 1) : 32 * number].hex()
 
-
-def _bytes(digest: Any, where: str) -> bytes:
-    if digest is None:
-        return bytes(32)
-    try:
-        found = bytes.fromhex(digest)
-    except (TypeError, ValueError):
-        found = b""
-    if len(found) != 32:
-        raise LedgerError(f"{where} is {digest!r}, but must be a SHA-256 in hexadecimal")
-    return found
+    def digests(self, key: str) -> NDArray[np.uint64]:
+        """Shape (T, 4): the digests of all rounds, by the keys of ``digest``."""
+        return np.frombuffer(bytes(self._digests[key]), np.uint64).reshape(-1, 4)

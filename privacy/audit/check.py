@@ -5,15 +5,24 @@ level that the check names. "skipped" means that nothing was looked at, and says
 not apply, or the run has nothing to look at by its nature. "incomplete" means that the run's folder
 lacks what it should hold, so that the claim was not checked, or not for all rounds: an audit with
 such a check has not passed.
+
+A check is a function of the ledger's evidence and the inputs under ``@check(name, claim)``. It
+returns a ``Finding``, or raises ``SkippedError`` or ``IncompleteError``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from privacy.audit.evidence import Evidence
+    from privacy.audit.inputs import AuditInputs
 
 Outcome = Literal["passed", "failed", "incomplete", "skipped"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -58,44 +67,165 @@ class Check:
         }
 
 
-def judge(
-    name: str,
-    claim: str,
-    problems: Sequence[str],
-    evidence: str,
-    numbers: Mapping[str, Any] | None = None,
-    power: str | None = None,
-) -> Check:
-    """Make a check that fails if there is a problem.
+class SkippedError(Exception):
+    """Nothing is looked at.
 
     Args:
-        name: See ``Check``.
-        claim: See ``Check``.
-        problems: What contradicts the claim, a clause each; the first few are shown.
-        evidence: What was looked at.
+        reason: Why.
         numbers: See ``Check``.
-        power: Of a check of random numbers: the smallest deviation that it sees, in a run of this
-            length, with probability ``SEEN``.
     """
-    numbers = dict(numbers or {})
-    if power is not None:
-        numbers["smallest_seen"] = power
-        evidence += f". A run of this length shows {power}"
-    if not problems:
-        return Check(name, "passed", claim, evidence, numbers)
-    more = f"; and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
-    found = "; ".join(problems[:_NAMED]) + more
-    return Check(name, "failed", claim, f"{found}. Looked at: {evidence}", numbers)
+
+    outcome: Outcome = "skipped"
+
+    def __init__(self, reason: str, **numbers: Any) -> None:
+        super().__init__(reason)
+        self.numbers = numbers
 
 
-def skip(name: str, claim: str, reason: str) -> Check:
-    """Make a check of which nothing was looked at."""
-    return Check(name, "skipped", claim, reason)
+class IncompleteError(SkippedError):
+    """The check cannot be made because the run's folder lacks something."""
+
+    outcome: Outcome = "incomplete"
 
 
-def lack(name: str, claim: str, reason: str) -> Check:
-    """Make a check that could not be made because the run's folder lacks something."""
-    return Check(name, "incomplete", claim, reason)
+@dataclass(slots=True)
+class Finding:
+    """What a check has found so far.
+
+    Attributes:
+        problems: What contradicts the claim, a clause each; the first few are shown.
+        numbers: See ``Check``.
+        text: What was looked at.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
+
+    def add(self, is_wrong: bool, problem: str) -> None:
+        """Add a problem if there is one."""
+        if is_wrong:
+            self.problems.append(problem)
+
+    def in_rounds(self, what: str, rounds: Sequence[int] | NDArray[Any]) -> None:
+        """Add one problem for a fault that several rounds have.
+
+        Args:
+            what: The fault.
+            rounds: Shape (k,): numbers of the rounds, from 1; none for no problem.
+        """
+        if not len(rounds):
+            return
+        named = ", ".join(str(int(number)) for number in rounds[:_NAMED])
+        more = "" if len(rounds) <= _NAMED else " and others"
+        where = f"round {named}" if len(rounds) == 1 else f"{len(rounds)} rounds ({named}{more})"
+        self.problems.append(f"{what} in {where}")
+
+    def where(self, what: str, wrong: Any, rounds: NDArray[np.int64] | None = None) -> None:
+        """Add one problem for a fault, as ``in_rounds``.
+
+        Args:
+            what: The fault.
+            wrong: Shape (k,), bool: whether each round has it.
+            rounds: Shape (k,): numbers of the rounds; None for 1, 2, ...
+        """
+        self.in_rounds(what, np.flatnonzero(wrong) + 1 if rounds is None else rounds[wrong])
+
+    def test(self, what: str, value: float, parts: float, sign: str = "=") -> None:
+        """Add a problem if a p-value is below the test's part of the level, or is no number.
+
+        Args:
+            what: What it means.
+            value: The p-value.
+            parts: By how many the level is divided.
+            sign: "<=" for a bound of a p-value.
+        """
+        self.add(not value >= LEVEL / parts, f"{what}: p {sign} {value:.3g}")
+
+    def test_rounds(
+        self, what: str, values: Any, rounds: NDArray[np.int64], parts: float, tests: int = 0
+    ) -> None:
+        """Test a p-value of each round, with a level that all rounds share.
+
+        Args:
+            what: What too small a p-value means.
+            values: Shape (k,): p-values; one that is no number is too small.
+            rounds: Shape (k,): numbers of the rounds, from 1.
+            parts: By how many the level of all rounds is divided.
+            tests: P-values that share it; 0 for k.
+        """
+        allowed = LEVEL / parts
+        self.where(what, ~(np.asarray(values) * max(1, tests or len(values)) >= allowed), rounds)
+
+    def seen(self, text: str, power: str | None = None, /, **numbers: Any) -> Finding:
+        """Say what was looked at.
+
+        Args:
+            text: In words.
+            power: Of a check of random numbers: the smallest deviation that it sees, in a run of
+                this length, with probability ``SEEN``.
+            numbers: See ``Check``.
+        """
+        self.numbers |= numbers
+        if power is not None:
+            self.numbers["smallest_seen"] = power
+            text += f". A run of this length shows {power}"
+        self.text = text
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A check that can be made of any run.
+
+    Attributes:
+        name: Of the checks; "{}" stands for a label.
+        text: The claim; "{}" stands for a label, and members of "inputs" can be named.
+        body: Looks at a run's evidence and inputs, and at a label if there is one.
+    """
+
+    name: str
+    text: str
+    body: Callable[..., Finding]
+
+    def __call__(self, evidence: Evidence, inputs: AuditInputs, *label: str) -> Check:
+        """Make the check.
+
+        Args:
+            evidence: What the ledger says.
+            inputs: What it is held against.
+            label: "simulated" or "actual", where the name has a place for it.
+        """
+        name, claim = self.name.format(*label), self.text.format(*label, inputs=inputs)
+        # A ledger that was tampered with may hold any number. What comes of it is NaN or infinite,
+        # which no check takes for a pass.
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            try:
+                found = self.body(evidence, inputs, *label)
+            except SkippedError as error:
+                return Check(name, error.outcome, claim, str(error), error.numbers)
+        return conclude(name, claim, found)
+
+
+def check(name: str, claim: str) -> Callable[[Callable[..., Finding]], Claim]:
+    """Make a function a check.
+
+    Args:
+        name: Machine name.
+        claim: What must be so, a sentence.
+    """
+    return lambda body: Claim(name, claim, body)
+
+
+def conclude(name: str, claim: str, found: Finding) -> Check:
+    """The check that a finding comes to: failed if there is a problem."""
+    if not found.problems:
+        return Check(name, "passed", claim, found.text, found.numbers)
+    shown = "; ".join(found.problems[:_NAMED])
+    if len(found.problems) > _NAMED:
+        shown += f"; and {len(found.problems) - _NAMED} more"
+    return Check(name, "failed", claim, f"{shown}. Looked at: {found.text}", found.numbers)
 
 
 def verdict(checks: Sequence[Check]) -> Outcome:
@@ -105,19 +235,3 @@ def verdict(checks: Sequence[Check]) -> Outcome:
         if outcome in outcomes:
             return outcome
     return "passed"
-
-
-def in_rounds(what: str, rounds: Sequence[int] | NDArray[Any]) -> list[str]:
-    """One problem for a fault that several rounds have; empty if none has.
-
-    Args:
-        what: The fault.
-        rounds: Numbers of the rounds, from 1.
-    """
-    if not len(rounds):
-        return []
-    named = ", ".join(str(int(number)) for number in rounds[:_NAMED])
-    if len(rounds) == 1:
-        return [f"{what} in round {named}"]
-    more = "" if len(rounds) <= _NAMED else " and others"
-    return [f"{what} in {len(rounds)} rounds ({named}{more})"]

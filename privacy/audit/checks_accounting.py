@@ -16,7 +16,7 @@ from typing import Any
 
 from privacy.accountant import ACCOUNTANTS, compose_epsilon
 from privacy.amplification import Composition, Participation
-from privacy.audit.check import Check, judge, skip
+from privacy.audit.check import Finding, SkippedError, check
 from privacy.audit.described import contradictions, describe
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
@@ -56,9 +56,7 @@ def compositions(
     Raises:
         ValueError: The mechanism has no guarantee under these constants, or one is no number.
     """
-    parts = []
-    left = rounds
-    segments = evidence.segments
+    parts, left, segments = [], rounds, evidence.segments
     if len(segments) > _MOST_SEGMENTS:
         raise PrivacyError(f"the constants change {len(segments) - 1} times, too often to compose")
     for number, segment in enumerate(segments, start=1):
@@ -66,12 +64,13 @@ def compositions(
         side = constants.get(label) or {}
         count = left if number == len(segments) else min(segment.rounds, left)
         left -= count
+        cap = constants.get("max_participations")
         participation = Participation.named(
             str(constants.get("sampling")),
             _whole(side.get("population_size"), f"{label}.population_size"),
             as_number(side.get("cohort_size")),
             _whole(constants.get("separation", 1), "separation"),
-            _cap(constants.get("max_participations")),
+            None if cap is None else _whole(cap, "max_participations"),
         )
         parts.append(
             inputs.composition(
@@ -92,10 +91,6 @@ def _whole(value: Any, name: str) -> int:
     return int(number)
 
 
-def _cap(value: Any) -> int | None:
-    return None if value is None else _whole(value, "max_participations")
-
-
 def epsilons_by(
     parts: Sequence[Composition], delta: float
 ) -> tuple[dict[str, float], dict[str, str]]:
@@ -109,7 +104,12 @@ def epsilons_by(
     return values, reasons
 
 
-def check_epsilon(evidence: Evidence, inputs: AuditInputs, label: str) -> Check:
+@check(
+    "epsilon_{}",
+    "The stated epsilon ({}) is what its accountant makes of the recorded rounds: not below it, "
+    "nor below the tightest valid bound, nor that of other rounds or noise.",
+)
+def check_epsilon(evidence: Evidence, inputs: AuditInputs, label: str) -> Finding:
     """One of the two epsilons, derived anew by every accountant.
 
     Args:
@@ -117,60 +117,46 @@ def check_epsilon(evidence: Evidence, inputs: AuditInputs, label: str) -> Check:
         inputs: The statement and how rounds compose.
         label: "simulated" or "actual".
     """
-    name = f"epsilon_{label}"
-    claim = (
-        f"The stated epsilon ({label}) is what its accountant makes of the recorded rounds: not "
-        "below it, nor below the tightest valid bound, nor that of other rounds or noise."
-    )
-    rounds = accounted_rounds(evidence, inputs)
-    if not evidence.rounds:
-        return skip(name, claim, "the ledger has no line yet")
-    side = inputs.side(label)
+    evidence.need_lines()
+    rounds, side = accounted_rounds(evidence, inputs), inputs.side(label)
     stated, delta = as_number(side.get("epsilon")), as_number(side.get("delta"))
-    own = str(inputs.statement.get("accountant"))
+    own, found = str(inputs.statement.get("accountant")), Finding()
     try:
         parts = compositions(evidence, inputs, label, rounds)
         values, reasons = epsilons_by(parts, delta)
     except (ValueError, ZeroDivisionError) as error:
-        return judge(name, claim, [f"the recorded rounds cannot be accounted: {error}"], "nothing")
-    problems, unheld = _composition_problems(evidence, inputs, label, parts, rounds)
+        return Finding([f"the recorded rounds cannot be accounted: {error}"]).seen("nothing")
+    found.problems, unheld = _composition_problems(evidence, inputs, label, parts, rounds)
     floor = 1.0 - _TOLERANCE
-    if math.isnan(stated):
-        problems.append("the statement has no epsilon")
+    found.add(math.isnan(stated), "the statement has no epsilon")
     if not values:
-        problems.append("no accountant can compose the recorded rounds")
+        found.problems.append("no accountant can compose the recorded rounds")
     elif stated < min(values.values()) * floor:
         tightest = min(values, key=values.__getitem__)
-        problems.append(
-            f"{stated:.6g} is stated, below the tightest bound {values[tightest]:.6g} ({tightest})"
-        )
+        bound = f"{values[tightest]:.6g} ({tightest})"
+        found.problems.append(f"{stated:.6g} is stated, below the tightest bound {bound}")
     if own not in values:
-        problems.append(f"its own accountant {own!r} gives no epsilon")
+        found.problems.append(f"its own accountant {own!r} gives no epsilon")
     elif stated < values[own] * floor:
-        problems.append(f"{stated:.6g} is stated, but {own} gives {values[own]:.6g}")
+        found.problems.append(f"{stated:.6g} is stated, but {own} gives {values[own]:.6g}")
     elif stated > _most(own, values[own]):
-        problems.append(
+        found.problems.append(
             f"{stated:.6g} is stated, but {own} gives only {values[own]:.6g}: it is of other "
             "rounds or other noise than were run"
         )
-    if _OWN_WORD in unheld and not problems:
+    if _OWN_WORD in unheld and not found.problems:
         # Its epsilons are right of what it says, of which nothing else says that it is true.
-        return skip(name, claim, unheld.removeprefix("; "))
+        raise SkippedError(unheld.removeprefix("; "))
     computed = ", ".join(f"{key} {value:.6g}" for key, value in values.items())
     able = f"; not by {', '.join(reasons)}" if reasons else ""
-    return judge(
-        name,
-        claim,
-        problems,
+    return found.seen(
         f"{stated:.6g} at delta {delta:.4g} stated by {own}; of {rounds} rounds: {computed}{able}"
         f"{unheld}",
-        {
-            "stated": json_epsilon(stated),
-            "delta": delta,
-            "rounds": rounds,
-            "computed": {key: json_epsilon(value) for key, value in values.items()},
-            "not_computed": reasons,
-        },
+        stated=json_epsilon(stated),
+        delta=delta,
+        rounds=rounds,
+        computed={key: json_epsilon(value) for key, value in values.items()},
+        not_computed=reasons,
     )
 
 
@@ -199,31 +185,31 @@ def _composition_problems(
     return contradictions(described, parts[0]), described.note
 
 
-def check_budget(evidence: Evidence, inputs: AuditInputs) -> Check:
-    """The simulated epsilon of the recorded rounds is within the configured budget."""
-    claim = "The rounds that were run stay within the configured budget of the simulated epsilon."
+@check(
+    "budget",
+    "The rounds that were run stay within the configured budget of the simulated epsilon.",
+)
+def check_budget(evidence: Evidence, inputs: AuditInputs) -> Finding:
     budget, stated = inputs.configured.budget_epsilon, inputs.statement.get("budget_epsilon")
     if budget is None and stated is None:
-        return skip("budget", claim, "no budget is configured")
-    if not evidence.rounds:
-        return skip("budget", claim, "the ledger has no line yet")
-    problems = []
-    if budget is None or as_number(stated) != budget:
-        problems.append(f"the budget is {budget} in the configuration, {stated} in the statement")
-    own = str(inputs.statement.get("accountant"))
+        raise SkippedError("no budget is configured")
+    evidence.need_lines()
+    found, own = Finding(), str(inputs.statement.get("accountant"))
+    found.add(
+        budget is None or as_number(stated) != budget,
+        f"the budget is {budget} in the configuration, {stated} in the statement",
+    )
     delta = as_number(inputs.side("simulated").get("delta"))
     rounds = accounted_rounds(evidence, inputs)
     try:
         parts = compositions(evidence, inputs, "simulated", rounds)
         epsilon = compose_epsilon(parts, delta, own)
     except (ValueError, ZeroDivisionError) as error:
-        return judge("budget", claim, [f"no epsilon can be computed: {error}"], "nothing")
+        return Finding([f"no epsilon can be computed: {error}"]).seen("nothing")
     if budget is not None and not epsilon <= budget * (1.0 + _TOLERANCE):
-        problems.append(f"{rounds} rounds have epsilon {epsilon:.6g}, beyond {budget:g}")
-    return judge(
-        "budget",
-        claim,
-        problems,
+        found.problems.append(f"{rounds} rounds have epsilon {epsilon:.6g}, beyond {budget:g}")
+    return found.seen(
         f"epsilon (simulated) {epsilon:.6g} of at most {budget} after {rounds} rounds",
-        {"epsilon": json_epsilon(epsilon), "budget": budget},
+        epsilon=json_epsilon(epsilon),
+        budget=budget,
     )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from privacy.audit.central_columns import Sketches
 from privacy.audit.central_steps import CentralOptimizer, steps_of
-from privacy.audit.check import Check, in_rounds, judge, lack, skip
+from privacy.audit.check import Finding, IncompleteError, SkippedError, check
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs
 
@@ -34,52 +34,48 @@ _OF_PARAMETERS = 32.0 * 2.0**-24
 # Of a whole vector's norm, in a projection, float32 arithmetic of the step likewise.
 _OF_RELEASES = 1e-5
 _LARGEST_FLOAT32 = 3.4e38
-_NO_LINE = "the ledger has no line yet"
 _OLDER = (
     "the ledger does not record the central parameters and the releases: it was written by another "
     "version, or lines were stripped, and that the model moved along the releases alone is unknown"
 )
 
 
-def check_central_step(evidence: Evidence, inputs: AuditInputs) -> Check:
-    """Every central step is the optimizer's along the recorded release."""
-    name = "central_step"
-    claim = "Each round moves the model by the configured central step along its release alone."
-    optimizer = inputs.central_optimizer
-    if not evidence.rounds:
-        return skip(name, claim, _NO_LINE)
+@check(
+    "central_step",
+    "Each round moves the model by the configured central step along its release alone.",
+)
+def check_central_step(evidence: Evidence, inputs: AuditInputs) -> Finding:
+    evidence.need_lines()
+    optimizer, found = inputs.central_optimizer, Finding()
     if evidence.central.missing == evidence.rounds:
-        return lack(name, claim, _OLDER)
+        raise IncompleteError(_OLDER)
     if isinstance(optimizer, str):
-        return skip(name, claim, optimizer)
+        raise SkippedError(optimizer)
     if evidence.rounds > len(optimizer.rates):
-        return skip(name, claim, "there are more rounds than were configured: see rounds")
+        raise SkippedError("there are more rounds than were configured: see rounds")
     before, release = evidence.central.sketches("central"), evidence.central.sketches("release")
     after = _after(evidence, inputs)
-    problems, compared = [], np.zeros(evidence.rounds, dtype=np.bool_)
+    compared = np.zeros(evidence.rounds, dtype=np.bool_)
     for what, wrong, seen in _compare(optimizer, before, release, after):
-        problems += in_rounds(
-            f"the {what} of the model are not where the step along the release leads",
-            np.flatnonzero(wrong) + 1,
+        found.where(
+            f"the {what} of the model are not where the step along the release leads", wrong
         )
         compared |= seen
     number = int(compared.sum())
     kinds = "two projections of the whole model and " if optimizer.is_linear else ""
     text = f"{optimizer.name} taken anew in {number} of {evidence.rounds} rounds, on {kinds}"
     text += "eight coordinates"
-    numbers = {"rounds": number}
-    if problems:
-        return judge(name, claim, problems, text, numbers)
     left = np.flatnonzero(~(np.isfinite(before.norm) & np.isfinite(after.norm))) + 1
-    if len(left) == 1 and left[0] == evidence.rounds and not inputs.is_final:
+    if len(left) and not found.problems:
+        is_last = left[0] == evidence.rounds
+        if not is_last:
+            text += f"; rounds without what is needed: {len(left)}, the first is {left[0]}"
+        elif inputs.is_final:
+            text += "; no checkpoint holds the model after the last round"
+        if not is_last or inputs.is_final:
+            raise IncompleteError(text)
         text += "; the last one's end is in no checkpoint yet"
-        left = left[:0]
-    if len(left):
-        reason = "no checkpoint holds the model after the last round"
-        if left[0] != evidence.rounds:
-            reason = f"rounds without what is needed: {len(left)}, the first is {left[0]}"
-        return lack(name, claim, f"{text}; {reason}")
-    return judge(name, claim, [], text, numbers)
+    return found.seen(text, rounds=number)
 
 
 def _after(evidence: Evidence, inputs: AuditInputs) -> Sketches:
@@ -117,75 +113,54 @@ def _differs(
     return np.asarray(wrong.any(axis=1)), np.asarray(seen.any(axis=1))
 
 
-def check_central_chain(evidence: Evidence, inputs: AuditInputs) -> Check:
-    """Checkpoints and the evaluated model are the recorded rounds'."""
-    name = "central_chain"
-    claim = (
-        "The run begins with the configured model, each checkpoint holds the model of its recorded "
-        "round, and the model that was evaluated is that of the round that the summary names."
-    )
-    if not evidence.rounds:
-        return skip(name, claim, _NO_LINE)
-    digests = _digests(evidence, inputs)
-    if digests is None:
-        return lack(name, claim, _OLDER)
-    problems, agreeing = [], []
+@check(
+    "central_chain",
+    "The run begins with the configured model, each checkpoint holds the model of its recorded "
+    "round, and the model that was evaluated is that of the round that the summary names.",
+)
+def check_central_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
+    evidence.need_lines()
+    found, agreeing, digests = Finding(), [], _digests(evidence, inputs)
     first, initial = digests.get(0), inputs.data.initial_sha256
     if initial is not None and first is not None:
         agreeing.append("the initial model")
-        if initial != first:
-            problems.append("the first round did not begin with the model that is configured")
-    saved = inputs.saved
+        other = "the first round did not begin with the model that is configured"
+        found.add(initial != first, other)
+    saved, summary = inputs.saved, inputs.summary
     if saved is not None and saved.central is not None:
-        known = digests.get(saved.rounds)
-        if known is not None:
-            agreeing.append(f"the checkpoint of round {saved.rounds}")
-            if known != saved.central.sha256:
-                problems.append(
-                    f"the checkpoint of round {saved.rounds} holds another model than the ledger "
-                    "has after that round"
-                )
-        digests.setdefault(saved.rounds, saved.central.sha256)
-    problems += _problems_of_summary(inputs, digests, agreeing)
+        where = f"the checkpoint of round {saved.rounds}"
+        if saved.rounds in digests:
+            agreeing.append(where)
+        other = f"{where} holds another model than the ledger has after that round"
+        known = digests.setdefault(saved.rounds, saved.central.sha256)
+        found.add(known != saved.central.sha256, other)
+    has_model = summary is not None and isinstance(summary.get("model_sha256"), str)
+    if summary is not None and has_model:
+        chosen = summary.get("selected")
+        number = chosen if isinstance(chosen, int) else summary.get("rounds")
+        if isinstance(number, int) and number in digests:
+            agreeing.append(f"the evaluated model, of round {number}")
+            other = f"the model that was evaluated is not that of round {number}"
+            found.add(digests[number] != summary["model_sha256"], other)
     text = f"by digest: {', '.join(agreeing) or 'nothing'}"
-    if not problems and inputs.summary is not None and not _has_model(inputs):
+    if not found.problems and summary is not None and not has_model:
         why = "the summary does not name the model that was evaluated (written by another version)"
-        return lack(name, claim, f"{text}; {why}")
-    if not problems and inputs.saved is None:
-        return lack(name, claim, f"{text}; the folder has no checkpoint that could be compared")
-    return judge(name, claim, problems, text, {"compared": agreeing})
+        raise IncompleteError(f"{text}; {why}")
+    if not found.problems and saved is None:
+        raise IncompleteError(f"{text}; the folder has no checkpoint that could be compared")
+    return found.seen(text, compared=agreeing)
 
 
-def _digests(evidence: Evidence, inputs: AuditInputs) -> dict[int, str] | None:
-    """Digests of the model after so many rounds, those that are recorded; None for none."""
+def _digests(evidence: Evidence, inputs: AuditInputs) -> dict[int, str]:
+    """Digests of the model after so many rounds, those that are recorded.
+
+    Raises:
+        IncompleteError: None is.
+    """
+    digest, numbers = evidence.central.digest, range(1, evidence.rounds + 1)
     if inputs.configured.unit == "example":
         # A line of DP-SGD has the digest of the model after its epoch.
-        return {
-            number: evidence.central.digest("release", number)
-            for number in range(1, evidence.rounds + 1)
-        }
+        return {number: digest("release", number) for number in numbers}
     if evidence.central.missing == evidence.rounds:
-        return None
-    return {
-        number: evidence.central.digest("central", number + 1) for number in range(evidence.rounds)
-    }
-
-
-def _has_model(inputs: AuditInputs) -> bool:
-    return inputs.summary is not None and isinstance(inputs.summary.get("model_sha256"), str)
-
-
-def _problems_of_summary(
-    inputs: AuditInputs, digests: dict[int, str], agreeing: list[str]
-) -> Iterator[str]:
-    summary = inputs.summary
-    if summary is None or not _has_model(inputs):
-        return
-    chosen = summary.get("selected")
-    number = chosen if isinstance(chosen, int) else summary.get("rounds")
-    known = digests.get(number) if isinstance(number, int) else None
-    if known is None:
-        return
-    agreeing.append(f"the evaluated model, of round {number}")
-    if known != summary["model_sha256"]:
-        yield f"the model that was evaluated is not that of round {number}"
+        raise IncompleteError(_OLDER)
+    return {number - 1: digest("central", number) for number in numbers}

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit import tails
-from privacy.audit.check import LEVEL, SEEN, Check, in_rounds, judge, skip
-from privacy.audit.checks_noise import reports
+from privacy.audit import power, tails
+from privacy.audit.check import LEVEL, Finding, SkippedError, check
+from privacy.audit.checks_noise import claimed_noise
+from privacy.audit.checks_reports import claimed_design
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import AuditInputs, as_number
+from privacy.audit.inputs import AuditInputs
 from privacy.errors import PrivacyError
-from privacy.privunit import CapDesign, design
+from privacy.privunit import CapDesign
 from privacy.sum_watch import REPORT_KEYS
 
 # Rounding of a length, relative, for each root of the reports that are summed in float32.
@@ -35,104 +36,83 @@ Array = NDArray[np.float64]
 NORMAL_REPORTS = ("noised", "gaussian")
 
 
-def check_report_noise(evidence: Evidence, inputs: AuditInputs) -> Check:
-    """Every client's report is as noisy as is claimed, and independent of what it hides."""
-    name = "report_noise"
-    claim = "Each client's report hides the client's own update as is claimed."
-    reason, described = None, inputs.configured.description
+@check("report_noise", "Each client's report hides the client's own update as is claimed.")
+def check_report_noise(evidence: Evidence, inputs: AuditInputs) -> Finding:
+    described = inputs.configured.description
     if not described.randomizes_clients:
-        reason = "no client adds noise: the noise is added to the sum"
-    elif described.reports != "direction" and (described.reports, described.law) != NORMAL_REPORTS:
-        reason = f"{inputs.configured.mechanism} does not state a law of its reports that is tested"
-    elif not inputs.claims_noise:
-        reason = "no noise is claimed: both epsilons are infinite"
-    reason = reason or evidence.lacks("reports", "update_noise_stddev", "num_nonfinite")
-    if reason is None and not evidence.rounds:
-        reason = "the ledger has no line yet"
-    if reason is not None:
-        return skip(name, claim, reason)
-    number, counted = reports(evidence), evidence["reports.count"]
+        raise SkippedError("no client adds noise: the noise is added to the sum")
+    if described.reports != "direction" and (described.reports, described.law) != NORMAL_REPORTS:
+        raise SkippedError(
+            f"{inputs.configured.mechanism} does not state a law of its reports that is tested"
+        )
+    claimed_noise(inputs)
+    counted, stddev, _ = evidence.need("reports.count", "update_noise_stddev", "num_nonfinite")
+    found, number = Finding(), evidence.sent
     watches_all = ~np.isnan(evidence["unseen"])
     wrong = np.where(watches_all, number != np.nan_to_num(counted), counted > number)
-    problems = in_rounds("not every report was measured", np.flatnonzero(wrong) + 1)
+    found.where("not every report was measured", wrong)
     at = np.flatnonzero(counted > 0)
     if not len(at):
-        return judge(name, claim, problems, "nobody has reported")
+        return found.seen("nobody has reported")
     columns = {key: evidence[f"reports.{key}"][at] for key in REPORT_KEYS}
     if described.reports == "direction":
-        made = _privunit(evidence, columns, at)
+        text, shown = _privunit(found, evidence, columns, at)
     else:
-        stddev = evidence["update_noise_stddev"][at] / np.sqrt(number[at])
-        made = _normal(evidence, columns, at, stddev)
-    found, text, numbers, power = made
-    total = int(counted[at].sum())
-    return judge(name, claim, problems + found, f"{total} reports: {text}", numbers, power)
+        text, shown = _normal(found, evidence, columns, at, stddev[at] / np.sqrt(number[at]))
+    return found.seen(f"{int(counted[at].sum())} reports: {text}", shown)
 
 
-_Found = tuple[list[str], str, dict[str, Any], str]
-
-
-def _normal(evidence: Evidence, columns: dict[str, Array], at: Any, stddev: Array) -> _Found:
+def _normal(
+    found: Finding, evidence: Evidence, columns: dict[str, Array], at: Any, stddev: Array
+) -> tuple[str, str]:
     """Of reports that are updates with normal draws added."""
     from scipy import stats
 
-    size = as_number(evidence.constants.get("num_parameters"))
+    size, count = evidence.constant("num_parameters"), columns["count"]
     law: Any = stats.chi2(size)
-    count = columns["count"]
     slack = 1.0 + _ROUNDING * np.sqrt(count)
     least = (columns["quietest"] / stddev) ** 2
     most = (columns["loudest"] / stddev) ** 2
     # The law of the smallest and of the largest of so many, by the union bound.
-    low = np.minimum(1.0, count * law.cdf(least * slack))
-    high = np.minimum(1.0, count * law.sf(most / slack))
-    each = np.nan_to_num(np.minimum(low, high))
-    problems = in_rounds(
-        "a client's noise is not of the claimed length",
-        at[~(each * 2 * len(at) >= LEVEL / 3.0)] + 1,
-    )
-    directed = columns["directed"]
+    low, high = count * law.cdf(least * slack), count * law.sf(most / slack)
+    each = np.nan_to_num(np.minimum(1.0, np.minimum(low, high)))
+    found.test_rounds("a client's noise is not of the claimed length", each, at + 1, 6.0)
+    directed = columns["directed"].sum()
     excess = (columns["along"] - columns["clipped"]) / stddev
     mean = square = 1.0
-    if directed.sum():
-        mean = float(tails.sums(excess.sum(), directed.sum(), 0.0))
+    if directed:
+        mean = float(tails.sums(excess.sum(), directed, 0.0))
         squares = float((columns["excess_squares"] / stddev**2).sum())
-        square = float(tails.squares("gaussian", squares, directed.sum(), float(slack.max()) - 1.0))
+        square = float(tails.squares("gaussian", squares, directed, float(slack.max()) - 1.0))
     for what, value in (("mean", mean), ("spread", square)):
-        if not value >= LEVEL / 3.0:
-            problems.append(
-                f"noise goes with the client's own update: its {what} has p = {value:.3g}"
-            )
+        found.test(f"noise goes with the client's own update by its {what}", value, 3.0)
+    found.numbers |= {"smallest_p": float(each.min()), "mean_p": mean, "spread_p": square}
     cut = float(np.sqrt(law.ppf(LEVEL / (6.0 * len(at) * max(1.0, count.max()))) / size))
     return (
-        problems,
         f"noise from {np.sqrt(least.min() / size):.4g} to {np.sqrt(most.max() / size):.4g} of the "
-        f"claimed length; p = {min(float(each.min()), mean, square):.3g}",
-        {"smallest_p": float(each.min()), "mean_p": mean, "spread_p": square},
+        f"claimed length; p = {min(found.numbers.values()):.3g}",
         f"one report of one client with noise of {cut:.3g} of the claimed length or less, always",
     )
 
 
-def _privunit(evidence: Evidence, columns: dict[str, Array], at: Any) -> _Found:
+def _privunit(
+    found: Finding, evidence: Evidence, columns: dict[str, Array], at: Any
+) -> tuple[str, str]:
     """Of reports of one length."""
-    size = as_number(evidence.constants.get("num_parameters"))
-    noise = as_number((evidence.constants.get("actual") or {}).get("noise_multiplier"))
     try:
-        plan = design(1.0 / noise, int(size))
-    except (PrivacyError, ValueError, ZeroDivisionError, OverflowError) as error:
-        return [f"no report is such as is recorded: {error}"], "the constants", {}, "nothing"
+        plan = claimed_design(evidence)
+    except PrivacyError as error:
+        found.problems.append(str(error))
+        return "the constants", "nothing"
     length = evidence["clip_norm"][at] / plan.mean_length
     slack = _ROUNDING * np.sqrt(columns["count"])
-    wrong = ~(
-        (columns["shortest"] >= length * (1.0 - slack))
-        & (columns["longest"] <= length * (1.0 + slack))
-    )
-    problems = in_rounds("a report is not of the claimed length", at[wrong] + 1)
+    short, long = columns["shortest"] / length, columns["longest"] / length
+    wrong = ~((short >= 1.0 - slack) & (long <= 1.0 + slack))
+    found.where("a report is not of the claimed length", wrong, at + 1)
     directed = float(columns["directed"].sum())
     values, weights = report_law(plan)
-    second = float(np.dot(weights, values**2))
     clipped = float((columns["clipped"] / evidence["clip_norm"][at]).sum())
     along = float((columns["along"] / length).sum())
-    squares = float((columns["along_squares"] / length**2).sum())
     mean = square = 1.0
     if directed:
         # A report points along its update or against it, by a coin. The logarithm of its moment
@@ -140,23 +120,21 @@ def _privunit(evidence: Evidence, columns: dict[str, Array], at: Any) -> _Found:
         agree = min(1.0, 0.5 * (1.0 + clipped / directed))
         both = np.concatenate([agree * weights, (1.0 - agree) * weights])
         mean = _tails(along + directed, directed, 1.0 + np.concatenate([values, -values]), both)
+        squares = float((columns["along_squares"] / length**2).sum())
         square = _tails(squares, directed, values**2, weights)
     for what, value in (("the update", mean), ("the update's line", square)):
-        if not value >= LEVEL / 3.0:
-            problems.append(
-                f"reports do not point along {what} as often as claimed: p = {value:.3g}"
-            )
+        found.test(f"reports do not point along {what} as often as claimed", value, 3.0)
     wanted = max(clipped * plan.mean_length, 1e-30)
-    # As of a normal sum, which it nearly is.
-    seen = (np.sqrt(2.0 * np.log(6.0 / LEVEL)) + 1.3) * np.sqrt(directed * second)
     ratio = along / wanted
+    found.numbers |= {"ratio": ratio, "mean_p": mean, "square_p": square}
+    # As of a normal sum, which it nearly is.
+    second = float(np.dot(weights, values**2))
+    least = (np.sqrt(2.0 * np.log(6.0 / LEVEL)) + 1.3) * np.sqrt(directed * second) / wanted
+    further = "reports that point along their updates {:.2g} further than claimed, relative,"
     return (
-        problems,
         f"they point along their updates {ratio:.4g} times as far as claimed, "
         f"p = {min(mean, square):.3g}",
-        {"ratio": ratio, "mean_p": mean, "square_p": square},
-        f"reports that point along their updates {seen / wanted:.2g} further than claimed, "
-        f"relative, with probability {SEEN:g}",
+        power.shown(further, float(least)),
     )
 
 

@@ -12,41 +12,46 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit.check import Check, in_rounds, judge, lack, skip
+from privacy.audit.check import Finding, IncompleteError, check
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import AuditInputs, as_number, json_equal
-from privacy.audit.metrics import Metrics
+from privacy.audit.inputs import SIDES, AuditInputs, Metrics, as_number, json_equal
 
 Array = NDArray[np.float64]
 
-_CLAIM = "Metrics and ledger have the same rounds, and agree in each scalar that both have."
 # Relative; the norm of an update is added up in float32 on any device.
 _EXACT, _OF_NORM = 1e-9, 1e-3
 
 
-def check_metrics(evidence: Evidence, inputs: AuditInputs) -> Check:
-    """Metrics and ledger agree."""
-    name, metrics = "metrics", inputs.metrics
-    if not evidence.rounds and (metrics is None or not len(metrics.rounds)):
-        return skip(name, _CLAIM, "the ledger has no line yet")
+@check(
+    "metrics", "Metrics and ledger have the same rounds, and agree in each scalar that both have."
+)
+def check_metrics(evidence: Evidence, inputs: AuditInputs) -> Finding:
+    found, metrics = Finding(), inputs.metrics
+    if metrics is None or not len(metrics.rounds):
+        evidence.need_lines()
     if metrics is None:
-        reason = "metrics.jsonl is missing: nothing in the folder can contradict the ledger's lines"
-        return lack(name, _CLAIM, reason)
-    problems = list(_problems_of_rounds(evidence, inputs, metrics))
+        raise IncompleteError(
+            "metrics.jsonl is missing: nothing in the folder can contradict the ledger's lines"
+        )
+    found.problems += _problems_of_rounds(evidence, inputs, metrics)
     compared, absent = [], []
-    if not problems:
+    if not found.problems:
         for what, recorded, tolerance in _columns(evidence, inputs):
-            found = metrics.columns[what]
-            if np.isnan(found).all():
+            values = metrics.columns[what]
+            if np.isnan(values).all():
                 absent.append(what)
                 continue
             compared.append(what)
-            problems += _differences(what, recorded[: len(found)], found, tolerance)
-        problems += _problems_of_epsilon(inputs, metrics)
+            own = recorded[: len(values)]
+            # Numbers that are not finite are null in both.
+            same = np.abs(own - values) <= tolerance * np.abs(own)
+            same |= np.isnan(own) & np.isnan(values)
+            found.where(f"{what} is not what the ledger says", ~same)
+        found.problems += _problems_of_epsilon(inputs, metrics)
     text = f"{len(metrics.rounds)} lines of metrics; compared: {', '.join(compared) or 'nothing'}"
-    if absent and not problems:
-        return lack(name, _CLAIM, f"{text}; the metrics do not have {', '.join(absent)}")
-    return judge(name, _CLAIM, problems, text, {"compared": compared})
+    if absent and not found.problems:
+        raise IncompleteError(f"{text}; the metrics do not have {', '.join(absent)}")
+    return found.seen(text, compared=compared)
 
 
 def _problems_of_rounds(evidence: Evidence, inputs: AuditInputs, metrics: Metrics) -> Iterator[str]:
@@ -63,10 +68,10 @@ def _problems_of_rounds(evidence: Evidence, inputs: AuditInputs, metrics: Metric
 
 def _columns(evidence: Evidence, inputs: AuditInputs) -> Iterator[tuple[str, Array, float]]:
     """Names of metrics, what the ledger has of each, and the relative tolerance."""
-    if not evidence.lacks("num_nonfinite"):
+    if evidence.has("num_nonfinite"):
         yield "train/num_nonfinite", evidence["num_nonfinite"], _EXACT
     if inputs.configured.unit == "example":
-        if not evidence.lacks("steps"):
+        if evidence.has("steps"):
             yield "train/num_steps", np.diff(evidence["steps"], prepend=0.0), _EXACT
         return
     for metric, name in (
@@ -75,11 +80,10 @@ def _columns(evidence: Evidence, inputs: AuditInputs) -> Iterator[tuple[str, Arr
         ("privacy/update_noise_stddev", "update_noise_stddev"),
         ("privacy/noisy_fraction_unclipped", "noisy_fraction_unclipped"),
     ):
-        recorded = evidence[name]
-        if not evidence.lacks(name) and not np.isnan(recorded).all():
-            yield metric, recorded, _EXACT
+        if evidence.has(name) and not np.isnan(evidence[name]).all():
+            yield metric, evidence[name], _EXACT
     canaries = np.nan_to_num(evidence["num_canaries"])
-    if not evidence.lacks("num_clipped", "num_contributions") and not canaries.any():
+    if evidence.has("num_clipped", "num_contributions") and not canaries.any():
         clipped = evidence["num_clipped"] / np.maximum(1.0, evidence["num_contributions"])
         yield "privacy/fraction_clipped", clipped, _EXACT
     if evidence.central.missing < evidence.rounds:
@@ -89,18 +93,11 @@ def _columns(evidence: Evidence, inputs: AuditInputs) -> Iterator[tuple[str, Arr
         yield "train/central_learning_rate", optimizer.rates[: evidence.rounds], _EXACT
 
 
-def _differences(what: str, recorded: Array, found: Array, tolerance: float) -> list[str]:
-    # Numbers that are not finite are null in both.
-    both = np.isnan(recorded) & np.isnan(found)
-    differs = ~(np.abs(recorded - found) <= tolerance * np.abs(recorded)) & ~both
-    return in_rounds(f"{what} is not what the ledger says", np.flatnonzero(differs) + 1)
-
-
 def _problems_of_epsilon(inputs: AuditInputs, metrics: Metrics) -> Iterator[str]:
     """The last round's epsilons, where the metrics have them, are the statement's."""
     if not inputs.is_final or not len(metrics.rounds):
         return
-    for label in ("simulated", "actual"):
+    for label in SIDES:
         last = metrics.columns[f"privacy/epsilon_{label}"][-1]
         stated = as_number(inputs.side(label).get("epsilon"))
         if np.isfinite(last) and not json_equal(float(last), stated):

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.audit import power, tails
-from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
+from privacy.audit.check import LEVEL, Finding, SkippedError, check
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import AuditInputs, as_number
+from privacy.audit.inputs import AuditInputs
 
 Array = NDArray[np.float64]
 
@@ -37,6 +37,7 @@ class Noise:
     """The observations of noise that can be tested.
 
     Attributes:
+        evidence: The ledger's.
         rounds: Shape (k,), int64: the rounds, from 1, whose noise could be seen.
         unseen: Rounds that claim noise and have no observation.
         hidden: Rounds whose noise drowns in rounding.
@@ -45,40 +46,79 @@ class Noise:
         correlated: Whether any round says that its noise depends on the one before, or the
             mechanism does not state that none does.
         shape: "gaussian" or "laplace".
+        note: Rounds that an older version has recorded, in words; empty if none.
     """
 
+    evidence: Evidence
     rounds: NDArray[np.int64]
     unseen: NDArray[np.int64]
     hidden: NDArray[np.int64]
-    rounding: NDArray[np.float64]
+    rounding: Array
     correlated: bool
     shape: str
+    note: str = ""
 
-    def of(self, has: NDArray[np.bool_]) -> Noise:
-        """The same of some of ``rounds``; shape (k,)."""
-        return replace(self, rounds=self.rounds[has], rounding=self.rounding[has])
+    @property
+    def at(self) -> NDArray[np.int64]:
+        """Shape (k,): indices of ``rounds``, from 0."""
+        return self.rounds - 1
+
+    def __getitem__(self, name: str) -> Array:
+        """What is recorded of the noise of ``rounds``, shape (k,) or (k, n)."""
+        return self.evidence[f"noise.{name}"][self.at]
+
+    @property
+    def context(self) -> str:
+        """How much there is, in words."""
+        text = f"{float(np.nansum(self['count'])):.4g} draws in {len(self.rounds)} rounds"
+        return text + f" ({len(self.hidden)} more hidden by rounding)" * bool(len(self.hidden))
+
+    @property
+    def pools(self) -> bool:
+        """Whether rounds are independent, and there are any, so that all are tested together."""
+        return not self.correlated and len(self.rounds) > 0
+
+    def draws(self, parts: float) -> tuple[float, float]:
+        """Draws of a test, and by what its level is divided: of all rounds, or of each alone."""
+        counts = self["count"]
+        if self.pools:
+            return float(counts.sum()), parts
+        return float(counts.max(initial=0.0)), parts * max(1, len(counts))
 
 
-def observed(evidence: Evidence, inputs: AuditInputs) -> Noise | str:
-    """Find what can be tested, or say why nothing can."""
-    shape = inputs.configured.noise_shape
+def claimed_noise(inputs: AuditInputs) -> None:
+    """Skip what rests on noise where none is claimed.
+
+    Raises:
+        SkippedError: None is.
+    """
     if not inputs.claims_noise:
-        return "no noise is claimed: both epsilons are infinite"
+        raise SkippedError("no noise is claimed: both epsilons are infinite")
+
+
+def observed(evidence: Evidence, inputs: AuditInputs) -> Noise:
+    """Find what can be tested.
+
+    Raises:
+        SkippedError: Nothing can.
+    """
+    shape = inputs.configured.noise_shape
+    claimed_noise(inputs)
     if shape not in ("gaussian", "laplace"):
-        return f"the noise of {inputs.configured.mechanism} has no law that is tested element-wise"
-    reason = evidence.lacks("noise", "update_noise_stddev", "sum_norm")
-    if reason is not None:
-        return reason
-    if not evidence.rounds:
-        return "the ledger has no line yet"
+        raise SkippedError(
+            f"the noise of {inputs.configured.mechanism} has no law that is tested element-wise"
+        )
+    stddev, length, size = evidence.need("update_noise_stddev", "sum_norm", "noise.count")
     seen = evidence.has_noise
-    rounding = _rounding(evidence, inputs)
-    visible = seen & ~(rounding > MOST_ROUNDING)
+    rounding = _FLOAT32 * np.sqrt(1.0 + (length / stddev) ** 2 / size)
     expects = np.full(evidence.rounds, True)
     if inputs.configured.randomizes_clients:
-        # Where nobody reports, nobody adds noise.
-        expects = reports(evidence) > 0
+        # Noise and updates are summed one by one. Where nobody reports, nobody adds noise.
+        rounding = rounding * np.sqrt(np.maximum(1.0, evidence.sent))
+        expects = evidence.sent > 0
+    visible = seen & ~(rounding > MOST_ROUNDING)
     noise = Noise(
+        evidence,
         rounds=np.flatnonzero(visible) + 1,
         unseen=np.flatnonzero(~seen & expects) + 1,
         hidden=np.flatnonzero(seen & ~visible) + 1,
@@ -88,114 +128,114 @@ def observed(evidence: Evidence, inputs: AuditInputs) -> Noise | str:
         shape=shape,
     )
     if len(noise.hidden) and not len(noise.rounds) and not len(noise.unseen):
-        worst = float(rounding[seen].max())
-        return (
-            f"the noise is too small to be observed beside the rounding of float32, which is "
-            f"{worst:.3g} of it"
+        raise SkippedError(
+            "the noise is too small to be observed beside the rounding of float32, which is "
+            f"{float(rounding[seen].max()):.3g} of it"
         )
     return noise
 
 
-def unstated_strategy(inputs: AuditInputs) -> str:
-    """Why nothing is tested that needs to know how rounds go together; empty if it is stated."""
-    if inputs.configured.description.strategy is not None:
-        return ""
-    return f"{inputs.configured.mechanism} does not state how the noise of its rounds goes together"
+def stated_strategy(inputs: AuditInputs) -> None:
+    """Check that the mechanism states how the noise of its rounds goes together.
+
+    Raises:
+        SkippedError: It does not.
+    """
+    if inputs.configured.description.strategy is None:
+        raise SkippedError(
+            f"{inputs.configured.mechanism} does not state how the noise of its rounds goes "
+            "together"
+        )
 
 
-def _rounding(evidence: Evidence, inputs: AuditInputs) -> NDArray[np.float64]:
-    """Rms rounding error of the observed noise, relative to it; shape (T,), NaN if unknown."""
-    stddev, size = evidence["update_noise_stddev"], evidence["noise.count"]
-    with np.errstate(all="ignore"):
-        error = _FLOAT32 * np.sqrt(1.0 + (evidence["sum_norm"] / stddev) ** 2 / size)
-        if inputs.configured.randomizes_clients:
-            # Noise and updates are summed one by one, apart from each other.
-            error = error * np.sqrt(np.maximum(1.0, reports(evidence)))
-    return np.asarray(error)
+def recorded(evidence: Evidence, inputs: AuditInputs, name: str) -> tuple[Noise, Finding]:
+    """Find the rounds whose observation has a list or number that older versions lack.
+
+    Args:
+        evidence: The ledger's.
+        inputs: What it is held against.
+        name: Of the noise's lists or numbers, such as "tails".
+
+    Returns:
+        The noise of these rounds, and a finding of the rounds that should have it.
+
+    Raises:
+        SkippedError: There are none.
+    """
+    noise, found = observed(evidence, inputs), Finding()
+    (values,) = evidence.need(f"noise.{name}")
+    if not len(noise.rounds):
+        raise SkippedError("no round has noise that could be observed: see noise_scale")
+    known = ~np.isnan(values.reshape(evidence.rounds, -1)[:, 0])
+    has = known[noise.at]
+    if not has.any():
+        raise SkippedError(f"no round has a number in noise.{name}")
+    # A run that an older version has begun lacks it in its first rounds.
+    first = int(np.argmax(known))
+    missing = noise.rounds[~has]
+    found.in_rounds(f"noise.{name} is not recorded", missing[missing > first])
+    old = int((missing <= first).sum())
+    note = f"; the first {old} rounds do not record it" if old else ""
+    kept = replace(noise, rounds=noise.rounds[has], rounding=noise.rounding[has], note=note)
+    return kept, found
 
 
-def reports(evidence: Evidence) -> NDArray[np.float64]:
-    """Reports a round where clients add their own noise: those not finite send noise too."""
-    return np.asarray(evidence["num_contributions"] + evidence["num_nonfinite"])
+def _begin(noise: Noise) -> Finding:
+    found = Finding()
+    found.in_rounds("noise is claimed, but none was observed", noise.unseen)
+    return found
 
 
-def _problems_of_absence(noise: Noise) -> list[str]:
-    return in_rounds("noise is claimed, but none was observed", noise.unseen)
+def _judge(
+    found: Finding, noise: Noise, what: str, each: Any, pooled: float | None, parts: int
+) -> None:
+    """Judge one statistic: each round's p-value, and that of all rounds together."""
+    values, key = np.nan_to_num(np.asarray(each, np.float64), nan=0.0), what.replace(" ", "_")
+    claimed = f"{what} is not that of the claimed noise"
+    found.test_rounds(claimed, values, noise.rounds, 2.0 * parts)
+    found.numbers[f"{key}_smallest_p"] = float(values.min(initial=1.0))
+    if pooled is not None:
+        found.numbers[f"{key}_pooled_p"] = pooled
+        found.test(f"{what} over all rounds is not that of the claimed noise", pooled, 2.0 * parts)
 
 
-def _context(noise: Noise, evidence: Evidence) -> str:
-    count = float(np.nansum(evidence["noise.count"][noise.rounds - 1]))
-    text = f"{count:.4g} draws in {len(noise.rounds)} rounds"
-    if len(noise.hidden):
-        text += f" ({len(noise.hidden)} more hidden by rounding)"
-    return text
+def _p_text(found: Finding) -> str:
+    for suffix, text in (("_pooled_p", "p = {:.3g} over all rounds"),
+                         ("_smallest_p", "smallest p of a round {:.3g}")):  # fmt: skip
+        values = [value for key, value in found.numbers.items() if key.endswith(suffix)]
+        if values:
+            return "; " + text.format(min(values))
+    return ""
 
 
-@dataclass(slots=True)
-class _Verdict:
-    """P-values of single rounds and of all together, and what they come to."""
-
-    problems: list[str]
-    numbers: dict[str, Any]
-
-    def add(self, what: str, noise: Noise, each: Any, pooled: float | None, tests: int) -> None:
-        """Judge one statistic: each round's p-value, and that of all rounds together."""
-        values = np.nan_to_num(np.asarray(each, dtype=np.float64), nan=0.0)
-        share = LEVEL / (2.0 * tests)
-        wrong = noise.rounds[values * max(1, len(values)) < share]
-        self.problems += in_rounds(f"{what} is not that of the claimed noise", wrong)
-        key = what.replace(" ", "_")
-        self.numbers[f"{key}_smallest_p"] = float(values.min(initial=1.0))
-        if pooled is not None:
-            self.numbers[f"{key}_pooled_p"] = pooled
-            if not pooled >= share:
-                self.problems.append(f"{what} over all rounds has p = {pooled:.3g}")
-
-
-def check_noise_scale(evidence: Evidence, inputs: AuditInputs) -> Check:
-    """The standard deviation of the noise is the claimed one: a chi-square test."""
-    name, claim = "noise_scale", "The noise has the standard deviation that each round claims."
+@check("noise_scale", "The noise has the standard deviation that each round claims.")
+def check_noise_scale(evidence: Evidence, inputs: AuditInputs) -> Finding:
+    """A chi-square test of the sums of squares."""
     noise = observed(evidence, inputs)
-    if isinstance(noise, str):
-        return skip(name, claim, noise)
-    at = noise.rounds - 1
-    count, total = evidence["noise.count"][at], evidence["noise.sum_squares"][at]
+    found = _begin(noise)
+    count, total = noise["count"], noise["sum_squares"]
     slack = 4.0 * noise.rounding**2 + _SLACK
-    verdict = _Verdict(_problems_of_absence(noise), {})
-    size = as_number(evidence.constants.get("num_parameters"))
-    wrong = np.flatnonzero(evidence.has_noise & (evidence["noise.count"] != size)) + 1
-    verdict.problems += in_rounds(f"the noise does not have {size:g} elements", wrong)
-    each = tails.squares(noise.shape, total, count, slack)
+    size = evidence.constant("num_parameters")
+    found.where(
+        f"the noise does not have {size:g} elements",
+        evidence.has_noise & (evidence["noise.count"] != size),
+    )
     pooled = None
-    if len(at) and not noise.correlated:
+    if noise.pools:
         pooled = float(tails.squares(noise.shape, total.sum(), count.sum(), float(slack.max())))
-    verdict.add("the scale", noise, each, pooled, tests=2)
+    each = tails.squares(noise.shape, total, count, slack)
+    _judge(found, noise, "the scale", each, pooled, parts=2)
     spread = _spread(noise, total, count)
     if spread is not None:
-        verdict.numbers["spread_pooled_p"] = spread
-        if not spread >= LEVEL / 4.0:
-            verdict.problems.append(
-                f"the scale varies from round to round as that of the claimed noise does not: "
-                f"p = {spread:.3g}"
-            )
-    ratio = float(np.sqrt(total.sum() / count.sum())) if len(at) else float("nan")
-    return judge(
-        name,
-        claim,
-        verdict.problems,
-        f"standard deviation {ratio:.6g} of the claimed one over {_context(noise, evidence)}"
-        + _p_text(verdict),
-        {"ratio": ratio, **verdict.numbers},
-        power.scale_error(*_draws(noise, evidence, 4.0), 6.0 if noise.shape == "laplace" else 3.0),
+        found.numbers["spread_pooled_p"] = spread
+        varies = "the scale varies from round to round as that of the claimed noise does not"
+        found.test(varies, spread, 4.0)
+    ratio = float(np.sqrt(total.sum() / count.sum())) if len(count) else math.nan
+    return found.seen(
+        f"standard deviation {ratio:.6g} of the claimed one over {noise.context}{_p_text(found)}",
+        power.scale_error(*noise.draws(4.0), 6.0 if noise.shape == "laplace" else 3.0),
+        ratio=ratio,
     )
-
-
-def _draws(noise: Noise, evidence: Evidence, tests: float) -> tuple[float, float]:
-    """Draws of a test, and by what its level is divided: of all rounds, or of each alone."""
-    counts = evidence["noise.count"][noise.rounds - 1]
-    if noise.correlated or not len(counts):
-        return float(counts.max(initial=0.0)), tests * max(1, len(counts))
-    return float(counts.sum()), tests
 
 
 def _spread(noise: Noise, total: Array, count: Array) -> float | None:
@@ -217,96 +257,62 @@ def _spread(noise: Noise, total: Array, count: Array) -> float | None:
     return float(2.0 * min(whole.cdf(square), whole.sf(square)))
 
 
-def _p_text(verdict: _Verdict) -> str:
-    pooled = [value for key, value in verdict.numbers.items() if key.endswith("_pooled_p")]
-    if pooled:
-        return f"; p = {min(pooled):.3g} over all rounds"
-    single = [value for key, value in verdict.numbers.items() if key.endswith("_smallest_p")]
-    return f"; smallest p of a round {min(single):.3g}" if single else ""
-
-
-def check_noise_shape(evidence: Evidence, inputs: AuditInputs) -> Check:
-    """The noise has the claimed law: Kolmogorov-Smirnov and chi-square on its histogram."""
-    name = "noise_shape"
-    claim = f"The noise has a {inputs.configured.noise_shape} law, not only its variance."
+@check("noise_shape", "The noise has a {inputs.configured.noise_shape} law, not only its variance.")
+def check_noise_shape(evidence: Evidence, inputs: AuditInputs) -> Finding:
+    """Kolmogorov-Smirnov and chi-square tests of the histogram."""
     noise = observed(evidence, inputs)
-    if isinstance(noise, str):
-        return skip(name, claim, noise)
-    at = noise.rounds - 1
-    counts = evidence.histograms[at]
+    found = _begin(noise)
+    counts = evidence.histograms[noise.at]
     totals = counts.sum(axis=1)
-    law = tails.cumulative(noise.shape)
-    rounding = noise.rounding
-    verdict = _Verdict(_problems_of_absence(noise), {})
-    seen = counts[:, :-1].cumsum(axis=1) / np.maximum(1, totals)[:, None]
-    gaps = np.abs(seen - law).max(axis=1, initial=0.0)
+    law = tails.law(noise.shape).cdf(tails.EDGES)
+    steps = counts[:, :-1].cumsum(axis=1) / np.maximum(1, totals)[:, None]
+    gaps = np.abs(steps - law).max(axis=1, initial=0.0)
     # A NaN is in no bin, so that fewer are counted than there are.
-    expected = np.minimum(evidence["noise.count"][at], 1 << 17)
-    short = noise.rounds[~(totals >= expected / 2.0)]
-    verdict.problems += in_rounds("elements of the noise are in no bin", short)
-    each = tails.distances(np.maximum(0.0, gaps - rounding**2), totals)
-    pooled = chi_square = None
-    pooled_gap = float("nan")
-    if len(at) and not noise.correlated:
-        whole = counts.sum(axis=0)
-        pooled_gap = float(np.abs(whole[:-1].cumsum() / max(1, whole.sum()) - law).max())
-        worst = float(rounding.max())
-        pooled = float(tails.distances(max(0.0, pooled_gap - worst**2), whole.sum()))
-        distortion = float(np.sum(totals * rounding**4))
-        chi_square = tails.histogram(noise.shape, whole, distortion)
-    verdict.add("the distance to the law", noise, each, pooled, tests=2)
-    if chi_square is not None:
-        verdict.numbers["histogram_pooled_p"] = chi_square
-        if not chi_square >= LEVEL / 4.0:
-            verdict.problems.append(f"the histogram over all rounds has p = {chi_square:.3g}")
-    return judge(
-        name,
-        claim,
-        verdict.problems,
-        (
-            f"Kolmogorov-Smirnov distance {pooled_gap:.3g} over all rounds, largest of a round "
-            if pooled is not None
-            else "Kolmogorov-Smirnov distance, largest of a round "
-        )
-        + f"{gaps.max(initial=0.0):.3g}; {_context(noise, evidence)}{_p_text(verdict)}",
-        {"distance": pooled_gap, **verdict.numbers},
-        _visible_distance(*_draws(noise, evidence, 4.0)),
+    expected = np.minimum(noise["count"], 1 << 17)
+    short = ~(totals >= expected / 2.0)
+    found.where("elements of the noise are in no bin", short, noise.rounds)
+    each = tails.distances(np.maximum(0.0, gaps - noise.rounding**2), totals)
+    pooled, gap, text = None, math.nan, ""
+    whole = counts.sum(axis=0)
+    if noise.pools:
+        gap = float(np.abs(whole[:-1].cumsum() / max(1, whole.sum()) - law).max())
+        worst = float(noise.rounding.max())
+        pooled = float(tails.distances(max(0.0, gap - worst**2), whole.sum()))
+        text = f" {gap:.3g} over all rounds"
+    _judge(found, noise, "the distance to the law", each, pooled, parts=2)
+    if noise.pools:
+        value = tails.histogram(noise.shape, whole, float(np.sum(totals * noise.rounding**4)))
+        found.numbers["histogram_pooled_p"] = value
+        found.test("the histogram over all rounds is not that of the claimed noise", value, 4.0)
+    draws, parts = noise.draws(4.0)
+    away = (math.sqrt(math.log(2.0 * parts / LEVEL) / 2.0) + 0.7) / math.sqrt(max(1.0, draws))
+    return found.seen(
+        f"Kolmogorov-Smirnov distance{text}, largest of a round {gaps.max(initial=0.0):.3g}; "
+        f"{noise.context}{_p_text(found)}",
+        power.shown(
+            "a law that is {:.2g} or more away from it",
+            away,
+            "no other law: it has too few draws",
+            limit=0.5,
+        ),
+        distance=gap,
     )
 
 
-def _visible_distance(draws: float, tests: float) -> str:
-    distance = (math.sqrt(math.log(2.0 * tests / LEVEL) / 2.0) + 0.7) / math.sqrt(max(1.0, draws))
-    if distance >= 0.5:
-        return "no other law: it has too few draws"
-    return f"a law that is {distance:.2g} or more away from it{power.suffix()}"
-
-
-def check_noise_mean(evidence: Evidence, inputs: AuditInputs) -> Check:
-    """The noise has mean 0."""
-    name, claim = "noise_mean", "The noise has mean 0."
+@check("noise_mean", "The noise has mean 0.")
+def check_noise_mean(evidence: Evidence, inputs: AuditInputs) -> Finding:
     noise = observed(evidence, inputs)
-    if isinstance(noise, str):
-        return skip(name, claim, noise)
-    at = noise.rounds - 1
-    count, total = evidence["noise.count"][at], evidence["noise.sum"][at]
+    found = _begin(noise)
+    count, total = noise["count"], noise["sum"]
     scale = tails.shape_scale(noise.shape)
-    verdict = _Verdict(_problems_of_absence(noise), {})
+    pooled = float(tails.sums(total.sum(), count.sum(), scale)) if noise.pools else None
     each = tails.sums(total, count * (1.0 + _SLACK), scale)
-    pooled = None
-    if len(at) and not noise.correlated:
-        pooled = float(tails.sums(total.sum(), count.sum(), scale))
-    verdict.add("the mean", noise, each, pooled, tests=1)
-    mean = float(total.sum() / count.sum()) if len(at) else float("nan")
-    return judge(
-        name,
-        claim,
-        verdict.problems,
-        f"mean {mean:.3g} standard deviations over {_context(noise, evidence)}{_p_text(verdict)}",
-        {"mean": mean, **verdict.numbers},
-        _visible_mean(*_draws(noise, evidence, 2.0)),
+    _judge(found, noise, "the mean", each, pooled, parts=1)
+    mean = float(total.sum() / count.sum()) if len(count) else math.nan
+    draws, parts = noise.draws(2.0)
+    least = power.deviations(parts) / math.sqrt(max(1.0, draws))
+    return found.seen(
+        f"mean {mean:.3g} standard deviations over {noise.context}{_p_text(found)}",
+        power.shown("a mean of {:.2g} standard deviations or more", least),
+        mean=mean,
     )
-
-
-def _visible_mean(draws: float, tests: float) -> str:
-    mean = power.deviations(tests) / math.sqrt(max(1.0, draws))
-    return f"a mean of {mean:.2g} standard deviations or more{power.suffix()}"

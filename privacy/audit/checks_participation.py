@@ -35,87 +35,75 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.audit import power, tails
-from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
-from privacy.audit.checks_cohorts import binomial_weights, not_whole, sampling_setting
+from privacy.audit.check import LEVEL, Finding, SkippedError, check
+from privacy.audit.checks_cohorts import binomial_weights, drawn, sampling_of
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import as_number
+from privacy.audit.inputs import AuditInputs, as_number
 
 # The largest count of any user is beyond its bound this rarely.
 _COUNT_LEVEL = 1e-9
-_NO_LINE = "the ledger has no line yet"
+_KEYS = ("realised_cohort", "returning", "smallest_gap")
 
 Array = NDArray[np.float64]
 
 
-def check_participation(evidence: Evidence) -> Check:
-    """Users come again as often as chance has it."""
-    name = "participation"
-    claim = "Whom a round draws does not depend on who they are, nor on the rounds they were in."
-    scheme, separation, population, cohort = sampling_setting(evidence)
-    if scheme == "selected":
-        return _check_cap(evidence, name, separation)
-    reason = evidence.lacks("realised_cohort", "returning", "smallest_gap") or (
-        None if evidence.rounds else _NO_LINE
-    )
-    sizes, returning = evidence["realised_cohort"], evidence["returning"]
-    rate = cohort * separation / population
-    if reason is None and (not 0 < rate <= 1 or len(not_whole(sizes, population))):
-        reason = "the cohorts are not such as can be drawn: see cohort_total"
-    if reason is None and evidence.rounds <= separation:
-        reason = "nobody could have come again yet"
-    if reason is not None:
-        return skip(name, claim, reason)
+@check(
+    "participation",
+    "Whom a round draws does not depend on who they are, nor on the rounds they were in; selected "
+    "users are in no more rounds than is accounted.",
+)
+def check_participation(evidence: Evidence, inputs: AuditInputs) -> Finding:
+    if sampling_of(evidence).scheme == "selected":
+        return _of_selected(evidence)
+    sizes, returning, _ = evidence.need(*_KEYS)
+    sampling = sampling_of(evidence)
+    separation, population, rate = sampling.separation, sampling.population, sampling.rate
+    drawn(sampling, sizes)
+    if evidence.rounds <= separation:
+        raise SkippedError("nobody could have come again yet")
     before = _before(sizes, separation)
-    problems = _impossible(evidence, before)
-    if problems:
-        return judge(name, claim, problems, f"{evidence.rounds} rounds")
+    found = _impossible(evidence, before)
+    if found.problems:
+        return found.seen(f"{evidence.rounds} rounds")
     if rate == 1.0:
-        problems = in_rounds(
-            "somebody came who was not in before", np.flatnonzero(returning != before) + 1
-        )
-        return judge(name, claim, problems, "every eligible user takes part")
-    if scheme == "fixed_size":
+        found.where("somebody came who was not in before", returning != before)
+        return found.seen("every eligible user takes part")
+    if sampling.scheme == "fixed_size":
         ratio, less, more = _of_equal_sets(sizes, returning, population)
     else:
         ratio, less, more = _of_coins(sizes, returning, separation, population, rate)
-    if not 2.0 * more + _COUNT_LEVEL >= LEVEL:
-        problems.append(f"the same users come again more often than by chance (p <= {more:.3g})")
-    if not 2.0 * less + _COUNT_LEVEL >= LEVEL:
-        problems.append(f"users come again less often than by chance (p <= {less:.3g})")
-    return judge(
-        name,
-        claim,
-        problems,
+    for what, value in (("more", more), ("less", less)):
+        found.add(
+            not 2.0 * value + _COUNT_LEVEL >= LEVEL,
+            f"the same users come again {what} often than by chance (p <= {value:.3g})",
+        )
+    return found.seen(
         f"the number of rounds that a user was in varies over users by {ratio:.4g} of the variance "
         f"that is expected; p <= {min(1.0, 2.0 * min(less, more)):.3g}; {_seen(evidence)}",
-        {"ratio": ratio, "p_below": less, "p_above": more, **_extremes(evidence)},
-        f"a variance that is {power.percent(power.deviations(1.0) * math.sqrt(2.0 / population))} "
-        f"off or more{power.suffix()}; of pairs of users it shows nothing",
+        power.shown(
+            "a variance that is {1:.2g} % off or more",
+            power.deviations(1.0) * math.sqrt(2.0 / population),
+        )
+        + "; of pairs of users it shows nothing",
+        ratio=ratio,
+        p_below=less,
+        p_above=more,
+        **_extremes(evidence),
     )
 
 
-def _check_cap(evidence: Evidence, name: str, separation: int) -> Check:
-    """No user is in more rounds than is accounted, under "selected"."""
-    claim = "No user is in more rounds than is accounted."
-    reason = evidence.lacks("realised_cohort", "returning", "smallest_gap", "largest_count") or (
-        None if evidence.rounds else _NO_LINE
-    )
-    if reason is not None:
-        return skip(name, claim, reason)
-    cap = evidence.constants.get("max_participations")
+def _of_selected(evidence: Evidence) -> Finding:
+    sizes, _, _, count = evidence.need(*_KEYS, "largest_count")
+    cap, separation = evidence.constants.get("max_participations"), sampling_of(evidence).separation
     number = np.arange(1, evidence.rounds + 1)
     most = np.minimum(np.inf if cap is None else as_number(cap), -(-number // separation))
-    problems = _impossible(evidence, _before(evidence["realised_cohort"], 1))
-    problems += in_rounds(
-        f"a user is there more often than {'separation allows' if cap is None else cap}",
-        number[~(evidence["largest_count"] <= most)],
-    )
-    return judge(
-        name,
-        claim,
-        problems,
+    found = _impossible(evidence, _before(sizes, 1))
+    allowed = "separation allows" if cap is None else cap
+    found.where(f"a user is there more often than {allowed}", ~(count <= most))
+    return found.seen(
         f"{_seen(evidence)}; accounted: {int(most[-1])}, {separation} apart",
-        {**_extremes(evidence), "most": float(most[-1])},
+        **_extremes(evidence),
+        most=float(most[-1]),
     )
 
 
@@ -145,20 +133,16 @@ def _before(values: Array, separation: int) -> Array:
     return sums
 
 
-def _impossible(evidence: Evidence, before: Array) -> list[str]:
+def _impossible(evidence: Evidence, before: Array) -> Finding:
     """Numbers that no users can have."""
-    returning, gap = evidence["returning"], evidence["smallest_gap"]
+    returning, gap, found = evidence["returning"], evidence["smallest_gap"], Finding()
     whole = (returning >= 0) & (returning == np.floor(returning)) & (returning <= before)
-    problems = in_rounds(
-        "no possible number of earlier rounds is recorded", np.flatnonzero(~whole) + 1
-    )
+    found.where("no possible number of earlier rounds is recorded", ~whole)
     number = np.arange(1, evidence.rounds + 1)
     sound = np.where(returning > 0, (gap >= 1) & (gap < number), np.isnan(gap))
-    problems += in_rounds(
-        "whether anybody was in before and when contradict each other", np.flatnonzero(~sound) + 1
-    )
-    if evidence.lacks("largest_count"):
-        return problems
+    found.where("whether anybody was in before and when contradict each other", ~sound)
+    if not evidence.has("largest_count"):
+        return found
     count, sizes = evidence["largest_count"], evidence["realised_cohort"]
     # Nobody has been there more often than all together, nor the most frequent one than the mean;
     # and what no line has reached yet is reached by one round more.
@@ -168,9 +152,8 @@ def _impossible(evidence: Evidence, before: Array) -> list[str]:
         (count - 1 <= returning) & ((count - 1) * sizes >= returning) & (count <= reached + 1),
         count == 0,
     )
-    return problems + in_rounds(
-        "the largest count contradicts the other numbers", np.flatnonzero(~sound) + 1
-    )
+    found.where("the largest count contradicts the other numbers", ~sound)
+    return found
 
 
 def _of_coins(
@@ -190,8 +173,7 @@ def _of_coins(
             values = counts**2 - 2.0 * rate * count * counts + shift
             laws.append((values, weights * groups / separation))
     values, weights = (np.concatenate(parts) for parts in zip(*laws, strict=True))
-    kept = weights > 0
-    law = np.maximum(0.0, values[kept]), weights[kept]
+    law = np.maximum(0.0, values), weights
     variance = rate * (1.0 - rate) * len(sizes) / separation
     ratio = 1.0 + (total / population - float(np.dot(*law))) / variance
     below = tails.chernoff(total, population, *law, above=False)
@@ -223,32 +205,29 @@ def _largest_count(rounds: int, rate: float, population: int) -> float:
     return float(min(rounds, stats.binom(rounds, rate).isf(_COUNT_LEVEL / population)))
 
 
-def check_separation(evidence: Evidence) -> Check:
-    """No user is in two rounds that are closer than the separation."""
-    name = "separation"
-    claim = "Two rounds of one user are at least the separation apart (groups: a multiple of it)."
-    scheme, separation, _, _ = sampling_setting(evidence)
-    reason = evidence.lacks("smallest_gap") or (None if evidence.rounds else _NO_LINE)
-    if reason is None and scheme not in ("cyclic_poisson", "selected"):
-        reason = f"{scheme or 'no'} sampling keeps no distance between two rounds of one user"
-    if reason is None and scheme == "selected" and separation == 1:
-        reason = "no distance between two rounds of one user is claimed"
-    if reason is not None:
-        return skip(name, claim, reason)
-    gap = evidence["smallest_gap"]
+@check(
+    "separation",
+    "Two rounds of one user are at least the separation apart (groups: a multiple of it).",
+)
+def check_separation(evidence: Evidence, inputs: AuditInputs) -> Finding:
+    (gap,) = evidence.need("smallest_gap")
+    sampling, found = sampling_of(evidence), Finding()
+    scheme, separation = sampling.scheme, sampling.separation
+    if scheme not in ("cyclic_poisson", "selected"):
+        keeps = "sampling keeps no distance between two rounds of one user"
+        raise SkippedError(f"{scheme or 'no'} {keeps}")
+    if scheme == "selected" and separation == 1:
+        raise SkippedError("no distance between two rounds of one user is claimed")
     again = ~np.isnan(gap)
-    near, odd = again & ~(gap >= separation), again & (gap % separation != 0)
-    if scheme == "selected":
-        odd = np.zeros_like(again)
-    problems = in_rounds(
-        f"a user was in a round less than {separation} before", np.flatnonzero(near) + 1
-    )
-    problems += in_rounds("a user of another group takes part", np.flatnonzero(odd & ~near) + 1)
-    least = f"{np.nanmin(gap):g}" if again.any() else "none yet"
-    return judge(
-        name,
-        claim,
-        problems,
-        f"smallest distance between two rounds of one user: {least}; separation {separation}",
-        {"smallest_gap": float(np.nanmin(gap)) if again.any() else None, "separation": separation},
+    near = again & ~(gap >= separation)
+    found.where(f"a user was in a round less than {separation} before", near)
+    if scheme == "cyclic_poisson":
+        odd = again & ~near & (gap % separation != 0)
+        found.where("a user of another group takes part", odd)
+    least = float(np.nanmin(gap)) if again.any() else None
+    shown = "none yet" if least is None else f"{least:g}"
+    return found.seen(
+        f"smallest distance between two rounds of one user: {shown}; separation {separation}",
+        smallest_gap=least,
+        separation=separation,
     )

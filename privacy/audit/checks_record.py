@@ -9,14 +9,15 @@ constants, and that these are the statement's and the configuration's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from privacy.audit.check import Check, judge, lack, skip
+from privacy.audit.check import Finding, IncompleteError, SkippedError, check
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import AuditInputs, as_number, json_equal
+from privacy.audit.inputs import SIDES, AuditInputs, as_number, json_equal
 
 # How each scheme is accounted: written down here once more, independent of the plan's table.
 ADJACENCY = {
@@ -26,92 +27,87 @@ ADJACENCY = {
     "fixed_size": "replace-one",
     "selected": "zero-out",
 }
-SIDES = ("simulated", "actual")
-CHAIN = (
-    "Each line of the ledger holds the digest of the one before, rounds follow one another without "
-    "a gap, and the lines that the summary and the newest checkpoint name are these."
-)
 
 
-def check_folder(evidence: Evidence, inputs: AuditInputs) -> Check:
-    """The folder holds what the run has written."""
-    name, claim = "folder", "The run's folder holds everything that the run has written."
-    if not evidence.rounds and not inputs.is_final:
-        return skip(name, claim, "the ledger has no line yet")
-    if not inputs.missing:
-        return judge(name, claim, [], "checkpoints, metrics, environment, summary as far as due")
+@check("folder", "The run's folder holds everything that the run has written.")
+def check_folder(evidence: Evidence, inputs: AuditInputs) -> Finding:
+    if not inputs.is_final:
+        evidence.need_lines()
     parts = [f"{file} is missing: it would show {what}" for file, what in inputs.missing.items()]
-    return lack(name, claim, "; ".join(parts))
+    if parts:
+        raise IncompleteError("; ".join(parts))
+    return Finding().seen("checkpoints, metrics, environment, summary as far as due")
 
 
-def check_chain(evidence: Evidence, inputs: AuditInputs) -> Check:
+@check(
+    "chain",
+    "Each line of the ledger holds the digest of the one before, rounds follow one another without "
+    "a gap, and the lines that the summary and the newest checkpoint name are these.",
+)
+def check_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
     """A ledger that could be read is the one that summary and checkpoint were written beside.
 
-    Args:
-        evidence: A ledger whose lines follow from one another.
-        inputs: Summary and checkpoint; of what they say of other rounds, ``check_rounds`` tells.
+    What these say of rounds that the ledger has not, ``check_rounds`` tells.
     """
-    names = []
+    names: list[tuple[str, Any, Any]] = []
     if inputs.summary is not None:
-        rounds, digest = inputs.summary.get("rounds"), inputs.summary.get("ledger_digest")
-        names.append(("the summary", rounds, digest))
+        summary = inputs.summary
+        names.append(("the summary", summary.get("rounds"), summary.get("ledger_digest")))
     if inputs.saved is not None:
         names.append(("the newest checkpoint", inputs.saved.rounds, inputs.saved.digest))
-    problems, agreeing = [], []
+    found, agreeing = Finding(), []
     for where, rounds, digest in names:
         # Nothing released, or written by a version that did not name its ledger.
         if digest is None or type(rounds) is not int or not 0 <= rounds <= evidence.rounds:
             continue
-        if digest == evidence.digest(rounds):
+        own = evidence.digest(rounds)
+        if digest == own:
             agreeing.append(where)
             continue
-        problems.append(
+        found.problems.append(
             f"{where} names the line {str(digest)[:12]}... of round {rounds}, but the ledger's is "
-            f"{evidence.digest(rounds)[:12]}...: it was altered, or is another run's"
+            f"{own[:12]}...: it was altered, or is another run's"
         )
     lines = f"{evidence.rounds} lines" if evidence.rounds else "the ledger has no line yet"
     by = f"named by {' and '.join(agreeing)}" if agreeing else "named by no other file"
-    return judge("chain", CHAIN, problems, f"{lines}; {by}", {"named_by": agreeing})
+    return found.seen(f"{lines}; {by}", named_by=agreeing)
 
 
-def check_rounds(evidence: Evidence, inputs: AuditInputs) -> Check:
-    """Rounds 1 to T are there, and T is what statement, summary and checkpoint say."""
-    claim = (
-        "The ledger has each round that was released, and no other: as many as the statement, the "
-        "summary and the newest checkpoint say."
-    )
-    found, stated = evidence.rounds, as_number(inputs.statement.get("rounds"))
-    problems: list[str] = []
+@check(
+    "rounds",
+    "The ledger has each round that was released, and no other: as many as the statement, the "
+    "summary and the newest checkpoint say.",
+)
+def check_rounds(evidence: Evidence, inputs: AuditInputs) -> Finding:
+    number, stated = evidence.rounds, as_number(inputs.statement.get("rounds"))
+    found, summary, saved = Finding(), inputs.summary, inputs.saved
     if inputs.configured.unit == "example":
-        problems += _step_problems(evidence, inputs)
-    elif inputs.is_final and stated != found:
-        problems.append(f"the ledger has {found} rounds, the statement {stated:g}")
-    elif not inputs.is_final and not found <= stated:
-        problems.append(f"the ledger has {found} rounds, more than the {stated:g} planned")
-    if found > inputs.configured.num_rounds:
-        problems.append(f"{inputs.configured.num_rounds} were configured")
-    summary = inputs.summary
+        found.problems += _step_problems(evidence, inputs)
+    elif inputs.is_final:
+        found.add(stated != number, f"the ledger has {number} rounds, the statement {stated:g}")
+    else:
+        more = f"the ledger has {number} rounds, more than the {stated:g} planned"
+        found.add(not number <= stated, more)
+    configured = inputs.configured.num_rounds
+    found.add(number > configured, f"{configured} were configured")
+    summarised = None if summary is None else summary.get("rounds")
     if summary is not None:
-        if summary.get("rounds") != found:
-            problems.append(f"the summary says {summary.get('rounds')}")
-        if not inputs.is_final:
-            problems.append("the run has a summary, but its statement is only a planned one")
-    saved = inputs.saved
-    if saved is not None:
-        if saved.rounds > found:
-            problems.append(f"the newest checkpoint is of round {saved.rounds}")
-        elif summary is not None and saved.rounds != found:
-            problems.append(f"the last checkpoint of a finished run is of round {saved.rounds}")
-    numbers = {
-        "ledger": found,
-        "statement": stated,
-        "summary": None if summary is None else summary.get("rounds"),
-        "checkpoint": None if saved is None else saved.rounds,
-    }
-    evidence_text = f"{found} lines; " + (
-        "finished" if inputs.is_final else f"unfinished, held against the {stated:g} planned"
+        found.add(summarised != number, f"the summary says {summarised}")
+        planned = "the run has a summary, but its statement is only a planned one"
+        found.add(not inputs.is_final, planned)
+    if saved is not None and saved.rounds > number:
+        found.problems.append(f"the newest checkpoint is of round {saved.rounds}")
+    elif saved is not None and summary is not None and saved.rounds != number:
+        last = f"the last checkpoint of a finished run is of round {saved.rounds}"
+        found.problems.append(last)
+    state = "finished" if inputs.is_final else f"unfinished, held against the {stated:g} planned"
+    return found.seen(
+        f"{number} lines; {state}",
+        ledger=number,
+        statement=stated,
+        summary=summarised,
+        checkpoint=None if saved is None else saved.rounds,
     )
-    return judge("rounds", claim, problems, evidence_text, numbers)
 
 
 def _step_problems(evidence: Evidence, inputs: AuditInputs) -> Iterator[str]:
@@ -131,8 +127,7 @@ def _step_problems(evidence: Evidence, inputs: AuditInputs) -> Iterator[str]:
         yield f"the ledger ends at step {steps[-1]:g}, the statement at {stated:g}"
     if steps[-1] > stated:
         yield f"the ledger goes to step {steps[-1]:g}, beyond the {stated:g} stated"
-    units = inputs.data.num_units
-    batch = inputs.configured.cohort_size
+    units, batch = inputs.data.num_units, inputs.configured.cohort_size
     if units is not None and each[0] != math.ceil(units / batch):
         yield (
             f"an epoch has {each[0]:g} steps, but {units} examples in batches of {batch:g} are "
@@ -140,140 +135,117 @@ def _step_problems(evidence: Evidence, inputs: AuditInputs) -> Iterator[str]:
         )
 
 
-def check_constants(evidence: Evidence) -> Check:
-    """All rounds ran under the same constants."""
-    claim = (
-        "Mechanism, sampling, noise, cohorts, populations, delta and data never change, nor what "
-        "is recorded."
-    )
-    if not evidence.rounds:
-        return skip("constants", claim, "the ledger has no line yet")
-    problems = []
-    for before, after in zip(evidence.segments, evidence.segments[1:], strict=False):
-        keys = sorted({*before.constants, *after.constants})
-        changed = [key for key in keys if before.constants.get(key) != after.constants.get(key)]
-        problems.append(f"{', '.join(changed)} changed in round {after.first_round}")
-    problems += [
+@check(
+    "constants",
+    "Mechanism, sampling, noise, cohorts, populations, delta and data never change, nor what is "
+    "recorded.",
+)
+def check_constants(evidence: Evidence, inputs: AuditInputs) -> Finding:
+    evidence.need_lines()
+    found = Finding()
+    for before, after in pairwise(evidence.segments):
+        first, second = before.constants, after.constants
+        keys = sorted({*first, *second})
+        changed = ", ".join(key for key in keys if first.get(key) != second.get(key))
+        found.problems.append(f"{changed} changed in round {after.first_round}")
+    found.problems += [
         f"{name} is not recorded in {count} of {evidence.rounds} lines"
         for name, count in evidence.partly.items()
     ]
-    held = ", ".join(evidence.constants)
-    return judge(
-        "constants",
-        claim,
-        problems,
-        f"{evidence.rounds} lines; in each: {held}",
-        {"segments": len(evidence.segments)},
-    )
+    text = f"{evidence.rounds} lines; in each: {', '.join(evidence.constants)}"
+    return found.seen(text, segments=len(evidence.segments))
 
 
-def check_configuration(evidence: Evidence, inputs: AuditInputs) -> Check:
-    """The constants are those of the configuration and of the statement."""
-    claim = "What the ledger records as constant is what was configured and what is stated."
-    constants = evidence.constants
-    if not constants:
-        return skip("configuration", claim, "the ledger has no line yet")
-    compared = 0
-    problems = []
-    for name, recorded, source, expected in _comparisons(inputs, constants):
+@check(
+    "configuration",
+    "What the ledger records as constant is what was configured and what is stated.",
+)
+def check_configuration(evidence: Evidence, inputs: AuditInputs) -> Finding:
+    if not evidence.constants:
+        raise SkippedError("the ledger has no line yet")
+    found, compared = Finding(), 0
+    for name, recorded, source, expected in _comparisons(inputs, evidence.constants):
         compared += 1
-        if not json_equal(recorded, expected):
-            problems.append(f"{name} is {recorded!r} in the ledger and {expected!r} in {source}")
-    problems += _derived_problems(inputs, constants)
-    return judge(
-        "configuration",
-        claim,
-        problems,
-        f"{compared} comparisons with configuration, statement and data",
-        {"compared": compared},
-    )
+        found.add(
+            not json_equal(recorded, expected),
+            f"{name} is {recorded!r} in the ledger and {expected!r} in {source}",
+        )
+    found.problems += _derived_problems(inputs, evidence)
+    text = f"{compared} comparisons with configuration, statement and data"
+    return found.seen(text, compared=compared)
 
 
-def _comparisons(inputs: AuditInputs, constants: Any) -> Iterator[tuple[str, Any, str, Any]]:
+def _comparisons(
+    inputs: AuditInputs, constants: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, str, Any]]:
     """Name, value in the ledger, where else it is said, value there."""
     configured, statement, data = inputs.configured, inputs.statement, inputs.data
-    config = "the configuration"
-    plain = {
-        "unit": configured.unit,
-        "mechanism": configured.mechanism,
-        "mechanism_options": dict(configured.mechanism_options),
-        "sampling": configured.sampling,
-        "separation": configured.separation,
-        "max_participations": configured.max_participations,
-        "accountant": configured.accountant,
-        "weighting": configured.weighting,
-    }
-    for key, expected in plain.items():
-        if key in constants:
-            yield key, constants[key], config, expected
-    for key in ("unit", "mechanism", "adjacency", "accountant", "num_parameters"):
-        if key in constants:
-            yield key, constants[key], "the statement", statement.get(key)
-    if "denominator" in constants:
-        yield "denominator", constants["denominator"], config, configured.cohort_size
-    if data.checksum is not None and "data" in constants:
-        yield "data", constants["data"], "the data", data.checksum
-    if data.num_parameters is not None and "num_parameters" in constants:
-        yield "num_parameters", constants["num_parameters"], "the model", data.num_parameters
+    config, stating = "the configuration", "the statement"
+    own = ("unit", "mechanism", "mechanism_options", "sampling", "separation")
+    known = {key: getattr(configured, key) for key in (*own, "max_participations", "accountant")}
+    known |= {"weighting": configured.weighting, "denominator": configured.cohort_size}
+    sources: list[tuple[str, Mapping[str, Any]]] = [(config, known)]
+    stated_too = ("unit", "mechanism", "adjacency", "accountant", "num_parameters")
+    sources.append((stating, {key: statement.get(key) for key in stated_too}))
+    if data.checksum is not None:
+        sources.append(("the data", {"data": data.checksum}))
+    if data.num_parameters is not None:
+        sources.append(("the model", {"num_parameters": data.num_parameters}))
+    for where, values in sources:
+        for key in values:
+            if key in constants:
+                yield key, constants[key], where, values[key]
     built = inputs.built_description
     if built is not None and "mechanism_description" in constants:
-        recorded = constants["mechanism_description"]
+        described = constants["mechanism_description"]
         read = inputs.configured.description
-        same = read is not built and read.agrees(built)
-        expected = recorded if same else built.to_json_dict()
-        yield "mechanism_description", recorded, "the mechanism's module", expected
-    for label in SIDES:
-        recorded, stated, where = constants.get(label) or {}, inputs.side(label), "the statement"
+        agrees = read is not built and read.agrees(built)
+        expected = described if agrees else built.to_json_dict()
+        yield "mechanism_description", described, "the mechanism's module", expected
+    sides = {label: constants.get(label) or {} for label in SIDES}
+    for label, recorded in sides.items():
+        stated = inputs.side(label)
         for key in sorted({*recorded} & {*stated}):
-            yield f"{label}.{key}", recorded[key], where, stated[key]
-        scheme = stated.get("sampling")
-        yield f"{label}.sampling", constants.get("sampling"), where, scheme
-        apart = stated.get("separation", 1)
-        yield f"{label}.separation", constants.get("separation", 1), "the statement", apart
-        cap = stated.get("max_participations")
-        yield f"{label}.max_participations", constants.get("max_participations"), where, cap
-    actual, simulated = constants.get("actual") or {}, constants.get("simulated") or {}
-    yield "actual.cohort_size", actual.get("cohort_size"), config, configured.cohort_size
-    cohort = configured.noise_cohort_size or configured.cohort_size
-    yield "simulated.cohort_size", simulated.get("cohort_size"), config, cohort
+            yield f"{label}.{key}", recorded[key], stating, stated[key]
+        for key, default in (("sampling", None), ("separation", 1), ("max_participations", None)):
+            yield f"{label}.{key}", constants.get(key, default), stating, stated.get(key, default)
+        if configured.delta is not None:
+            yield f"{label}.delta", recorded.get("delta"), config, configured.delta
+    cohort, noise = configured.cohort_size, sides["simulated"].get("noise_multiplier")
+    yield "actual.cohort_size", sides["actual"].get("cohort_size"), config, cohort
+    cohort = configured.noise_cohort_size or cohort
+    yield "simulated.cohort_size", sides["simulated"].get("cohort_size"), config, cohort
     if configured.noise_multiplier is not None:
-        noise = simulated.get("noise_multiplier")
         yield "simulated.noise_multiplier", noise, config, configured.noise_multiplier
-    if configured.delta is not None:
-        for label, side in (("simulated", simulated), ("actual", actual)):
-            yield f"{label}.delta", side.get("delta"), config, configured.delta
     # The statement's own head repeats the deployment's multiplier.
-    noise = simulated.get("noise_multiplier")
-    yield "simulated.noise_multiplier", noise, "the statement", statement.get("noise_multiplier")
+    yield "simulated.noise_multiplier", noise, stating, statement.get("noise_multiplier")
     if inputs.summary is not None:
         yield "privacy.json", statement, "the summary", inputs.summary.get("privacy")
 
 
-def _derived_problems(inputs: AuditInputs, constants: Any) -> Iterator[str]:
+def _derived_problems(inputs: AuditInputs, evidence: Evidence) -> Iterator[str]:
     """What follows from other constants, and is not so."""
-    sampling = constants.get("sampling")
+    constants = evidence.constants
+    sampling, adjacency = constants.get("sampling"), constants.get("adjacency")
     expected = ADJACENCY.get(str(sampling))
     if inputs.configured.randomizes_clients:
         # A report hides which of two values it is of, not that there is one.
         expected = "replace-one"
-    if constants.get("adjacency") != expected:
-        yield (
-            f"adjacency is {constants.get('adjacency')!r}, but {sampling} sampling is accounted "
-            f"under {expected!r}"
-        )
-    separation = as_number(constants.get("separation", 1))
-    sides = {label: constants.get(label) or {} for label in SIDES}
-    for label, side in sides.items():
-        rate = as_number(side.get("cohort_size")) * separation
-        rate /= as_number(side.get("population_size")) or math.nan
+    if adjacency != expected:
+        yield f"adjacency is {adjacency!r}, but {sampling} sampling is accounted under {expected!r}"
+    separation = evidence.constant("separation", default=1)
+    for label in SIDES:
+        rate = evidence.constant("cohort_size", label) * separation
+        rate /= evidence.constant("population_size", label) or math.nan
         if sampling == "selected":
             rate = 1.0
-        for where, recorded in (("ledger", side), ("statement", inputs.side(label))):
-            value = recorded.get("sampling_probability")
+        recorded, stated = constants.get(label) or {}, inputs.side(label)
+        for where, side in (("ledger", recorded), ("statement", stated)):
+            value = side.get("sampling_probability")
             if value is not None and not json_equal(value, rate):
                 yield f"{label}.sampling_probability is {value!r} in the {where}, not {rate:.6g}"
-    cohorts = [as_number(sides[label].get("cohort_size")) for label in SIDES]
-    noises = [as_number(sides[label].get("noise_multiplier")) for label in SIDES]
+    cohorts = [evidence.constant("cohort_size", label) for label in SIDES]
+    noises = [evidence.constant("noise_multiplier", label) for label in SIDES]
     scaled = noises[0] * cohorts[1] / (cohorts[0] or math.nan)
     if not math.isclose(noises[1], scaled, rel_tol=1e-9):
         yield (

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from privacy.audit import referee
-from privacy.audit.check import Check, judge, skip
+from privacy.audit import referee, referee_renyi
+from privacy.audit.check import Finding, SkippedError, check
 from privacy.audit.checks_accounting import accounted_rounds, compositions
 from privacy.audit.described import Described, describe
 from privacy.audit.evidence import Evidence
@@ -46,7 +46,12 @@ _LARGEST_EPSILON = 500.0
 _DELTA_A_ROUND = 2.0**-49
 
 
-def check_referee(evidence: Evidence, inputs: AuditInputs, label: str) -> Check:
+@check(
+    "referee_{}",
+    "The stated epsilon ({}) is not below what a second accountant, written apart, shows to be "
+    "true, and not above it by more than its accountant is loose.",
+)
+def check_referee(evidence: Evidence, inputs: AuditInputs, label: str) -> Finding:
     """One of the two epsilons, held against a second implementation's bounds.
 
     Args:
@@ -54,65 +59,48 @@ def check_referee(evidence: Evidence, inputs: AuditInputs, label: str) -> Check:
         inputs: The statement.
         label: "simulated" or "actual".
     """
-    name = f"referee_{label}"
-    claim = (
-        f"The stated epsilon ({label}) is not below what a second accountant, written apart, shows "
-        "to be true, and not above it by more than its accountant is loose."
-    )
-    if not evidence.rounds:
-        return skip(name, claim, "the ledger has no line yet")
+    evidence.need_lines()
     if len(evidence.segments) > 1:
-        return skip(name, claim, "the constants change in mid-run: see constants")
-    side = inputs.side(label)
-    stated, delta = as_number(side.get("epsilon")), as_number(side.get("delta"))
+        raise SkippedError("the constants change in mid-run: see constants")
+    side, found = inputs.side(label), Finding()
+    epsilon, delta = as_number(side.get("epsilon")), as_number(side.get("delta"))
     rounds = accounted_rounds(evidence, inputs)
-    described: Described | str
     try:
         part = compositions(evidence, inputs, label, rounds)[0]
         described = describe(evidence, inputs, label, rounds, part)
     except (ValueError, ZeroDivisionError) as error:
-        described = f"the recorded constants cannot be described ({error})"
+        raise SkippedError(f"the recorded constants cannot be described ({error})") from error
     if isinstance(described, str):
-        return skip(name, claim, described)
-    if described.count == 0 or not 0.0 < delta < 1.0 or math.isnan(stated):
-        return skip(name, claim, "there is nothing to compose, or no epsilon, or no delta")
+        raise SkippedError(described)
+    if described.count == 0 or not 0.0 < delta < 1.0 or math.isnan(epsilon):
+        raise SkippedError("there is nothing to compose, or no epsilon, or no delta")
     if not described.noise > 0.0:
-        problems = [] if math.isinf(stated) else [f"{stated:.6g} is stated of rounds without noise"]
-        return judge(name, claim, problems, "no noise: nothing but infinity is true")
-    bounds = bounds_of(described, delta, min(stated, _LARGEST_EPSILON))
-    own = str(inputs.statement.get("accountant"))
-    return _judged(name, claim, described, bounds, (stated, delta, own))
-
-
-def _judged(
-    name: str, claim: str, described: Described, bounds: Bounds, stated: tuple[float, float, str]
-) -> Check:
-    epsilon, delta, own = stated
+        found.add(not math.isinf(epsilon), f"{epsilon:.6g} is stated of rounds without noise")
+        return found.seen("no noise: nothing but infinity is true")
+    bounds = bounds_of(described, delta, min(epsilon, _LARGEST_EPSILON))
     if bounds.lower == 0.0 and math.isinf(bounds.upper):
-        reason = f"an epsilon of {epsilon:.4g} at delta {delta:.3g} is beyond the referee's numbers"
-        return skip(name, claim, reason)
+        beyond = f"an epsilon of {epsilon:.4g} at delta {delta:.3g} is beyond the referee's numbers"
+        raise SkippedError(beyond)
+    own = str(inputs.statement.get("accountant"))
     least, most = _allowed(described, bounds, delta, own)
-    problems = []
-    if epsilon < least * (1.0 - _ROUNDING):
-        problems.append(
-            f"{epsilon:.6g} is stated, below {least:.6g}: "
-            + (
-                "which is the least that is true"
-                if least <= bounds.lower
-                else f"what {own} comes to when it is computed anew"
-            )
-        )
-    if epsilon > most * (1.0 + _ROUNDING):
-        problems.append(
-            f"{epsilon:.6g} is stated by {own}, above {most:.6g}, the most that it comes to: it is "
-            "of other rounds or other noise than were run"
-        )
-    text = (
-        f"{_in_words(described)}: the true epsilon is from {bounds.lower:.6g} to {bounds.upper:.6g}"
-        f", by a second implementation; {epsilon:.6g} is stated by {own}"
+    why = f"what {own} comes to when it is computed anew"
+    if least <= bounds.lower:
+        why = "which is the least that is true"
+    found.add(
+        epsilon < least * (1.0 - _ROUNDING), f"{epsilon:.6g} is stated, below {least:.6g}: {why}"
     )
-    numbers = {"lower": bounds.lower, "upper": json_epsilon(bounds.upper), "most": most}
-    return judge(name, claim, problems, text + described.note, numbers)
+    found.add(
+        epsilon > most * (1.0 + _ROUNDING),
+        f"{epsilon:.6g} is stated by {own}, above {most:.6g}, the most that it comes to: it is of "
+        "other rounds or other noise than were run",
+    )
+    return found.seen(
+        f"{_in_words(described)}: the true epsilon is from {bounds.lower:.6g} to {bounds.upper:.6g}"
+        f", by a second implementation; {epsilon:.6g} is stated by {own}{described.note}",
+        lower=bounds.lower,
+        upper=json_epsilon(bounds.upper),
+        most=most,
+    )
 
 
 def _allowed(described: Described, bounds: Bounds, delta: float, own: str) -> tuple[float, float]:
@@ -130,6 +118,7 @@ def _allowed(described: Described, bounds: Bounds, delta: float, own: str) -> tu
     return bounds.lower, tight
 
 
+@lru_cache(maxsize=256)
 def bounds_of(described: Described, delta: float, near: float) -> Bounds:
     """Bounds of the smallest epsilon that is true.
 
@@ -138,13 +127,8 @@ def bounds_of(described: Described, delta: float, near: float) -> Bounds:
         delta: In (0, 1).
         near: An epsilon of the right size.
     """
-    return _bounds_of(described.kind, described.noise, described.count, described.rate, delta, near)
-
-
-@lru_cache(maxsize=256)
-def _bounds_of(
-    kind: str, noise: float, count: int, rate: float, delta: float, near: float
-) -> Bounds:
+    kind, noise, count = described.kind, described.noise, described.count
+    rate = described.rate
     if kind == "gaussian" or (kind == "sampled gaussian" and rate == 1.0):
         epsilon = epsilon_of_mu(math.sqrt(count) / noise, delta)
         return Bounds(epsilon, epsilon)
@@ -153,8 +137,7 @@ def _bounds_of(
         return Bounds(epsilon, epsilon)
     if kind == "fixed-size gaussian":
         losses = referee.replaced_gaussian_losses(rate, noise, count, delta)
-        lower = referee.composed_bounds(losses, count, delta, near).lower
-        return Bounds(lower, math.inf)
+        return Bounds(referee.composed_bounds(losses, count, delta, near).lower, math.inf)
     if kind in ("laplace", "sampled laplace"):
         pure = count * math.log1p(rate * math.expm1(1.0 / noise)) if noise > 0.002 else math.inf
         if 1.0 / noise > _LARGEST_EPSILON:
@@ -167,34 +150,20 @@ def _bounds_of(
 
 
 @lru_cache(maxsize=256)
-def _rdp_of(
-    kind: str, noise: float, count: int, rate: float, delta: float, is_whole: bool
-) -> float:
-    divergence: Callable[[float], float]
-    if kind == "gaussian":
-
-        def divergence(order: float) -> float:
-            return 0.5 * order / noise**2
-    elif kind == "sampled gaussian":
-
-        def divergence(order: float) -> float:
-            return referee.sampled_gaussian_divergence(rate, noise, order)
-    elif kind == "fixed-size gaussian":
-
-        def divergence(order: float) -> float:
-            return referee.fixed_size_divergence(rate, noise, order)
-    elif kind == "laplace":
-
-        def divergence(order: float) -> float:
-            return referee.laplace_divergence(noise, order)
-    else:
-        return math.inf
-    return referee.rdp_epsilon(lambda order: count * divergence(order), delta, is_whole)
-
-
 def _rdp(described: Described, delta: float, is_whole: bool = False) -> float:
-    kind, noise, count = described.kind, described.noise, described.count
-    return _rdp_of(kind, noise, count, described.rate, delta, is_whole)
+    noise, rate = described.noise, described.rate
+    divergences: dict[str, Callable[[float], float]] = {
+        "gaussian": lambda order: 0.5 * order / noise**2,
+        "sampled gaussian": partial(referee_renyi.sampled_gaussian_divergence, rate, noise),
+        "fixed-size gaussian": partial(referee_renyi.fixed_size_divergence, rate, noise),
+        "laplace": partial(referee_renyi.laplace_divergence, noise),
+    }
+    if described.kind not in divergences:
+        return math.inf
+    divergence = divergences[described.kind]
+    return referee_renyi.rdp_epsilon(
+        lambda order: described.count * divergence(order), delta, is_whole
+    )
 
 
 def _in_words(described: Described) -> str:

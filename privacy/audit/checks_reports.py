@@ -29,10 +29,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit.check import LEVEL, Check, in_rounds, judge, skip
-from privacy.audit.checks_noise import reports
+from privacy.audit.check import Finding, check
+from privacy.audit.checks_noise import claimed_noise
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import AuditInputs, as_number
+from privacy.audit.inputs import AuditInputs
 from privacy.errors import PrivacyError
 from privacy.privunit import CapDesign, design
 
@@ -42,53 +42,54 @@ Array = NDArray[np.float64]
 _RATES = np.geomspace(1e-5, 0.5, 60)
 
 
-def check_report_scale(evidence: Evidence, inputs: AuditInputs) -> Check:
-    """The noise of a round's reports is as long as the noise of so many reports is."""
-    name, claim = "noise_scale", "The reports are as long, and as random, as is claimed."
-    reason = evidence.lacks("noise", "update_noise_stddev", "num_contributions", "num_nonfinite")
-    if not inputs.claims_noise:
-        reason = "no noise is claimed: both epsilons are infinite"
-    if reason is None and not evidence.rounds:
-        reason = "the ledger has no line yet"
-    if reason is not None:
-        return skip(name, claim, reason)
-    size = as_number(evidence.constants.get("num_parameters"))
-    noise = as_number((evidence.constants.get("actual") or {}).get("noise_multiplier"))
-    try:
-        plan = design(1.0 / noise, int(size))
-    except (PrivacyError, ValueError, ZeroDivisionError, OverflowError) as error:
-        return judge(name, claim, [f"no report is such as is recorded: {error}"], "the constants")
-    number = reports(evidence)
-    problems = in_rounds(
-        "noise is claimed, but none was observed",
-        np.flatnonzero((number > 0) & ~evidence.has_noise) + 1,
+def claimed_design(evidence: Evidence) -> CapDesign:
+    """How reports are drawn that are such as the ledger's constants say.
+
+    Raises:
+        PrivacyError: None are.
+    """
+    noise, size = (
+        evidence.constant("noise_multiplier", "actual"),
+        evidence.constant("num_parameters"),
     )
+    try:
+        return design(1.0 / noise, int(size))
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        raise PrivacyError(f"no report is such as is recorded: {error}") from error
+
+
+@check("noise_scale", "The reports are as long, and as random, as is claimed.")
+def check_report_scale(evidence: Evidence, inputs: AuditInputs) -> Finding:
+    claimed_noise(inputs)
+    keys = ("noise.count", "noise.sum_squares", "update_noise_stddev")
+    count, squares, stddev, *_ = evidence.need(*keys, "num_contributions", "num_nonfinite")
+    found, number, size = Finding(), evidence.sent, evidence.constant("num_parameters")
+    try:
+        plan = claimed_design(evidence)
+    except PrivacyError as error:
+        return Finding([str(error)]).seen("the constants")
+    absent = (number > 0) & ~evidence.has_noise
+    found.where("noise is claimed, but none was observed", absent)
     at = np.flatnonzero((number > 0) & evidence.has_noise)
     if not len(at):
-        return judge(name, claim, problems, "nobody has reported")
+        return found.seen("nobody has reported")
     number, each = number[at], evidence["clip_norm"][at] / plan.mean_length
     wanted = np.sqrt(number / size) * each
-    wrong = ~np.isclose(evidence["update_noise_stddev"][at], wanted, rtol=1e-9, atol=0.0)
-    problems += in_rounds("the reports are claimed to have another length", at[wrong] + 1)
-    wrong = evidence["noise.count"][at] != size
-    problems += in_rounds(f"the noise does not have {size:g} elements", at[wrong] + 1)
-    ratios = evidence["noise.sum_squares"][at] / size
+    wrong = ~np.isclose(stddev[at], wanted, rtol=1e-9, atol=0.0)
+    found.where("the reports are claimed to have another length", wrong, at + 1)
+    found.where(f"the noise does not have {size:g} elements", count[at] != size, at + 1)
+    ratios = squares[at] / size
     singles, pooled = _p_values(ratios, number, plan)
-    problems += in_rounds(
-        "the noise is not that of so many reports",
-        at[~(singles * len(at) >= LEVEL / 2.0)] + 1,
-    )
-    if not pooled >= LEVEL / 2.0:
-        problems.append(f"that of all rounds together has p <= {pooled:.3g}")
+    found.test_rounds("the noise is not that of so many reports", singles, at + 1, 2.0)
+    found.test("the noise of all rounds together is not that of so many", pooled, 2.0, "<=")
     lengths = np.sqrt(ratios)
     ratio = math.sqrt(float(np.average(ratios, weights=number)))
-    return judge(
-        name,
-        claim,
-        problems,
+    return found.seen(
         f"{ratio:.4g} of the claimed length over {number.sum():g} reports in {len(at)} rounds "
         f"(from {lengths.min():.4g} to {lengths.max():.4g} in one); p <= {pooled:.3g}",
-        {"ratio": ratio, "smallest_p": float(singles.min()), "pooled_p": pooled},
+        ratio=ratio,
+        smallest_p=float(singles.min()),
+        pooled_p=pooled,
     )
 
 

@@ -6,7 +6,6 @@ nothing is corrected or left out, and a value of the wrong kind is refused with 
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.audit import values
 from privacy.audit.central_columns import CentralColumns
+from privacy.audit.check import SkippedError
+from privacy.audit.inputs import as_number
 from privacy.errors import LedgerError
 from privacy.noise_record import NEAR_ZERO, PEAKS, SEGMENTS, TAILS
 from privacy.sum_watch import REPORT_KEYS
@@ -25,50 +27,14 @@ BINS = 34
 HEAD = 8
 
 _PLAIN = (
-    "clip_norm",
-    "update_noise_stddev",
-    "count_noise_stddev",
-    "noisy_fraction_unclipped",
-    "realised_cohort",
-    "distinct_users",
-    "returning",
-    "smallest_gap",
-    "largest_count",
-    "num_canaries",
-    "num_contributions",
-    "num_nonfinite",
-    "num_clipped",
-    "total_weight",
-    "largest_norm",
-    "largest_clipped_norm",
-    "sum_norm",
-    "unseen",
-    "watched",
-    "steps",
-)
-_NESTED = {
-    "probe": ("norm", "moved", "bit"),
-    "reports": REPORT_KEYS,
-    "noise": (
-        "count",
-        "sum",
-        "sum_squares",
-        "dot_sum",
-        "lag_correlation",
-        "lag_product",
-        "rounding",
-        "count_draw",
-        "largest",
-        "windows",
-        "repeats",
-        "self_lag",
-        "self_product",
-        "twins",
-        "count_distance",
-    ),
-}
+    "clip_norm", "update_noise_stddev", "count_noise_stddev", "noisy_fraction_unclipped",
+    "realised_cohort", "distinct_users", "returning", "smallest_gap", "largest_count",
+    "num_canaries", "num_contributions", "num_nonfinite", "num_clipped", "total_weight",
+    "largest_norm", "largest_clipped_norm", "sum_norm", "unseen", "watched", "steps",
+)  # fmt: skip
 # Lists of numbers of the noise, and how many there are at most.
 _LISTS = {
+    "head": HEAD,
     "tails": len(TAILS),
     "near_zero": len(NEAR_ZERO),
     "segments": SEGMENTS,
@@ -76,37 +42,22 @@ _LISTS = {
 }
 # What older versions did not record; of the noise, a line without it lacks "noise.tails".
 _NEW = ("watched", "reports")
-_YOUNGER = (
-    "largest",
-    "windows",
-    "repeats",
-    "self_lag",
-    "self_product",
-    "twins",
-    "count_distance",
-    *_LISTS,
-)
+_YOUNG_NUMBERS = (
+    "largest", "windows", "repeats", "self_lag", "self_product", "twins", "count_distance",
+)  # fmt: skip
+_YOUNGER = (*_YOUNG_NUMBERS, *(name for name in _LISTS if name != "head"))
+_NOISE = (
+    "count", "sum", "sum_squares", "dot_sum", "lag_correlation", "lag_product", "rounding",
+    "count_draw", *_YOUNG_NUMBERS,
+)  # fmt: skip
+_NESTED = {"probe": ("norm", "moved", "bit"), "reports": REPORT_KEYS, "noise": _NOISE}
+_NAMES = (*_PLAIN, *(f"{part}.{key}" for part, keys in _NESTED.items() for key in keys))
 # What must be the same in every line, where lines have it.
 CONSTANT = (
-    "unit",
-    "mechanism",
-    "mechanism_options",
-    "mechanism_description",
-    "sampling",
-    "separation",
-    "max_participations",
-    "adjacency",
-    "accountant",
-    "weighting",
-    "uploads",
-    "batchnorm_layers",
-    "seed_policy",
-    "simulated",
-    "actual",
-    "num_parameters",
-    "denominator",
-    "data",
-)
+    "unit", "mechanism", "mechanism_options", "mechanism_description", "sampling", "separation",
+    "max_participations", "adjacency", "accountant", "weighting", "uploads", "batchnorm_layers",
+    "seed_policy", "simulated", "actual", "num_parameters", "denominator", "data",
+)  # fmt: skip
 _OBJECTS = ("simulated", "actual", "mechanism_options", "mechanism_description")
 
 
@@ -131,16 +82,12 @@ class Evidence:
 
     Attributes:
         rounds: Number of lines, T.
-        columns: Shape (T,), float64 each, by name ("clip_norm", "probe.moved", "noise.sum");
-            NaN where the line has null or nothing.
+        columns: Shape (T,), float64 each, by name ("clip_norm", "probe.moved", "noise.sum"), or
+            (T, k) of a list ("noise.head"); NaN where the line has null or nothing.
         lacking: Names that no line has at all ("probe", "clip_norm").
         partly: Of names that some lines have and others not: how many have not.
         segments: The constants, run-length encoded.
         histograms: Shape (T, 34), int64: elements of the noise by size; 0 without an observation.
-        heads: Shape (T, 8), float64: first elements of the noise; NaN where there is none.
-        lists: Shape (T, k), float64 each, by name ("tails"): see ``privacy.noise_record``; NaN
-            where there is none.
-        releases: Shape (T,), uint64: the first 64 bits of each release's digest.
         digests: Shape (T,), the SHA-256 of each line, 32 bytes each.
         has_noise: Shape (T,), bool: whether the line has an observation of noise.
         central: Central parameters, releases and cohorts as the lines have them.
@@ -152,21 +99,34 @@ class Evidence:
     partly: Mapping[str, int]
     segments: tuple[Segment, ...]
     histograms: NDArray[np.int64]
-    heads: NDArray[np.float64]
-    lists: Mapping[str, NDArray[np.float64]]
-    releases: NDArray[np.uint64]
     digests: bytes
     has_noise: NDArray[np.bool_]
     central: CentralColumns
 
     def __getitem__(self, name: str) -> NDArray[np.float64]:
-        """The column of that name, shape (T,)."""
+        """The column of that name, shape (T,) or (T, k)."""
         return self.columns[name]
 
     @property
     def constants(self) -> Mapping[str, Any]:
         """Those of the first line; empty if there is none."""
         return self.segments[0].constants if self.segments else {}
+
+    def constant(self, key: str, side: str | None = None, default: Any = None) -> float:
+        """A number among the constants; NaN if it is none.
+
+        Args:
+            key: Its name.
+            side: "simulated" or "actual", for one of a setting's.
+            default: What it is where the ledger does not say.
+        """
+        within = self.constants if side is None else self.constants.get(side) or {}
+        return as_number(within.get(key, default))
+
+    @property
+    def sent(self) -> NDArray[np.float64]:
+        """Updates (where clients noise them: reports) of each round, not finite ones too; (T,)."""
+        return np.asarray(self["num_contributions"] + self["num_nonfinite"])
 
     def digest(self, rounds: int) -> str:
         """What names the line of that round, in hexadecimal: what the next line begins with.
@@ -176,14 +136,106 @@ class Evidence:
         """
         return self.digests[32 * (rounds - 1) : 32 * rounds].hex() if rounds else "0" * 64
 
-    def lacks(self, *names: str) -> str | None:
-        """Why a check cannot be made that needs these keys in each line; None if it can."""
-        missing = sorted(set(names) & self.lacking)
-        if not missing:
-            return None
-        return (
-            f"the ledger does not record {', '.join(missing)}: it was written by another version, "
-            "or by a trainer that does not observe it"
+    def has(self, *names: str) -> bool:
+        """Whether some line has each of these keys."""
+        return not self.lacking.intersection(names)
+
+    def need(self, *names: str) -> tuple[NDArray[np.float64], ...]:
+        """The columns of these names, shape (T,) or (T, k); none for that of a whole part.
+
+        Raises:
+            SkippedError: No line has one of them, or there is no line.
+        """
+        whole = {name.split(".")[0] for name in names}
+        missing = sorted(self.lacking & {*names, *whole})
+        if missing:
+            raise SkippedError(
+                f"the ledger does not record {', '.join(missing)}: it was written by another "
+                "version, or by a trainer that does not observe it"
+            )
+        self.need_lines()
+        return tuple(self.columns[name] for name in names if name in self.columns)
+
+    def need_lines(self) -> None:
+        """Skip a check that needs a line.
+
+        Raises:
+            SkippedError: There is none.
+        """
+        if not self.rounds:
+            raise SkippedError("the ledger has no line yet")
+
+
+class _Reader:
+    """Takes in lines, one after another."""
+
+    def __init__(self) -> None:
+        self._columns = {name: array("d") for name in _NAMES}
+        self._lists = {name: array("d") for name in _LISTS}
+        self._histograms, self._has_noise = array("q"), array("b")
+        self._digests, self._central = bytearray(), CentralColumns()
+        self._missing: Counter[str] = Counter()
+        self._segments: list[tuple[int, dict[str, Any]]] = []
+
+    def take(self, entry: Mapping[str, Any], digest: str) -> None:
+        """Take in a line.
+
+        Raises:
+            LedgerError: A value is of the wrong kind.
+        """
+        self._digests += bytes.fromhex(digest)
+        where = f"round {len(self._has_noise) + 1}"
+        for name in _PLAIN:
+            self._columns[name].append(values.number(entry.get(name), f"{where}: '{name}'"))
+        for part, keys in _NESTED.items():
+            record = values.member(entry, part, f"{where}: '{part}'")
+            for key in keys:
+                name = f"{part}.{key}"
+                self._columns[name].append(values.number(record.get(key), f"{where}: '{name}'"))
+        self._missing.update(name for name in (*_PLAIN, *_NESTED) if name not in entry)
+        self._central.take(entry, where)
+        noise = entry.get("noise")
+        for name, length in _LISTS.items():
+            found = [] if noise is None else noise.get(name, [])
+            self._lists[name].extend(values.numbers(found, length, f"{where}: 'noise.{name}'"))
+        if noise is None:
+            self._histograms.extend([0] * BINS)
+        else:
+            histogram = values.counts(noise.get("histogram"), BINS, f"{where}: 'noise.histogram'")
+            self._histograms.extend(histogram)
+            self._missing.update(f"noise.{name}" for name in _YOUNGER if name not in noise)
+        self._has_noise.append(noise is not None)
+        constants = {key: entry[key] for key in CONSTANT if key in entry}
+        if not self._segments or self._segments[-1][1] != constants:
+            _check_kinds(constants, where)
+            self._segments.append((len(self._has_noise), constants))
+
+    def evidence(self) -> Evidence:
+        """What the lines say."""
+        rounds, has_noise = len(self._has_noise), np.asarray(self._has_noise).astype(np.bool_)
+        columns = {name: np.asarray(column) for name, column in self._columns.items()}
+        for name, length in _LISTS.items():
+            columns[f"noise.{name}"] = np.asarray(self._lists[name]).reshape(-1, length)
+        # Of what is said of the noise, lines with noise alone lack it.
+        most = {name: has_noise.sum() if "noise." in name else rounds for name in self._missing}
+        ends = [first for first, _ in self._segments[1:]] + [rounds + 1]
+        return Evidence(
+            rounds=rounds,
+            columns=columns,
+            lacking=frozenset(name for name in most if self._missing[name] == most[name]),
+            partly={
+                name: count
+                for name, count in self._missing.items()
+                if count < rounds and name not in _NEW and not name.startswith("noise.")
+            },
+            segments=tuple(
+                Segment(first, end - first, constants)
+                for (first, constants), end in zip(self._segments, ends, strict=False)
+            ),
+            histograms=np.asarray(self._histograms, np.int64).reshape(-1, BINS),
+            digests=bytes(self._digests),
+            has_noise=has_noise,
+            central=self._central,
         )
 
 
@@ -197,118 +249,16 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
     Raises:
         LedgerError: A value is of the wrong kind; or whatever ``lines`` raises.
     """
-    names = [*_PLAIN, *(f"{part}.{key}" for part, keys in _NESTED.items() for key in keys)]
-    columns = {name: array("d") for name in names}
-    histograms, heads, releases = array("q"), array("d"), array("Q")
-    lists = {name: array("d") for name in _LISTS}
-    has_noise, digests = array("b"), bytearray()
-    central = CentralColumns()
-    missing: Counter[str] = Counter()
-    segments: list[tuple[int, dict[str, Any]]] = []
-    number = 0
-    for number, (entry, digest) in enumerate(lines, start=1):
-        digests += bytes.fromhex(digest)
-        for name in _PLAIN:
-            if name not in entry:
-                missing[name] += 1
-            columns[name].append(_number(entry.get(name), name, number))
-        for part, keys in _NESTED.items():
-            if part not in entry:
-                missing[part] += 1
-            record = entry.get(part)
-            if not (record is None or isinstance(record, Mapping)):
-                raise LedgerError(f"round {number}: '{part}' is {record!r}, but must be an object")
-            for key in keys:
-                value = None if record is None else record.get(key)
-                columns[f"{part}.{key}"].append(_number(value, f"{part}.{key}", number))
-        central.take(entry, number)
-        noise = entry.get("noise")
-        has_noise.append(noise is not None)
-        histograms.extend(_counts(noise, number))
-        heads.extend(_list(noise, "head", HEAD, number))
-        for name, length in _LISTS.items():
-            lists[name].extend(_list(noise, name, length, number))
-        if noise is not None:
-            missing.update(f"noise.{name}" for name in _YOUNGER if name not in noise)
-        releases.append(_digest_bits(entry.get("release_sha256"), number))
-        constants = {key: entry[key] for key in CONSTANT if key in entry}
-        if not segments or segments[-1][1] != constants:
-            _check_kinds(constants, number)
-            segments.append((number, constants))
-    ends = [first for first, _ in segments[1:]] + [number + 1]
-    return Evidence(
-        rounds=number,
-        columns={name: np.asarray(column) for name, column in columns.items()},
-        lacking=frozenset(
-            name
-            for name, count in missing.items()
-            if count == (sum(has_noise) if name.startswith("noise.") else number)
-        ),
-        partly={
-            name: count
-            for name, count in missing.items()
-            if count < number and name not in _NEW and not name.startswith("noise.")
-        },
-        segments=tuple(
-            Segment(first, end - first, constants)
-            for (first, constants), end in zip(segments, ends, strict=False)
-        ),
-        histograms=np.asarray(histograms, np.int64).reshape(-1, BINS),
-        heads=np.asarray(heads).reshape(-1, HEAD),
-        lists={name: np.asarray(lists[name]).reshape(-1, _LISTS[name]) for name in _LISTS},
-        releases=np.asarray(releases, np.uint64),
-        digests=bytes(digests),
-        has_noise=np.asarray(has_noise).astype(np.bool_),
-        central=central,
-    )
+    reader = _Reader()
+    for entry, digest in lines:
+        reader.take(entry, digest)
+    return reader.evidence()
 
 
-def _check_kinds(constants: Mapping[str, Any], number: int) -> None:
+def _check_kinds(constants: Mapping[str, Any], where: str) -> None:
     kinds: dict[str, type] = dict.fromkeys(_OBJECTS, dict)
     kinds |= dict.fromkeys(("uploads", "batchnorm_layers"), list)
     for key, kind in kinds.items():
         if key in constants and not isinstance(constants[key], kind):
             what = "an object" if kind is dict else "a list"
-            raise LedgerError(f"round {number}: '{key}' is {constants[key]!r}, but must be {what}")
-
-
-def _number(value: Any, name: str, number: int) -> float:
-    if value is None:
-        return math.nan
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            if math.isfinite(value):
-                return float(value)
-        except OverflowError:
-            pass
-    raise LedgerError(f"round {number}: '{name}' is {value!r}, but must be a finite number or null")
-
-
-def _counts(noise: Mapping[str, Any] | None, number: int) -> list[int]:
-    if noise is None:
-        return [0] * BINS
-    counts = noise.get("histogram")
-    if isinstance(counts, list) and len(counts) == BINS:
-        sound = [count for count in counts if type(count) is int and 0 <= count < 2**62]
-        if len(sound) == BINS:
-            return sound
-    raise LedgerError(f"round {number}: 'noise.histogram' is {counts!r}, but must be {BINS} counts")
-
-
-def _list(noise: Mapping[str, Any] | None, name: str, length: int, number: int) -> list[float]:
-    values = [] if noise is None else noise.get(name, [])
-    if not isinstance(values, list) or len(values) > length:
-        raise LedgerError(
-            f"round {number}: 'noise.{name}' is {values!r}, but must be a list of at most {length}"
-        )
-    numbers = [_number(value, f"noise.{name}", number) for value in values]
-    return numbers + [math.nan] * (length - len(numbers))
-
-
-def _digest_bits(digest: Any, number: int) -> int:
-    try:
-        return int(digest[:16], 16)
-    except (TypeError, ValueError):
-        raise LedgerError(
-            f"round {number}: 'release_sha256' is {digest!r}, but must be a SHA-256 in hexadecimal"
-        ) from None
+            raise LedgerError(f"{where}: '{key}' is {constants[key]!r}, but must be {what}")

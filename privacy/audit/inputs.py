@@ -11,17 +11,35 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from privacy.audit.central_columns import CentralState
 from privacy.audit.central_steps import CentralOptimizer
-from privacy.audit.metrics import Metrics
-from privacy.audit.replay import Replay
 from privacy.description import Description
 from privacy.errors import PrivacyError
+from privacy.mechanism import ReplayedNoise
 
 if TYPE_CHECKING:
     from privacy.amplification import Composition, Participation
 
+# The two settings that a statement has an epsilon of.
+SIDES = ("simulated", "actual")
 Compose = Callable[[str, Mapping[str, Any], "Participation", float, int], "Composition"]
+# Of metrics.jsonl, what an audit compares; other scalars are left out.
+METRICS = (
+    "train/cohort_size",
+    "train/num_nonfinite",
+    "train/num_steps",
+    "train/update_norm",
+    "train/central_learning_rate",
+    "privacy/clip_norm",
+    "privacy/update_noise_stddev",
+    "privacy/fraction_clipped",
+    "privacy/noisy_fraction_unclipped",
+    "privacy/epsilon_simulated",
+    "privacy/epsilon_actual",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +133,45 @@ class Saved:
     mechanism: Mapping[str, Any] | None
     digest: str | None = None
     central: CentralState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Scalars of a run's rounds (epochs), as ``metrics.jsonl`` has them.
+
+    Attributes:
+        rounds: Shape (M,), int64: the round of each line, in the file's order.
+        columns: Shape (M,), float64 each, by name; NaN where a line lacks it.
+    """
+
+    rounds: NDArray[np.int64]
+    columns: Mapping[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Draws of a run's streams, made anew.
+
+    Attributes:
+        seeds: The seed as each file has it, by the file's name.
+        configured_seed: The seed of the configuration, which must not be the private one.
+        nonce: What pins the seed, which all runs of it share; None for a seed of the run's own.
+        cohort: Users of a round (from 1), ascending; in words, why they are not drawn anew.
+        cohort_rounds: The most rounds that cohorts are drawn of.
+        noise: What the stream of noise of a round, with so many canaries, gives, called for
+            ascending rounds; in words, why it is not drawn anew.
+        noise_rounds: The most rounds that noise is drawn of.
+        needs_every_round: Whether a round's noise follows from the rounds before.
+    """
+
+    seeds: Mapping[str, int]
+    configured_seed: int
+    nonce: str | int | None
+    cohort: Callable[[int], NDArray[np.int64]] | str
+    cohort_rounds: int
+    noise: Callable[[int, int], ReplayedNoise] | str
+    noise_rounds: int
+    needs_every_round: bool = False
 
 
 @dataclass(frozen=True, slots=True)

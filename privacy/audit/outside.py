@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 
 from privacy.accountant import compose_epsilon
 from privacy.audit.checks_accounting import accounted_rounds, compositions
-from privacy.audit.checks_record import SIDES
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import AuditInputs, as_number
+from privacy.audit.inputs import SIDES, AuditInputs, as_number
 from privacy.errors import PrivacyError
 from privacy.statement.statement import json_epsilon
 

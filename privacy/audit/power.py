@@ -10,6 +10,8 @@ import math
 
 from privacy.audit.check import LEVEL, SEEN
 
+_SUFFIX = f" with probability {SEEN:g}"
+
 
 def deviations(tests: float) -> float:
     """Standard deviations that a mean must be off.
@@ -22,19 +24,34 @@ def deviations(tests: float) -> float:
     return float(stats.norm.isf(LEVEL / (2.0 * tests)) + stats.norm.ppf(SEEN))
 
 
+def shown(what: str, least: float, unseen: str = "", limit: float = 1.0) -> str:
+    """The smallest deviation that shows, in words.
+
+    Args:
+        what: The deviation; "{0:.2g}" (or "{0:.2%}") stands for its size.
+        least: Its size.
+        unseen: What to say if none shows, because it would have to be ``limit`` or more.
+        limit: See above.
+    """
+    return unseen if unseen and not least < limit else what.format(least, 100.0 * least) + _SUFFIX
+
+
 def scale_error(draws: float, tests: float, kurtosis: float = 3.0) -> str:
     """A standard deviation that is wrong, by so many draws of that kurtosis."""
     relative = 0.5 * math.sqrt((kurtosis - 1.0) / max(1.0, draws)) * deviations(tests)
-    if relative >= 1.0:
-        return "no error of the scale: it has too few draws"
-    return f"a scale that is {percent(relative)} off or more{suffix()}"
+    unseen = "no error of the scale: it has too few draws"
+    return shown("a scale that is {1:.2g} % off or more", relative, unseen)
 
 
-def percent(relative: float) -> str:
-    """A relative deviation in words."""
-    return f"{100.0 * relative:.2g} %"
+def correlation(count: float, tests: float, scale: float, spread: float) -> float:
+    """The smallest correlation that shows in a sum of products of draws.
 
-
-def suffix() -> str:
-    """With what probability."""
-    return f" with probability {SEEN:g}"
+    Args:
+        count: Products.
+        tests: By how many a quarter of the level is divided.
+        scale: Of ``tails.products``.
+        spread: Variance of a product.
+    """
+    exponent = math.log(4.0 * tests / LEVEL)
+    bound = math.sqrt(2.0 * spread * count * exponent) + 2.0 * scale * exponent
+    return (bound + 1.3 * math.sqrt(count)) / count

@@ -21,15 +21,16 @@ theorem 5.5 (mean-corrected rounding); Zhu et al. 2022 (the dominating pairs).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Pair = tuple[Callable[[Array], Array], Callable[[Array], Array]]
 
 # Of delta: what each of the three bounds on rare events may come to.
 _RARE = 1e-4
@@ -39,8 +40,6 @@ _LEAST_RESOLUTION = 1e-5
 _LARGEST_GRID = 1 << 22
 # Of delta, an FFT and a round of its power: more than exact Gaussians show.
 _FFT_ERROR = 2.0**-51
-# Of larger orders, the theorem's bound by moments is not worth its digits.
-_MOST_MOMENTS = 256
 # exp() of larger losses overflows.
 _LARGEST_LOSS = 600.0
 
@@ -66,14 +65,12 @@ class Loss:
         sf: P(L >= l), to full precision near 0.
         nodes: Losses, shape (m,), by which integrals over the law are computed.
         weights: Their weights, shape (m,), of sum 1.
-        cut: Probability that the law leaves out.
     """
 
     cdf: Callable[[Array], Array]
     sf: Callable[[Array], Array]
     nodes: Array
     weights: Array
-    cut: float
 
 
 def composed_bounds(losses: list[Loss], count: int, delta: float, near: float) -> Bounds:
@@ -98,44 +95,16 @@ def sampled_gaussian_losses(rate: float, noise: float, count: int, delta: float)
         count: Rounds that will be composed.
         delta: At which epsilon is wanted.
     """
-    from scipy.special import ndtr
-
-    reach = _reach(delta, count)
-    points = _gaussian_points(noise, -reach * noise, 1.0 + reach * noise)
-    with_user = (1.0 - rate) * _normal(points, noise) + rate * _normal(points - 1.0, noise)
-    without = _normal(points, noise)
-    losses = _log_mixture(rate, (points - 0.5) / noise**2)
+    reach = _reach(delta, count) * noise
+    points = gaussian_points(noise, -reach, 1.0 + reach)
 
     def place(loss: Array) -> Array:
         """The output whose loss of removal this is; -inf below the smallest loss."""
-        # log(e^l - (1 - q)) - log(q), without overflow and without loss of digits.
-        with np.errstate(divide="ignore", invalid="ignore"):
-            inner = loss + np.log(-np.expm1(math.log1p(-rate) - loss)) if rate < 1.0 else loss
-        inner = np.where(np.isnan(inner), -np.inf, inner)
-        return np.asarray(noise**2 * (inner - math.log(rate)) + 0.5)
+        return noise**2 * _exponent(rate, loss) + 0.5
 
-    def below(x: Array) -> Array:
-        return np.asarray((1.0 - rate) * ndtr(x / noise) + rate * ndtr((x - 1.0) / noise))
-
-    def above(x: Array) -> Array:
-        return np.asarray((1.0 - rate) * ndtr(-x / noise) + rate * ndtr((1.0 - x) / noise))
-
-    cut = _RARE * delta / count
-    removed = Loss(
-        cdf=lambda loss: below(place(loss)),
-        sf=lambda loss: above(place(loss)),
-        nodes=losses,
-        weights=with_user / with_user.sum(),
-        cut=cut,
-    )
-    added = Loss(
-        cdf=lambda loss: np.asarray(ndtr(-place(-loss) / noise)),
-        sf=lambda loss: np.asarray(ndtr(place(-loss) / noise)),
-        nodes=-losses,
-        weights=without / without.sum(),
-        cut=cut,
-    )
-    return [removed, added]
+    masses = [np.exp(-0.5 * ((points - shift) / noise) ** 2) for shift in (0.0, 1.0)]
+    nodes = log_mixture(rate, (points - 0.5) / noise**2)
+    return _sampled(rate, _gaussian_tails(noise), (place, place), nodes, masses)
 
 
 def replaced_gaussian_losses(rate: float, noise: float, count: int, delta: float) -> list[Loss]:
@@ -149,15 +118,12 @@ def replaced_gaussian_losses(rate: float, noise: float, count: int, delta: float
         count: Rounds that will be composed.
         delta: At which epsilon is wanted.
     """
-    from scipy.special import ndtr
-
-    reach = _reach(delta, count)
-    points = _gaussian_points(noise, -1.0 - reach * noise, 1.0 + reach * noise)
-    half = 0.5 / noise**2
+    reach = _reach(delta, count) * noise
+    points = gaussian_points(noise, -1.0 - reach, 1.0 + reach)
 
     def loss_at(x: Array) -> Array:
-        up = _log_mixture(rate, x / noise**2 - half)
-        return np.asarray(up - _log_mixture(rate, -x / noise**2 - half))
+        up, down = (log_mixture(rate, (sign * x - 0.5) / noise**2) for sign in (1.0, -1.0))
+        return np.asarray(up - down)
 
     def place(loss: Array) -> Array:
         """Interpolated: the loss has no inverse in closed form, but rises."""
@@ -165,23 +131,9 @@ def replaced_gaussian_losses(rate: float, noise: float, count: int, delta: float
 
     dense = np.linspace(points[0], points[-1], 1 << 20)
     dense_losses = loss_at(dense)
-    weights = (1.0 - rate) * _normal(points, noise) + rate * _normal(points - 1.0, noise)
-
-    def below(x: Array) -> Array:
-        return np.asarray((1.0 - rate) * ndtr(x / noise) + rate * ndtr((x - 1.0) / noise))
-
-    def above(x: Array) -> Array:
-        return np.asarray((1.0 - rate) * ndtr(-x / noise) + rate * ndtr((1.0 - x) / noise))
-
-    return [
-        Loss(
-            cdf=lambda loss: below(place(loss)),
-            sf=lambda loss: above(place(loss)),
-            nodes=loss_at(points),
-            weights=weights / weights.sum(),
-            cut=_RARE * delta / count,
-        )
-    ]
+    masses = [np.exp(-0.5 * ((points - shift) / noise) ** 2) for shift in (0.0, 1.0)]
+    places = (place, place)
+    return _sampled(rate, _gaussian_tails(noise), places, loss_at(points), masses)[:1]
 
 
 def sampled_laplace_losses(rate: float, scale: float) -> list[Loss]:
@@ -191,59 +143,65 @@ def sampled_laplace_losses(rate: float, scale: float) -> list[Loss]:
         rate: Probability of a user to take part, in (0, 1].
         scale: Of the noise, in multiples of the sensitivity, positive.
     """
-    low, high = (float(_log_mixture(rate, np.array(u))) for u in (-1.0 / scale, 1.0 / scale))
-    knots, gauss = np.polynomial.legendre.leggauss(400)
-    points, gauss = (knots + 1.0) / 2.0, gauss / 2.0
-    inner = _log_mixture(rate, (2.0 * points - 1.0) / scale)
-    # Without the user, the noise is about 0; with, about 1.
-    ends = {False: (0.5, 0.5 * math.exp(-1.0 / scale)), True: (0.5 * math.exp(-1.0 / scale), 0.5)}
-    density = {False: np.exp(-points / scale), True: np.exp((points - 1.0) / scale)}
+    from scipy import stats
 
-    def below(x: Array, is_in: bool) -> Array:
-        y = x - float(is_in)
-        half = 0.5 * np.exp(-np.abs(y) / scale)
-        return np.asarray(np.where(y < 0.0, half, 1.0 - half))
+    knots, gauss = np.polynomial.legendre.leggauss(400)
+    # Outputs below 0 all have the least loss, those above 1 the largest.
+    nodes = log_mixture(rate, np.concatenate([[-1.0], knots, [1.0]]) / scale)
+    low, high = nodes[0], nodes[-1]
 
     def place(loss: Array) -> Array:
-        """The first output whose loss is this or more: all below 0 have the least, above 1 most."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            inside = loss + np.log(-np.expm1(math.log1p(-rate) - loss)) if rate < 1.0 else loss
-            x = ((inside - math.log(rate)) * scale + 1.0) / 2.0
-        x = np.where(loss > low, x, -np.inf)
-        return np.asarray(np.where(loss > high, np.inf, np.minimum(x, 1.0)))
-
-    def mixed(x: Array) -> Array:
-        return np.asarray((1.0 - rate) * below(x, False) + rate * below(x, True))
+        """The first output whose loss is this or more."""
+        x = np.where(loss > low, (_exponent(rate, loss) * scale + 1.0) / 2.0, -np.inf)
+        return np.where(loss > high, np.inf, np.minimum(x, 1.0))
 
     def after(loss: Array) -> Array:
         """The first output whose loss is more than this."""
+        x = np.where(loss >= low, np.maximum(place(loss), 0.0), -np.inf)
+        return np.where(loss >= high, np.inf, x)
+
+    # Without the user, the noise is about 0; with, about 1.
+    near, far = 0.5, 0.5 * math.exp(-1.0 / scale)
+    inner = np.exp(-(knots + 1.0) / 2.0 / scale) * gauss / (4.0 * scale)
+    without = np.concatenate([[near], inner, [far]])
+    law: Any = stats.laplace(scale=scale)
+    return _sampled(rate, (law.cdf, law.sf), (place, after), nodes, [without, without[::-1]])
+
+
+def _sampled(
+    rate: float, tails: Pair, places: Pair, nodes: Array, masses: Sequence[Array]
+) -> list[Loss]:
+    """Losses of noise with 1 added at some probability: the user removed, and the user added.
+
+    Args:
+        rate: The probability.
+        tails: Cumulative distribution of the noise, and one less it.
+        places: The first output whose loss is so large, and the first whose loss is larger.
+        nodes: Shape (m,): losses of removal.
+        masses: Shape (m,) each: of the nodes without the user, and with.
+    """
+    (below, above), (place, after) = tails, places
+
+    def mixed(tail: Callable[[Array], Array], loss: Array) -> Array:
         x = place(loss)
-        x = np.where(loss >= low, np.maximum(x, 0.0), -np.inf)
-        return np.asarray(np.where(loss >= high, np.inf, x))
+        return (1.0 - rate) * tail(x) + rate * tail(x - 1.0)
 
-    def weights(with_user: bool) -> Array:
-        share = rate if with_user else 0.0
-        mass = [(1.0 - share) * ends[False][side] + share * ends[True][side] for side in (0, 1)]
-        middle = (1.0 - share) * density[False] + share * density[True]
-        found = np.concatenate([[mass[0]], middle * gauss / (2.0 * scale), [mass[1]]])
-        return np.asarray(found / found.sum())
+    with_user = (1.0 - rate) * masses[0] + rate * masses[1]
+    return [
+        Loss(partial(mixed, below), partial(mixed, above), nodes, with_user / with_user.sum()),
+        Loss(
+            cdf=lambda loss: above(after(-loss)),
+            sf=lambda loss: below(after(-loss)),
+            nodes=-nodes,
+            weights=masses[0] / masses[0].sum(),
+        ),
+    ]
 
-    nodes = np.concatenate([[low], inner, [high]])
-    removed = Loss(
-        cdf=lambda loss: mixed(place(loss)),
-        sf=lambda loss: 1.0 - mixed(place(loss)),
-        nodes=nodes,
-        weights=weights(True),
-        cut=0.0,
-    )
-    added = Loss(
-        cdf=lambda loss: 1.0 - below(after(-loss), False),
-        sf=lambda loss: below(after(-loss), False),
-        nodes=-nodes,
-        weights=weights(False),
-        cut=0.0,
-    )
-    return [removed, added]
+
+def _gaussian_tails(noise: float) -> Pair:
+    from scipy.special import ndtr
+
+    return (lambda x: ndtr(x / noise)), (lambda x: ndtr(-x / noise))
 
 
 def answers_epsilon(each: float, count: int, delta: float) -> float:
@@ -256,133 +214,34 @@ def answers_epsilon(each: float, count: int, delta: float) -> float:
 
     Source: Kairouz, Oh, Viswanath 2015, theorem 3.3.
     """
-    from scipy.special import gammaln
+    from scipy import optimize, stats
 
-    lies = np.arange(count + 1.0)
-    log_choose = gammaln(count + 1.0) - gammaln(lies + 1.0) - gammaln(count - lies + 1.0)
-    log_mass = log_choose - lies * each - count * math.log1p(math.exp(-each))
+    lies = np.arange(count + 1)
+    masses = stats.binom.pmf(lies, count, 1.0 / (1.0 + math.exp(each)))
     losses = (count - 2.0 * lies) * each
 
     def excess(epsilon: float) -> float:
         over = losses > epsilon
-        return float(np.sum(np.exp(log_mass[over]) * -np.expm1(epsilon - losses[over]))) - delta
+        return float(masses[over] @ -np.expm1(epsilon - losses[over])) - delta
 
-    return _root(excess, 0.0, count * each)
-
-
-def rdp_epsilon(
-    divergence: Callable[[float], float], delta: float, is_whole: bool = False
-) -> float:
-    """Epsilon of composed Renyi divergences, by the best of the usual orders.
-
-    Args:
-        divergence: Of all rounds together, of an order above 1.
-        delta: In (0, 1).
-        is_whole: Whether only whole orders are taken.
-
-    Source: Canonne, Kamath, Steinke 2020, proposition 12.
-    """
-    orders = [1.0 + tenth / 10.0 for tenth in range(1, 100)]
-    orders += [*map(float, range(11, 64)), 128.0, 256.0, 512.0, 1024.0]
-    best = math.inf
-    for order in orders:
-        if is_whole and not order.is_integer():
-            continue
-        value = divergence(order) + math.log1p(-1.0 / order)
-        best = min(best, value - math.log(delta * order) / (order - 1.0))
-    return max(0.0, best)
+    if excess(0.0) <= 0.0:
+        return 0.0
+    return float(optimize.brentq(excess, 0.0, count * each, xtol=1e-14))
 
 
-def sampled_gaussian_divergence(rate: float, noise: float, order: float) -> float:
-    """Renyi divergence of a Poisson-sampled Gaussian, by quadrature.
-
-    Args:
-        rate: Probability of a user to take part, in (0, 1].
-        noise: Standard deviation in multiples of the sensitivity, positive.
-        order: Above 1.
-    """
-    # Where the integrand lies: about 0, and about the order's multiple of the shift.
-    points = _gaussian_points(noise, -9.0 * noise, order + 9.0 * noise)
-    exponents = order * _log_mixture(rate, (points - 0.5) / noise**2) - 0.5 * (points / noise) ** 2
-    largest = float(exponents.max())
-    total = largest + math.log(float(np.exp(exponents - largest).sum()) * (points[1] - points[0]))
-    return (total - math.log(noise) - 0.5 * math.log(2.0 * math.pi)) / (order - 1.0)
-
-
-def fixed_size_divergence(rate: float, noise: float, order: float) -> float:
-    """Bound of the Renyi divergence of a Gaussian sampled without replacement, of a user replaced.
-
-    Args:
-        rate: Cohort over population, in (0, 1].
-        noise: Standard deviation in multiples of the clipping bound, of which a replaced user
-            moves the sum by two.
-        order: Above 1; between whole orders, their cumulants are interpolated.
-
-    Source: Wang, Balle, Kasiviswanathan 2019, theorem 27 and corollary 10.
-    """
-    low, high = math.floor(order), math.ceil(order)
-    if low == high:
-        return _fixed_size_cumulant(rate, noise, low) / (order - 1.0)
-    share = order - low
-    first = _fixed_size_cumulant(rate, noise, low) if low > 1 else 0.0
-    last = _fixed_size_cumulant(rate, noise, high)
-    return ((1.0 - share) * first + share * last) / (order - 1.0)
-
-
-@lru_cache(maxsize=4096)
-def _fixed_size_cumulant(rate: float, noise: float, order: int) -> float:
-    from scipy.special import gammaln
-
-    j = np.arange(2.0, order + 1.0)
-    log_choose = gammaln(order + 1.0) - gammaln(j + 1.0) - gammaln(order - j + 1.0)
-    # Of the Gaussian itself, of multiplier z / 2: its divergence of order j is 2 j / z^2.
-    bound = math.log(2.0) + (j - 1.0) * 2.0 * j / noise**2
-    if order <= _MOST_MOMENTS:
-        below, above = 2 * (j // 2).astype(int), 2 * ((j + 1) // 2).astype(int)
-        moments = {even: _log_moment(noise / 2.0, even) for even in range(2, int(above[-1]) + 1, 2)}
-        mean = [0.5 * (moments[a] + moments[b]) for a, b in zip(below, above, strict=True)]
-        bound = np.minimum(bound, math.log(4.0) + np.array(mean))
-    terms = bound + j * math.log(rate) + log_choose
-    return float(np.logaddexp(0.0, np.logaddexp.reduce(terms)))
-
-
-@lru_cache(maxsize=4096)
-def _log_moment(noise: float, even: int) -> float:
-    """Logarithm of E[(p / q - 1)^k] under q, of two normal laws 1 apart; k even."""
-    points = _gaussian_points(noise, -9.0 * noise, even + 9.0 * noise)
-    exponent = (points - 0.5) / noise**2
-    with np.errstate(divide="ignore"):
-        size = np.log(np.abs(np.expm1(np.minimum(exponent, 30.0)))) + np.maximum(
-            0.0, exponent - 30.0
-        )
-    terms = even * size - 0.5 * (points / noise) ** 2
-    total = float(np.logaddexp.reduce(terms)) + math.log(points[1] - points[0])
-    return total - math.log(noise) - 0.5 * math.log(2.0 * math.pi)
-
-
-def laplace_divergence(scale: float, order: float) -> float:
-    """Renyi divergence of the Laplace mechanism.
-
-    Args:
-        scale: In multiples of the sensitivity, positive.
-        order: Above 1.
-
-    Source: Mironov 2017, proposition 6.
-    """
-    first = math.log(order / (2.0 * order - 1.0)) + (order - 1.0) / scale
-    second = math.log((order - 1.0) / (2.0 * order - 1.0)) - order / scale
-    return float(np.logaddexp(first, second)) / (order - 1.0)
-
-
-def _log_mixture(rate: float, exponent: Array) -> Array:
-    """log(1 - q + q e^u), without overflow."""
+def log_mixture(rate: float, exponent: Array) -> Array:
+    """log(1 - q + q e^u), without overflow; of the shape of u."""
     if rate == 1.0:
         return exponent
     return np.logaddexp(math.log1p(-rate), math.log(rate) + exponent)
 
 
-def _normal(points: Array, noise: float) -> Array:
-    return np.asarray(np.exp(-0.5 * (points / noise) ** 2))
+def _exponent(rate: float, loss: Array) -> Array:
+    """The u whose ``log_mixture`` is the loss; -inf where it is below the smallest."""
+    # log(e^l - (1 - q)) - log(q), without overflow and without loss of digits.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inner = loss + np.log(-np.expm1(math.log1p(-rate) - loss)) if rate < 1.0 else loss
+    return np.where(np.isnan(inner), -np.inf, inner) - math.log(rate)
 
 
 def _reach(delta: float, count: int) -> float:
@@ -392,8 +251,8 @@ def _reach(delta: float, count: int) -> float:
     return -float(ndtri(0.5 * _RARE * delta / count))
 
 
-def _gaussian_points(noise: float, low: float, high: float) -> Array:
-    """Evenly spaced points for the trapezoid rule.
+def gaussian_points(noise: float, low: float, high: float) -> Array:
+    """Evenly spaced points for the trapezoid rule, shape (m,).
 
     Its error falls exponentially with one over the step: integrands are analytic up to pi z^2 from
     the real line, where the density ratio has its zeros.
@@ -468,16 +327,3 @@ def _epsilon_of(sums: Array, masses: Array, delta: float) -> float:
     # delta(epsilon) at each point of the grid, where that point itself adds nothing.
     deltas = tail - np.exp(sums) * tilted
     return float(sums[int(np.argmax(deltas <= delta))])
-
-
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function crosses 0, from below; ``low`` if it is not positive there."""
-    if function(low) <= 0.0:
-        return low
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        if function(middle) > 0.0:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -39,32 +39,25 @@ def shape_scale(shape: str) -> float:
     return _LAPLACE_SCALE if shape == "laplace" else 0.0
 
 
-def cumulative(shape: str) -> Array:
-    """Cumulative distribution of one draw at ``EDGES``; shape (33,)."""
+def product_law(shape: str) -> tuple[float, float]:
+    """Variance of a product of two draws, and its scale for ``products``.
+
+    A Laplace draw times another has some eight times the tail, and a little variance more where
+    its sums are bounded.
+    """
+    return (1.1, 8.0) if shape == "laplace" else (1.0, 1.0)
+
+
+def law(shape: str) -> Any:
+    """The law of one draw of variance 1, as of ``scipy.stats``."""
     from scipy import stats
 
-    law = stats.laplace(scale=_LAPLACE_SCALE) if shape == "laplace" else stats.norm()
-    return np.asarray(law.cdf(EDGES))
+    return stats.laplace(scale=_LAPLACE_SCALE) if shape == "laplace" else stats.norm()
 
 
 def beyond(shape: str, bounds: Array | float) -> Array:
-    """Probability of a draw of variance 1 whose magnitude is beyond each bound."""
-    from scipy import stats
-
-    bounds = np.asarray(bounds, dtype=np.float64)
-    if shape == "laplace":
-        return np.asarray(np.exp(-bounds / _LAPLACE_SCALE))
-    return np.asarray(2.0 * stats.norm.sf(bounds))
-
-
-def density(shape: str, magnitude: Array | float) -> Array:
-    """Density of the magnitude of a draw of variance 1."""
-    from scipy import stats
-
-    magnitude = np.asarray(magnitude, dtype=np.float64)
-    if shape == "laplace":
-        return np.asarray(np.exp(-magnitude / _LAPLACE_SCALE) / _LAPLACE_SCALE)
-    return np.asarray(2.0 * stats.norm.pdf(magnitude))
+    """Probability of a draw of variance 1 whose magnitude is beyond each bound; of their shape."""
+    return np.asarray(2.0 * law(shape).sf(np.asarray(bounds, dtype=np.float64)))
 
 
 def rare(total: float, mean: float) -> float:
@@ -169,7 +162,7 @@ def histogram(shape: str, counts: NDArray[np.int64], distortion: float) -> float
     from scipy import stats
 
     total = int(counts.sum())
-    inner = np.concatenate([[0.0], cumulative(shape), [1.0]])
+    inner = np.concatenate([[0.0], law(shape).cdf(EDGES), [1.0]])
     expected = total * np.diff(inner)
     merged = _merge(counts, expected)
     if len(merged) < 2:
@@ -196,12 +189,22 @@ def _merge(counts: NDArray[np.int64], expected: Array) -> list[tuple[float, floa
     return merged
 
 
-def binomial(total: int, draws: int, probability: float) -> float:
-    """Two-sided p-value of a binomial count, exact: twice the smaller tail."""
+def binomials(
+    total: Array | float, draws: Array | float, low: Array | float, high: Array | float
+) -> Array:
+    """Two-sided p-values of binomial counts, exact: twice the smaller tail.
+
+    Args:
+        total: The counts.
+        draws: Of each count.
+        low: Least that the probability may be.
+        high: Most that it may be.
+    """
     from scipy import stats
 
-    law = stats.binom(draws, probability)
-    return float(min(1.0, 2.0 * min(law.cdf(total), law.sf(total - 1))))
+    above = stats.binom.sf(np.asarray(total) - 1, draws, np.minimum(1.0, high))
+    below = stats.binom.cdf(total, draws, low)
+    return np.asarray(np.minimum(1.0, 2.0 * np.minimum(above, below)))
 
 
 def martingale(

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from privacy.amplification import Composition
 from privacy.empirical.canary_options import CanaryOptions
-from privacy.empirical.f_dp import ComposedFamily, audit_scores_composed
+from privacy.empirical.f_dp import ComposedFamily
 from privacy.empirical.gaussian_dp import epsilon_of_mu
-from privacy.empirical.guesses import Guesses
-from privacy.empirical.one_run import audit_scores, log_likelihood_ratio
+from privacy.empirical.one_run import Guesses, audit_scores, log_likelihood_ratio
 from privacy.empirical.one_shot import audit_final, audit_held_out
 from privacy.empirical.per_round import (
     StepTrials,
@@ -76,12 +75,49 @@ class Scores(Protocol):
         """Restore it."""
 
 
-def cosines(products: Array, norm: float) -> Array:
+class _ArrayScores:
+    """A score for each direction, which is all that is kept.
+
+    Args:
+        options: Of the run.
+        scores: Shape (n,): those before the first round.
+    """
+
+    def __init__(self, options: CanaryOptions, scores: Array) -> None:
+        self._options = options
+        self._scores = scores
+
+    def observe(self, seen: CanaryObservation) -> None:
+        """Keep the newest cosine with the movement, or what a round adds to the scores."""
+        if self._options.seen_access == "final":
+            self._scores = _cosines(seen.moved, seen.moved_norm)
+        else:
+            self._scores = self._after(seen)
+
+    def _after(self, seen: CanaryObservation) -> Array:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scores; coins and directions come from their streams."""
+        return {"scores": torch.from_numpy(self._scores.copy())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the scores."""
+        shape = self._scores.shape
+        if set(state) != {"scores"} or tuple(state["scores"].shape) != shape:
+            raise PrivacyError(
+                "the saved canaries are not of this configuration: scores of shape "
+                f"{shape} is expected"
+            )
+        self._scores = np.asarray(state["scores"].numpy(), dtype=np.float64).copy()
+
+
+def _cosines(products: Array, norm: float) -> Array:
     """Inner products with directions of norm 1 to cosines; zeros for a vector of norm 0."""
     return products / norm if norm > 0.0 else np.zeros_like(products)
 
 
-class OneShotScores:
+class OneShotScores(_ArrayScores):
     """Cosines with the final model, or the largest of every round's.
 
     Args:
@@ -91,17 +127,12 @@ class OneShotScores:
     """
 
     def __init__(self, options: CanaryOptions, num_parameters: int, num_held_out: int) -> None:
-        self._options = options
+        start = 0.0 if options.seen_access == "final" else -np.inf
+        super().__init__(options, np.full(options.count + num_held_out, start))
         self._num_parameters = num_parameters
-        final = options.seen_access == "final"
-        self._scores = np.full(options.count + num_held_out, 0.0 if final else -np.inf)
 
-    def observe(self, seen: CanaryObservation) -> None:
-        """Keep the newest cosine with the movement, or the largest with a release."""
-        if self._options.seen_access == "final":
-            self._scores = cosines(seen.moved, seen.moved_norm)
-        else:
-            self._scores = np.maximum(self._scores, cosines(seen.release, seen.release_norm))
+    def _after(self, seen: CanaryObservation) -> Array:
+        return np.maximum(self._scores, _cosines(seen.release, seen.release_norm))
 
     def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
         """The laws of the cosines, and the epsilon of telling them apart."""
@@ -130,16 +161,8 @@ class OneShotScores:
             "rests_on": rests_on,
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """The scores."""
-        return {"scores": torch.from_numpy(self._scores.copy())}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the scores."""
-        self._scores = _loaded(state, "scores", self._scores.shape)
-
-
-class OneRunScores:
+class OneRunScores(_ArrayScores):
     """A score a canary: by the final model, or the log-likelihood ratio of all rounds.
 
     Args:
@@ -156,19 +179,14 @@ class OneRunScores:
         sampling_probability: float,
         noise_multiplier: float,
     ) -> None:
-        self._options = options
+        super().__init__(options, np.zeros(options.count))
         self._included = included
         self._rate = sampling_probability
         self._noise = noise_multiplier
-        self._scores = np.zeros(options.count)
 
-    def observe(self, seen: CanaryObservation) -> None:
-        """Add the round's evidence, or replace the cosine with the movement."""
-        if self._options.seen_access == "final":
-            self._scores = cosines(seen.moved, seen.moved_norm)
-        else:
-            evidence = log_likelihood_ratio(seen.release, self._rate, self._noise)
-            self._scores += np.where(seen.eligible, evidence, 0.0)
+    def _after(self, seen: CanaryObservation) -> Array:
+        evidence = log_likelihood_ratio(seen.release, self._rate, self._noise)
+        return self._scores + np.where(seen.eligible, evidence, 0.0)
 
     def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
         """The better-founded bound, the refined one, and the scores."""
@@ -182,18 +200,17 @@ class OneRunScores:
         ]
         if rounds == 0 or not np.isfinite(self._scores).all():
             return _nothing(rests_on)
-        confidence = options.one_sided
-        plain = audit_scores(self._scores, included, delta, confidence, guesses)
-        family = ComposedFamily(compose, rounds)
-        refined = audit_scores_composed(self._scores, included, delta, family, confidence, guesses)
-        best = plain if refined is None else refined
-        if refined is not None:
+        asked = (self._scores, included, delta, options.one_sided, guesses)
+        best = plain = audit_scores(*asked)
+        family, method = ComposedFamily(compose, rounds), "one_run"
+        if family.is_known:
+            best, method = audit_scores(*asked, family.bound), "one_run_f_dp"
             rests_on.append(
                 "the release is as private as so many rounds of the claimed mechanism at some "
                 "noise multiplier (f-DP); lower_bound_any_mechanism does without this"
             )
         return {
-            "method": "one_run" if refined is None else "one_run_f_dp",
+            "method": method,
             "estimate": epsilon_of_mu(_standardised(self._scores, included), delta),
             "lower_bound": best.epsilon,
             "lower_bound_any_mechanism": plain.epsilon,
@@ -204,14 +221,6 @@ class OneRunScores:
             "included": included.tolist(),
             "rests_on": rests_on,
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """The scores; the coins come from their stream."""
-        return {"scores": torch.from_numpy(self._scores.copy())}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the scores."""
-        self._scores = _loaded(state, "scores", self._scores.shape)
 
 
 class StepScores:
@@ -290,11 +299,3 @@ def _nothing(rests_on: list[str]) -> dict[str, Any]:
         "scores": None,
         "rests_on": [*rests_on, _NO_SCORE],
     }
-
-
-def _loaded(state: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> Array:
-    if set(state) != {key} or tuple(state[key].shape) != shape:
-        raise PrivacyError(
-            f"the saved canaries are not of this configuration: {key} of shape {shape} is expected"
-        )
-    return np.asarray(state[key].numpy(), dtype=np.float64).copy()

@@ -26,20 +26,16 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
-import numpy as np
-from numpy.typing import NDArray
-
 from privacy.amplification import Composition
-from privacy.empirical.gaussian_dp import epsilon_of_mu
-from privacy.empirical.guesses import Guesses
-from privacy.empirical.one_run import OneRunBound, best_of_grid, check_counts, largest_refuted
+from privacy.empirical.gaussian_dp import epsilon_of_mu, largest
+from privacy.empirical.one_run import check_counts, largest_refuted
 from privacy.empirical.trade_off import GaussianTradeOff, TradeOff, sure_epsilon, trade_off_of
 
 _SMALLEST_NOISE = 0.02
 _LARGEST_NOISE = 1e6
 _MUCH_NOISE = 64.0
-# Of the noise multiplier, relative: 128 steps from one power of 2 to the next.
-_TOLERANCE = 2.0 ** (1.0 / 128.0) * (1.0 + 1e-9) - 1.0
+# Of the logarithm to base 2 of the noise multiplier.
+_TOLERANCE = 1.0 / 128.0
 
 
 def refutes(
@@ -98,6 +94,14 @@ def mu_lower_bound(
     )
 
 
+def gaussian_bound(
+    num_canaries: int, num_guesses: int, num_correct: int, delta: float, confidence: float
+) -> float:
+    """Epsilon of the largest mu-GDP that is refuted: a bound for ``one_run.audit_scores``."""
+    mu = mu_lower_bound(num_canaries, num_guesses, num_correct, confidence)
+    return epsilon_of_mu(mu, delta)
+
+
 class ComposedFamily:
     """The claims of one mechanism and sampler over so many rounds, one a noise multiplier.
 
@@ -107,24 +111,31 @@ class ComposedFamily:
     """
 
     def __init__(self, composition: Callable[[float, int], Composition], rounds: int) -> None:
-        self._composition = composition
-        self._rounds = rounds
-        self._claims: dict[float, TradeOff | None] = {}
+        self._compose: Callable[[float], Composition] = lambda noise: composition(noise, rounds)
+        # The claim of a multiplier, weaker as it falls; None for no claim, or none known.
+        self._claim: Callable[[float], TradeOff | None] = lru_cache(maxsize=None)(
+            lambda noise: trade_off_of(self._compose(noise))
+        )
         self._bounds: dict[tuple[int, int, int, float], float] = {}
 
-    def claim(self, noise_multiplier: float) -> TradeOff | None:
-        """The claim of a multiplier, weaker as it falls; None for no claim, or none known."""
-        if noise_multiplier not in self._claims:
-            self._claims[noise_multiplier] = trade_off_of(
-                self._composition(noise_multiplier, self._rounds)
-            )
-        return self._claims[noise_multiplier]
+    @property
+    def is_known(self) -> bool:
+        """Whether PLD knows the composition."""
+        # Much noise: there is a claim, if there is one for any multiplier.
+        return self._claim(_MUCH_NOISE) is not None
 
-    def sure_epsilon(self, noise_multiplier: float, delta: float) -> float:
-        """Epsilon of a multiplier, rounded down; 0 for infinity."""
-        if math.isinf(noise_multiplier):
-            return 0.0
-        return sure_epsilon(self._composition(noise_multiplier, self._rounds), delta) or 0.0
+    def bound(
+        self,
+        num_canaries: int,
+        num_guesses: int,
+        num_correct: int,
+        delta: float,
+        confidence: float,
+    ) -> float:
+        """Epsilon of the least noise that is not refuted: for ``one_run.audit_scores``."""
+        noise = self.noise_upper_bound(num_canaries, num_guesses, num_correct, confidence)
+        # Epsilon of a multiplier, rounded down; 0 for infinity.
+        return 0.0 if math.isinf(noise) else sure_epsilon(self._compose(noise), delta) or 0.0
 
     def noise_upper_bound(
         self, num_canaries: int, num_guesses: int, num_correct: int, confidence: float
@@ -148,87 +159,21 @@ class ComposedFamily:
             self._bounds[key] = self._search(*key)
         return self._bounds[key]
 
-    def _search(
-        self, num_canaries: int, num_guesses: int, num_correct: int, confidence: float
-    ) -> float:
-        def refuted(noise: float) -> bool:
-            claim = self.claim(noise)
+    def _search(self, canaries: int, guesses: int, correct: int, confidence: float) -> float:
+        def refuted(logarithm: float) -> bool:
+            claim = self._claim(2.0**logarithm)
             return claim is not None and refutes(
-                claim, num_canaries, num_guesses, num_correct, 1.0 - confidence
+                claim, canaries, guesses, correct, 1.0 - confidence
             )
 
-        low, high = 1.0, 2.0
-        while low > _SMALLEST_NOISE and refuted(low):
-            low, high = low / 2.0, low
-        while high > 1.0 and not refuted(high):
-            low, high = high, 2.0 * high
-            if high > _LARGEST_NOISE:
+        # Logarithms to base 2 of the multiplier.
+        low, high = 0.0, 1.0
+        while low > math.log2(_SMALLEST_NOISE) and refuted(low):
+            low, high = low - 1.0, low
+        while high > 0.0 and not refuted(high):
+            low, high = high, high + 1.0
+            if high > math.log2(_LARGEST_NOISE):
                 return math.inf
-        while high > low * (1.0 + _TOLERANCE):
-            middle = math.sqrt(low * high)
-            if refuted(middle):
-                high = middle
-            else:
-                low = middle
-        return high
-
-
-def audit_scores_gaussian(
-    scores: NDArray[np.float64],
-    included: NDArray[np.bool_],
-    delta: float,
-    confidence: float = 0.95,
-    guesses: Guesses | None = None,
-) -> OneRunBound:
-    """Lower bound on epsilon from the scores of canaries, among the mu-GDP.
-
-    Args:
-        scores: Shape (m,): larger when a canary seems to have been in.
-        included: Shape (m,): the coins.
-        delta: In (0, 1).
-        confidence: In (0, 1).
-        guesses: How many, chosen before the run; None for the best of a grid, corrected.
-
-    Raises:
-        PrivacyError: The shapes or the counts do not fit.
-    """
-
-    def bound(made: int, right: int, level: float) -> float:
-        return epsilon_of_mu(mu_lower_bound(scores.size, made, right, level), delta)
-
-    return best_of_grid(scores, included, guesses, confidence, bound)
-
-
-def audit_scores_composed(
-    scores: NDArray[np.float64],
-    included: NDArray[np.bool_],
-    delta: float,
-    family: ComposedFamily,
-    confidence: float = 0.95,
-    guesses: Guesses | None = None,
-) -> OneRunBound | None:
-    """Lower bound on epsilon from the scores of canaries, among the compositions of a mechanism.
-
-    Args:
-        scores: Shape (m,): larger when a canary seems to have been in.
-        included: Shape (m,): the coins.
-        delta: In (0, 1).
-        family: The claims that are tried.
-        confidence: In (0, 1).
-        guesses: How many, chosen before the run; None for the best of a grid, corrected.
-
-    Returns:
-        The bound; None where PLD does not know the composition.
-
-    Raises:
-        PrivacyError: The shapes or the counts do not fit.
-    """
-    # Much noise: there is a claim, if there is one for any multiplier.
-    if family.claim(_MUCH_NOISE) is None:
-        return None
-
-    def bound(made: int, right: int, level: float) -> float:
-        noise = family.noise_upper_bound(scores.size, made, right, level)
-        return family.sure_epsilon(noise, delta)
-
-    return best_of_grid(scores, included, guesses, confidence, bound)
+        return float(
+            2.0 ** -largest(lambda negative: refuted(-negative), -high, -low, _TOLERANCE, 0.0)
+        )

@@ -67,7 +67,7 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     if mu == 0.0 or delta_of_mu(mu, 0.0) <= delta:
         return 0.0
     high = mu * mu / 2.0 - mu * float(ndtri(delta))
-    return _largest(lambda epsilon: delta_of_mu(mu, epsilon) > delta, 0.0, max(high, 0.0))
+    return largest(lambda epsilon: delta_of_mu(mu, epsilon) > delta, 0.0, max(high, 0.0))
 
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:
@@ -86,7 +86,7 @@ def mu_of_epsilon(epsilon: float, delta: float) -> float:
     high = 1.0
     while delta_of_mu(high, epsilon) <= delta:
         high *= 2.0
-    return _largest(lambda mu: mu == 0.0 or delta_of_mu(mu, epsilon) <= delta, 0.0, high)
+    return largest(lambda mu: mu == 0.0 or delta_of_mu(mu, epsilon) <= delta, 0.0, high)
 
 
 def epsilon_of_normals(null: Normal, alternative: Normal, delta: float) -> float:
@@ -125,7 +125,7 @@ def epsilon_of_normals(null: Normal, alternative: Normal, delta: float) -> float
         high *= 2.0
         if high > LARGEST_EPSILON:
             return LARGEST_EPSILON
-    return _largest(lambda epsilon: not hidden(epsilon), 0.0, high)
+    return largest(lambda epsilon: not hidden(epsilon), 0.0, high)
 
 
 def _delta_of_normals(first: Normal, second: Normal, epsilon: float) -> float:
@@ -173,14 +173,28 @@ def _mass(low: float, high: float, shift: float, scale: float, epsilon: float) -
     return first - math.exp(min(epsilon, 700.0)) * between(low, high)
 
 
-def _largest(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """A point at which it holds, next to one at which it does not; ``low`` if it never does."""
+def largest(
+    holds: Callable[[float], bool],
+    low: float,
+    high: float,
+    absolute: float = 0.0,
+    relative: float = 1e-12,
+) -> float:
+    """Bisect for the largest value of which something holds.
+
+    Args:
+        holds: Whether it does; where it does, it does below.
+        low: Taken to be such a value.
+        high: Taken not to be.
+        absolute: How near a value of which it does not hold must be.
+        relative: Or so near, in parts of it.
+
+    Returns:
+        A value of which it holds.
+    """
     for _ in range(_STEPS):
         middle = (low + high) / 2.0
-        if not low < middle < high or high - low < 1e-12 * high:
+        if not low < middle < high or high - low <= max(absolute, relative * abs(high)):
             break
-        if holds(middle):
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if holds(middle) else (low, middle)
     return low

@@ -7,6 +7,10 @@ the run; guesses that depend on the coins through what the run released alone; a
 fixed before (or corrected for). Nothing is assumed of the mechanism, nor of the scores. Unit: a
 canary, as a user; adjacency add-or-remove-one, under selected zero-out.
 
+Guesses: the canaries with the largest scores "in", those with the smallest "out"; of the others
+there is none. Where the best of a grid of numbers of guesses is taken, each entry is tested at the
+level divided by the entries (Bonferroni), and the grid depends on the number of canaries alone.
+
 How loose: r guesses that are all right show no more than about epsilon = log(r / 3) at 95 %; and a
 Gaussian release of the same epsilon is told apart less well than the randomised response that this
 bound compares it with, most of all by guesses about all canaries. ``privacy.empirical.f_dp`` mends
@@ -22,32 +26,83 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.empirical.guesses import Guesses, count_correct, guess_grid
+from privacy.empirical.gaussian_dp import largest
 from privacy.errors import PrivacyError
 
 _TOLERANCE = 1e-6
 _LARGEST = 1e3
+# Fewer guesses cannot show more than epsilon = 1.8 at 95 %, even when all are right.
+_FEWEST = 20
+
+# Lower bound of epsilon by: canaries, guesses made, guesses right, delta, confidence.
+Bound = Callable[[int, int, int, float, float], float]
 
 
-@dataclass(frozen=True, slots=True)
-class OneRunBound:
-    """A lower bound by guesses.
+class Guesses(NamedTuple):
+    """How many canaries are guessed, chosen without a look at the scores.
 
     Attributes:
-        epsilon: Lower bound at the confidence asked for, at least 0.
-        guesses: The entry of the grid that gave it.
-        num_correct: How many of its guesses were right.
-        num_hypotheses: Entries of the grid, each tested at the level divided by their number.
+        most_in: Canaries with the largest scores, guessed "in".
+        least_out: Canaries with the smallest scores, guessed "out".
     """
 
-    epsilon: float
-    guesses: Guesses
-    num_correct: int
-    num_hypotheses: int
+    most_in: int
+    least_out: int
+
+    @property
+    def total(self) -> int:
+        """Guesses made; the other canaries are abstained from."""
+        return self.most_in + self.least_out
+
+
+def guess_grid(num_canaries: int) -> tuple[Guesses, ...]:
+    """The stated grid: all canaries, a half, a quarter ... of them, by both ends and by the top.
+
+    Args:
+        num_canaries: m, at least 1.
+    """
+    grid = []
+    total = num_canaries
+    while total >= min(_FEWEST, num_canaries):
+        grid.append(Guesses((total + 1) // 2, total // 2))
+        if total <= num_canaries // 4:
+            grid.append(Guesses(total, 0))
+        total //= 2
+    return tuple(grid)
+
+
+def count_correct(
+    scores: NDArray[np.float64], included: NDArray[np.bool_], guesses: Guesses
+) -> int:
+    """Count the guesses that are right.
+
+    Ties are broken by position, which no coin has moved.
+
+    Args:
+        scores: Shape (m,): larger when a canary seems to have been in; finite.
+        included: Shape (m,): the coins.
+        guesses: How many.
+
+    Raises:
+        PrivacyError: The shapes differ, a score is not finite, or the guesses are more than m.
+    """
+    if scores.shape != included.shape or scores.ndim != 1:
+        raise PrivacyError(
+            f"scores have shape {scores.shape} and coins {included.shape}; both must be (m,)"
+        )
+    if not np.isfinite(scores).all():
+        raise PrivacyError("a score of a canary is not finite; the run has left float range")
+    if min(guesses) < 0 or guesses.total > scores.size:
+        raise PrivacyError(f"{guesses} cannot be made of {scores.size} canaries")
+    order = np.argsort(scores, kind="stable")
+    guessed_out = order[: guesses.least_out]
+    guessed_in = order[scores.size - guesses.most_in :]
+    return int(included[guessed_in].sum() + (~included[guessed_out]).sum())
 
 
 def check_counts(num_canaries: int, num_guesses: int, num_correct: int) -> None:
@@ -102,7 +157,7 @@ def p_value(
 def epsilon_lower_bound(
     num_canaries: int, num_guesses: int, num_correct: int, delta: float, confidence: float
 ) -> float:
-    """Largest epsilon that so many correct guesses refute, to 1e-6 below.
+    """Largest epsilon that so many correct guesses refute, to 1e-6 below; 0 if none is refuted.
 
     Args:
         num_canaries: m.
@@ -111,18 +166,15 @@ def epsilon_lower_bound(
         delta: In [0, 1].
         confidence: In (0, 1).
 
-    Returns:
-        At least 0; 0 if nothing is refuted.
-
     Raises:
         PrivacyError: The counts do not fit.
     """
     check_counts(num_canaries, num_guesses, num_correct)
-
-    def refuted(epsilon: float) -> bool:
-        return p_value(num_canaries, num_guesses, num_correct, epsilon, delta) < 1.0 - confidence
-
-    return largest_refuted(refuted)
+    return largest_refuted(
+        lambda epsilon: (
+            p_value(num_canaries, num_guesses, num_correct, epsilon, delta) < 1.0 - confidence
+        )
+    )
 
 
 def largest_refuted(refuted: Callable[[float], bool]) -> float:
@@ -141,13 +193,24 @@ def largest_refuted(refuted: Callable[[float], bool]) -> float:
         low, high = high, 2.0 * high
         if low > _LARGEST:
             return _LARGEST
-    while high - low > _TOLERANCE:
-        middle = (low + high) / 2.0
-        if refuted(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    return largest(refuted, low, high, _TOLERANCE)
+
+
+@dataclass(frozen=True, slots=True)
+class OneRunBound:
+    """A lower bound by guesses.
+
+    Attributes:
+        epsilon: Lower bound at the confidence asked for, at least 0.
+        guesses: The entry of the grid that gave it.
+        num_correct: How many of its guesses were right.
+        num_hypotheses: Entries of the grid, each tested at the level divided by their number.
+    """
+
+    epsilon: float
+    guesses: Guesses
+    num_correct: int
+    num_hypotheses: int
 
 
 def audit_scores(
@@ -156,6 +219,7 @@ def audit_scores(
     delta: float,
     confidence: float = 0.95,
     guesses: Guesses | None = None,
+    bound: Bound = epsilon_lower_bound,
 ) -> OneRunBound:
     """Lower bound on epsilon from the scores of canaries.
 
@@ -165,49 +229,22 @@ def audit_scores(
         delta: In [0, 1].
         confidence: In (0, 1).
         guesses: How many, chosen before the run; None for the best of ``guess_grid``, corrected.
-
-    Raises:
-        PrivacyError: The shapes or the counts do not fit.
-    """
-    return best_of_grid(
-        scores,
-        included,
-        guesses,
-        confidence,
-        lambda made, right, level: epsilon_lower_bound(scores.size, made, right, delta, level),
-    )
-
-
-def best_of_grid(
-    scores: NDArray[np.float64],
-    included: NDArray[np.bool_],
-    guesses: Guesses | None,
-    confidence: float,
-    bound: Callable[[int, int, float], float],
-) -> OneRunBound:
-    """Largest of the bounds of a grid of guesses, each at its part of the level.
-
-    Args:
-        scores: Shape (m,).
-        included: Shape (m,): the coins.
-        guesses: How many, chosen before the run; None for ``guess_grid``.
-        confidence: Of the whole.
-        bound: Lower bound from guesses made, guesses right and the confidence of one test.
+        bound: By the guesses that are right: of any mechanism, or of a family of
+            ``privacy.empirical.f_dp``.
 
     Raises:
         PrivacyError: The shapes or the counts do not fit.
     """
     grid = guess_grid(scores.size) if guesses is None else (guesses,)
+    if not grid:
+        raise PrivacyError("there is no canary to guess about")
     level = 1.0 - (1.0 - confidence) / len(grid)
-    best: OneRunBound | None = None
+    found = []
     for entry in grid:
         right = count_correct(scores, included, entry)
-        epsilon = bound(entry.total, right, level)
-        if best is None or epsilon > best.epsilon:
-            best = OneRunBound(epsilon, entry, right, len(grid))
-    if best is None:
-        raise PrivacyError("there is no canary to guess about")
-    return best
+        epsilon = bound(scores.size, entry.total, right, delta, level)
+        found.append(OneRunBound(epsilon, entry, right, len(grid)))
+    return max(found, key=lambda one: one.epsilon)
 
 
 def log_likelihood_ratio(
@@ -216,12 +253,12 @@ def log_likelihood_ratio(
     """Evidence of one round that a canary is in the population.
 
     Args:
-        scores: x, in parts of what the canary would move: near 1 if it took part.
+        scores: Shape (m,): x, in parts of what the canary would move: near 1 if it took part.
         rate: Probability that it takes part if it is in the population.
         noise_multiplier: Standard deviation of x; 0 takes x itself.
 
     Returns:
-        log((1 - rate) + rate * exp((x - 1/2) / z**2)).
+        Shape (m,): log((1 - rate) + rate * exp((x - 1/2) / z**2)).
     """
     if noise_multiplier == 0.0:
         return scores

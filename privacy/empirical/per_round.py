@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.amplification import Composition
+from privacy.empirical.gaussian_dp import largest
 from privacy.empirical.trade_off import is_gaussian, sure_epsilon
 from privacy.errors import PrivacyError
 
@@ -158,14 +159,7 @@ def mu_by_normal(trials: StepTrials, confidence: float) -> float:
 
     if not too_small(0.0):
         return 0.0
-    low, high = 0.0, shift
-    for _ in range(60):
-        middle = (low + high) / 2.0
-        if too_small(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    return largest(too_small, 0.0, shift)
 
 
 def _t_at_least(observed: float, freedom: int, noncentrality: float) -> float:

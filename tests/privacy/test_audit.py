@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privacy.audit import check as check_module
 from privacy.audit import (
-    checks_cohorts,
     checks_draws,
     checks_independence,
     checks_lags,
@@ -28,7 +28,6 @@ from privacy.audit.auditor import _observed_checks, audit
 from privacy.audit.check import NUM_STATISTICAL, Check
 from privacy.audit.checks_accounting import check_budget, check_epsilon
 from privacy.audit.checks_clipping import check_clip_path
-from privacy.audit.checks_lags import _visible
 from privacy.audit.checks_multiplier import check_delta, check_population
 from privacy.audit.checks_participation import check_participation
 from privacy.audit.checks_record import (
@@ -79,7 +78,7 @@ def outcomes(run: Run, seed: int = 0) -> dict[str, Check]:
     evidence = read(lines)
     inputs = read_inputs(run, lines)
     made = [*_observed_checks(evidence, inputs), check_releases(evidence, inputs)]
-    made += [check_rounds(evidence, inputs), check_constants(evidence)]
+    made += [check_rounds(evidence, inputs), check_constants(evidence, inputs)]
     made += [check_configuration(evidence, inputs)]
     return {check.name: check for check in made}
 
@@ -119,7 +118,7 @@ def test_the_whole_audit_of_a_true_ledger_passes() -> None:
 def test_each_check_keeps_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a check may fail in one of twenty runs, it does so no more often: of 60, 11 at most."""
     for module in (
-        checks_noise, checks_draws, checks_lags, checks_independence, checks_cohorts,
+        check_module, checks_noise, checks_draws, checks_lags, checks_independence,
         checks_participation,
     ):  # fmt: skip
         monkeypatch.setattr(module, "LEVEL", 0.05)
@@ -153,7 +152,7 @@ def test_what_a_check_says_that_it_shows_it_shows() -> None:
     run = replace(TRUE, adaptive=False)
     scale = 1.0 + power.deviations(4.0) / np.sqrt(2.0 * draws)
     mean = power.deviations(2.0) / np.sqrt(draws)
-    lag = _visible(16.0 * (TRUE.rounds - 2), TRUE.rounds - 1, 1.0, 1.0)
+    lag = power.correlation(16.0 * (TRUE.rounds - 2), TRUE.rounds - 1, 1.0, 1.0)
     for name, off in {
         "noise_scale": replace(run, noise_factor=float(scale)),
         "noise_mean": replace(run, noise_mean=float(mean)),
@@ -188,7 +187,7 @@ def test_a_run_that_an_older_version_began_is_tested_from_where_it_is_recorded()
     checks = {c.name: c for c in _observed_checks(read(lines), read_inputs(TRUE, lines))}
     assert failed(checks) == {}
     assert "first 10 rounds do not record it" in checks["noise_tails"].evidence
-    assert check_constants(read(lines)).outcome == "passed"
+    assert check_constants(read(lines), read_inputs(TRUE, lines)).outcome == "passed"
 
 
 # What really happens is not what is written: only the observations can tell.
@@ -407,7 +406,7 @@ def test_what_is_written_is_found(lie: str) -> None:
         change(lines)
     evidence = read(lines)
     checks = [*_observed_checks(evidence, inputs), check_releases(evidence, inputs)]
-    checks += [check_rounds(evidence, inputs), check_constants(evidence)]
+    checks += [check_rounds(evidence, inputs), check_constants(evidence, inputs)]
     checks += [check_configuration(evidence, inputs)]
     assert name in failed(checks)
 
@@ -415,7 +414,7 @@ def test_what_is_written_is_found(lie: str) -> None:
 @pytest.mark.parametrize("kind", ["adaptive", "cyclic", "selected"])
 def test_the_largest_count_and_the_smallest_separation_are_recomputed(kind: str) -> None:
     lines = make_lines(KINDS[kind])
-    check = check_participation(read(lines))
+    check = check_participation(read(lines), read_inputs(KINDS[kind], lines))
     assert check.outcome == "passed"
     assert check.numbers["largest_count"] == max(line["largest_count"] for line in lines)
     gaps = [line["smallest_gap"] for line in lines if line["smallest_gap"]]
@@ -445,7 +444,8 @@ def test_participation_that_is_not_recorded_is_not_passed(key: str) -> None:
     lines = make_lines(KINDS["selected"])
     for line in lines:
         del line[key]
-    assert check_participation(read(lines)).outcome == "skipped"
+    inputs = read_inputs(KINDS["selected"], lines)
+    assert check_participation(read(lines), inputs).outcome == "skipped"
 
 
 def test_epsilon_of_selected_users_counts_a_user_s_rounds() -> None:
@@ -657,9 +657,9 @@ def test_delta_and_population_are_checked() -> None:
     lines = make_lines(replace(TRUE, rounds=2))
     inputs = read_inputs(TRUE, lines)
     evidence = read(lines)
-    assert check_delta(inputs).outcome == "passed"
+    assert check_delta(evidence, inputs).outcome == "passed"
     inputs.statement["actual"]["delta"] = 1.0 / 300
-    assert check_delta(inputs).outcome == "failed"
+    assert check_delta(evidence, inputs).outcome == "failed"
     assert check_population(evidence, inputs).outcome == "passed"
     other = replace(inputs, data=DataAtHand(num_units=299))
     assert check_population(evidence, other).outcome == "failed"
@@ -707,13 +707,13 @@ def test_a_run_without_noise_claims_infinity_and_has_no_noise_to_test() -> None:
 
 
 def test_canaries_may_not_show_more_than_is_stated() -> None:
-    inputs = read_inputs(TRUE, [])
+    inputs, none = read_inputs(TRUE, []), read([])
     epsilon = inputs.statement["actual"]["epsilon"]
     for lower, outcome in ((0.5 * epsilon, "passed"), (1.5 * epsilon, "failed")):
         canaries = {"kind": "one_run", "lower_bound": lower, "confidence": 0.95}
-        assert check_canaries(replace(inputs, canaries=canaries)).outcome == outcome
-    assert check_canaries(replace(inputs, canaries={"kind": "one_run"})).outcome == "failed"
-    assert check_canaries(inputs).outcome == "skipped"
+        assert check_canaries(none, replace(inputs, canaries=canaries)).outcome == outcome
+    assert check_canaries(none, replace(inputs, canaries={"kind": "one_run"})).outcome == "failed"
+    assert check_canaries(none, inputs).outcome == "skipped"
 
 
 def test_a_search_costs_as_many_rounds_as_it_runs() -> None:

@@ -13,14 +13,12 @@ from privacy.accountant import compose_epsilon
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.audit.checks_referee import bounds_of
 from privacy.audit.described import Described, banded_sensitivity, tree_sensitivity
-from privacy.audit.referee import (
-    answers_epsilon,
-    composed_bounds,
+from privacy.audit.referee import answers_epsilon, composed_bounds, sampled_gaussian_losses
+from privacy.audit.referee_renyi import (
     fixed_size_divergence,
     laplace_divergence,
     rdp_epsilon,
     sampled_gaussian_divergence,
-    sampled_gaussian_losses,
 )
 from privacy.empirical.gaussian_dp import epsilon_of_mu
 from privacy.factorization import optimized_coefficients, squared_sensitivities

@@ -18,7 +18,7 @@ from scipy.stats import beta, binom, norm
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.empirical import f_dp, one_run
 from privacy.empirical.gaussian_dp import epsilon_of_mu, mu_of_epsilon
-from privacy.empirical.guesses import Guesses, count_correct, guess_grid
+from privacy.empirical.one_run import Guesses, count_correct, guess_grid
 from privacy.empirical.trade_off import GaussianTradeOff, sure_epsilon, trade_off_of
 from privacy.errors import PrivacyError
 

@@ -1,0 +1,80 @@
+"""Values of a ledger's lines, refused if they are of the wrong kind.
+
+Guarantee: none of its own. Nothing is corrected. ``where`` names round and member in the message.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from privacy.errors import LedgerError
+
+
+def number(value: Any, where: str) -> float:
+    """A finite number; NaN for null.
+
+    Raises:
+        LedgerError: It is neither.
+    """
+    if value is None:
+        return math.nan
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            if math.isfinite(value):
+                return float(value)
+        except OverflowError:
+            pass
+    raise LedgerError(f"{where} is {value!r}, but must be a finite number or null")
+
+
+def numbers(values: Any, length: int, where: str) -> list[float]:
+    """At most so many numbers, NaN for those that are missing.
+
+    Raises:
+        LedgerError: It is no such list.
+    """
+    if not isinstance(values, list) or len(values) > length:
+        raise LedgerError(f"{where} is {values!r}, but must be a list of at most {length}")
+    return [number(value, where) for value in values] + [math.nan] * (length - len(values))
+
+
+def counts(values: Any, length: int, where: str) -> list[int]:
+    """So many counts.
+
+    Raises:
+        LedgerError: It is no such list.
+    """
+    if isinstance(values, list) and len(values) == length:
+        sound = [count for count in values if type(count) is int and 0 <= count < 2**62]
+        if len(sound) == length:
+            return sound
+    raise LedgerError(f"{where} is {values!r}, but must be {length} counts")
+
+
+def member(record: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
+    """An object within an object; empty if it is null or missing.
+
+    Raises:
+        LedgerError: It is something else.
+    """
+    value = record.get(key)
+    if not (value is None or isinstance(value, Mapping)):
+        raise LedgerError(f"{where} is {value!r}, but must be an object")
+    return value or {}
+
+
+def digest(value: Any, where: str) -> bytes:
+    """The 32 bytes of a SHA-256 in hexadecimal.
+
+    Raises:
+        LedgerError: It is none.
+    """
+    try:
+        found = bytes.fromhex(value)
+    except (TypeError, ValueError):
+        found = b""
+    if len(found) != 32:
+        raise LedgerError(f"{where} is {value!r}, but must be a SHA-256 in hexadecimal")
+    return found
