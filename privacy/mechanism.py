@@ -99,7 +99,8 @@ class Mechanism(Protocol):
     """One round's privacy; built by ``privacy/mechanisms/<name>.py``.
 
     Each such module exposes ``Options`` (a strict, frozen pydantic model), ``DESCRIPTION`` (what
-    all that it builds have in common) and ``build(options: Options, noise: NoiseScale) -> Mechanism``.
+    all that it builds have in common) and
+    ``build(options: Options, noise: NoiseScale) -> Mechanism``.
     """
 
     @property
