@@ -98,7 +98,8 @@ class Release:
 class Mechanism(Protocol):
     """One round's privacy; built by ``privacy/mechanisms/<name>.py``.
 
-    Each such module exposes ``Options`` (a strict, frozen pydantic model) and
+    Each such module exposes ``Options`` (a strict, frozen pydantic model), ``DESCRIPTION`` (what
+    all that it builds have in common) and
     ``build(options: Options, noise: NoiseScale) -> Mechanism``.
     """
 

@@ -1,5 +1,7 @@
 """Mechanisms, one file each; ``privacy.mechanism`` says what they have in common.
 
-Each module exposes ``Options`` and ``build(options, noise)``, and is imported by its name when it
-is used.
+Each module exposes ``Options``, ``build(options, noise)`` and ``DESCRIPTION``, what it is
+(``privacy.description``), and is imported by its name when it is used. Nothing else names it.
+``privacy.clipped_sum``, ``privacy.correlated_noise`` and ``privacy.client_reports`` have what most
+of them share.
 """
