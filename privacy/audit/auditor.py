@@ -15,7 +15,6 @@ from typing import Any
 from privacy.audit import (
     checks_accounting,
     checks_central,
-    checks_clients,
     checks_clipping,
     checks_cohorts,
     checks_draws,
@@ -74,7 +73,7 @@ _OBSERVED = (
     checks_release.check_release_length,
     checks_independence.check_count_noise,
     checks_lags.check_count_fresh,
-    checks_clients.check_report_noise,
+    checks_reports.check_report_noise,
     checks_release.check_weights,
     checks_release.check_uploads,
     checks_release.check_batchnorm,

@@ -7,7 +7,6 @@ independent of data, cohorts and noise, which the bounds rest on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,25 +25,12 @@ _SPHERE_PART = 10
 
 
 def _factor(index: int) -> float:
+    """Norm of a canary's update, in parts of the bound.
+
+    Just below it for even indices, just above it (to be clipped) for odd ones: their bits cancel,
+    so that canaries do not drive an adaptive bound away.
+    """
     return 1.0 / _MARGIN if index % 2 else _MARGIN
-
-
-class Directions(Protocol):
-    """So many vectors of norm 1."""
-
-    @property
-    def count(self) -> int:
-        """How many."""
-
-    def update(self, index: int, norm: float) -> Tensor:
-        """One of them at a norm next to ``norm``: shape (P,), float32, new.
-
-        Just below it for even indices, just above it (to be clipped) for odd ones: their bits
-        cancel, so that canaries do not drive an adaptive bound away.
-        """
-
-    def project(self, vector: Tensor) -> NDArray[np.float64]:
-        """Inner products with a vector of shape (P,): shape (count,)."""
 
 
 class Coordinates:
@@ -61,19 +47,14 @@ class Coordinates:
         self._num_parameters = num_parameters
         self._device = device
 
-    @property
-    def count(self) -> int:
-        """How many."""
-        return self._indices.numel()
-
     def update(self, index: int, norm: float) -> Tensor:
-        """A vector with one element."""
+        """A vector with one element at a norm next to ``norm``: shape (P,), float32, new."""
         update = torch.zeros(self._num_parameters, dtype=torch.float32, device=self._device)
         update[self._indices[index]] = norm * _factor(index)
         return update
 
     def project(self, vector: Tensor) -> NDArray[np.float64]:
-        """The elements at the coordinates."""
+        """The elements of a vector of shape (P,) at the coordinates: shape (count,)."""
         return vector[self._indices.to(vector.device)].to("cpu", torch.float64).numpy()
 
 
@@ -87,18 +68,17 @@ class Sphere:
     def __init__(self, matrix: Tensor):
         self._matrix = matrix
 
-    @property
-    def count(self) -> int:
-        """How many."""
-        return self._matrix.shape[0]
-
     def update(self, index: int, norm: float) -> Tensor:
-        """A row at a norm."""
+        """A row at a norm next to ``norm``: shape (P,), float32, new."""
         return self._matrix[index] * (norm * _factor(index))
 
     def project(self, vector: Tensor) -> NDArray[np.float64]:
-        """The matrix times the vector."""
+        """The matrix times a vector of shape (P,): shape (count,)."""
         return torch.mv(self._matrix, vector.to(self._matrix)).to("cpu", torch.float64).numpy()
+
+
+# So many vectors of norm 1.
+Directions = Coordinates | Sphere
 
 
 def draw_coordinates(

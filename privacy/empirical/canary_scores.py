@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,22 +57,6 @@ class CanaryObservation:
     moved_norm: float
     eligible: NDArray[np.bool_]
     taking_part: NDArray[np.bool_]
-
-
-class Scores(Protocol):
-    """What one kind keeps."""
-
-    def observe(self, seen: CanaryObservation) -> None:
-        """Take in one round."""
-
-    def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
-        """Estimate, lower bound, scores and what it rests on; JSON-serialisable."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that was kept."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
 
 
 class _ArrayScores:
@@ -278,6 +262,10 @@ class StepScores:
         if set(state) != names:
             raise PrivacyError(f"the saved canaries have {sorted(state)}, not {sorted(names)}")
         self._trials = StepTrials(**state)
+
+
+# What one kind keeps.
+Scores = OneShotScores | OneRunScores | StepScores
 
 
 def _standardised(scores: Array, included: NDArray[np.bool_]) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,13 +32,6 @@ _LARGEST_CURVE = 300.0
 _ADJACENCIES = ("add-or-remove-one", "zero-out")
 
 
-class TradeOff(Protocol):
-    """What a claim allows a test to be."""
-
-    def least_false(self, true: float) -> float:
-        """Least Q(S) of a set with P(S) >= ``true``, in [0, 1]: the inverse of x -> 1 - f(x)."""
-
-
 @dataclass(frozen=True, slots=True)
 class GaussianTradeOff:
     """mu-GDP: as hard as telling N(0, 1) from N(mu, 1).
@@ -50,7 +43,10 @@ class GaussianTradeOff:
     mu: float
 
     def least_false(self, true: float) -> float:
-        """Phi(Phi^-1(true) - mu)."""
+        """Least Q(S) of a set with P(S) >= ``true``, in [0, 1]: the inverse of x -> 1 - f(x).
+
+        Phi(Phi^-1(true) - mu).
+        """
         from scipy.special import ndtr, ndtri
 
         if true <= 0.0:
@@ -77,10 +73,17 @@ class CurveTradeOff:
         object.__setattr__(self, "_grow", np.exp(np.minimum(self.epsilons, 700.0)))
 
     def least_false(self, true: float) -> float:
-        """From P(S) <= e^eps Q(S) + delta, and the same of the complements the other way round."""
+        """Least Q(S), as above.
+
+        From P(S) <= e^eps Q(S) + delta, and the same of the complements the other way round.
+        """
         of_set = float(np.max((true - self.deltas) * self._shrink))
         of_complement = float(np.max(1.0 - self.deltas - (1.0 - true) * self._grow))
         return max(of_set, of_complement, 0.0)
+
+
+# What a claim allows a test to be.
+TradeOff = GaussianTradeOff | CurveTradeOff
 
 
 def is_gaussian(composition: Composition) -> bool:
