@@ -14,7 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.client import machine
@@ -22,10 +24,9 @@ from pfl_bench.client.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.federated import private_seed
 from pfl_bench.federated.cohort import CohortTraining
 from pfl_bench.federated.notices import RoundNotices
-from pfl_bench.federated.participants import SampledParticipants
 from pfl_bench.federated.parts import FederatedParts, build_engine
 from pfl_bench.federated.privacy_session import PrivateRounds, PublicRounds, make_federated_plan
-from pfl_bench.federated.sampling import build_sampler
+from pfl_bench.federated.sampling import Sampler, build_sampler
 from pfl_bench.federated.shards import num_shards
 from pfl_bench.federated.state_watch import StateWatch
 from pfl_bench.federated.workers.messages import Begin, Built, SharedTraining, await_workers
@@ -48,6 +49,30 @@ from pfl_bench.types import (
 from privacy.mechanism import Release
 from privacy.prefetched_noise import prefetched_release
 from privacy.statement.statement import PrivacyStatement
+
+
+class SampledParticipants(Participants):
+    """Participants that a sampler draws; they all finish.
+
+    Args:
+        sampler: Draws them.
+        num_bytes: What each of them receives.
+    """
+
+    def __init__(self, sampler: Sampler, num_bytes: float) -> None:
+        self._sampler = sampler
+        self._num_bytes = num_bytes
+
+    def draw(self, index: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Draw the round's users."""
+        return self._sampler.draw(rng, index)
+
+    def finish(
+        self, index: int, users: NDArray[np.int64], counted: RoundStatistics
+    ) -> dict[str, float]:
+        """Those too whose update was lost have had the cost."""
+        down = float(len(users) * self._num_bytes)
+        return {"systems/bytes_down": down, "systems/bytes_up": counted.bytes_up}
 
 
 class FederatedTrainer(Trainer):
