@@ -55,8 +55,7 @@ class InMemoryTask(CrossEntropy, Generic[Split]):
         """
         if name not in self._splits:
             raise DataError(
-                f"task {self._name} has no split {name!r}; choose from "
-                f"{', '.join(self.split_names)}"
+                f"task {self._name} has no split {name!r}; choose from {', '.join(self._splits)}"
             )
         return self._splits[name]
 

@@ -6,7 +6,7 @@ import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,6 @@ from numpy.typing import NDArray
 from pfl_bench.data import FieldSpec
 from pfl_bench.types import SplitBy
 from tasks.common.leaf.plan import SPLITS, UNSPLIT, Plan
-
-if TYPE_CHECKING:
-    from tasks.common.leaf.gathering import Gathering
 
 GROUP_BYTES = 256 << 20
 _OBJECT_BYTES = 120  # about what NumPy needs for an array, however small
@@ -52,6 +49,18 @@ class Block:
     arrays: dict[str, Any]
 
 
+class Readable(Protocol):
+    """What was gathered, as ``Gathering`` has it, whose module needs this one."""
+
+    fields: dict[str, FieldSpec]
+
+    def clients(self, split: str) -> list[str]:
+        """The users of a split."""
+
+    def read(self, split: str, users: NDArray[np.int64]) -> Iterator[Block]:
+        """Read users in blocks; ``users`` has shape (u,)."""
+
+
 class Partition:
     """What was partitioned; iterable again and again, one part in memory at a time.
 
@@ -70,7 +79,7 @@ class Partition:
         counts: Users and examples by split.
     """
 
-    def __init__(self, gathered: Gathering, plan: Plan) -> None:
+    def __init__(self, gathered: Readable, plan: Plan) -> None:
         self._gathered = gathered
         self._plan = plan
         self.split_by: SplitBy = plan.split_by
