@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import json
 import sys
 from collections.abc import Sequence
 
@@ -76,6 +77,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument("--resume", action="store_true", help="go on with an unfinished run")
     run.add_argument("--seed", type=int, metavar="N", help="same as seed=N")
     run.add_argument("--profile", action="store_true", help="write where the time goes")
+    _add_plugins(run)
     run.set_defaults(module="run")
 
 
@@ -92,6 +94,7 @@ def _add_table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--out", metavar="DIR", type=_path, help="folder of the runs (default: runs/FOLDER)"
     )
     _add_launcher(table)
+    _add_plugins(table)
     table.set_defaults(module="table")
 
 
@@ -107,7 +110,19 @@ def _add_sweep(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--out", metavar="DIR", type=_path, help="folder of the runs (default: runs/SWEEP)"
     )
     _add_launcher(sweep)
+    _add_plugins(sweep)
     sweep.set_defaults(module="sweep")
+
+
+def _add_plugins(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--plugins",
+        action="append",
+        default=[],
+        metavar="DIR",
+        type=_path,
+        help="folder of your own plug-ins (DIR/algorithms/NAME.py, DIR/tasks/NAME/task.py, ...)",
+    )
 
 
 def _add_launcher(command: argparse.ArgumentParser) -> None:
@@ -286,6 +301,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help()
         return EXIT_INPUT
+    if getattr(arguments, "plugins", None):
+        # They win over the file's, like any setting; the file's are added where both are wanted.
+        arguments.overrides = [*arguments.overrides, f"plugins={json.dumps(arguments.plugins)}"]
     try:
         module = importlib.import_module(f"pfl_bench.cli.{arguments.module}")
         return int(module.main(arguments))
