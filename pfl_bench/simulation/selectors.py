@@ -1,9 +1,9 @@
 """What a selection is given, what it says, and what it is told of the rounds that it chose.
 
-A selection is a plug-in (``pfl_bench/selection/<name>.py``): ``build(options, users)`` gives a
-``Selector``. It is offered candidates and names those who are to take part; who of them finishes
-in time is decided by their devices. Who may not take part, because of ``federated.separation`` or
-``max_participations``, is never offered.
+A selection is a plug-in (``pfl_bench/simulation/selection/<name>.py``): ``build(options, users)``
+gives a ``Selector``. It is offered candidates and names those who are to take part; who of them
+finishes in time is decided by their devices. Who may not take part, because of
+``federated.separation`` or ``max_participations``, is never offered.
 """
 
 from __future__ import annotations

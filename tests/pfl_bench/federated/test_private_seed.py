@@ -75,7 +75,7 @@ def test_an_edit_of_code_moves_its_digest(name: str, copy: Path) -> None:
 
 
 def test_a_new_plug_in_moves_the_digest(copy: Path) -> None:
-    path = copy / "pfl_bench" / "algorithms" / "mine.py"
+    path = copy / "pfl_bench/federated/algorithms/mine.py"
     path.write_text('"""Mine."""\n', encoding="utf-8")
     try:
         assert python(copy, "-c", PRINT).stdout.strip() != machine.code_digest()

@@ -363,7 +363,9 @@ def test_the_selection_of_the_documentation_works(
     """Its file as the page has it, found and run as one of ours."""
     page = (REPOSITORY / "docs/systems.md").read_text(encoding="utf-8")
     blocks = re.findall(
-        r"^```python pfl_bench/selection/(\w+\.py)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE
+        r"^```python pfl_bench/simulation/selection/(\w+\.py)\n(.*?)^```$",
+        page,
+        re.DOTALL | re.MULTILINE,
     )
     ((name, text),) = blocks
     assert len([line for line in text.splitlines() if line.strip()]) <= 10
