@@ -152,6 +152,25 @@ def load(kind: PluginKind, name: str) -> ModuleType:
         PluginError: There is none of that name (with the nearest one), several places have one, or
             its module lacks ``Options`` or the kind's function.
     """
+    path = module_of(kind, name)
+    module = importlib.import_module(path)
+    wanted = ("Options", kind.function) if kind.has_options else (kind.function,)
+    missing = [attribute for attribute in wanted if not hasattr(module, attribute)]
+    if missing:
+        model = "a pydantic model 'Options' and " if kind.has_options else ""
+        raise PluginError(
+            f"plug-in module {path} ({_file_of(path)}) lacks {' and '.join(missing)}: a "
+            f"{kind.word} exposes {model}'{kind.function}'."
+        )
+    return module
+
+
+def module_of(kind: PluginKind, name: str) -> str:
+    """Dotted module of the plug-in ``name`` of a kind, which is not imported.
+
+    Raises:
+        PluginError: There is none of that name (with the nearest one), or several places have one.
+    """
     places = sorted({module for found, module in _modules(kind) if found == name})
     if not places:
         names = available(kind)
@@ -161,16 +180,7 @@ def load(kind: PluginKind, name: str) -> ModuleType:
     if len(places) > 1:
         where = " and ".join(_file_of(place) for place in places)
         raise PluginError(f"two plug-ins are the {kind.word} '{name}': {where}; rename yours")
-    module = importlib.import_module(places[0])
-    wanted = ("Options", kind.function) if kind.has_options else (kind.function,)
-    missing = [attribute for attribute in wanted if not hasattr(module, attribute)]
-    if missing:
-        model = "a pydantic model 'Options' and " if kind.has_options else ""
-        raise PluginError(
-            f"plug-in module {places[0]} ({_file_of(places[0])}) lacks {' and '.join(missing)}: a "
-            f"{kind.word} exposes {model}'{kind.function}'."
-        )
-    return module
+    return places[0]
 
 
 def options_type(kind: PluginKind, name: str) -> type[BaseModel]:

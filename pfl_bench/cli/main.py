@@ -53,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_table(commands)
     _add_sweep(commands)
+    _add_list(commands)
     _add_data(commands)
     _add_privacy(commands)
     _add_audit(commands)
@@ -147,6 +148,27 @@ def _add_launcher(command: argparse.ArgumentParser) -> None:
         action="store_false",
         help="submit to Slurm and end; the same command shows the table later",
     )
+
+
+def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    listing = commands.add_parser("list", help="tasks, rows, tables and methods, a line each")
+    listing.add_argument(
+        "what",
+        nargs="?",
+        choices=(
+            *("tasks", "rows", "tables", "algorithms", "mechanisms", "metrics", "selectors"),
+            *("aggregations", "compressions", "engines"),
+        ),
+    )
+    listing.add_argument("below", nargs="?", metavar="FOLDER", help="rows: of this folder alone")
+    listing.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    _add_plugins(listing)
+    listing.set_defaults(module="list")
+    copy = commands.add_parser("copy", help="write a bundled row to a file of your own")
+    copy.add_argument("row", metavar="ROW", help="such as demo/federated.yaml")
+    copy.add_argument("file", metavar="FILE.yaml", type=_path)
+    copy.add_argument("--force", action="store_true", help="replace FILE.yaml if it exists")
+    copy.set_defaults(module="list")
 
 
 def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -301,7 +323,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help()
         return EXIT_INPUT
-    if getattr(arguments, "plugins", None):
+    if getattr(arguments, "plugins", None) and hasattr(arguments, "overrides"):
         # They win over the file's, like any setting; the file's are added where both are wanted.
         arguments.overrides = [*arguments.overrides, f"plugins={json.dumps(arguments.plugins)}"]
     try:
