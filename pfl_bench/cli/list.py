@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench import plugins
-from pfl_bench.cli.bundled_rows import bundled_configs, locate
+from pfl_bench.config.bundled_rows import bundled_configs, locate
 from pfl_bench.config.row_files import kind_of, rows_below
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.files import write_atomically
