@@ -1,7 +1,22 @@
 """pfl-bench: a benchmark toolkit for differentially private federated learning."""
 
+from typing import TYPE_CHECKING, Any
+
 from pfl_bench._shadowing import check_packages
 
+if TYPE_CHECKING:
+    from pfl_bench.api import RunResult, audit, load_row, load_run, run_row, run_table
+
 __version__ = "0.1.0"
+__all__ = ["RunResult", "audit", "load_row", "load_run", "run_row", "run_table"]
 
 check_packages()
+
+
+def __getattr__(name: str) -> Any:
+    """Load the API when it is first asked for: the command line begins without it."""
+    if name in __all__:
+        from pfl_bench import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'pfl_bench' has no attribute {name!r}")

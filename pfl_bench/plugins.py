@@ -1,16 +1,28 @@
-"""Plug-ins by folder scan: a name in a configuration becomes a module, loaded when first used.
+"""Plug-ins by name: a name in a configuration becomes a module, loaded when first used.
 
-A task is a folder ``tasks/<name>/`` with ``task.py`` and ``models.py``; algorithms, mechanisms and
-metrics are one file each. Every plug-in module exposes a pydantic model ``Options`` and a function,
-``build`` for most kinds. Nothing is registered by hand, and nothing is imported that is not asked
-for.
+A task is a folder with ``task.py`` and ``models.py``; each other plug-in is one file. Every plug-in
+module exposes a pydantic model ``Options`` and a function, ``build`` for most kinds. Nothing is
+registered by hand, and nothing is imported that is not asked for. Plug-ins are found in three
+places:
+
+* in the packages of this distribution (``tasks``, ``pfl_bench.federated.algorithms``, ...);
+* in folders of the user (``add_folder``, ``--plugins DIR``, ``plugins:`` in a row), which have a
+  subfolder a kind: ``DIR/algorithms/momentum.py``, ``DIR/tasks/coins/task.py``;
+* in installed packages, by entry points in the groups ``pfl_bench.tasks``,
+  ``pfl_bench.algorithms``, ...: the name is the plug-in's, the value its module (a task's folder).
+
+A name that two places have is refused.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
@@ -21,6 +33,13 @@ from pfl_bench.types import PluginError, did_you_mean
 
 _Base = TypeVar("_Base")
 
+FOLDERS = "PFL_BENCH_PLUGINS"
+"""Environment variable of the user's folders, which worker processes inherit."""
+
+# The folders' modules are submodules of this one: DIR/algorithms/momentum.py is
+# pfl_bench.plugins.algorithms.momentum, in worker processes too.
+__path__ = [folder for folder in os.environ.get(FOLDERS, "").split(os.pathsep) if folder]
+
 
 @dataclass(frozen=True, slots=True)
 class PluginKind:
@@ -28,7 +47,9 @@ class PluginKind:
 
     Attributes:
         word: What messages call it.
-        package: Package that is scanned.
+        package: Package of this distribution that is scanned.
+        group: Subfolder of a user's folder, and last part of the group of entry points; None where
+            users cannot bring their own.
         module: Module inside a plug-in's folder; None when a plug-in is one file.
         function: What its modules expose beside ``Options``.
         has_options: Whether its modules have ``Options``.
@@ -36,24 +57,27 @@ class PluginKind:
 
     word: str
     package: str
+    group: str | None = None
     module: str | None = None
     function: str = "build"
     has_options: bool = True
 
 
-TASK = PluginKind("task", "tasks", "task")
-MODEL = PluginKind("task's models", "tasks", "models")
-PREPARE = PluginKind("preparable task", "tasks", "prepare", "prepare")
-GENERATE = PluginKind("task with a generator", "tasks", "generate", "generate")
-STATISTICS = PluginKind("task with statistics", "tasks", "statistics", "statistics")
-CATALOGUE = PluginKind("catalogue of data sets", "tasks.common", "catalogue", "DATA_SETS", False)
-ALGORITHM = PluginKind("algorithm", "pfl_bench.federated.algorithms")
-MECHANISM = PluginKind("mechanism", "privacy.mechanisms")
-METRIC = PluginKind("metric family", "pfl_bench.metrics")
+TASK = PluginKind("task", "tasks", "tasks", "task")
+MODEL = PluginKind("task's models", "tasks", "tasks", "models")
+PREPARE = PluginKind("preparable task", "tasks", "tasks", "prepare", "prepare")
+GENERATE = PluginKind("task with a generator", "tasks", "tasks", "generate", "generate")
+STATISTICS = PluginKind("task with statistics", "tasks", "tasks", "statistics", "statistics")
+CATALOGUE = PluginKind(
+    "catalogue of data sets", "tasks.common", None, "catalogue", "DATA_SETS", False
+)
+ALGORITHM = PluginKind("algorithm", "pfl_bench.federated.algorithms", "algorithms")
+MECHANISM = PluginKind("mechanism", "privacy.mechanisms", "mechanisms")
+METRIC = PluginKind("metric family", "pfl_bench.metrics", "metrics")
 ENGINE = PluginKind("engine", "pfl_bench.client.engines")
-AGGREGATION = PluginKind("aggregation", "pfl_bench.federated.aggregation")
-COMPRESSION = PluginKind("compression", "pfl_bench.federated.compression")
-SELECTION = PluginKind("selection", "pfl_bench.simulation.selection")
+AGGREGATION = PluginKind("aggregation", "pfl_bench.federated.aggregation", "aggregations")
+COMPRESSION = PluginKind("compression", "pfl_bench.federated.compression", "compressions")
+SELECTION = PluginKind("selection", "pfl_bench.simulation.selection", "selectors")
 
 # Kinds with options.
 KINDS = (
@@ -70,43 +94,93 @@ KINDS = (
     COMPRESSION,
     SELECTION,
 )
+GROUPS = tuple(dict.fromkeys(kind.group for kind in KINDS if kind.group is not None))
+
+
+def add_folder(folder: Path) -> None:
+    """Find plug-ins in a user's folder too, in this process and those that it starts.
+
+    Args:
+        folder: Has at least one subfolder of ``GROUPS``.
+
+    Raises:
+        PluginError: It does not exist, or has no such subfolder.
+    """
+    place = str(folder.resolve())
+    if place in __path__:
+        return
+    if os.pathsep in place:
+        raise PluginError(f"plugins: {folder}: a path with {os.pathsep!r} in it cannot be used")
+    if not any((folder / group).is_dir() for group in GROUPS):
+        what = "has none" if folder.is_dir() else "is no folder"
+        raise PluginError(
+            f"plugins: {folder} {what}: a folder of plug-ins has at least one of the subfolders "
+            f"{', '.join(GROUPS)}, such as {folder / 'algorithms' / 'my_method.py'}"
+        )
+    __path__.append(place)
+    os.environ[FOLDERS] = os.pathsep.join(__path__)
+    importlib.invalidate_caches()
+
+
+def user_files() -> dict[str, list[Path]]:
+    """Python files that the user's plug-ins consist of, by where they come from.
+
+    Of a folder these are the files in its subfolders of ``GROUPS``, of an installed package all of
+    its files. Keys are the folder's path, and the package's name.
+    """
+    found = {
+        folder: [path for group in GROUPS for path in sorted(Path(folder, group).rglob("*.py"))]
+        for folder in __path__
+    }
+    for group in GROUPS:
+        for entry in _entry_points(group).values():
+            root = entry.partition(".")[0]
+            spec = importlib.util.find_spec(root)
+            folders = [] if spec is None else list(spec.submodule_search_locations or [])
+            found[root] = [path for place in folders for path in sorted(Path(place).rglob("*.py"))]
+    return found
 
 
 def available(kind: PluginKind) -> list[str]:
     """List the names of all plug-ins of a kind, sorted, without importing them."""
-    spec = importlib.util.find_spec(kind.package)
-    folders = [] if spec is None else list(spec.submodule_search_locations or [])
-    names = set()
-    for folder in map(Path, folders):
-        if kind.module is None:
-            names |= {p.stem for p in folder.glob("*.py") if not p.stem.startswith("_")}
-        else:
-            names |= {p.parent.name for p in folder.glob(f"*/{kind.module}.py")}
-    return sorted(names)
+    return sorted({name for name, _ in _modules(kind)})
 
 
 def load(kind: PluginKind, name: str) -> ModuleType:
     """Import the plug-in ``name`` of a kind.
 
     Raises:
-        PluginError: There is none of that name (with the nearest one), or its module lacks
-            ``Options`` or the kind's function.
+        PluginError: There is none of that name (with the nearest one), several places have one, or
+            its module lacks ``Options`` or the kind's function.
     """
-    names = available(kind)
-    if name not in names:
-        hint = did_you_mean(name, names, ".")
-        raise PluginError(f"no {kind.word} named '{name}'{hint} There are: {', '.join(names)}.")
-    path = f"{kind.package}.{name}" + (f".{kind.module}" if kind.module else "")
+    path = module_of(kind, name)
     module = importlib.import_module(path)
     wanted = ("Options", kind.function) if kind.has_options else (kind.function,)
     missing = [attribute for attribute in wanted if not hasattr(module, attribute)]
     if missing:
         model = "a pydantic model 'Options' and " if kind.has_options else ""
         raise PluginError(
-            f"plug-in module {path} lacks {' and '.join(missing)}: a {kind.word} exposes {model}"
-            f"'{kind.function}'."
+            f"plug-in module {path} ({_file_of(path)}) lacks {' and '.join(missing)}: a "
+            f"{kind.word} exposes {model}'{kind.function}'."
         )
     return module
+
+
+def module_of(kind: PluginKind, name: str) -> str:
+    """Dotted module of the plug-in ``name`` of a kind, which is not imported.
+
+    Raises:
+        PluginError: There is none of that name (with the nearest one), or several places have one.
+    """
+    places = sorted({module for found, module in _modules(kind) if found == name})
+    if not places:
+        names = available(kind)
+        hint = did_you_mean(name, names, ".")
+        raise PluginError(f"no {kind.word} named '{name}'{hint} There are: {', '.join(names)}.")
+    if len(places) > 1:
+        where = " and ".join(_file_of(place) for place in places)
+        raise PluginError(f"two plug-ins are the {kind.word} '{name}': {where}; rename yours")
+    return places[0]
 
 
 def options_type(kind: PluginKind, name: str) -> type[BaseModel]:
@@ -132,3 +206,52 @@ def checked(built: object, base: type[_Base], kind: PluginKind, name: str) -> _B
             "of all that a plug-in need not say"
         )
     return built
+
+
+def _modules(kind: PluginKind) -> Iterator[tuple[str, str]]:
+    """Name and dotted module of each plug-in of a kind, wherever it is."""
+    spec = importlib.util.find_spec(kind.package)
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
+    yield from _in_folders(kind, kind.package, folders)
+    if kind.group is None:
+        return
+    own = [os.path.join(folder, kind.group) for folder in __path__]
+    yield from _in_folders(kind, f"{__name__}.{kind.group}", own)
+    for name, module in _entry_points(kind.group).items():
+        if kind.module is None:
+            yield name, module
+        elif importlib.util.find_spec(f"{module}.{kind.module}") is not None:
+            yield name, f"{module}.{kind.module}"
+
+
+def _in_folders(kind: PluginKind, package: str, folders: list[str]) -> Iterator[tuple[str, str]]:
+    for folder in map(Path, folders):
+        if kind.module is None:
+            for path in folder.glob("*.py"):
+                if not path.stem.startswith("_"):
+                    yield path.stem, f"{package}.{path.stem}"
+        else:
+            for path in folder.glob(f"*/{kind.module}.py"):
+                yield path.parent.name, f"{package}.{path.parent.name}.{kind.module}"
+
+
+@cache
+def _entry_points(group: str) -> dict[str, str]:
+    """Modules of installed plug-ins by name; two of one name cannot be told apart.
+
+    Raises:
+        PluginError: Two packages have a plug-in of one name.
+    """
+    found: dict[str, str] = {}
+    for entry in entry_points(group=f"pfl_bench.{group}"):
+        if found.setdefault(entry.name, entry.value) != entry.value:
+            raise PluginError(
+                f"two installed packages have a plug-in '{entry.name}' of pfl_bench.{group}: "
+                f"{found[entry.name]} and {entry.value}; uninstall one of them"
+            )
+    return found
+
+
+def _file_of(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    return module if spec is None or spec.origin is None else spec.origin

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import json
 import sys
 from collections.abc import Sequence
 
@@ -52,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_table(commands)
     _add_sweep(commands)
+    _add_list(commands)
     _add_data(commands)
     _add_privacy(commands)
     _add_audit(commands)
@@ -76,6 +78,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument("--resume", action="store_true", help="go on with an unfinished run")
     run.add_argument("--seed", type=int, metavar="N", help="same as seed=N")
     run.add_argument("--profile", action="store_true", help="write where the time goes")
+    _add_plugins(run)
     run.set_defaults(module="run")
 
 
@@ -92,6 +95,7 @@ def _add_table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--out", metavar="DIR", type=_path, help="folder of the runs (default: runs/FOLDER)"
     )
     _add_launcher(table)
+    _add_plugins(table)
     table.set_defaults(module="table")
 
 
@@ -107,7 +111,19 @@ def _add_sweep(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--out", metavar="DIR", type=_path, help="folder of the runs (default: runs/SWEEP)"
     )
     _add_launcher(sweep)
+    _add_plugins(sweep)
     sweep.set_defaults(module="sweep")
+
+
+def _add_plugins(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--plugins",
+        action="append",
+        default=[],
+        metavar="DIR",
+        type=_path,
+        help="folder of your own plug-ins (DIR/algorithms/NAME.py, DIR/tasks/NAME/task.py, ...)",
+    )
 
 
 def _add_launcher(command: argparse.ArgumentParser) -> None:
@@ -132,6 +148,27 @@ def _add_launcher(command: argparse.ArgumentParser) -> None:
         action="store_false",
         help="submit to Slurm and end; the same command shows the table later",
     )
+
+
+def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    listing = commands.add_parser("list", help="tasks, rows, tables and methods, a line each")
+    listing.add_argument(
+        "what",
+        nargs="?",
+        choices=(
+            *("tasks", "rows", "tables", "algorithms", "mechanisms", "metrics", "selectors"),
+            *("aggregations", "compressions", "engines"),
+        ),
+    )
+    listing.add_argument("below", nargs="?", metavar="FOLDER", help="rows: of this folder alone")
+    listing.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    _add_plugins(listing)
+    listing.set_defaults(module="list")
+    copy = commands.add_parser("copy", help="write a bundled row to a file of your own")
+    copy.add_argument("row", metavar="ROW", help="such as demo/federated.yaml")
+    copy.add_argument("file", metavar="FILE.yaml", type=_path)
+    copy.add_argument("--force", action="store_true", help="replace FILE.yaml if it exists")
+    copy.set_defaults(module="list")
 
 
 def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -288,6 +325,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help()
         return EXIT_INPUT
+    if getattr(arguments, "plugins", None) and hasattr(arguments, "overrides"):
+        # They win over the file's, like any setting; the file's are added where both are wanted.
+        arguments.overrides = [*arguments.overrides, f"plugins={json.dumps(arguments.plugins)}"]
     try:
         module = importlib.import_module(f"pfl_bench.cli.{arguments.module}")
         return int(module.main(arguments))

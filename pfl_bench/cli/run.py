@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from pfl_bench.cli.bundled_rows import locate
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
+from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import kind_of
 from pfl_bench.federated.workers.launched import is_launched, is_restarted

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import run_many
-from pfl_bench.cli.bundled_rows import locate
+from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.sweeps import Combination, LoadedSweep, load_sweep
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.types import ConfigError

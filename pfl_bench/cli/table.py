@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import run_many
-from pfl_bench.cli.bundled_rows import locate
 from pfl_bench.cli.main import EXIT_FAILED
+from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.row_files import rows_below
 from pfl_bench.config.views import view_in
 from pfl_bench.types import ConfigError

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pfl_bench import plugins
 from pfl_bench.types import ConfigError
 
 PACKAGES = ("pfl_bench", "privacy", "tasks")
@@ -62,16 +63,22 @@ _OF_PROCESSOR = (
 _FLAGS = ("avx", "fma", "amx", "sse", "f16c")
 
 
-@functools.cache
 def code_digest() -> str:
     """Digest of the code that decides updates, "sha256:<hex>".
 
     It covers every module of the three packages, wherever their parts lie: engines, algorithms,
-    mechanisms and all tasks. It does not cover what else a plug-in imports.
+    mechanisms and all tasks; and the user's plug-ins (``plugins.user_files``). It does not cover
+    what else a plug-in imports.
 
     Raises:
         ConfigError: There are no source files.
     """
+    return _digest_of_code(tuple(plugins.__path__))
+
+
+@functools.cache
+def _digest_of_code(user_folders: tuple[str, ...]) -> str:
+    """Digest of the code with ``user_folders``: of files as they are loaded, not later."""
     digest = hashlib.sha256()
     found: set[str] = set()
     for package in PACKAGES:
@@ -85,6 +92,11 @@ def code_digest() -> str:
                     content = hashlib.sha256(path.read_bytes()).hexdigest()
                     digest.update(f"{package}/{place.as_posix()} {content}\n".encode())
                     found.add(package)
+    for origin, paths in sorted(plugins.user_files().items()):
+        # By content alone: the same folder elsewhere is the same code.
+        for path in paths:
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{Path(origin).name} {path.name} {content}\n".encode())
     if found != set(PACKAGES):
         raise ConfigError(
             "privacy: the source files of pfl_bench, privacy and tasks cannot be read, and the "

@@ -21,7 +21,16 @@ M = TypeVar("M", bound=BaseModel)
 
 # What changes how a run is computed or watched, not what it releases.
 _NOT_TRAINING = {
-    "": ("name", "device", "num_threads", "evaluation", "checkpoint", "logging", "expected"),
+    "": (
+        "name",
+        "plugins",
+        "device",
+        "num_threads",
+        "evaluation",
+        "checkpoint",
+        "logging",
+        "expected",
+    ),
     "federated": ("engine", "engine_lanes", "data_workers", "workers"),
     "central": ("data_workers",),
 }
@@ -132,10 +141,12 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
             "that this pfl-bench reads; port the file, or use the pfl-bench that it was written for"
         )
     config = validate_tree(RunConfig, tree, "", path, overrides)
+    folders = _add_plugins(config.plugins, path, overrides)
     task, task_options = _plugin(plugins.TASK, config.task, "task", path, overrides)
     model_type = plugins.options_type(plugins.MODEL, task)
     model_options = validate_tree(model_type, config.model, "model", path, overrides)
     resolved = config.model_dump(mode="json")
+    resolved["plugins"] = folders
     resolved["task"] = {"name": task, **task_options.model_dump(mode="json")}
     resolved["model"] = model_options.model_dump(mode="json")
     found: dict[str, BaseModel] = {}
@@ -164,6 +175,26 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
         overrides,
         path,
     )
+
+
+def _add_plugins(folders: Sequence[str], path: Path, overrides: Sequence[str]) -> list[str]:
+    """Find plug-ins in folders; those that a file names are relative to the file's own folder.
+
+    Returns:
+        The folders' absolute paths.
+
+    Raises:
+        ConfigError: One is no folder of plug-ins.
+    """
+    is_override = any(text.partition("=")[0].strip() == "plugins" for text in overrides)
+    home = Path() if is_override else path.parent
+    for folder in folders:
+        try:
+            plugins.add_folder(home / folder)
+        except PluginError as error:
+            place = blame("plugins", path, overrides)
+            raise ConfigError(f"{place}{str(error).removeprefix('plugins: ')}") from None
+    return [str((home / folder).resolve()) for folder in folders]
 
 
 def _plugin(

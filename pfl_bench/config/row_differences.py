@@ -11,6 +11,7 @@ from typing import Any
 _HARMLESS = frozenset(
     {
         "name",
+        "plugins",
         "seed",
         "privacy.nonce",
         "device",

@@ -142,6 +142,7 @@ class RunConfig(Strict):
             losses and noise stay float32.
         channels_last: Lay out batches of images with their channels last, which convolutions are
             often faster on.
+        plugins: Folders of the user's plug-ins, relative to the file's own folder.
         task: Plug-in name and options.
         model: Name of one of the task's models and its options.
         federated: Federated training.
@@ -169,6 +170,7 @@ class RunConfig(Strict):
         AfterValidator(lambda given: "float32" if given == "auto" else given),
     ] = "float32"
     channels_last: bool = False
+    plugins: list[str] = Field(default_factory=list)
     task: dict[str, Any]
     model: dict[str, Any]
     federated: FederatedOptions | None = None

@@ -1,0 +1,235 @@
+"""Rows and runs from Python; ``pfl_bench`` has these names too, loaded when first used.
+
+    import pfl_bench
+
+    row = pfl_bench.load_row("demo/private_federated.yaml", federated__num_rounds=10)
+    result = pfl_bench.run_row(row, out="runs/mine")
+    print(result.metrics["test/accuracy"], result.statement.actual.epsilon)
+    assert pfl_bench.audit("runs/mine").verdict == "passed"
+
+Nothing is printed unless ``show_progress`` asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from pfl_bench.config.bundled_rows import locate
+from pfl_bench.config.loading import ResolvedConfig, load_config
+from pfl_bench.config.row_files import kind_of, rows_below
+from pfl_bench.files import read_json, read_metrics
+from pfl_bench.types import ConfigError, RunFolderError
+from privacy.statement.statement import PrivacyStatement
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+    from pfl_bench.runs.audit import RunAudit
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run, read from its folder.
+
+    Attributes:
+        folder: The run folder.
+        summary: Content of ``summary.json``.
+    """
+
+    folder: Path
+    summary: Mapping[str, Any]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Final metrics by name, such as "test/accuracy"; numbers that are not finite too."""
+        return {name: float(value) for name, value in self.summary["metrics"].items()}
+
+    @property
+    def expected(self) -> list[dict[str, Any]]:
+        """Published numbers beside measured ones: metric, published, measured, verdict, source."""
+        return list(self.summary["expected"])
+
+    @property
+    def statement(self) -> PrivacyStatement | None:
+        """The privacy statement; None for a run that claims nothing."""
+        stated = self.summary["privacy"]
+        return None if stated is None else PrivacyStatement.from_json_dict(stated)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Scalars of each round (central training: epoch), in order."""
+        return read_metrics(self.folder / "metrics.jsonl")
+
+    def history_frame(self) -> pd.DataFrame:
+        """The history as a table, a row a round.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(self.history).set_index("round")
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The final model's parameters and buffers by name, on the CPU.
+
+        They load into the module that the row's task builds. The model is the one that was
+        evaluated at the end: the selected one where ``evaluation.select_best`` selects.
+
+        Raises:
+            RunFolderError: The folder has no checkpoint.
+            DataError: The row's data, which say how large the model is, are not there.
+        """
+        import torch
+
+        from pfl_bench.federated.parts import build_model, build_task
+        from pfl_bench.runs.checkpoint import load_latest
+
+        state = load_latest(self.folder / "checkpoints")
+        if state is None:
+            raise RunFolderError(f"{self.folder}: has no checkpoint, which the model is read from")
+        resolved = load_config(self.folder / "config.yaml")
+        cpu = torch.device("cpu")
+        model = build_model(resolved, build_task(resolved, cpu), cpu)
+        best = state.get("best")
+        model.vector.copy_(state["trainer"]["central"] if best is None else best["vector"])
+        if best is not None:
+            model.load_buffers(best["buffers"])
+        return {name: value.detach().clone() for name, value in model.module.state_dict().items()}
+
+
+def load_row(
+    name: str | Path, /, *, plugins: Sequence[str | Path] = (), **overrides: Any
+) -> ResolvedConfig:
+    """Read a row: a file, or a bundled one such as "demo/central.yaml".
+
+    Args:
+        name: Path of the row.
+        plugins: Folders of plug-ins of one's own.
+        **overrides: Settings that win over the file, by dotted key with ``__`` for the dot, such
+            as ``federated__num_rounds=10``.
+
+    Raises:
+        ConfigError: There is no such row, or it is wrong.
+    """
+    path = locate(str(name), folder=False)
+    kind = kind_of(path)
+    if kind != "row":
+        raise ConfigError(f"{path} is a {kind}, not a row; give one of its rows")
+    given = {"plugins": [str(folder) for folder in plugins], **overrides} if plugins else overrides
+    texts = [f"{key.replace('__', '.')}={_as_yaml(value)}" for key, value in given.items()]
+    return load_config(path, texts)
+
+
+def run_row(
+    row: ResolvedConfig | str | Path,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    show_progress: bool = False,
+) -> RunResult:
+    """Run a row, or give what a finished run in that folder has left.
+
+    Args:
+        row: What ``load_row`` gives, or its name.
+        out: The run folder; None for runs/NAME/seed-N, as on the command line.
+        resume: Go on with an unfinished run of the same row.
+        show_progress: Write progress to standard error.
+
+    Raises:
+        UserInputError: Row, data or folder do not fit; the message says how to mend it.
+        privacy.errors.PrivacyError: The privacy claim could not be made truthfully.
+    """
+    from pfl_bench.runs.runner import run
+
+    resolved = row if isinstance(row, ResolvedConfig) else load_row(row)
+    config = resolved.config
+    folder = Path("runs") / config.name / f"seed-{config.seed}" if out is None else Path(out)
+    silence = contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(_NoWhere())
+    with silence:
+        run(resolved, folder, resume)
+    return load_run(folder)
+
+
+def load_run(folder: str | Path) -> RunResult:
+    """Read a finished run.
+
+    Raises:
+        RunFolderError: The folder holds no finished run.
+    """
+    path = Path(folder)
+    summary = read_json(path / "summary.json")
+    if not isinstance(summary, dict):
+        raise RunFolderError(
+            f"{path}: holds no finished run (there is no summary.json); run a row there first, or "
+            "go on with it by resume=True"
+        )
+    return RunResult(path, summary)
+
+
+def run_table(
+    folder: str | Path,
+    seeds: int = 1,
+    *,
+    out: str | Path | None = None,
+    resume: bool = True,
+    show_progress: bool = False,
+    **overrides: Any,
+) -> list[RunResult]:
+    """Run every row of a folder with seeds of its own; finished runs are read.
+
+    Args:
+        folder: Folder of rows, or a bundled one such as "demo".
+        seeds: Runs a row, of the row's own seed and those that follow.
+        out: Where run folders are made, ROW/seed-N; None for runs/FOLDER.
+        resume: Go on with unfinished runs.
+        show_progress: Write progress to standard error.
+        **overrides: As ``load_row`` takes them, for each row.
+
+    Returns:
+        Results, row by row, seed by seed.
+    """
+    path = locate(str(folder), folder=True)
+    home = Path("runs") / path.name if out is None else Path(out)
+    results = []
+    for name, row in rows_below(path).items():
+        first = load_row(row, **overrides).config.seed
+        for seed in range(first, first + seeds):
+            resolved = load_row(row, **{**overrides, "seed": seed})
+            place = home / name / f"seed-{seed}"
+            results.append(run_row(resolved, place, resume=resume, show_progress=show_progress))
+    return results
+
+
+def audit(folder: str | Path) -> RunAudit:
+    """Derive every privacy claim of a run anew from its record, as ``pfl-bench audit`` does.
+
+    Raises:
+        UserInputError: The folder holds no private run.
+    """
+    from pfl_bench.runs.audit import audit_run
+
+    return audit_run(Path(folder))
+
+
+class _NoWhere(io.StringIO):
+    """A stream that keeps nothing."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def _as_yaml(value: Any) -> str:
+    """A value as an override's text; numbers keep all digits."""
+    if isinstance(value, bool | int | str) or value is None:
+        return json.dumps(value)
+    return str(yaml.safe_dump(value, default_flow_style=True, width=10**9)).removesuffix("...\n")

@@ -1,0 +1,134 @@
+"""``pfl-bench list``: what there is, a line each. ``pfl-bench copy``: a row to a file."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pfl_bench import plugins
+from pfl_bench.config.bundled_rows import bundled_configs, locate
+from pfl_bench.config.row_files import kind_of, rows_below
+from pfl_bench.config.yaml_text import read_yaml
+from pfl_bench.files import write_atomically
+from pfl_bench.types import ConfigError
+
+# What is listed, by the words of the command line.
+LISTED = {
+    "tasks": plugins.TASK,
+    "algorithms": plugins.ALGORITHM,
+    "mechanisms": plugins.MECHANISM,
+    "metrics": plugins.METRIC,
+    "selectors": plugins.SELECTION,
+    "aggregations": plugins.AGGREGATION,
+    "compressions": plugins.COMPRESSION,
+    "engines": plugins.ENGINE,
+}
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """List plug-ins, rows or tables, or copy a row."""
+    if arguments.command == "copy":
+        return _copy(arguments)
+    for folder in arguments.plugins:
+        plugins.add_folder(Path(folder))
+    if arguments.what is None:
+        entries = [{"name": name, "text": text} for name, text in _overview()]
+    elif arguments.what == "rows":
+        entries = list(_rows(arguments.below))
+    elif arguments.what == "tables":
+        entries = list(_tables())
+    else:
+        kind = LISTED[arguments.what]
+        entries = [{"name": name, "text": _summary(kind, name)} for name in plugins.available(kind)]
+    if arguments.json:
+        print(json.dumps({arguments.what or "kinds": entries}))
+        return 0
+    width = max((len(entry["name"]) for entry in entries), default=0)
+    columns = shutil.get_terminal_size((80, 24)).columns
+    for entry in entries:
+        text = entry["text"]
+        if sys.stdout.isatty():
+            text = textwrap.shorten(text, max(20, columns - width - 2), placeholder="...")
+        print(f"{entry['name']:{width}}  {text}".rstrip())
+    return 0
+
+
+def _overview() -> Iterator[tuple[str, str]]:
+    """What can be listed."""
+    for what, kind in LISTED.items():
+        names = plugins.available(kind)
+        yield what, f"{len(names)}: {', '.join(names)}"
+    folder = bundled_configs()
+    yield "rows", f"{len(rows_below(folder))} bundled; pfl-bench list rows [FOLDER] shows them"
+    yield "tables", ", ".join(entry["name"] for entry in _tables())
+
+
+def _summary(kind: plugins.PluginKind, name: str) -> str:
+    """First line of a plug-in's docstring, read without importing it."""
+    spec = importlib.util.find_spec(plugins.module_of(kind, name))
+    if spec is None or spec.origin is None:
+        return ""
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    return (ast.get_docstring(tree) or "").partition("\n")[0]
+
+
+def _rows(below: str | None) -> Iterator[dict[str, Any]]:
+    """Rows of a folder, or all that are bundled, with their published numbers."""
+    root = bundled_configs()
+    folder = root if below is None else locate(below, folder=True)
+    for path in rows_below(folder).values():
+        tree = read_yaml(path)
+        published = [
+            {"metric": entry["metric"], "value": entry["value"], "source": entry["source"]}
+            for entry in tree.get("expected", [])
+        ]
+        is_bundled = path.is_relative_to(root)
+        first = "; ".join(f"{entry['metric']} {entry['value']:g}" for entry in published)
+        yield {
+            "name": str(path.relative_to(root) if is_bundled else path),
+            "text": first or "nothing published",
+            "task": tree["task"]["name"],
+            "published": published,
+        }
+
+
+def _tables() -> Iterator[dict[str, Any]]:
+    """Bundled folders that hold rows or a view themselves."""
+    root = bundled_configs()
+    for folder in sorted({path.parent for path in root.rglob("*.yaml")}):
+        files = list(folder.glob("*.yaml"))
+        rows = sum(kind_of(path) == "row" for path in files)
+        views = sum(kind_of(path) == "view" for path in files)
+        if rows or views:
+            text = f"{rows} rows" if rows else "a view of other tables' rows"
+            yield {"name": str(folder.relative_to(root)), "text": text}
+
+
+def _copy(arguments: argparse.Namespace) -> int:
+    """Write a row, bundled or not, to a file of the user's."""
+    source, target = locate(arguments.row, folder=False), Path(arguments.file)
+    if kind_of(source) != "row":
+        raise ConfigError(
+            f"{arguments.row} is a {kind_of(source)}, not a row; copy one of its rows"
+        )
+    if target.suffix != ".yaml":
+        raise ConfigError(f"{target}: a row is a file whose name ends in .yaml; name it so")
+    if target.exists() and not arguments.force:
+        raise ConfigError(f"{target} exists; give another name, or --force to replace it")
+    if not target.parent.is_dir():
+        raise ConfigError(f"{target}: there is no folder {target.parent}; make it first")
+    text = source.read_text(encoding="utf-8")
+    first, _, rest = text.partition("\n")
+    if first.startswith("# pfl-bench run "):
+        text = f"# pfl-bench run {target}\n{rest}"
+    write_atomically(target, text)
+    print(f"pfl-bench run {target}")
+    return 0

@@ -1,0 +1,108 @@
+"""The Python API: rows in, results out, nothing printed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import pfl_bench
+from pfl_bench.federated.parts import build_model, build_task
+from pfl_bench.types import ConfigError, RunFolderError
+from tests.helpers import REPOSITORY, central_of
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_the_example_of_the_documentation_runs_and_prints_nothing(
+    tmp_path: Path, capfd: Capture
+) -> None:
+    row = pfl_bench.load_row("demo/private_federated.yaml", federated__num_rounds=3)
+    assert row.config.federated is not None
+    assert row.config.federated.num_rounds == 3
+    result = pfl_bench.run_row(row, tmp_path / "run")
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+    assert 0 < result.metrics["test/accuracy"] < 1
+    assert result.statement is not None
+    assert result.statement.actual.epsilon > result.statement.simulated.epsilon
+    assert pfl_bench.audit(result.folder).verdict == "passed"
+    assert [line["round"] for line in result.history] == [1, 2, 3]
+    assert result.expected[0]["verdict"] == "not comparable"
+    again = pfl_bench.run_row(row, tmp_path / "run")
+    assert again.summary == result.summary == pfl_bench.load_run(tmp_path / "run").summary
+
+
+def test_the_state_dict_is_the_evaluated_model_s(tmp_path: Path) -> None:
+    row = pfl_bench.load_row("demo/federated.yaml", federated__num_rounds=2)
+    result = pfl_bench.run_row(row, tmp_path)
+    state = result.state_dict()
+    flat = torch.cat([value.flatten() for value in state.values()])
+    assert torch.equal(flat, central_of(tmp_path))
+    cpu = torch.device("cpu")
+    module = build_model(row, build_task(row, cpu), cpu).module
+    module.load_state_dict(state)
+
+
+def test_overrides_are_values_not_texts() -> None:
+    row = pfl_bench.load_row(
+        "demo/federated.yaml",
+        name="null",
+        federated__local_learning_rate=1e-5,
+        federated__algorithm={"name": "fedprox", "proximal_weight": 0.25},
+        evaluation__splits=[],
+    )
+    assert row.config.name == "null"
+    assert row.config.federated is not None
+    assert row.config.federated.local_learning_rate == 1e-5
+    assert row.tree["federated"]["algorithm"] == {"name": "fedprox", "proximal_weight": 0.25}
+    assert row.config.evaluation.splits == []
+
+
+def test_a_table_is_run_and_then_read(tmp_path: Path) -> None:
+    short = {"federated__num_rounds": 1, "evaluation__splits": []}
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    text = (REPOSITORY / "configs/demo/federated.yaml").read_text()
+    for name in ("a", "b"):
+        (rows / f"{name}.yaml").write_text(text.replace("demo-federated", name))
+    results = pfl_bench.run_table(rows, seeds=2, out=tmp_path / "runs", **short)
+    assert [(run.summary["name"], run.summary["seed"]) for run in results] == [
+        ("a", 0), ("a", 1), ("b", 0), ("b", 1)
+    ]  # fmt: skip
+    seconds = [run.summary["seconds"] for run in results]
+    again = pfl_bench.run_table(rows, seeds=2, out=tmp_path / "runs", **short)
+    assert [run.summary["seconds"] for run in again] == seconds
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such row file"):
+        pfl_bench.load_row("nothing.yaml")
+    with pytest.raises(ConfigError, match="is a view"):
+        pfl_bench.load_row("leaf/quick/view.yaml")
+    with pytest.raises(ConfigError, match="num_round"):
+        pfl_bench.load_row("demo/federated.yaml", federated__num_round=1)
+    with pytest.raises(RunFolderError, match="no finished run"):
+        pfl_bench.load_run(tmp_path)
+    with pytest.raises(AttributeError, match="no attribute 'run'"):
+        _ = pfl_bench.run  # type: ignore[attr-defined]
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = "import sys, pfl_bench; print('torch' in sys.modules, 'pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+    assert set(pfl_bench.__all__) == {
+        name for name in pfl_bench.__all__ if getattr(pfl_bench, name) is not None
+    }
+
+
+def test_the_history_is_a_table_where_pandas_is(tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    row = pfl_bench.load_row("demo/federated.yaml", federated__num_rounds=2)
+    frame = pfl_bench.run_row(row, tmp_path).history_frame()
+    assert list(frame.index) == [1, 2]
+    assert "train/loss" in frame.columns

@@ -1,0 +1,186 @@
+"""Plug-ins from outside the checkout: folders of the user, and installed packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pfl_bench import plugins
+from pfl_bench.cli.main import main
+from pfl_bench.client.machine import _digest_of_code, code_digest
+from pfl_bench.types import PluginError
+from tests.helpers import REPOSITORY
+
+ALGORITHM = '''"""Local SGD whose updates are sent at a fraction."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from pfl_bench.federated.algorithms import fedavg
+from pfl_bench.types import LocalTraining
+
+
+class Options(BaseModel):
+    """No options."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def build(options: Options, local: LocalTraining) -> fedavg.FedAvg:
+    """Build FedAvg under another name."""
+    return fedavg.build(fedavg.Options(), local)
+'''
+ROW = """\
+version: 1
+name: mine
+seed: 1
+device: cpu
+plugins: [methods]
+task: {name: digits, num_users: 60}
+model: {name: softmax}
+federated:
+  num_rounds: 4
+  cohort_size: 20
+  local_batch_size: 4
+  local_learning_rate: 0.3
+  algorithm: {name: mine}
+privacy:
+  mechanism: {name: gaussian, clip_norm: 0.5}
+  population_size: 60
+  epsilon: 8.0
+evaluation: {every: 4, splits: [], final_splits: [test]}
+checkpoint: {every: 2}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of plug-ins beside a row that uses one; both are forgotten afterwards."""
+    monkeypatch.setattr(plugins, "__path__", [])
+    monkeypatch.delenv(plugins.FOLDERS, raising=False)
+    # Set, so that what add_folder sets is taken back.
+    monkeypatch.setenv(plugins.FOLDERS, "")
+    methods = tmp_path / "methods"
+    (methods / "algorithms").mkdir(parents=True)
+    (methods / "algorithms" / "mine.py").write_text(ALGORITHM, encoding="utf-8")
+    (tmp_path / "row.yaml").write_text(ROW, encoding="utf-8")
+    yield methods
+    for name in [name for name in sys.modules if name.startswith("pfl_bench.plugins.")]:
+        del sys.modules[name]
+
+
+def test_a_row_s_plug_in_is_found_run_resumed_and_audited(folder: Path, tmp_path: Path) -> None:
+    row, out = str(tmp_path / "row.yaml"), tmp_path / "out"
+    assert main(["run", row, "--out", str(out)]) == 0
+    whole = json.loads((out / "summary.json").read_text())
+    assert whole["status"] == "finished"
+    assert main(["audit", str(out)]) == 0
+    # Stopped after the checkpoint of round 2, and gone on with from another folder.
+    other = tmp_path / "other"
+    shutil.copytree(out, other)
+    for left in ("summary.json", "privacy.json", "report.html"):
+        (other / left).unlink()
+    newest = max((other / "checkpoints").iterdir())
+    newest.unlink()
+    assert main(["run", row, "--out", str(other), "--resume"]) == 0
+    assert json.loads((other / "summary.json").read_text())["metrics"] == whole["metrics"]
+    assert (other / "ledger.jsonl").read_text() == (out / "ledger.jsonl").read_text()
+
+
+def test_worker_processes_find_a_user_s_plug_in(folder: Path, tmp_path: Path) -> None:
+    row = str(tmp_path / "row.yaml")
+    assert main(["run", row, "--out", str(tmp_path / "out"), "federated.workers=2"]) == 0
+    assert main(["audit", str(tmp_path / "out")]) == 0
+
+
+def test_a_folder_on_the_command_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["run", "demo/federated.yaml", "federated.num_rounds=1", "--out", "out"]
+    assert main([*command, "federated.algorithm={name: mine}", "--plugins", "methods"]) == 0
+    assert f"- {folder}" in (tmp_path / "out" / "config.yaml").read_text()
+
+
+def test_a_name_that_we_have_is_refused_with_both_places(folder: Path) -> None:
+    theirs = folder / "algorithms" / "fedavg.py"
+    theirs.write_text(ALGORITHM, encoding="utf-8")
+    plugins.add_folder(folder)
+    with pytest.raises(PluginError, match="two plug-ins are the algorithm 'fedavg'") as caught:
+        plugins.load(plugins.ALGORITHM, "fedavg")
+    assert str(theirs) in str(caught.value)
+    assert str(REPOSITORY / "pfl_bench/federated/algorithms/fedavg.py") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("nowhere", "is no folder"), (".", "has none"), ("row.yaml", "is no folder")],
+)
+def test_what_is_no_folder_of_plug_ins_is_refused(
+    given: str,
+    said: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "demo/federated.yaml", "--plugins", given, "--out", "out"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "algorithms" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_seed_s_digest_takes_in_the_user_s_code_wherever_it_is(
+    folder: Path, tmp_path: Path
+) -> None:
+    without = code_digest()
+    plugins.add_folder(folder)
+    with_one = code_digest()
+    assert with_one != without
+    file = folder / "algorithms" / "mine.py"
+    file.write_text(ALGORITHM + "\n# changed\n", encoding="utf-8")
+    assert code_digest() == with_one, "of the files as they were loaded"
+    _digest_of_code.cache_clear()
+    assert code_digest() not in (without, with_one)
+    file.write_text(ALGORITHM, encoding="utf-8")
+    moved = tmp_path / "elsewhere" / "methods"
+    shutil.copytree(folder, moved)
+    _digest_of_code.cache_clear()
+    plugins.__path__.remove(str(folder))
+    plugins.add_folder(moved)
+    assert code_digest() == with_one
+
+
+def test_an_installed_package_s_plug_ins_are_found_by_entry_points(tmp_path: Path) -> None:
+    package = tmp_path / "site" / "their_methods"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text('"""Methods of theirs."""\n', encoding="utf-8")
+    (package / "momentum.py").write_text(ALGORITHM, encoding="utf-8")
+    shutil.copytree(REPOSITORY / "tasks" / "digits", package / "numbers")
+    info = tmp_path / "site" / "their_methods-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-methods\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[pfl_bench.algorithms]\ntheirs = their_methods.momentum\n"
+        "[pfl_bench.tasks]\nnumbers = their_methods.numbers\n"
+    )
+    row = ROW.replace("plugins: [methods]\n", "").replace("name: mine}", "name: theirs}")
+    (tmp_path / "row.yaml").write_text(row.replace("name: digits", "name: numbers"))
+    paths = os.pathsep.join([str(tmp_path / "site"), str(REPOSITORY)])
+    done = subprocess.run(
+        [sys.executable, "-m", "pfl_bench", "run", "row.yaml", "--out", "out"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["task"] == "numbers"
