@@ -186,7 +186,7 @@ class Mechanism(Protocol):
 
 @runtime_checkable
 class MovesBound(Protocol):
-    """What a mechanism also has whose bound moves, so that other processes can clip to it."""
+    """Protocol of mechanisms whose bound moves, so that other processes can clip to it."""
 
     def follow(self, clip_norm: float) -> None:
         """Take over the bound of the coming round from the process that moves it."""
@@ -203,7 +203,7 @@ class NormalSource(Protocol):
 
 @runtime_checkable
 class BeginsWithNormals(Protocol):
-    """What a mechanism also has whose release draws by ``standard_normal`` alone, P at first.
+    """Protocol of mechanisms whose release first draws P values by ``standard_normal``.
 
     They are then drawn while clients train, and ``release`` is given what was prefetched.
     """
@@ -252,7 +252,7 @@ class ReplayedNoise:
 
 @runtime_checkable
 class ReplaysNoise(Protocol):
-    """What a mechanism also has whose noise follows from its streams alone."""
+    """Protocol of mechanisms whose noise follows from the round's streams alone."""
 
     def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
         """Draw the noise of a round again, as ``release`` or the clients have drawn it.

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
-# What the user's machine, not our code, is to be blamed for.
+# Errors of the user's machine, not of our code.
 _MACHINE_ERRORS = {
     errno.ENOSPC: "no space is left on the device",
     errno.EDQUOT: "the disk quota is exceeded",
@@ -24,7 +24,7 @@ _MACHINE_ERRORS = {
     errno.EISDIR: "this is a folder, where a file is written or read",
     errno.EEXIST: "this is in the way",
 }
-# What neither space nor another folder mends.
+# Errors that neither space nor another folder mends.
 _OTHER_ERRORS = {
     errno.ENAMETOOLONG: "this name is too long for a file; give a shorter one: --out, or the row's "
     "name",

@@ -95,7 +95,7 @@ class FederatedOptions(Strict):
         cohort_size: Expected users a round.
         sampling: "poisson" (which every accountant knows), "cyclic_poisson" (groups of users take
             turns), "fixed_size" without replacement, or "full". With the section ``systems``
-            devices and ``selection`` decide instead, which a private run has to own to: "selected".
+            devices and ``selection`` decide instead; a private run must declare it: "selected".
         separation: Groups of "cyclic_poisson": no user is in two rounds less than so many apart.
             With the section ``systems``: nobody who was in a round is selected sooner.
         max_participations: Rounds that a user may be in, of a run with the section ``systems``;
@@ -127,8 +127,8 @@ class FederatedOptions(Strict):
             size of the model and the device (``pfl_bench.client.batched.auto_slots``). Above 1, the
             last bits of results depend on it and on ``workers``.
         data_workers: Threads that read clients ahead of training; 0 reads in line.
-        workers: Processes on this machine that clients are dealt to; "auto" is as many as are
-            expected to end the run first. On GPUs use torchrun. Results are the same bits
+        workers: Processes on this machine over which clients are partitioned; "auto" is the number
+            that is expected to end the run first. On GPUs use torchrun. Results are the same bits
             whatever the number (but see ``engine_lanes``).
         aggregation: Plug-in name and options of what the centre makes of clients' updates, such as
             {name: krum}; of runs without privacy, whose mechanism does that otherwise.

@@ -142,8 +142,8 @@ def _take(rows: Any, chosen: NDArray[np.int64]) -> Any:
 class StoredTask:
     """The part of a task that its store gives; tasks add ``metrics``, ``loss`` and so on.
 
-    The fact "artificial_users" in the store's ``extra`` says that examples were dealt to users who
-    never had them.
+    The fact "artificial_users" in the store's ``extra`` says that examples were assigned to users
+    who never had them.
 
     Examples can be told apart by each field of the store that holds one integer an example
     (``HasColumns``): a field "play" whose numbers the store's names "play" spell out.

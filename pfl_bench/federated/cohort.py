@@ -74,7 +74,7 @@ class UpdateAggregator:
 
 @dataclass(slots=True)
 class ShardResult:
-    """What training a shard came to, beside its sum.
+    """Statistics of a trained shard, without its sum.
 
     Attributes:
         counted: What was counted.

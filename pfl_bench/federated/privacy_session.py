@@ -1,4 +1,4 @@
-"""What a private federated run has beside its training: plan, ledger, observer, canaries."""
+"""Plan, ledger, observer and canaries of a private federated run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assigning a round's clients into shards, and adding the shards' sums in one order.
+"""Assignment of a round's clients to shards, and the order in which shards' sums are added.
 
 How clients are assigned and in which order sums are added depends on the round's users alone, not
 on how many processes train them: float addition is not associative, and a private run's noise must
@@ -22,13 +22,13 @@ from privacy.aggregate import Aggregate
 MAX_SHARDS = 64
 # A shard costs one more addition of P elements, which two clients pay for; but a few processes
 # are to have a shard each, however small the cohort.
-_CLIENTS_A_HAND = 2
-_FEW_HANDS = 8
+_CLIENTS_PER_SHARD = 2
+_MIN_SHARDS = 8
 
 
 def num_shards(cohort_size: int) -> int:
     """Shards of a round: a power of two, about one for two clients of the expected cohort."""
-    wanted = max(cohort_size // _CLIENTS_A_HAND, min(cohort_size, _FEW_HANDS))
+    wanted = max(cohort_size // _CLIENTS_PER_SHARD, min(cohort_size, _MIN_SHARDS))
     return int(min(MAX_SHARDS, 1 << (wanted - 1).bit_length()))
 
 
@@ -70,12 +70,12 @@ def expected_costs(sizes: NDArray[np.int64], local: LocalTraining) -> NDArray[np
 def assign_clients(
     users: NDArray[np.int64], costs: NDArray[np.float64], shards: int
 ) -> list[NDArray[np.int64]]:
-    """Deal clients so that neighbouring shards, which a process gets, come to equal costs.
+    """Assign clients so that neighbouring shards, which one process trains, have equal costs.
 
     Between the halves of the shards first, then within each half, and so on: the most expensive
-    client first, each to the side that has less so far for a shard. However skewed the costs are,
-    2, 4, 8 or more processes that share the hands out evenly have then as little to wait for each
-    other as if the clients had been assigned between them alone. A shard may get nobody.
+    client first, each to the side that has less so far for a shard. Then 2, 4, 8 or more processes
+    with equally many shards have balanced costs, however skewed the clients' costs are. A shard may
+    be empty.
 
     Args:
         users: Shape (n,).

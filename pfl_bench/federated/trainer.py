@@ -1,10 +1,9 @@
 """The federated trainer: one loop for private and non-private federated learning.
 
-Privacy is a mechanism in the loop's shard; "none" is one more mechanism. A round, in order: would
-it exceed the budget, draw the cohort, train and clip client by client into a running sum, noise
-the sum once, write the ledger, take the central step. With several processes
-(``pfl_bench.federated.workers``) only the training is shared out: sums come back to the one that
-does all the rest.
+Privacy is a mechanism that the loop is given; "none" is one of them. A round checks the budget,
+draws the cohort, trains and clips client by client into a running sum, noises the sum once, writes
+the ledger and takes the central step. With several processes (``pfl_bench.federated.workers``)
+each trains some of the clients; the leading process does all the rest.
 """
 
 from __future__ import annotations

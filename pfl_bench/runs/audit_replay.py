@@ -73,7 +73,7 @@ def _cohorts(
     if not options.scheme.is_drawn:
         return "users are selected among simulated devices: their clock is not played anew"
     if num_users is None:
-        return "the data are not at hand, and with them how many users are drawn from"
+        return "the data are not available, so the number of users is unknown"
     try:
         sampler = build_sampler(
             options.scheme,

@@ -134,7 +134,7 @@ class _Run:
         self._costs = CostMeter(step, self._config.evaluation.budgets, self._directions)
         start = initial_loss(parts.forward, train)
         if self._config.federated is not None:
-            # From here on as if the user had named what "auto" comes to.
+            # From here on "auto" is resolved.
             processes = None if group is None else group.size
             federated = FederatedParts.of(parts)
             parts = settle(federated, step, folder.path, processes, self._notices.add)

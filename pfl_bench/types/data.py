@@ -61,7 +61,8 @@ class DataFacts:
         split_by: Whether splits divide users ("user") or each user's examples ("example").
         extra: Further facts, JSON-serialisable.
         class_names: Names of the classes, in the order of the outputs; empty where they have none.
-        artificial_users: Whether examples were dealt to users who never had them; a guarantee for
+        artificial_users: Whether examples were assigned to users who never had them; a guarantee
+        for
             such a user protects no person, and the statement says so.
     """
 

@@ -6,7 +6,7 @@ user; adjacency add-or-remove-one, under selected zero-out: included or not.
 
 - one_shot, one_run: each canary (that is included) takes part by the run's own sampling law, drawn
   from the auditor's own streams: with probability q a round, under cyclic_poisson in the rounds of
-  a group that it was dealt once, under full in every round, under selected in as many rounds as the
+  a group that was drawn once, under full in every round, under selected in as many rounds as the
   cap allows, the separation apart, from one of the first on. Under fixed_size the law is q too, but
   not the fixed size of the cohort, which canaries come on top of.
 - worst_case: each canary takes part in each round by a fair coin, whatever the sampler: it is one

@@ -1,8 +1,8 @@
 """What a privacy plan refuses: combinations whose accounting would be untrue of what runs.
 
 Guarantee: each check names a clause of the proof that would break: the cohort is drawn as it is
-accounted, who is in it does not come of the users' data, one user moves the sum by at most the
-clip, nothing of a client bypasses the clip or outlives its round.
+accounted, the choice of participants does not depend on users' data, one user moves the sum by at
+most the clip, nothing of a client bypasses the clip or outlives its round.
 """
 
 from __future__ import annotations

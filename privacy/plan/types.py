@@ -47,7 +47,7 @@ class PlanRequest:
         data_checksum: Digest of the data's content; the ledger holds a run to it.
         selected_by: Metric by which one of the rounds' models is chosen; None for the last one.
         nonce: What pins the noise, which all runs of it share; None for a run's own noise.
-        artificial_users: Whether examples were dealt to users who never had them.
+        artificial_users: Whether examples were assigned to users who never had them.
         mechanism_options: The mechanism's options as plain data, for the ledger.
         num_canaries: Canary clients that are added to audit the run; 0 for none.
         fresh_noise_for: Setting that rests on noise drawn anew in each round; None for none.

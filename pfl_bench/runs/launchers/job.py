@@ -22,7 +22,7 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is to be had, by a job if need be.
+    """A run to complete, as a job if it is not finished.
 
     Attributes:
         folder: Its folder, which tells it from others.
