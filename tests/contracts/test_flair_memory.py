@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.federated import parts
 from pfl_bench.federated.parts import build_model
 from pfl_bench.runs import runner
 from tests.contracts.small_stores import write_flair
@@ -94,7 +95,7 @@ def test_the_model_of_a_finished_run_is_freed_at_once(
         models.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(runner, "build_model", build)
+    monkeypatch.setattr(parts, "build_model", build)
     gc.collect()
     gc.disable()
     try:

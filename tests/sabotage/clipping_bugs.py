@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pfl_bench.client.engines.sequential import SequentialEngine
 from pfl_bench.federated import cohort as cohort_training
+from pfl_bench.federated import privacy_session
 from pfl_bench.federated import shards as shards
 from pfl_bench.federated import trainer as federated
 from pfl_bench.federated.algorithms import fedavg
@@ -252,7 +253,7 @@ def batchnorm_model(patch: Patch) -> None:
 
 
 def forget_batchnorm_plan(patch: Patch) -> None:
-    patch.setattr(federated, "batchnorm_layers", lambda module: ())
+    patch.setattr(privacy_session, "batchnorm_layers", lambda module: ())
 
 
 def forget_batchnorm(patch: Patch) -> None:

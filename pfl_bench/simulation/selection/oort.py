@@ -100,7 +100,7 @@ class Oort(Selector):
 
     def __init__(self, options: Options, users: Users) -> None:
         self._options = options
-        self._num_examples = users.num_examples
+        self._users = users
         self._seconds = users.expected_seconds.astype(np.float64)
         self._utility = np.zeros(len(users))
         self._last = np.zeros(len(users), np.int64)
@@ -173,7 +173,7 @@ class Oort(Selector):
     ) -> Ids:
         if not number:
             return users[:0]
-        weight = self._num_examples[users] * speed
+        weight = self._users.num_examples[users] * speed
         window = int(self._options.exploration_window * number)
         if window < len(users):
             best = np.argpartition(weight, len(users) - window)[len(users) - window :]

@@ -216,7 +216,7 @@ def test_central_steps_that_come_out_differently_are_refused(
         task.split("train")._targets.add_(1).remainder_(10)
         return task
 
-    monkeypatch.setattr(runner, "build_task", relabelled)
+    monkeypatch.setattr(building, "build_task", relabelled)
     with pytest.raises(LedgerError, match="release_sha256"):
         run(config, tmp_path, resume=True)
 
