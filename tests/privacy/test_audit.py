@@ -76,7 +76,7 @@ def outcomes(run: Run, seed: int = 0) -> dict[str, Check]:
     """The checks of what was observed, which take no accountant."""
     lines = make_lines(run, seed)
     evidence = read(lines)
-    inputs = read_inputs(run, lines)
+    inputs = read_inputs(run, lines).as_recorded(evidence.constants)
     made = [*_observed_checks(evidence, inputs), check_releases(evidence, inputs)]
     made += [check_rounds(evidence, inputs), check_constants(evidence, inputs)]
     made += [check_configuration(evidence, inputs)]
@@ -405,6 +405,7 @@ def test_what_is_written_is_found(lie: str) -> None:
     else:
         change(lines)
     evidence = read(lines)
+    inputs = inputs.as_recorded(evidence.constants)
     checks = [*_observed_checks(evidence, inputs), check_releases(evidence, inputs)]
     checks += [check_rounds(evidence, inputs), check_constants(evidence, inputs)]
     checks += [check_configuration(evidence, inputs.as_recorded(evidence.constants))]
