@@ -15,7 +15,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Literal
 
 from privacy.errors import PrivacyError
-from privacy.schemes import scheme_type
+from privacy.sampling_scheme import scheme_type
 
 Status = Literal["planned", "final"]
 

@@ -26,8 +26,8 @@ from privacy.empirical.gaussian_dp import epsilon_of_mu
 from privacy.factorization import (
     optimized_coefficients,
     squared_sensitivities,
-    tree_squared_sensitivity,
 )
+from privacy.tree_factorization import tree_squared_sensitivity
 
 # FLAIR's row (5,000 of 41,131 users, 5,000 rounds) and two of a million users, as calibrated in the
 # literature to three digits: population, cohort, rounds, delta, noise multiplier, epsilon by pld.
