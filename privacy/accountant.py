@@ -24,8 +24,7 @@ from typing import Any, Literal, get_args
 from privacy.amplification import Composition
 from privacy.errors import PlanError, PrivacyError
 from privacy.prv import numpy_errstate, prv_epsilon
-from privacy.sampling_scheme import SamplingScheme
-from privacy.schemes import scheme_names, scheme_type
+from privacy.sampling_scheme import SamplingScheme, scheme_names, scheme_type
 
 Accountant = Literal["rdp", "pld", "prv"]
 ACCOUNTANTS: tuple[str, ...] = get_args(Accountant)

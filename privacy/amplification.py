@@ -17,75 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from privacy.errors import PrivacyError
-from privacy.sampling_scheme import Adjacency, SamplingScheme
-from privacy.schemes import scheme_named
-
-
-@dataclass(frozen=True, slots=True)
-class Participation:
-    """Who takes part when: what the sampler draws by, and the accountant accounts.
-
-    Attributes:
-        scheme: How users are drawn, how far apart and how often.
-        population_size: Users to draw from.
-        cohort_size: Users of a round; expected under the Poisson schemes, wanted under "selected",
-            exact otherwise.
-
-    Raises:
-        PrivacyError: The sizes do not fit the scheme.
-    """
-
-    scheme: SamplingScheme
-    population_size: int
-    cohort_size: float
-
-    def __post_init__(self) -> None:
-        self.scheme.check(self)
-
-    @classmethod
-    def named(
-        cls,
-        scheme: str,
-        population_size: int,
-        cohort_size: float,
-        min_separation: int = 1,
-        max_participations: int | None = None,
-    ) -> Participation:
-        """As the class, with the scheme by its name.
-
-        Raises:
-            PrivacyError: The scheme is unknown, or the sizes do not fit it.
-        """
-        known = scheme_named(scheme, min_separation, max_participations)
-        return cls(known, population_size, cohort_size)
-
-    @property
-    def min_separation(self) -> int:
-        """Rounds that two of one user are apart at least."""
-        return self.scheme.min_separation
-
-    @property
-    def max_participations(self) -> int | None:
-        """Rounds that one user is in at most; None for no cap."""
-        return self.scheme.max_participations
-
-    @property
-    def sampling_probability(self) -> float:
-        """Probability that an eligible user takes part in a round: what is accounted of it."""
-        return self.scheme.sampling_probability(self)
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Adjacency under which the scheme is accounted."""
-        return self.scheme.adjacency
-
-    def sampled(self, event: Any) -> Any:
-        """What one round is to an accountant, of the ``DpEvent`` of who is in it for certain."""
-        return self.scheme.sampled_event(self, event)
-
-    def most_participations(self, rounds: int) -> int:
-        """Rounds of so many in which one user can take part at most."""
-        return self.scheme.most_participations(rounds)
+from privacy.sampling_scheme import Participation as Participation
 
 
 @dataclass(frozen=True, slots=True)

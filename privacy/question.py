@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from privacy.accountant import check_accountant, check_delta
 from privacy.amplification import MechanismComposition, Participation
 from privacy.calibration import check_epsilon, default_delta, epsilon_of_rounds
 from privacy.errors import PrivacyError
-from privacy.sampling_scheme import SamplingScheme
-from privacy.schemes.poisson import Poisson
+from privacy.sampling_scheme import SamplingScheme, scheme_named
 
 UNKNOWNS = ("epsilon", "noise_multiplier", "rounds", "cohort_size", "population_size")
 LARGEST_ROUNDS = 10_000_000
@@ -40,7 +40,7 @@ class Question:
     cohort_size: int | None
     population_size: int | None
     delta: float | None = None
-    scheme: SamplingScheme = field(default_factory=Poisson)
+    scheme: SamplingScheme = field(default_factory=partial(scheme_named, "poisson"))
     accountant: str = "rdp"
 
     @property

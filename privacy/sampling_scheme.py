@@ -8,10 +8,12 @@ A scheme is one module there: a frozen class, of which ``Scheme`` is the public 
 
 from __future__ import annotations
 
+import importlib
 import math
+import pkgutil
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from privacy.errors import PrivacyError
 
@@ -19,13 +21,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from privacy.amplification import Participation
-
     Ids = NDArray[np.int64]
     Rng = np.random.Generator
 
 Adjacency = Literal["add-or-remove-one", "replace-one", "zero-out"]
 Pattern = Literal["none", "groups", "separated"]
+
+_PACKAGE = "privacy.schemes"
+# Messages name these first.
+_USUAL = ("poisson", "cyclic_poisson", "fixed_size", "full", "selected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,3 +210,101 @@ def draw_distinct(rng: Rng, population: int, size: int) -> Ids:
 
     chosen = rng.choice(population, size=size, replace=False, shuffle=False)
     return np.sort(chosen.astype(np.int64, copy=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Participation:
+    """Who takes part when: what the sampler draws by, and the accountant accounts.
+
+    Attributes:
+        scheme: How users are drawn, how far apart and how often.
+        population_size: Users to draw from.
+        cohort_size: Users of a round; expected under the Poisson schemes, wanted under "selected",
+            exact otherwise.
+
+    Raises:
+        PrivacyError: The sizes do not fit the scheme.
+    """
+
+    scheme: SamplingScheme
+    population_size: int
+    cohort_size: float
+
+    def __post_init__(self) -> None:
+        self.scheme.check(self)
+
+    @classmethod
+    def named(
+        cls,
+        scheme: str,
+        population_size: int,
+        cohort_size: float,
+        min_separation: int = 1,
+        max_participations: int | None = None,
+    ) -> Participation:
+        """As the class, with the scheme by its name.
+
+        Raises:
+            PrivacyError: The scheme is unknown, or the sizes do not fit it.
+        """
+        known = scheme_named(scheme, min_separation, max_participations)
+        return cls(known, population_size, cohort_size)
+
+    @property
+    def min_separation(self) -> int:
+        """Rounds that two of one user are apart at least."""
+        return self.scheme.min_separation
+
+    @property
+    def max_participations(self) -> int | None:
+        """Rounds that one user is in at most; None for no cap."""
+        return self.scheme.max_participations
+
+    @property
+    def sampling_probability(self) -> float:
+        """Probability that an eligible user takes part in a round: what is accounted of it."""
+        return self.scheme.sampling_probability(self)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Adjacency under which the scheme is accounted."""
+        return self.scheme.adjacency
+
+    def sampled(self, event: Any) -> Any:
+        """What one round is to an accountant, of the ``DpEvent`` of who is in it for certain."""
+        return self.scheme.sampled_event(self, event)
+
+    def most_participations(self, rounds: int) -> int:
+        """Rounds of so many in which one user can take part at most."""
+        return self.scheme.most_participations(rounds)
+
+
+def scheme_names() -> tuple[str, ...]:
+    """Names of all schemes, without importing them."""
+    package = importlib.import_module(_PACKAGE)
+    found = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    return (*_USUAL, *sorted(found - set(_USUAL)))
+
+
+def scheme_type(name: str) -> type[SamplingScheme]:
+    """The class of a scheme, whose module is imported.
+
+    Raises:
+        PrivacyError: There is none of that name.
+    """
+    names = scheme_names()
+    if name not in names:
+        raise PrivacyError(f"the sampling scheme is {name!r}, but must be one of {names}")
+    module = importlib.import_module(f"{_PACKAGE}.{name}")
+    return cast("type[SamplingScheme]", module.Scheme)
+
+
+def scheme_named(
+    name: str, min_separation: int = 1, max_participations: int | None = None
+) -> SamplingScheme:
+    """A scheme by its name; its arguments are checked with a population.
+
+    Raises:
+        PrivacyError: There is none of that name.
+    """
+    return scheme_type(name)(min_separation, max_participations)

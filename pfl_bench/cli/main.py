@@ -248,7 +248,7 @@ def _add_privacy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _add_privacy_setting(action: argparse.ArgumentParser) -> None:
-    from privacy.schemes import scheme_names
+    from privacy.sampling_scheme import scheme_names
 
     action.add_argument("--delta", type=float, metavar="D", help="default: N^-1.1")
     action.add_argument(

@@ -24,8 +24,7 @@ from privacy.amplification import (
 from privacy.calibration import default_delta
 from privacy.description import GAUSSIAN
 from privacy.errors import PlanError
-from privacy.sampling_scheme import SamplingScheme
-from privacy.schemes import scheme_named
+from privacy.sampling_scheme import SamplingScheme, scheme_named
 from privacy.statement.statement import NOT_COVERED, PATTERN_NOT_COVERED, Accounted, json_epsilon
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from privacy.sampling_scheme import SamplingScheme
-from privacy.schemes import scheme_named, scheme_names
+from privacy.sampling_scheme import SamplingScheme, scheme_named, scheme_names
 
 if TYPE_CHECKING:
     SchemeName = str

@@ -9,7 +9,7 @@ from typing import Any
 
 from pfl_bench.report.results import format_epsilon
 from pfl_bench.runs.rows import as_float
-from privacy.schemes import scheme_names, scheme_type
+from privacy.sampling_scheme import scheme_names, scheme_type
 from privacy.statement.statement import small
 
 _UNITS = {

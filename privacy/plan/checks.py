@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from privacy.amplification import Participation
 from privacy.errors import PlanError, PrivacyError
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def _check_enough_users(request: PlanRequest, name: str, users: int, cohort: int
             f"{cohort * apart} different users, {cohort} each, but {name} is {users}; lower the "
             f"separation to {max(1, users // cohort)} or less, or the cohort"
         )
-    most = Participation(request.scheme, users, cohort).most_participations(rounds)
+    most = request.participation(users, cohort).most_participations(rounds)
     if cohort * rounds > users * most:
         raise PlanError(
             f"max_participations is {request.scheme.max_participations}: {rounds} rounds of "

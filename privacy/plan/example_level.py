@@ -131,7 +131,7 @@ class ExampleLevelPlan:
             simulated=accounted,
             actual=accounted,
             budget_epsilon=self.epsilon,
-            notes=example_level_notes(self),
+            notes=example_level_notes(self.setting, self.request.nonce, self.request.selected_by),
             status=status,
         )
 

@@ -13,7 +13,6 @@ from privacy.statement.statement import nonce_note, selection_note
 
 if TYPE_CHECKING:
     from privacy.mechanism import Mechanism, NoiseScale
-    from privacy.plan.example_level import ExampleLevelPlan
     from privacy.plan.types import PlanRequest, Setting
 
 
@@ -59,20 +58,24 @@ def plan_notes(
     return tuple(notes)
 
 
-def example_level_notes(plan: ExampleLevelPlan) -> tuple[str, ...]:
+def example_level_notes(
+    setting: Setting, nonce: str | int | None, selected_by: str | None
+) -> tuple[str, ...]:
     """What the statement says of DP-SGD in words, a sentence or two each.
 
     Args:
-        plan: What is planned.
+        setting: Examples, batches and noise.
+        nonce: What pins the noise; None for a run's own noise.
+        selected_by: Metric by which one of the models is chosen; None for the last one.
     """
     notes = [
         "The unit is one example: a user who owns several is protected less than that.",
         "Nothing is simulated: simulated and actual epsilon are the same.",
     ]
-    if plan.noise_multiplier == 0.0:
+    if setting.noise_multiplier == 0.0:
         notes.append("The noise multiplier is 0: there is no guarantee.")
-    notes += _publication_notes(plan.request.nonce, plan.request.selected_by)
-    notes += _delta_notes(plan.setting, "Delta", "the number of examples", "example")
+    notes += _publication_notes(nonce, selected_by)
+    notes += _delta_notes(setting, "Delta", "the number of examples", "example")
     return tuple(notes)
 
 

@@ -209,7 +209,7 @@ def make_plan(request: PlanRequest) -> PrivacyPlan:
     probe = request.mechanism_build(_noise_scale(request, 0.0))
     if not probe.is_private:
         check_not_private(request)
-        everybody = Participation(request.scheme, request.num_users, request.cohort_size)
+        everybody = request.participation(request.num_users, request.cohort_size)
         setting = Setting(everybody, 0.0, None, "none", None)
         noise = NoiseScale(0.0, request.cohort_size, request.cohort_size)
         return PrivacyPlan(request, probe, noise, setting, setting, max_rounds=None)
@@ -218,7 +218,7 @@ def make_plan(request: PlanRequest) -> PrivacyPlan:
     delta = _delta(request, request.population_size)
     check_delta(delta)
     noise_cohort = request.noise_cohort_size or request.cohort_size
-    deployment = Participation(request.scheme, request.population_size, noise_cohort)
+    deployment = request.participation(request.population_size, noise_cohort)
     check_composition(probe.composition(deployment, 1.0, request.num_rounds), request.accountant)
     noise_multiplier, max_rounds = request.budget.settle(
         deployment, delta, request.num_rounds, probe.composition
@@ -230,7 +230,7 @@ def make_plan(request: PlanRequest) -> PrivacyPlan:
         delta = _delta(request, users.population_size)
         return Setting(users, multiplier, delta, request.accountant, mechanism.composition)
 
-    actual = Participation(request.scheme, request.num_users, request.cohort_size)
+    actual = request.participation(request.num_users, request.cohort_size)
     plan = PrivacyPlan(
         request=request,
         mechanism=mechanism,

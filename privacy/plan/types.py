@@ -85,6 +85,14 @@ class PlanRequest:
     selection_uses_data: bool = False
     client_state: tuple[str, ...] = ()
 
+    def participation(self, population_size: int, cohort_size: int) -> Participation:
+        """How users take part, from so many and in cohorts of so many.
+
+        Raises:
+            PrivacyError: The sizes do not fit the scheme.
+        """
+        return Participation(self.scheme, population_size, cohort_size)
+
     @property
     def budget(self) -> Budget:
         """What the noise follows from."""

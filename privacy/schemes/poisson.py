@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from privacy.sampling_scheme import SamplingScheme, draw_distinct
 
 if TYPE_CHECKING:
-    from privacy.amplification import Participation
-    from privacy.sampling_scheme import Ids, Rng
+    from privacy.sampling_scheme import Ids, Participation, Rng
 
 
 @dataclass(frozen=True, slots=True)

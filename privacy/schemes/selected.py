@@ -26,8 +26,7 @@ from privacy.errors import PlanError
 from privacy.sampling_scheme import SamplingScheme
 
 if TYPE_CHECKING:
-    from privacy.amplification import Participation
-    from privacy.sampling_scheme import Ids, Rng
+    from privacy.sampling_scheme import Ids, Participation, Rng
 
 
 @dataclass(frozen=True, slots=True)

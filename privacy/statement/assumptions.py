@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from privacy.description import Tree
-from privacy.schemes import scheme_type
+from privacy.sampling_scheme import scheme_type
 from privacy.statement.guarantee import Guarantee
 from privacy.statement.statement import Accounted, small
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from privacy.description import Description
 from privacy.errors import PrivacyError
-from privacy.schemes import scheme_type
+from privacy.sampling_scheme import scheme_type
 
 Status = Literal["planned", "final"]
 

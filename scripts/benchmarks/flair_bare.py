@@ -16,7 +16,7 @@ from pfl_bench.client.forward import Forward
 from pfl_bench.federated.sampling import build_sampler
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import FederatedSplit
-from privacy.schemes import scheme_named
+from privacy.sampling_scheme import scheme_named
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pfl_bench.federated.parts import build_model, build_task
 from pfl_bench.federated.sampling import build_sampler
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.types import FederatedSplit
-from privacy.schemes import scheme_named
+from privacy.sampling_scheme import scheme_named
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

@@ -21,7 +21,7 @@ from privacy.audit.evidence import Evidence, gather
 from privacy.audit.inputs import AuditInputs, Configured, DataAtHand, Saved
 from privacy.description import FRESH, Description
 from privacy.ledger import canonical_line
-from privacy.schemes import scheme_type
+from privacy.sampling_scheme import scheme_type
 
 EDGES = np.linspace(-4.0, 4.0, 33)
 TAILS = (2.01, 2.51, 3.01, 3.51, 4.01, 5.01, 6.01)

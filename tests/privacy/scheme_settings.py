@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from privacy.schemes import scheme_named
+from privacy.sampling_scheme import scheme_named
 
 
 def with_scheme(settings: dict[str, Any]) -> dict[str, Any]:

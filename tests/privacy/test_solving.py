@@ -14,7 +14,7 @@ from privacy.amplification import Composition, Participation
 from privacy.calibration import default_delta, epsilon_of_rounds
 from privacy.errors import PlanError, PrivacyError
 from privacy.question import LARGEST_ROUNDS, UNKNOWNS, Question
-from privacy.schemes import scheme_named
+from privacy.sampling_scheme import scheme_named
 from privacy.schemes.cyclic_poisson import CyclicPoisson
 from privacy.schemes.fixed_size import FixedSize
 from privacy.schemes.full import Full

@@ -17,12 +17,11 @@ from pfl_bench.federated import privacy_session as private_rounds
 from pfl_bench.federated import trainer as federated
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.rng import Purpose
-from privacy import accountant
+from privacy import accountant, calibration
 from privacy.clipping import l2_norm
 from privacy.ledger import Ledger
 from privacy.mechanisms import adaptive_gaussian, banded_matrix_factorization
 from privacy.plan import plan
-from privacy.plan import types as plan_types
 from privacy.plan.plan import PrivacyPlan
 from privacy.plan.types import PlanRequest
 from tests.sabotage.blind_planting import (
@@ -106,7 +105,7 @@ def rho_as_epsilon(patch: Patch) -> None:
     patch.setattr(accountant, "_rdp_epsilon", rdp_epsilon)
     # Nothing that is computed here is to be remembered, nor anything else taken for it.
     patch.setattr(accountant, "_epsilon", accountant._epsilon.__wrapped__)
-    patch.setattr(plan_types, "compose_epsilon", accountant.compose_epsilon)
+    patch.setattr(calibration, "compose_epsilon", accountant.compose_epsilon)
 
 
 def since_resume(patch: Patch) -> None:

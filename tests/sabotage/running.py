@@ -23,7 +23,6 @@ from privacy.accountant import compose_epsilon
 from privacy.audit import checks_accounting, outside
 from privacy.audit.check import Check
 from privacy.errors import PrivacyError
-from privacy.plan import types as plan_types
 from tasks.digits import task
 from tests.helpers import make_config
 from tests.sabotage.planting import SMALL, Bug, Patch, nothing
@@ -149,7 +148,7 @@ def remembering() -> Iterator[None]:
 
     with Patch.context() as patch, tempfile.TemporaryDirectory() as place:
         patch.setitem(_finished, "", Path(place))
-        for module in (calibration, plan_types, checks_accounting, outside):
+        for module in (calibration, checks_accounting, outside):
             patch.setattr(module, "compose_epsilon", compose)
         patch.setattr(os, "fsync", lambda descriptor: None)
         build: Callable[..., Any] = functools.cache(task.build)

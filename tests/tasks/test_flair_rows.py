@@ -17,7 +17,7 @@ from privacy.amplification import Participation
 from privacy.calibration import default_delta, epsilon_of_rounds
 from privacy.mechanisms import adaptive_gaussian
 from privacy.plan.plan import PlanRequest, PrivacyPlan, make_plan
-from privacy.schemes import scheme_named
+from privacy.sampling_scheme import scheme_named
 from tests.helpers import REPOSITORY
 
 FLAIR = REPOSITORY / "configs" / "flair"

@@ -11,7 +11,7 @@ from scipy import stats
 from pfl_bench.federated.sampling import Sampler, build_sampler
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.types import ConfigError
-from privacy.schemes import scheme_named
+from privacy.sampling_scheme import scheme_named
 
 
 def test_a_stream_is_named_by_all_of_its_parts() -> None:
