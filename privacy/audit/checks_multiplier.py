@@ -12,7 +12,8 @@ import math
 
 import numpy as np
 
-from privacy.audit.check import Finding, SkippedError, check
+from privacy.audit.check import Finding, check
+from privacy.audit.errors import SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import SIDES, AuditInputs, as_number
 
