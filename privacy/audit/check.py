@@ -15,14 +15,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from privacy.audit.evidence import Evidence
-    from privacy.audit.inputs import AuditInputs
+from privacy.audit.errors import SkippedError
+from privacy.audit.evidence import Evidence
+from privacy.audit.inputs import AuditInputs
 
 Outcome = Literal["passed", "failed", "incomplete", "skipped"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -65,27 +65,6 @@ class Check:
             "evidence": self.evidence,
             "numbers": dict(self.numbers),
         }
-
-
-class SkippedError(Exception):
-    """Nothing is looked at.
-
-    Args:
-        reason: Why.
-        numbers: See ``Check``.
-    """
-
-    outcome: Outcome = "skipped"
-
-    def __init__(self, reason: str, **numbers: Any) -> None:
-        super().__init__(reason)
-        self.numbers = numbers
-
-
-class IncompleteError(SkippedError):
-    """The check cannot be made because the run's folder lacks something."""
-
-    outcome: Outcome = "incomplete"
 
 
 @dataclass(slots=True)

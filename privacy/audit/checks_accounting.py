@@ -16,8 +16,9 @@ from typing import Any
 
 from privacy.accountant import ACCOUNTANTS, compose_epsilon
 from privacy.amplification import Composition, Participation
-from privacy.audit.check import Finding, SkippedError, check
+from privacy.audit.check import Finding, check
 from privacy.audit.described import contradictions, describe
+from privacy.audit.errors import SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
 from privacy.errors import PrivacyError

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from privacy.audit.central_columns import Sketches
 from privacy.audit.central_steps import CentralOptimizer, steps_of
-from privacy.audit.check import Finding, IncompleteError, SkippedError, check
+from privacy.audit.check import Finding, check
+from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs
 

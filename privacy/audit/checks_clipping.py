@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit.check import Finding, SkippedError, check
+from privacy.audit.check import Finding, check
 from privacy.audit.checks_independence import released_count
+from privacy.audit.errors import SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
 

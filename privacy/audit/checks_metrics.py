@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit.check import Finding, IncompleteError, check
+from privacy.audit.check import Finding, check
+from privacy.audit.errors import IncompleteError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import SIDES, AuditInputs, Metrics, as_number, json_equal
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from privacy.audit.check import Finding, SkippedError, check
+from privacy.audit.check import Finding, check
+from privacy.audit.errors import SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import SIDES, AuditInputs, as_number
 

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.audit import power, tails
-from privacy.audit.check import LEVEL, Finding, SkippedError, check
+from privacy.audit.check import LEVEL, Finding, check
+from privacy.audit.errors import SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from privacy.audit.check import Finding, IncompleteError, SkippedError, check
+from privacy.audit.check import Finding, check
+from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import SIDES, AuditInputs, as_number, json_equal
 

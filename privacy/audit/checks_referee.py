@@ -24,9 +24,10 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 
 from privacy.audit import referee, referee_renyi
-from privacy.audit.check import Finding, SkippedError, check
+from privacy.audit.check import Finding, check
 from privacy.audit.checks_accounting import accounted_rounds, compositions
 from privacy.audit.described import Described, describe
+from privacy.audit.errors import SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
 from privacy.audit.referee import Bounds

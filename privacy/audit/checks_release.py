@@ -11,7 +11,8 @@ import math
 
 import numpy as np
 
-from privacy.audit.check import Finding, IncompleteError, SkippedError, check
+from privacy.audit.check import Finding, check
+from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit.check import Finding, IncompleteError, SkippedError, check
+from privacy.audit.check import Finding, check
 from privacy.audit.checks_noise import observed
+from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, Replay
 from privacy.central_record import users_digest

@@ -40,8 +40,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.audit import power, tails
-from privacy.audit.check import LEVEL, Finding, SkippedError, check
+from privacy.audit.check import LEVEL, Finding, check
 from privacy.audit.checks_noise import claimed_noise
+from privacy.audit.errors import SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs
 from privacy.errors import PrivacyError

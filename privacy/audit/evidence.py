@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from privacy.audit import values
 from privacy.audit.central_columns import CentralColumns
-from privacy.audit.check import SkippedError
+from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
 from privacy.errors import LedgerError
 from privacy.noise_record import NEAR_ZERO, PEAKS, SEGMENTS, TAILS

@@ -1,0 +1,26 @@
+"""Why a check is not made."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+
+class SkippedError(Exception):
+    """Nothing is looked at.
+
+    Args:
+        reason: Why.
+        numbers: See ``Check``.
+    """
+
+    outcome: Literal["skipped", "incomplete"] = "skipped"
+
+    def __init__(self, reason: str, **numbers: Any) -> None:
+        super().__init__(reason)
+        self.numbers = numbers
+
+
+class IncompleteError(SkippedError):
+    """The check cannot be made because the run's folder lacks something."""
+
+    outcome = "incomplete"
