@@ -133,7 +133,7 @@ def cohorts(
             index: int = 1,
             groups: Users | None = None,
         ) -> Users:
-            honest = real(self, among, copy_of(rng), index)
+            honest = real(self, among, copy_of(rng), index, groups)
             users = np.sort(draw(among, rng, index, state)).astype(np.int64)
             witness(len(np.setxor1d(honest, users)))
             return users
