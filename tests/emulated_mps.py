@@ -120,8 +120,11 @@ def _seed(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def _generator(device: torch.device) -> torch.Generator:
-    return _REAL_GENERATOR()
+class _Generator(torch.Generator):
+    """Of the CPU, whatever the device."""
+
+    def __new__(cls, device: torch.device) -> torch.Generator:  # type: ignore[misc]
+        return _REAL_GENERATOR()
 
 
 @contextlib.contextmanager
@@ -138,7 +141,7 @@ def emulated_mps(checks_devices: bool = True) -> Iterator[None]:
         with (
             mock.patch.object(torch.backends.mps, "is_available", _available),
             mock.patch.object(torch.mps, "manual_seed", _seed),
-            mock.patch.object(torch, "Generator", _generator),
+            mock.patch.object(torch, "Generator", _Generator),
             _Emulation(checks_devices),
         ):
             yield

@@ -182,7 +182,7 @@ def test_the_summary_compares_the_fastest_of_each(bench: SimpleNamespace) -> Non
 def test_the_page_goes_between_its_marks(
     bench: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = {"inputs": "femnist", "machine": bench.common.Machine().describe()}
+    report = {"subject": "femnist", "machine": bench.common.Machine().describe()}
     measured = tmp_path / "femnist.json"
     bench.common.write_json(measured, {**report, "results": [_result()]})
     page = tmp_path / "performance.md"

@@ -59,7 +59,9 @@ def evaluate_without_noise(patch: Patch) -> None:
 
     patch.setattr(PrivateRounds, "record", remember)
     patch.setattr(
-        federated.FederatedTrainer, "load_central", lambda self: self._model.vector.copy_(plain[0])
+        federated.FederatedTrainer,
+        "load_central",
+        lambda self: self._parts.model.vector.copy_(plain[0]),
     )
 
 

@@ -267,7 +267,7 @@ def test_a_private_rows_header_says_what_its_noise_is_worth(name: str) -> None:
     cohort = plan.simulated.participation.cohort_size
     if name.endswith("corrected"):
         assert statement.simulated.epsilon == pytest.approx(2.0, rel=1e-3)
-        assert f"noise multiplier {z:.3f}, where the code arrived at" in words
+        assert f"noise multiplier {z:.3f}, where the code has" in words
         own = "the same" if cohort == 200 else re.escape(shown[1])
         assert re.search(rf"\(actual\) epsilon is {own}[.:;]? ", words)
         return

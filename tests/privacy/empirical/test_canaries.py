@@ -194,7 +194,7 @@ def test_canaries_take_part_by_the_samplers_law() -> None:
     poisson = participations(make(POISSON, kind="one_shot", num_parameters=500), 2000)
     assert poisson.mean() == pytest.approx(0.1, abs=0.005)
     assert participations(make(kind="one_shot"), 10).all()
-    cyclic = Participation.named("cyclic_poisson", 200, 20, separation=5)
+    cyclic = Participation.named("cyclic_poisson", 200, 20, 5)
     taken = participations(make(cyclic, kind="one_shot"), 1000)
     assert taken.mean() == pytest.approx(0.1, abs=0.01)
     for canary in taken.T:

@@ -160,7 +160,7 @@ def test_a_curve_of_a_gaussian_is_its_trade_off() -> None:
 
 
 def test_a_user_who_is_zeroed_out_moves_each_of_the_rounds_that_the_cap_allows_once() -> None:
-    limits = Participation.named("selected", 100, 10, separation=3, max_participations=4)
+    limits = Participation.named("selected", 100, 10, 3, 4)
     capped = sampled_gaussian(limits, 1.25, 50)
     assert capped.adjacency == "zero-out"
     assert trade_off_of(capped) == GaussianTradeOff(math.sqrt(4) / 1.25)
