@@ -82,8 +82,8 @@ class RunResult:
     def state_dict(self) -> dict[str, Tensor]:
         """The final model's parameters and buffers by name, on the CPU.
 
-        They load into the module that the row's task builds. The model is the one that was
-        evaluated at the end: the selected one where ``evaluation.select_best`` selects.
+        They load into the module that the row's task builds, shape by shape. The model is the one
+        that was evaluated at the end: the selected one where ``evaluation.select_best`` selects.
 
         Raises:
             RunFolderError: The folder has no checkpoint.

@@ -153,7 +153,7 @@ class PairwiseReduction:
         return self.nodes[0].aggregate
 
     def hold(self, vector: Tensor) -> Tensor:
-        """Copy a vector that is about to go, into memory that was used before where it can be."""
+        """Copy a vector, shape (P,), that is about to go, into free memory if there is some."""
         if not self._free or self._free[-1].dtype != vector.dtype:
             return vector.clone()
         return self._free.pop().copy_(vector)

@@ -190,7 +190,7 @@ class PrivacyPlan:
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's bytes, in hexadecimal."""
+    """SHA-256 of a tensor's bytes, of any shape, in hexadecimal."""
     return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().data).hexdigest()
 
 
