@@ -108,13 +108,16 @@ def _digest_of_code(user_folders: tuple[str, ...]) -> str:
 
 def versions_of(names: Sequence[str]) -> dict[str, str | None]:
     """Versions of distributions; None for one that is absent."""
-    versions: dict[str, str | None] = {}
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions
+    return {name: _version_of(name) for name in names}
+
+
+# A process keeps the libraries that it began with.
+@functools.cache
+def _version_of(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def library_versions() -> dict[str, str | None]:
