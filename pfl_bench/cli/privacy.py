@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import privacy_settings as shared
+from pfl_bench.federated.accounting import module_description
 from pfl_bench.types import RunFolderError
 from privacy.calibration import calibrate_noise_multiplier, default_delta
 from privacy.statement.statement import json_epsilon, round_up, small
@@ -202,7 +203,7 @@ def _explain_run(arguments: argparse.Namespace) -> int:
         statement = PrivacyStatement.from_json_dict(document)
         module = None
         if statement.mechanism_description is None:
-            module = shared.module_description(statement.mechanism)
+            module = module_description(statement.mechanism)
         guarantee = Guarantee.of(statement, module)
         told, text = sections(guarantee), explain(guarantee)
     except (ValueError, TypeError, AttributeError, KeyError, ArithmeticError) as error:

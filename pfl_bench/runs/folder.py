@@ -265,6 +265,11 @@ class RunFolder:
             before, today = _values(recorded, now, section, key)
             if before != today:
                 changed.append((f"{key} {before} -> {today}", mend.format(before)))
+        plugins = recorded.get("plugins")
+        if not self._is_private and isinstance(plugins, dict) and plugins != now["plugins"]:
+            # A private run's are in its seed.
+            named = ", ".join(machine.differences(plugins, now["plugins"]))
+            changed.append((f"plug-ins: {named}", "restore the plug-ins"))
         if not changed:
             return self._check_private_seed(recorded, now)
         what = ", ".join(text for text, _ in changed)

@@ -143,6 +143,7 @@ class PrivacyPlan:
             "num_parameters": request.num_parameters,
             "denominator": float(self.noise.cohort_size),
             "data": request.data_checksum,
+            "plugins": dict(request.plugins),
         }
 
     def ledger_entry(
