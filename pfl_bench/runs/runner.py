@@ -11,19 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.client import precision
-from pfl_bench.client.costs import CostMeter, measure_step
+from pfl_bench.client.costs import CostMeter
 from pfl_bench.client.machine import code_digest
-from pfl_bench.config.evaluation import EvaluationOptions
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.evaluation.evaluator import Evaluator
-from pfl_bench.evaluation.splits import initial_loss
-from pfl_bench.federated.aggregation import Aggregation
-from pfl_bench.federated.autotune.settle import settle
-from pfl_bench.federated.parts import FederatedParts, RunParts, build_run
-from pfl_bench.federated.workers.start import start_workers
 from pfl_bench.files import to_json_value, write_json
-from pfl_bench.metrics import MetricDirections
 from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.runs.best_model import BestModel
 from pfl_bench.runs.checkpoint import load_latest, restoring, save_checkpoint
@@ -31,16 +22,10 @@ from pfl_bench.runs.divergence import DivergenceWatch, describe_divergence, usua
 from pfl_bench.runs.environment import environment
 from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder
 from pfl_bench.runs.log import RunLog
+from pfl_bench.runs.preparing import prepare
 from pfl_bench.runs.published import compare
 from pfl_bench.runs.wandb import WandbLogger
-from pfl_bench.types import (
-    ConfigError,
-    DepartsFromRow,
-    Task,
-    Trainer,
-    WorkerError,
-    WorkerGroup,
-)
+from pfl_bench.types import WorkerError, WorkerGroup
 from privacy.errors import BudgetExceededError
 from privacy.plan.plan import tensor_digest
 from privacy.statement.statement import round_up
@@ -121,35 +106,15 @@ class _Run:
         self._notices = _Notices()
         if resolved.config.privacy is not None:
             code_digest()  # of the files as they are loaded, not as they are minutes later
-        self._parts = parts = build_run(resolved)
-        _check_splits(self._config.evaluation, parts.task)
-        module = parts.model.module
-        self._departure = module.departure if isinstance(module, DepartsFromRow) else ""
-        if self._departure:
-            self._notices.add(f"model: {self._departure}")
-        # Before the trainer is built, which may hook the model for gradients of single examples.
-        train = parts.task.split("train")
-        step = measure_step(parts.forward, parts.model, train)
-        self._directions = MetricDirections.of(parts.task.metrics)
-        self._costs = CostMeter(step, self._config.evaluation.budgets, self._directions)
-        start = initial_loss(parts.forward, train)
-        if self._config.federated is not None:
-            # From here on "auto" is resolved.
-            processes = None if group is None else group.size
-            federated = FederatedParts.of(parts)
-            parts = settle(federated, step, folder.path, processes, self._notices.add)
-        if group is None:
-            group = start_workers(parts.resolved, parts.model.device)
-            stack.callback(group.close)
-        self._group = group
-        self._trainer = build_trainer(parts, folder.path, self._notices.add, group)
-        stack.callback(self._trainer.close)
-        self._divergence = DivergenceWatch(start, self._trainer.unit)
-        self._best = BestModel(self._config.evaluation.select_best, parts.model, self._directions)
+        prepared = prepare(resolved, folder.path, group, stack, self._notices.add)
+        self._parts, self._trainer = prepared.parts, prepared.trainer
+        self._group, self._evaluator = prepared.group, prepared.evaluator
+        self._departure, self._directions = prepared.departure, prepared.directions
+        self._costs = CostMeter(prepared.step, self._config.evaluation.budgets, self._directions)
+        self._divergence = DivergenceWatch(prepared.initial_loss, self._trainer.unit)
+        model = self._parts.model
+        self._best = BestModel(self._config.evaluation.select_best, model, self._directions)
         self._strata: dict[str, Any] = {}
-        self._evaluator = Evaluator(
-            self._config, parts.task, parts.model, parts.forward, self._trainer.personal, group
-        )
 
     def execute(self) -> dict[str, Any]:
         started = time.monotonic()
@@ -334,54 +299,6 @@ class _Run:
         }
         expected = compare(self._config, summary, metrics, self._resolved.not_the_row)
         return summary | {"expected": expected}
-
-
-def build_trainer(
-    parts: RunParts, folder: Path, notice: Callable[[str], None], group: WorkerGroup
-) -> Trainer:
-    """Build the trainer that the configuration's sections ask for.
-
-    Args:
-        parts: What the run is made of; of a federated run its ``FederatedParts``.
-        folder: The run's.
-        notice: Called with what a person must know.
-        group: The processes of a federated run.
-    """
-    config = parts.resolved.config
-    slow = precision.slow_notice(config.precision, parts.model.device)
-    if slow is not None:
-        notice(slow)
-    if isinstance(parts, FederatedParts):
-        from pfl_bench.federated.trainer import FederatedTrainer
-
-        if type(parts.aggregation) is not Aggregation:
-            name = parts.resolved.tree["federated"]["aggregation"]["name"]
-            notice(
-                f"aggregation: {name} looks at each client's update, which "
-                "nothing hides from the centre: this run has no privacy guarantee of any kind"
-            )
-        return FederatedTrainer(parts, folder, notice, group)
-    if config.central is not None:
-        from pfl_bench.trainers.central import CentralTrainer
-
-        return CentralTrainer(parts, folder, notice)
-    if config.local is not None:
-        from pfl_bench.trainers.local_only import LocalTrainer
-
-        return LocalTrainer(parts, folder, notice)
-    from pfl_bench.trainers.mocha.trainer import MultitaskTrainer
-
-    return MultitaskTrainer(parts, folder, notice)
-
-
-def _check_splits(options: EvaluationOptions, task: Task) -> None:
-    for key in ("splits", "final_splits"):
-        for name in getattr(options, key):
-            if name not in task.split_names:
-                raise ConfigError(
-                    f"evaluation.{key}: the data have no split '{name}'; there are: "
-                    f"{', '.join(task.split_names)}"
-                )
 
 
 def _headline(scalars: dict[str, float], headlines: Sequence[str]) -> str:
