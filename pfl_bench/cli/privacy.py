@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import privacy_settings as shared
-from pfl_bench.config.bundled_rows import is_row
 from pfl_bench.types import ConfigError, RunFolderError
 from privacy.calibration import calibrate_noise_multiplier, default_delta
 from privacy.statement.statement import json_epsilon, round_up, small
@@ -202,7 +201,8 @@ def _planned(row: str) -> dict[str, Any]:
 
 
 def _explain_run(arguments: argparse.Namespace) -> int:
-    """Explain the statement of a run folder."""
+    """Explain the statement of a run folder, or of a row as planned."""
+    from pfl_bench.config.bundled_rows import is_row
     from pfl_bench.files import read_json
     from privacy.statement.explaining import explain, sections
     from privacy.statement.guarantee import Guarantee
