@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from pfl_bench.config.bundled_rows import locate
+from pfl_bench.config.bundled_rows import locate, locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
-from pfl_bench.config.row_files import kind_of, rows_below
+from pfl_bench.config.row_files import rows_below
 from pfl_bench.federated.accounting import calibrate, epsilon
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.types import ConfigError, RunFolderError
@@ -171,10 +171,7 @@ def load_row(
     Raises:
         ConfigError: There is no such row, or it is wrong.
     """
-    path = locate(str(name), folder=False)
-    kind = kind_of(path)
-    if kind != "row":
-        raise ConfigError(f"{path} is a {kind}, not a row; give one of its rows")
+    path = locate_row(str(name))
     given = {"plugins": [str(folder) for folder in plugins], **overrides} if plugins else overrides
     texts = [f"{key.replace('__', '.')}={_as_yaml(value)}" for key, value in given.items()]
     return load_config(path, texts)

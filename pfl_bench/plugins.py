@@ -122,6 +122,13 @@ def add_folder(folder: Path) -> None:
     importlib.invalidate_caches()
 
 
+def in_folder(kind: PluginKind, folder: Path) -> list[str]:
+    """List the names of the plug-ins of a kind that a user's folder has, sorted."""
+    if kind.group is None:
+        return []
+    return sorted(name for name, _ in _in_folders(kind, "", [str(folder / kind.group)]))
+
+
 def user_files() -> dict[str, list[tuple[str, Path]]]:
     """Python files that the user's plug-ins consist of, by where they come from.
 
@@ -185,6 +192,10 @@ def module_of(kind: PluginKind, name: str) -> str:
         PluginError: There is none of that name (with the nearest one), or several places have one.
     """
     places = sorted({module for found, module in _modules(kind) if found == name})
+    if len(places) > 1:
+        # One file that is found twice: in a folder, and as part of an installed package.
+        files = {os.path.realpath(_file_of(place)): place for place in reversed(places)}
+        places = sorted(files.values())
     if not places:
         names = available(kind)
         hint = did_you_mean(name, names, ".")

@@ -11,17 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.client.costs import CostMeter, measure_step
+from pfl_bench.client.costs import CostMeter
 from pfl_bench.client.machine import code_digest
-from pfl_bench.config.evaluation import EvaluationOptions
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.evaluation.evaluator import Evaluator
-from pfl_bench.evaluation.splits import initial_loss
-from pfl_bench.federated.autotune.settle import settle
-from pfl_bench.federated.parts import FederatedParts, build_run
-from pfl_bench.federated.workers.start import start_workers
 from pfl_bench.files import to_json_value, write_json
-from pfl_bench.metrics import MetricDirections
 from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.runs.best_model import BestModel
 from pfl_bench.runs.checkpoint import load_latest, restoring, save_checkpoint
@@ -30,10 +23,10 @@ from pfl_bench.runs.environment import environment
 from pfl_bench.runs.events import Callbacks, RoundEnd
 from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder
 from pfl_bench.runs.log import RunLog, headline_of
+from pfl_bench.runs.preparing import prepare
 from pfl_bench.runs.published import compare
 from pfl_bench.runs.wandb import WandbLogger
-from pfl_bench.trainers.building import build_trainer
-from pfl_bench.types import ConfigError, DepartsFromRow, Task, WorkerError, WorkerGroup
+from pfl_bench.types import WorkerError, WorkerGroup
 from privacy.errors import BudgetExceededError
 from privacy.plan.plan import tensor_digest
 
@@ -150,37 +143,17 @@ class _Run:
         self._notices = _Notices()
         if resolved.config.privacy is not None:
             code_digest()  # of the files as they are loaded, not as they are minutes later
-        self._parts = parts = build_run(resolved)
-        _check_splits(self._config.evaluation, parts.task)
+        prepared = prepare(resolved, folder.path, group, stack, self._notices.add)
+        self._parts, self._trainer = prepared.parts, prepared.trainer
+        self._group, self._evaluator = prepared.group, prepared.evaluator
+        self._departure, self._directions = prepared.departure, prepared.directions
+        self._costs = CostMeter(prepared.step, self._config.evaluation.budgets, self._directions)
         if callbacks is not None:
-            callbacks.check(parts.task.facts)
-        module = parts.model.module
-        self._departure = module.departure if isinstance(module, DepartsFromRow) else ""
-        if self._departure:
-            self._notices.add(f"model: {self._departure}")
-        # Before the trainer is built, which may hook the model for gradients of single examples.
-        train = parts.task.split("train")
-        step = measure_step(parts.forward, parts.model, train)
-        self._directions = MetricDirections.of(parts.task.metrics)
-        self._costs = CostMeter(step, self._config.evaluation.budgets, self._directions)
-        start = initial_loss(parts.forward, train)
-        if self._config.federated is not None:
-            # From here on "auto" is resolved.
-            processes = None if group is None else group.size
-            federated = FederatedParts.of(parts)
-            parts = settle(federated, step, folder.path, processes, self._notices.add)
-        if group is None:
-            group = start_workers(parts.resolved, parts.model.device)
-            stack.callback(group.close)
-        self._group = group
-        self._trainer = build_trainer(parts, folder.path, self._notices.add, group)
-        stack.callback(self._trainer.close)
-        self._divergence = DivergenceWatch(start, self._trainer.unit)
-        self._best = BestModel(self._config.evaluation.select_best, parts.model, self._directions)
+            callbacks.check(prepared.parts.task.facts)
+        self._divergence = DivergenceWatch(prepared.initial_loss, self._trainer.unit)
+        model = self._parts.model
+        self._best = BestModel(self._config.evaluation.select_best, model, self._directions)
         self._strata: dict[str, Any] = {}
-        self._evaluator = Evaluator(
-            self._config, parts.task, parts.model, parts.forward, self._trainer.personal, group
-        )
 
     def execute(self) -> Generator[RoundEnd | None, None, dict[str, Any]]:
         started = time.monotonic()
@@ -377,13 +350,3 @@ class _Run:
         }
         expected = compare(self._config, summary, metrics, self._resolved.not_the_row)
         return summary | {"expected": expected}
-
-
-def _check_splits(options: EvaluationOptions, task: Task) -> None:
-    for key in ("splits", "final_splits"):
-        for name in getattr(options, key):
-            if name not in task.split_names:
-                raise ConfigError(
-                    f"evaluation.{key}: the data have no split '{name}'; there are: "
-                    f"{', '.join(task.split_names)}"
-                )
