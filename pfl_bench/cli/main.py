@@ -302,6 +302,9 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     report = commands.add_parser("report", help="one self-contained page of run folders")
     report.add_argument("runs", nargs="+", metavar="RUN_DIR")
     report.add_argument("--out", default="report.html", metavar="FILE.html", type=_path)
+    report.add_argument(
+        "--figures", metavar="DIR", type=_path, help="also each figure for a paper: SVG and PDF"
+    )
     report.add_argument("--force", action="store_true", help="replace FILE.html if it exists")
     report.set_defaults(module="report")
 
