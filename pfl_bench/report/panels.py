@@ -135,11 +135,11 @@ def learning_panels(rows: Rows) -> dict[str, Learning]:
             del titles["privacy/epsilon_actual"]
             titles["privacy/epsilon_simulated"] = "epsilon (simulated, and actual: they are equal)"
         drawn: list[Panel] = []
-        constants = []
+        constants: list[tuple[str, str, str]] = []
         for index, (key, title) in enumerate(titles.items()):
             found = _curves(chosen, key, styles)
             if all(one.curve.is_constant for one in found):
-                constants += [(title, one.name, format_value(one.curve.y[-1])) for one in found]
+                constants += _constants(title, found)
             else:
                 drawn += _panels(f"{unit}{index}-", key, title, unit, found)
         if drawn or constants:
@@ -352,10 +352,24 @@ def _top(drawn: Sequence[Curve]) -> float | None:
 
 def _out_of_view(drawn: Sequence[_Drawn], top: float | None) -> str:
     """Name the rows that are not drawn to their end."""
-    parts = [f"{one.name} is infinite at times" for one in drawn if one.is_infinite]
-    parts += [
-        f"{one.name} goes up to {max(one.curve.high):.3g}"
-        for one in drawn
-        if top is not None and max(one.curve.high) > top
-    ]
+    infinite = [one.name for one in drawn if one.is_infinite]
+    above = [one for one in drawn if top is not None and max(one.curve.high) > top]
+    parts = []
+    if infinite:
+        parts.append(f"{_named(infinite)} infinite at times")
+    if above:
+        highest = max(max(one.curve.high) for one in above)
+        parts.append(f"{_named([one.name for one in above])} up to {highest:.3g}")
     return f"; out of view: {', '.join(parts)}" if parts else ""
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) < 3 else f"{len(names)} rows"
+
+
+def _constants(title: str, found: Sequence[_Drawn]) -> list[tuple[str, str, str]]:
+    """A line a row, or one where all rows have the same value."""
+    lines = [(title, one.name, format_value(one.curve.y[-1])) for one in found]
+    if len({value for _, _, value in lines}) == 1 < len(lines):
+        return [(title, f"all {len(lines)} rows that have it", lines[0][2])]
+    return lines

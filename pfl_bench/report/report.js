@@ -244,7 +244,8 @@
   // Tables: sorted by a click on a heading, narrowed down by words.
   const worth = (cell) => {
     const text = cell.dataset.key ?? cell.textContent.trim();
-    const number = Number(text.replace(/,/g, "").match(/^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|^inf/i)?.[0].replace(/^inf/i, "Infinity") ?? NaN);
+    const found = text.replace(/,/g, "").match(/^([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|inf\b)(?: ([kMGTPEZ]?)(?:B|FLOP)$)?/);
+    const number = found ? Number(found[1].replace("inf", "Infinity")) * 1000 ** " kMGTPEZ".indexOf(found[2] || " ") : NaN;
     return text === "-" || text === "" ? null : Number.isNaN(number) ? text : number;
   };
   const compare = (a, b) => {
