@@ -254,6 +254,9 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     report = commands.add_parser("report", help="one self-contained page of run folders")
     report.add_argument("runs", nargs="+", metavar="RUN_DIR")
     report.add_argument("--out", default="report.html", metavar="FILE.html", type=path_text)
+    report.add_argument(
+        "--figures", metavar="DIR", type=path_text, help="also each figure for a paper: SVG and PDF"
+    )
     report.add_argument("--force", action="store_true", help="replace FILE.html if it exists")
     report.set_defaults(module="report")
 
