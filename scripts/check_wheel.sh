@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the wheel, installs it into an empty environment, and runs the demo's private row from
-# there, in a folder that is not the checkout. Expects `python` with the package `build`.
+# there, in a folder that is not the checkout; then does what docs/beside_fedavg.md says, in an empty
+# folder. Expects `python` with the package `build`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 checkout=$PWD
@@ -20,4 +21,17 @@ origin=$("$folder/venv/bin/python" -c 'import pfl_bench; print(pfl_bench.__file_
 case "$origin" in
 "$checkout"/*) echo "the wheel check ran the checkout's code: $origin" && exit 1 ;;
 esac
-echo "the wheel runs the demo's private row"
+python - "$checkout" >"$folder/page.sh" <<'END'
+import sys
+from pathlib import Path
+
+checkout = Path(sys.argv[1])
+sys.path.insert(0, str(checkout / "scripts"))
+from documentation.tutorials import as_script
+
+print(as_script((checkout / "docs/beside_fedavg.md").read_text(encoding="utf-8")))
+END
+mkdir "$folder/empty" && cd "$folder/empty"
+PATH="$folder/venv/bin:$PATH" bash "$folder/page.sh" >"$folder/page.log" 2>&1 || { cat "$folder/page.log"; exit 1; }
+grep -q "^PASSED" "$folder/page.log" || { cat "$folder/page.log"; exit 1; }
+echo "the wheel runs the demo's private row, and what docs/beside_fedavg.md says"

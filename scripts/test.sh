@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that CI runs: lint, format, types, (with CI=true or --wheel) the wheel, tests.
+# Everything that CI runs: lint, format, types, the documentation, (with CI=true or --wheel) the wheel, tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -12,6 +12,7 @@ ensure_environment ".[dev]"
 export PATH="$PWD/.venv/bin:$PATH"
 echo "== ruff" && ruff check . && ruff format --check .
 echo "== mypy" && mypy
+echo "== docs" && python scripts/docs.py
 if [ "$wheel" = true ]; then
     echo "== wheel" && bash scripts/check_wheel.sh
 fi

@@ -85,6 +85,13 @@ def commands(text: str) -> list[list[str]]:
     ]
 
 
+def written_by(text: str) -> set[str]:
+    """Files that a page has its reader write, by a block or by ``copy``, and their folders."""
+    copied = [words[2] for words in commands(text) if words[0] == "copy"]
+    files = [Path(name) for name in [*_EXAMPLE.findall(text), *copied]]
+    return {str(place) for path in files for place in (path, *path.parents)}
+
+
 def missing_row(arguments: list[str]) -> str | None:
     """The row, folder or sweep that a command names and that is not bundled."""
     if arguments[0] not in ("run", "table", "sweep"):
@@ -113,7 +120,7 @@ def test_links_in_the_documents_lead_somewhere(path: Path) -> None:
 def test_commands_in_the_documents_are_understood(path: Path) -> None:
     """Every option is one that the command has, and every row is a bundled one."""
     text = path.read_text(encoding="utf-8")
-    written = set(_EXAMPLE.findall(text))
+    written = written_by(text)
     for arguments in commands(text):
         try:
             _parse(build_parser(), arguments)
@@ -153,3 +160,5 @@ def test_what_is_missing_is_found() -> None:
     with pytest.raises(SystemExit):
         _parse(build_parser(), wrong)
     assert missing_row(row) == "no/row.yaml"
+    page = "```yaml rows/a.yaml\n```\n```bash\npfl-bench copy demo/central.yaml b.yaml\n```\n"
+    assert written_by(page) >= {"rows/a.yaml", "rows", "b.yaml"}

@@ -30,6 +30,10 @@ class WandbOptions(Strict):
 
 
 class LoggingOptions(Strict):
-    """Where else the metrics go."""
+    """Where else the metrics go.
+
+    Attributes:
+        wandb: Weights & Biases.
+    """
 
     wandb: WandbOptions = WandbOptions()

@@ -1,0 +1,80 @@
+"""The pages that show code: each is followed from an empty folder, and prints what it shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.docs.following import compare, documentation, follow, own_plugins, without_numbers
+from tests.helpers import REPOSITORY
+
+TUTORIALS = documentation("tutorials")
+PAGES = TUTORIALS.tutorials(REPOSITORY)
+
+
+def read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_tutorial_runs_as_it_is_written(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with own_plugins(monkeypatch):
+        done = follow(read(page))
+    assert len(done) >= 3
+    shown = [block for block in TUTORIALS.blocks(read(page)) if block.language == "text"]
+    assert len(shown) >= 2, "a tutorial shows what its code prints"
+
+
+def test_the_example_from_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = follow(read(REPOSITORY / "docs" / "python.md"))
+    accuracy, epsilon = map(float, first[1].split())
+    assert 0 < accuracy < 1
+    assert epsilon > 4
+    assert second[1].startswith("10 rounds: ")
+
+
+def test_there_are_the_four_tutorials() -> None:
+    assert [page.stem for page in PAGES] == ["first_table", "own_method", "own_task", "statement"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_tutorial_is_a_notebook_too(page: Path) -> None:
+    notebook = json.loads(TUTORIALS.as_notebook(read(page)))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    written = [block for block in TUTORIALS.blocks(read(page)) if block.path is not None]
+    ran = [block for block in TUTORIALS.blocks(read(page)) if block.language in ("python", "bash")]
+    assert len(cells) == len({*written, *ran})
+    saved = [cell for cell in cells if cell.startswith("%%writefile ")]
+    assert saved == [f"%%writefile {one.path}\n{one.text.rstrip()}" for one in written]
+    assert all("outputs" not in cell or not cell["outputs"] for cell in notebook["cells"])
+    assert TUTORIALS.as_notebook(read(page)) == TUTORIALS.as_notebook(read(page))
+
+
+def test_what_a_page_shows_wrongly_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = '```python\nprint("a", 1.5)\n```\n\n```text {}\n{}\n```\n'
+    follow(page.format("output", "a 1.5"))
+    follow(page.format("output (numbers vary)", "a 27"))
+    for title, text in [
+        ("output", "a 1.6"),
+        ("output (numbers vary)", "b 1.5"),
+        ("output (numbers vary)", "a 1.5 2"),
+        ("another title", "a 1.5"),
+    ]:
+        with pytest.raises(AssertionError):
+            follow(page.format(title, text))
+    with pytest.raises(AssertionError, match="may run pfl-bench and mkdir"):
+        follow("```bash\nls\n```\n")
+    with pytest.raises(AssertionError, match="cannot vary"):
+        compare(SimpleNamespace(title="output (numbers vary)", text="a"), "a")
+    assert without_numbers("| 0.9 ± 1e-05 | -----: |") == ["|", "#", "±", "#", "|", "--:", "|"]
