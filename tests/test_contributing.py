@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import warm
 from tests.helpers import REPOSITORY, central_of
 
 _BLOCK = re.compile(r"^```(\w+)(?: (\S+))?( \(one line\))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -109,14 +109,8 @@ def copied(tmp_path: Path) -> Path:
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a folder, whose packages go before the installed ones."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PFL_BENCH_CACHE": "off", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**os.environ, "PFL_BENCH_CACHE": "off", "OMP_NUM_THREADS": "1"}
+    return warm.python(*arguments, cwd=folder, env=environment)
 
 
 def execute(folder: Path, section: Section) -> dict[str, Any]:

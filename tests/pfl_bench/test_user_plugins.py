@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from pfl_bench.client.machine import (
     plugin_digests,
 )
 from pfl_bench.types import PluginError
+from tests import warm
 from tests.helpers import REPOSITORY
 
 ALGORITHM = '''"""Local SGD whose updates are sent at a fraction."""
@@ -253,10 +253,7 @@ def test_an_installed_package_s_plug_ins_are_found_by_entry_points(tmp_path: Pat
     row = ROW.replace("plugins: [methods]\n", "").replace("name: mine}", "name: theirs}")
     (tmp_path / "row.yaml").write_text(row.replace("name: digits", "name: numbers"))
     paths = os.pathsep.join([str(tmp_path / "site"), str(REPOSITORY)])
-    done = subprocess.run(
-        [sys.executable, "-m", "pfl_bench", "run", "row.yaml", "--out", "out"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    arguments = ("-m", "pfl_bench", "run", "row.yaml", "--out", "out")
+    done = warm.python(*arguments, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["task"] == "numbers"

@@ -57,6 +57,7 @@ import sys
 import privacy.schemes
 privacy.schemes.__path__.append(sys.argv.pop(1))
 from pfl_bench.cli.main import main
+from tests import warm
 raise SystemExit(main(sys.argv[1:]))
 """
 
@@ -79,12 +80,7 @@ def in_turn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Part
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", COMMAND, str(folder), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return warm.python("-c", COMMAND, str(folder), *arguments)
 
 
 def test_it_draws_and_is_accounted(in_turn: Callable[..., Participation]) -> None:

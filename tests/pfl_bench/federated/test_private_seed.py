@@ -20,6 +20,7 @@ from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, RunFolderError
 from privacy.audit.check import Check
 from privacy.ledger import read_ledger
+from tests import warm
 from tests.helpers import REPOSITORY, make_config, seed_of
 
 NOISE = {
@@ -57,7 +58,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_code_s_digest_is_of_its_content_alone(copy: Path) -> None:
-    assert python(copy, "-c", PRINT).stdout.strip() == machine.code_digest()
+    assert warm.python("-c", PRINT, cwd=copy, check=True).stdout.strip() == machine.code_digest()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,9 @@ def test_an_edit_of_code_moves_its_digest(name: str, copy: Path) -> None:
     before = path.read_text(encoding="utf-8")
     try:
         path.write_text(before + "\n", encoding="utf-8")
-        assert python(copy, "-c", PRINT).stdout.strip() != machine.code_digest()
+        assert (
+            warm.python("-c", PRINT, cwd=copy, check=True).stdout.strip() != machine.code_digest()
+        )
     finally:
         path.write_text(before, encoding="utf-8")
 
@@ -78,7 +81,9 @@ def test_a_new_plug_in_moves_the_digest(copy: Path) -> None:
     path = copy / "pfl_bench/federated/algorithms/mine.py"
     path.write_text('"""Mine."""\n', encoding="utf-8")
     try:
-        assert python(copy, "-c", PRINT).stdout.strip() != machine.code_digest()
+        assert (
+            warm.python("-c", PRINT, cwd=copy, check=True).stdout.strip() != machine.code_digest()
+        )
     finally:
         path.unlink()
 
@@ -125,7 +130,9 @@ def test_what_editors_leave_is_no_code(copy: Path) -> None:
     other.mkdir()
     (other / "task-checkpoint.py").write_text("x = 1\n", encoding="utf-8")
     try:
-        assert python(copy, "-c", PRINT).stdout.strip() == machine.code_digest()
+        assert (
+            warm.python("-c", PRINT, cwd=copy, check=True).stdout.strip() == machine.code_digest()
+        )
     finally:
         lock.unlink()
         shutil.rmtree(other)

@@ -1,0 +1,93 @@
+"""New processes of Python in which the libraries are imported already.
+
+Importing PyTorch and dp-accounting takes five seconds of a processor, in each process that a test
+starts. Here a server imports them once, and forks. Its children have none of this project's modules
+and find those that they are told to. They are processes of their own in all else.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+LIBRARIES = (
+    "numpy scipy.stats torch torch._dynamo torch.utils.flop_counter dp_accounting opacus h5py yaml "
+    "pydantic rich matplotlib.figure"
+)
+
+
+def _server() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LIBRARIES.split())
+    return context
+
+
+def python(
+    *arguments: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run Python as ``subprocess.run`` does with the text of both streams captured.
+
+    Args:
+        arguments: "-c", a program and its arguments, or "-m", a module and its arguments.
+        cwd: Where it runs; it finds modules there first, as Python does.
+        env: Its environment; None for this process's. What libraries read when they are imported
+            must be the same.
+        check: Whether a code other than 0 raises ``subprocess.CalledProcessError``.
+    """
+    environment = dict(os.environ if env is None else env)
+    folder = str(Path.cwd() if cwd is None else cwd)
+    with tempfile.TemporaryDirectory() as place:
+        streams = (f"{place}/out", f"{place}/err")
+        process = _server().Process(target=_main, args=(arguments, folder, environment, streams))
+        process.start()
+        process.join()
+        out, err = (Path(s).read_text(encoding="utf-8", errors="replace") for s in streams)
+    code = process.exitcode
+    assert code is not None
+    done = subprocess.CompletedProcess([sys.executable, *arguments], code, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def _main(
+    arguments: tuple[str, ...], folder: str, environment: dict[str, str], streams: tuple[str, str]
+) -> None:
+    """Become what ``python ARGUMENTS`` is in ``folder``."""
+    for number, path in enumerate(streams, start=1):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+    # This project is found as it is installed, behind the folder and PYTHONPATH.
+    others = [p for p in sys.path if p not in ("", str(REPOSITORY)) and Path(p).is_absolute()]
+    sys.path[:] = ["" if arguments[0] == "-c" else folder, *filter(None, paths), *others]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]
+    kind, program, *rest = arguments
+    sys.argv = [kind, *rest]
+    try:
+        if kind == "-c":
+            # Its names are those of __main__, where spawned processes and pickles look for them.
+            main = type(sys)("__main__")
+            sys.modules["__main__"] = main
+            exec(compile(program, "<string>", "exec"), vars(main))
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
