@@ -7,7 +7,8 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,7 @@ from rich.progress import Progress, TaskID
 from pfl_bench import plugins
 from pfl_bench.cli.targets import check_new
 from pfl_bench.config.loading import validate_options
-from pfl_bench.types import ConfigError, DataError, RemoteFile
+from pfl_bench.types import ConfigError, DataError, HubDataset, RemoteFile
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -50,6 +51,8 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
 
 def _download(arguments: argparse.Namespace) -> int:
+    if arguments.origin == "hub":
+        return _download_from_hub(arguments)
     from pfl_bench.data.download import download
 
     module = plugins.load(plugins.PREPARE, arguments.task)
@@ -66,19 +69,52 @@ def _download(arguments: argparse.Namespace) -> int:
         f"Without network: put the files ({', '.join(file.name for file in files)}) into a folder "
         f"DIR yourself and call {prepare} --source DIR --out FILE.h5"
     )
+    with _kept(target), ProgressPrinter() as progress:
+        paths = download(files, target, progress, advice)
+    note = getattr(module, "FILES_NOTE", f"These are the files of {arguments.task}.")
+    _say_downloaded(paths, target, note, prepare, arguments.task)
+    return 0
+
+
+def _download_from_hub(arguments: argparse.Namespace) -> int:
+    from pfl_bench.data.hub import download_from_hub
+
+    task = arguments.task
+    dataset: HubDataset | None = getattr(plugins.load(plugins.PREPARE, task), "HUB", None)
+    if dataset is None:
+        raise DataError(
+            f"pfl-bench data download {task} --from hub: this task names no copy on the Hugging "
+            "Face Hub; leave --from out, or see its README"
+        )
+    target = Path(arguments.out or Path("data") / f"{task}-hub")
+    prepare = f"pfl-bench data prepare {task}"
+    advice = (
+        f"Without network: put {dataset.pattern} of https://huggingface.co/datasets/"
+        f"{dataset.repository} into a folder DIR and call {prepare} --source DIR --out FILE.h5"
+    )
+    with _kept(target), ProgressPrinter() as progress:
+        paths = download_from_hub(dataset, target, progress, advice)
+    _say_downloaded(paths, target, dataset.note, prepare, task)
+    return 0
+
+
+@contextmanager
+def _kept(target: Path) -> Iterator[None]:
+    """Say, where a download is interrupted, that it can be gone on with."""
     try:
-        with ProgressPrinter() as progress:
-            paths = download(files, target, progress, advice)
+        yield
     except KeyboardInterrupt:
         print(
             f"What has come is kept in {target}: the same command goes on from there.",
             file=sys.stderr,
         )
         raise
+
+
+def _say_downloaded(paths: list[Path], target: Path, note: str, prepare: str, task: str) -> None:
     print(f"downloaded and verified: {len(paths)} files in {target}", file=sys.stderr)
-    print(getattr(module, "FILES_NOTE", f"These are the files of {arguments.task}."))
-    print(f"next: {prepare} --source {shlex.quote(str(target))} --out {arguments.task}.h5")
-    return 0
+    print(note)
+    print(f"next: {prepare} --source {shlex.quote(str(target))} --out {task}.h5")
 
 
 def _generate(arguments: argparse.Namespace) -> int:

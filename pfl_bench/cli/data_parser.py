@@ -22,6 +22,13 @@ def add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     download.add_argument(
         "--out", metavar="DIR", type=path_text, help="target folder (default: data/TASK)"
     )
+    download.add_argument(
+        "--from",
+        dest="origin",
+        choices=("publisher", "hub"),
+        default="publisher",
+        help="publisher's files (default), or the copy on the Hugging Face Hub",
+    )
     generate = actions.add_parser("generate", help="made-up data in a task's published format")
     generate.add_argument("task", metavar="TASK")
     generate.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")

@@ -17,8 +17,8 @@ class WandbOptions(Strict):
             uploaded by ``wandb sync``) or "online".
         project: W&B project.
         entity: W&B user or team; None for the login's default.
-        group: W&B group, for seeds of one row.
-        tags: W&B tags.
+        group: W&B group; None for table and row, which the seeds of a row share.
+        tags: W&B tags, beside the row's table, task and setting.
     """
 
     mode: Literal["disabled", "offline", "online"] = "disabled"
@@ -29,6 +29,31 @@ class WandbOptions(Strict):
     tags: tuple[str, ...] = Field(default=(), strict=False)
 
 
+class TensorboardOptions(Strict):
+    """How a run is logged for TensorBoard.
+
+    Attributes:
+        enabled: Whether event files are written, in ``tensorboard/`` of the run folder.
+    """
+
+    enabled: bool = False
+
+
+class MlflowOptions(Strict):
+    """How a run is logged to MLflow.
+
+    Attributes:
+        enabled: Whether it is.
+        uri: Tracking store, such as http://server:5000 or sqlite:////data/mlflow.db; None for the
+            file ``mlflow.db`` of the run folder.
+        experiment: MLflow experiment, which is made if it does not exist.
+    """
+
+    enabled: bool = False
+    uri: str | None = Field(default=None, min_length=1)
+    experiment: str = Field(default="pfl-bench", min_length=1)
+
+
 class LoggingOptions(Strict):
     """Where else the metrics go.
 
@@ -37,3 +62,5 @@ class LoggingOptions(Strict):
     """
 
     wandb: WandbOptions = WandbOptions()
+    tensorboard: TensorboardOptions = TensorboardOptions()
+    mlflow: MlflowOptions = MlflowOptions()

@@ -25,7 +25,7 @@ from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder
 from pfl_bench.runs.log import RunLog, headline_of
 from pfl_bench.runs.preparing import prepare
 from pfl_bench.runs.published import compare
-from pfl_bench.runs.wandb import WandbLogger
+from pfl_bench.runs.trackers import Trackers
 from pfl_bench.types import WorkerError, WorkerGroup
 from privacy.errors import BudgetExceededError
 from privacy.plan.plan import tensor_digest
@@ -180,29 +180,24 @@ class _Run:
         self._write_statement(None)
         with RunLog(path, self._config.name, trainer.total, done) as log:
             self._notices.send_to(log.notice)
-            wandb = WandbLogger.start(
-                self._config.logging.wandb, path, self._resolved.tree, self._config.name, log.notice
-            )
-            done, status = yield from self._train(done, log, wandb)
+            trackers = Trackers.start(self._resolved, path, done, log.notice)
+            done, status = yield from self._train(done, log, trackers)
             with phase("checkpoint"):
                 self._save(done)
             summary = self._summarise(done, status, time.monotonic() - started)
             statement = self._write_statement(done)
             if self._config.evaluation.strata:
                 write_json(path / "strata.json", self._strata)
-            # First: sending the rest to W&B may wait for a network.
+            # First: sending the rest to a tracker may wait for a network.
             write_json(path / "summary.json", summary)
-            if statement is not None:
-                wandb.statement(statement)
             row = {key: summary[key] for key in ("name", "setting", "systems")}
-            wandb.table_row(row | summary["metrics"])
-            wandb.finish()
+            trackers.conclude(statement, row | summary["metrics"], summary["expected"])
         if self._profile is not None:
             print(self._profile.write(path), file=sys.stderr)
         return summary
 
     def _train(
-        self, done: int, log: RunLog, wandb: WandbLogger
+        self, done: int, log: RunLog, trackers: Trackers
     ) -> Generator[RoundEnd | None, None, tuple[int, str]]:
         trainer, config = self._trainer, self._config
         started = time.perf_counter()
@@ -243,7 +238,7 @@ class _Run:
                 headline = headline_of(scalars, self._directions.headlines)
             with phase("logging"):
                 log.metrics(index, scalars, headline)
-                wandb.log(scalars, index)
+                trackers.log(scalars, index)
             if index % config.checkpoint.every == 0:
                 overhead.run("checkpoint", partial(self._save, index))
             yield self._tell(index, scalars, measured)

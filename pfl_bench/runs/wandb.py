@@ -10,22 +10,26 @@ import json
 import os
 import secrets
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pfl_bench.config.logging import WandbOptions
 from pfl_bench.files import write_json
+from pfl_bench.runs.tracking import Notice, Tracked, Tracker, flatten, is_number, one_line, scalar
 
-Notice = Callable[[str], None]
-
+# W&B refuses longer ones.
+_LONGEST_TAG = 64
+_LONGEST_GROUP = 128
 _INIT_SECONDS = 10.0
 _FINISH_SECONDS = 30.0
 _PROBE_SECONDS = 5.0
 
 
-class WandbLogger:
+class WandbLogger(Tracker):
     """Logs one run; every method returns quietly when logging is off."""
+
+    title = "W&B"
 
     def __init__(self, run: Any, run_dir: Path, on_notice: Notice) -> None:
         """Wrap a started W&B run; call ``start`` instead.
@@ -43,9 +47,7 @@ class WandbLogger:
     def start(
         cls,
         options: WandbOptions,
-        run_dir: Path,
-        config: Mapping[str, Any],
-        name: str,
+        tracked: Tracked,
         on_notice: Notice,
     ) -> WandbLogger:
         """Start or resume logging.
@@ -55,24 +57,26 @@ class WandbLogger:
 
         Args:
             options: What the configuration says.
-            run_dir: The run folder; wandb writes only below its ``wandb`` folder.
-            config: The resolved configuration, JSON-serialisable.
-            name: Name that W&B shows.
+            tracked: The run; wandb writes only below the ``wandb`` folder of its folder. Group and
+                tags that the configuration does not set are its table and row, and its labels.
             on_notice: Is told in one sentence what is not as asked.
 
         Returns:
             The logger, which does nothing if wandb could not be started.
         """
+        run_dir = tracked.folder
         if options.mode == "disabled":
             return cls(None, run_dir, on_notice)
         try:
             identifier = _run_identifier(run_dir, options, on_notice)
-            run = _start_run(options, run_dir, config, name, identifier, on_notice)
+            run = _start_run(_labelled(options, tracked), tracked, identifier, on_notice)
             # Without this W&B plots over its own step, which restarts differently after a kill.
             run.define_metric("round")
             run.define_metric("*", step_metric="round")
+        except ImportError:
+            raise
         except Exception as error:
-            on_notice(f"W&B logging is off for this run: {_one_line(error)}")
+            on_notice(f"W&B logging is off for this run: {one_line(error)}")
             return cls(None, run_dir, on_notice)
         return cls(run, run_dir, on_notice)
 
@@ -88,7 +92,7 @@ class WandbLogger:
             metrics: A line of ``metrics.jsonl``; "nan", "inf" and "-inf" count as numbers.
             round: The round (central training: epoch), which is also the W&B step.
         """
-        row = {**{key: _scalar(value) for key, value in metrics.items()}, "round": round}
+        row = {**{key: scalar(value) for key, value in metrics.items()}, "round": round}
         # Without commit wandb holds the row back until the next round, and a kill would lose it.
         self._attempt(lambda run: run.log(row, step=round, commit=True))
 
@@ -101,7 +105,7 @@ class WandbLogger:
 
         def action(run: Any) -> None:
             run.config.update({"privacy_statement": dict(statement)}, allow_val_change=True)
-            run.summary.update(_flatten(statement, "statement"))
+            run.summary.update(flatten(statement, "statement"))
 
         self._attempt(action)
 
@@ -111,12 +115,32 @@ class WandbLogger:
         Args:
             row: Columns of the table, JSON-serialisable; nested objects and lists are flattened.
         """
-        self._attempt(lambda run: run.summary.update(_flatten(row, "row")))
+        self._attempt(lambda run: run.summary.update(flatten(row, "row")))
 
-    def finish(self) -> None:
-        """Finish the W&B run; waits at most half a minute for uploads. May be called twice."""
+    def table(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Log the comparison with published numbers as a W&B table in the summary, "table"."""
+
+        def action(run: Any) -> None:
+            import wandb
+
+            data = [[_cell(value) for value in line.values()] for line in lines]
+            run.summary["table"] = wandb.Table(columns=list(lines[0]), data=data)
+
+        self._attempt(action)
+
+    def finish(self) -> str | None:
+        """Finish the W&B run; waits at most half a minute for uploads. May be called twice.
+
+        Returns:
+            How to upload a run that was logged offline.
+        """
+        is_offline = self._run is not None and bool(getattr(self._run, "offline", False))
         self._attempt(lambda run: run.finish())
-        self._run = None
+        is_finished, self._run = self._run is not None, None
+        if not (is_offline and is_finished):
+            return None
+        command = _sync_command(self._run_dir, "offline-run-*")
+        return f"W&B: this run was logged offline; to upload it: {command}"
 
     def _attempt(self, action: Callable[[Any], None]) -> None:
         """Do something with the run; an exception ends the logging, not the training."""
@@ -128,16 +152,14 @@ class WandbLogger:
             self._run = None
             command = _sync_command(self._run_dir, "*run-*")
             self._on_notice(
-                f"W&B logging stopped ({_one_line(error)}); the run goes on. What was logged lies "
+                f"W&B logging stopped ({one_line(error)}); the run goes on. What was logged lies "
                 f"in {self._run_dir / 'wandb'}; to upload it: {command}"
             )
 
 
 def _start_run(
     options: WandbOptions,
-    run_dir: Path,
-    config: Mapping[str, Any],
-    name: str,
+    tracked: Tracked,
     identifier: str,
     on_notice: Notice,
 ) -> Any:
@@ -146,14 +168,14 @@ def _start_run(
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
-    settings = _settings(wandb)
+    settings, run_dir = _settings(wandb), tracked.folder
     arguments: dict[str, Any] = {
         "project": options.project,
         "entity": options.entity,
         "group": options.group,
         "tags": list(options.tags) or None,
-        "name": name,
-        "config": dict(config),
+        "name": tracked.name,
+        "config": dict(tracked.config),
         "dir": str(run_dir),
         "id": identifier,
         "resume": "allow",
@@ -167,13 +189,31 @@ def _start_run(
             return wandb.init(mode="online", **arguments)
         except Exception as error:
             on_notice(
-                f"W&B could not start online ({_one_line(error)}); this run is logged offline. "
+                f"W&B could not start online ({one_line(error)}); this run is logged offline. "
                 f"To upload it: `wandb login` once, then {_sync_command(run_dir, 'offline-run-*')}"
             )
             # The failed attempt keeps the run's id busy until its service has ended.
             wandb.teardown()
             wandb.setup(settings)
     return wandb.init(mode="offline", **arguments)
+
+
+def _labelled(options: WandbOptions, tracked: Tracked) -> WandbOptions:
+    """The options, with group and tags of the row."""
+    tags = tuple(dict.fromkeys((*options.tags, *tracked.labels)))
+    return options.model_copy(
+        update={
+            "group": (options.group or f"{tracked.table}/{tracked.row}")[:_LONGEST_GROUP],
+            "tags": tuple(tag[:_LONGEST_TAG] for tag in tags if tag),
+        }
+    )
+
+
+def _cell(value: Any) -> Any:
+    """A cell of a table: W&B wants one type a column, or nothing."""
+    if is_number(value):
+        return float(value)
+    return None if value is None else str(value)
 
 
 def _require_server(url: str) -> None:
@@ -232,39 +272,12 @@ def _run_identifier(run_dir: Path, options: WandbOptions, on_notice: Notice) -> 
                 return identifier
             on_notice(f"{path} is of another W&B project or entity; a new W&B run is started")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            on_notice(f"{path} is damaged ({_one_line(error)}); a new W&B run is started")
+            on_notice(f"{path} is damaged ({one_line(error)}); a new W&B run is started")
     identifier = secrets.token_hex(4)
     write_json(path, {"format_version": 1, "id": identifier, **place})
     return identifier
 
 
-def _flatten(value: Any, prefix: str) -> dict[str, Any]:
-    """Flatten nested objects and lists into scalars named "prefix/key/index"."""
-    if isinstance(value, Mapping):
-        items = [(str(key), item) for key, item in value.items()]
-    elif isinstance(value, list | tuple):
-        items = [(str(index), item) for index, item in enumerate(value)]
-    else:
-        return {} if value is None else {prefix: _scalar(value)}
-    return {
-        name: scalar
-        for key, item in items
-        for name, scalar in _flatten(item, f"{prefix}/{key}").items()
-    }
-
-
-def _scalar(value: Any) -> Any:
-    """Turn the run folder's texts for non-finite numbers back into numbers."""
-    return float(value) if value in ("nan", "inf", "-inf") else value
-
-
 def _sync_command(run_dir: Path, pattern: str) -> str:
     """The command that uploads every part of the run that a shell pattern finds."""
     return f"wandb sync {shlex.quote(str(run_dir / 'wandb'))}/{pattern}"
-
-
-def _one_line(error: BaseException) -> str:
-    """The error in at most 200 characters on one line."""
-    text = " ".join(str(error).split()) or "no message"
-    text = f"{type(error).__name__}: {text}"
-    return text if len(text) <= 200 else text[:197] + "..."

@@ -6,7 +6,14 @@ name imports it from here, not from the module that has it.
 """
 
 from pfl_bench.types.algorithms import Algorithm, ClientUpload, UpdateTransform
-from pfl_bench.types.data import DataFacts, Examples, FederatedSplit, RemoteFile, SplitBy
+from pfl_bench.types.data import (
+    DataFacts,
+    Examples,
+    FederatedSplit,
+    HubDataset,
+    RemoteFile,
+    SplitBy,
+)
 from pfl_bench.types.errors import (
     ConfigError,
     DataError,
@@ -56,6 +63,7 @@ __all__ = [
     "GivesExampleLosses",
     "GivesFactoredGradients",
     "HasColumns",
+    "HubDataset",
     "KeepFactors",
     "LocalResult",
     "LocalTraining",

@@ -32,6 +32,23 @@ class RemoteFile:
 
 
 @dataclass(frozen=True, slots=True)
+class HubDataset:
+    """A copy of a task's data in a dataset repository of the Hugging Face Hub.
+
+    Attributes:
+        repository: "owner/name".
+        pattern: The files that are fetched, such as "data/*.parquet"; parquet files all.
+        num_rows: Rows of all files together, as published.
+        note: Printed after the download: what these files are.
+    """
+
+    repository: str
+    pattern: str
+    num_rows: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class Examples:
     """Labelled examples, ready for the model.
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pfl_bench.types import ConfigError, DataError, RemoteFile
+from pfl_bench.types import ConfigError, DataError, HubDataset, RemoteFile
 from tasks.common.description import StoreDescription
 from tasks.common.fedscale.streaming import BadSamples
 from tasks.common.forms import choose_form
@@ -55,6 +55,13 @@ FILES = (
         526_800,
         "md5:5b5b05890a5e13444e108efe57b788aa",
     ),
+)
+HUB = HubDataset(
+    "flwrlabs/femnist",
+    "data/train-*.parquet",
+    parquet.NUM_IMAGES,
+    "These are FEMNIST's images with their writers, in one split, which `data prepare` divides "
+    "(form parquet).",
 )
 FILES_NOTE = (
     "These are MNIST/QMNIST digits with their real writers (variant qmnist-digits, 120,000 digits "

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from pfl_bench.data import FieldSpec, StoreWriter
-from pfl_bench.types import ConfigError, DataError, RemoteFile
+from pfl_bench.types import ConfigError, DataError, HubDataset, RemoteFile
 from tasks.common.description import SplitCounts, StoreDescription
 from tasks.common.forms import choose_form
 from tasks.common.generated import GENERATED_MARK
@@ -47,6 +47,14 @@ FILES = (
         RemoteFile(name, (f"{_BASE}images/small/{name}",), None, None)
         for name in (f"small_images-{n:02d}.tar.gz" for n in range(published.NUM_TARBALLS))
     ),
+)
+HUB = HubDataset(
+    "apple/flair",
+    "*.parquet",
+    sum(published.IMAGES.values()),
+    "FLAIR's annotations are under CC BY-NC 4.0. The images belong to their owners, each under the "
+    "licence that ATTRIBUTION.txt of the repository apple/ml-flair names for its image id: check "
+    "it before you show or pass on an image.",
 )
 FILES_NOTE = (
     "No digests of these files are published. Each was held against the length that the server "

@@ -17,6 +17,7 @@ from privacy.amplification import Participation, sampled_gaussian
 from privacy.calibration import calibrate_noise_multiplier, epsilon_of_rounds
 from privacy.errors import PrivacyError
 from privacy.sampling_scheme import scheme_names
+from tests import warm
 
 # Users take turns by their numbers, all of a turn together: nothing is drawn or amplified.
 SCHEME = '''
@@ -57,7 +58,6 @@ import sys
 import privacy.schemes
 privacy.schemes.__path__.append(sys.argv.pop(1))
 from pfl_bench.cli.main import main
-from tests import warm
 raise SystemExit(main(sys.argv[1:]))
 """
 

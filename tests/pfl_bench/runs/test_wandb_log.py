@@ -26,15 +26,22 @@ FAKE_KEY = "0123456789" * 4
 DRIVER = """
 import json, os, signal, sys, time
 from pathlib import Path
+from pfl_bench.runs.tracking import Tracked
 from pfl_bench.runs.wandb import WandbLogger, WandbOptions
 
 job = json.loads(sys.argv[1])
 notices = []
 logger = WandbLogger.start(
     WandbOptions.model_validate(job["options"]),
-    Path(job["run_dir"]),
-    {"name": "row", "federated": {"num_rounds": 60, "tags": [1, 2]}, "none": None},
-    "row, seed 0",
+    Tracked(
+        folder=Path(job["run_dir"]),
+        name="row, seed 0",
+        config={"name": "row", "federated": {"num_rounds": 60, "tags": [1, 2]}, "none": None},
+        table="flair/table1",
+        row="private",
+        labels=("flair/table1", "flair", "private_federated"),
+        done=0,
+    ),
     notices.append,
 )
 active = logger.is_active
@@ -50,11 +57,15 @@ if job.get("kill_after") is not None:
     os.kill(os.getpid(), signal.SIGKILL)
 logger.statement({"unit": "user", "simulated": {"epsilon": 2.0}, "actual": {"epsilon": "inf"}})
 logger.table_row({"name": "row", "measured": [0.5, 0.6], "published": None})
-logger.finish()
+if job.get("table"):
+    logger.table(job["table"])
+said = logger.finish()
 logger.finish()
 logger.log({"late": 1.0}, 99)
 Path(job["run_dir"], "result.json").write_text(
-    json.dumps({"notices": notices, "active": active, "wandb": "wandb" in sys.modules})
+    json.dumps(
+        {"notices": notices, "active": active, "wandb": "wandb" in sys.modules, "said": said}
+    )
 )
 """
 
@@ -64,8 +75,10 @@ def drive(run_dir: Path, environment: dict[str, str] | None = None, **job: Any) 
     clean = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
     clean |= {"HOME": str(run_dir.parent), "PYTHONPATH": str(REPOSITORY), **(environment or {})}
     job = {"run_dir": str(run_dir), "first": 1, "last": 4, **job}
+    # wandb leaves the temporary folder of its tables to the interpreter's end.
+    allowed = ["-W", "ignore:Implicitly cleaning up:ResourceWarning"] if "table" in job else []
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", DRIVER, json.dumps(job)],
+        [sys.executable, "-W", "error", *allowed, "-c", DRIVER, json.dumps(job)],
         env=clean,
         cwd=run_dir.parent,
         stdin=subprocess.DEVNULL,
@@ -153,14 +166,16 @@ def run_dir(tmp_path: Path) -> Path:
 
 def test_disabled_never_imports_wandb(run_dir: Path) -> None:
     result = drive(run_dir, options={})
-    assert result == {"notices": [], "active": False, "wandb": False}
+    assert result == {"notices": [], "active": False, "wandb": False, "said": None}
     assert [path.name for path in run_dir.iterdir()] == ["result.json"]
 
 
 def test_offline_holds_every_scalar_of_every_round(run_dir: Path) -> None:
     options = {"mode": "offline", "project": "p", "group": "g", "tags": ["a", "b"]}
     result = drive(run_dir, options=options)
+    said = result.pop("said")
     assert result == {"notices": [], "active": True, "wandb": True}
+    assert said.endswith(f"wandb sync '{run_dir / 'wandb'}'/offline-run-*")
     logged = Logged(run_dir)
     assert logged.config["federated"] == {"num_rounds": 60, "tags": [1, 2]}
     assert logged.config["name"] == "row"
@@ -177,10 +192,32 @@ def test_offline_holds_every_scalar_of_every_round(run_dir: Path) -> None:
     assert (logged.summary["row/name"], logged.summary["row/measured/1"]) == ("row", 0.6)
     assert "row/published" not in logged.summary
     assert (logged.run.project, logged.run.run_group) == ("p", "g")
-    assert (logged.run.display_name, list(logged.run.tags)) == ("row, seed 0", ["a", "b"])
+    assert (logged.run.display_name, list(logged.run.tags)) == (
+        "row, seed 0",
+        ["a", "b", "flair/table1", "flair", "private_federated"],
+    )
     stored = json.loads((run_dir / "wandb.json").read_text())
     assert stored == {"format_version": 1, "id": logged.run.run_id, "project": "p", "entity": None}
     assert {path.name for path in run_dir.iterdir()} == {"wandb", "wandb.json", "result.json"}
+
+
+def test_the_group_and_the_table_are_the_row_s(run_dir: Path) -> None:
+    lines = [
+        {"metric": "test/accuracy", "published": 0.5, "measured": None, "verdict": "differs"},
+        {"metric": "test/f1", "published": 1, "measured": 0.25, "verdict": "reproduced"},
+    ]
+    result = drive(run_dir, options={"mode": "offline"}, table=lines)
+    assert result["notices"] == []
+    logged = Logged(run_dir)
+    assert logged.run.run_group == "flair/table1/private"
+    assert list(logged.run.tags) == ["flair/table1", "flair", "private_federated"]
+    table = logged.summary["table"]
+    assert table["_type"] == "table-file"
+    written = next((run_dir / "wandb").rglob("*.table.json"))
+    assert json.loads(written.read_text()) == {
+        "columns": ["metric", "published", "measured", "verdict"],
+        "data": [["test/accuracy", 0.5, None, "differs"], ["test/f1", 1.0, 0.25, "reproduced"]],
+    }
 
 
 def test_neither_code_nor_git_nor_host_details_are_taken(run_dir: Path) -> None:

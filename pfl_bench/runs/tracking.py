@@ -1,0 +1,114 @@
+"""What a tracker is: a place beside the run folder where a run is logged.
+
+The files under the run folder remain the record; a tracker shows them elsewhere. A run never
+depends on one: a tracker that cannot start, fails or loses its network is left out from then on,
+which is said once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """What a tracker is told of a run as it starts.
+
+    Attributes:
+        folder: The run folder; a tracker writes below it, if anywhere on this machine.
+        name: Name of the run.
+        config: The resolved configuration, JSON-serialisable.
+        table: The row's table, such as "flair/table1".
+        row: The row's file without its ending; runs of one row, such as its seeds, share it.
+        labels: Table, task and setting of the row.
+        done: Rounds that a resumed run has behind it; later ones of an interrupted run are dropped.
+    """
+
+    folder: Path
+    name: str
+    config: Mapping[str, Any]
+    table: str
+    row: str
+    labels: tuple[str, ...]
+    done: int
+
+
+class Tracker:
+    """Base of trackers. Methods may raise anything: ``trackers.Trackers`` catches it.
+
+    Attributes:
+        title: What messages call it.
+    """
+
+    title: str
+
+    def log(self, metrics: Mapping[str, Any], round: int) -> None:
+        """Log the scalars of one round (central training: epoch), once a round."""
+        raise NotImplementedError
+
+    def statement(self, statement: Mapping[str, Any]) -> None:
+        """Log the privacy statement, as ``privacy.json`` has it."""
+        raise NotImplementedError
+
+    def table_row(self, row: Mapping[str, Any]) -> None:
+        """Log the row's final line: nested objects and lists of scalars."""
+        raise NotImplementedError
+
+    def table(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Log the comparison with published numbers, a mapping of equal keys each."""
+        raise NotImplementedError
+
+    def finish(self) -> str | None:
+        """End; gives what a person should be told, such as how to see the log."""
+        raise NotImplementedError
+
+
+def flatten(value: Any, prefix: str) -> dict[str, Any]:
+    """Flatten nested objects and lists into scalars named "prefix/key/index"."""
+    if isinstance(value, Mapping):
+        items = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(str(index), item) for index, item in enumerate(value)]
+    else:
+        return {} if value is None else {prefix: scalar(value)}
+    return {
+        name: found
+        for key, item in items
+        for name, found in flatten(item, f"{prefix}/{key}" if prefix else key).items()
+    }
+
+
+def scalar(value: Any) -> Any:
+    """Turn the run folder's texts for non-finite numbers back into numbers."""
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number to plot; truth values are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def markdown(lines: Sequence[Mapping[str, Any]]) -> str:
+    """A table of mappings with equal keys."""
+    heads = list(lines[0])
+    rows = [heads, ["---"] * len(heads), *([_cell(line[head]) for head in heads] for line in lines)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(value: Any) -> str:
+    if is_number(value) and math.isfinite(value):
+        return f"{value:.6g}"
+    return "-" if value is None else str(value).replace("|", "/").replace("\n", " ")
+
+
+def one_line(error: BaseException) -> str:
+    """The error in at most 200 characters on one line."""
+    text = " ".join(str(error).split()) or "no message"
+    text = f"{type(error).__name__}: {text}"
+    return text if len(text) <= 200 else text[:197] + "..."
