@@ -12,6 +12,7 @@ def add_own_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
     _add_show(commands)
     _add_new(commands)
     _add_check_plugin(commands)
+    _add_completion(commands)
 
 
 def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,3 +47,11 @@ def _add_check_plugin(commands: argparse._SubParsersAction[argparse.ArgumentPars
     )
     check.add_argument("--json", action="store_true", help="one JSON object on stdout")
     check.set_defaults(module="check_plugin")
+
+
+def _add_completion(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    completion = commands.add_parser(
+        "completion", help="a shell's script that completes commands, options and names"
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.set_defaults(module="completion")
