@@ -110,7 +110,10 @@ def check_folder(place: str | Path) -> Iterator[Checked]:
                 yield _made(f"row {name}", check, make, home)
             used |= row.uses
     for kind, name in found:
-        if kind in (*_SECTIONS, plugins.TASK, plugins.METRIC) and (kind, name) not in used:
+        if (
+            kind in (*_SECTIONS, plugins.ATTACK, plugins.TASK, plugins.METRIC)
+            and (kind, name) not in used
+        ):
             why = f"no row below {home} uses it; put one there, such as rows/{name}.yaml"
             yield Checked(f"{kind.word} {name}", "row", "skipped", why)
 
@@ -236,6 +239,8 @@ class _Row:
         }
         task = build_task(resolved, torch.device("cpu"))
         named |= {(plugins.TASK, tree["task"]["name"])}
+        if resolved.config.attack is not None:
+            named |= {(plugins.ATTACK, resolved.config.attack.kind)}
         named |= {(plugins.METRIC, family) for family in task.metrics}
         self.uses = {one for one in self._found if one in named}
         if not self.uses:

@@ -150,7 +150,7 @@ def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         nargs="?",
         choices=(
             *("tasks", "rows", "tables", "algorithms", "mechanisms", "metrics", "selectors"),
-            *("aggregations", "compressions", "engines"),
+            *("aggregations", "compressions", "attacks", "engines"),
         ),
     )
     listing.add_argument("below", nargs="?", metavar="FOLDER", help="rows: of this folder alone")
