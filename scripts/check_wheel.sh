@@ -16,8 +16,12 @@ cd "$folder"
 for name in summary.json privacy.json ledger.jsonl metrics.jsonl report.html; do
     [ -s "$folder/run/$name" ] || { echo "the wheel's run wrote no $name"; exit 1; }
 done
+# Its templates are package data.
+"$folder/venv/bin/pfl-bench" new algorithm my_method >"$folder/new.log" 2>&1 &&
+    "$folder/venv/bin/pfl-bench" check-plugin my_method >"$folder/check.log" 2>&1 ||
+    { cat "$folder/new.log" "$folder/check.log"; exit 1; }
 origin=$("$folder/venv/bin/python" -c 'import pfl_bench; print(pfl_bench.__file__)')
 case "$origin" in
 "$checkout"/*) echo "the wheel check ran the checkout's code: $origin" && exit 1 ;;
 esac
-echo "the wheel runs the demo's private row"
+echo "the wheel runs the demo's private row, and a plug-in of one's own"
