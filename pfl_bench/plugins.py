@@ -78,6 +78,7 @@ ENGINE = PluginKind("engine", "pfl_bench.client.engines")
 AGGREGATION = PluginKind("aggregation", "pfl_bench.federated.aggregation", "aggregations")
 COMPRESSION = PluginKind("compression", "pfl_bench.federated.compression", "compressions")
 SELECTION = PluginKind("selection", "pfl_bench.simulation.selection", "selectors")
+ATTACK = PluginKind("attack", "pfl_bench.simulation.attacks", "attacks")
 
 # Kinds with options.
 KINDS = (
@@ -93,6 +94,7 @@ KINDS = (
     AGGREGATION,
     COMPRESSION,
     SELECTION,
+    ATTACK,
 )
 GROUPS = tuple(dict.fromkeys(kind.group for kind in KINDS if kind.group is not None))
 

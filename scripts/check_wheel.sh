@@ -60,6 +60,10 @@ quietly "$bench" copy demo/federated.yaml mine.yaml
 
 quietly "$bench" show demo/private_federated --no-estimate
 
+echo "wheel check: a plug-in from the templates, which are package data"
+quietly "$bench" new algorithm my_method
+quietly "$bench" check-plugin my_method
+
 echo "wheel check: an algorithm of one's own, as docs/beside_fedavg.md says"
 python - "$checkout" >"$folder/page.sh" <<'END'
 import sys

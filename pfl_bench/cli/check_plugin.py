@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel
 
 from pfl_bench import plugins
 from pfl_bench.cli.plugin_checks import SkippedError, module_checks
@@ -99,8 +100,9 @@ def check_folder(place: str | Path) -> Iterator[Checked]:
     found = [(kind, name) for kind in plugins.KINDS for name in plugins.in_folder(kind, folder)]
     if not found:
         raise ConfigError(f"{place}: there is no plug-in in {folder}; `pfl-bench new` writes one")
+    named = _options_of_rows(home)
     for kind, name in found:
-        for check, make in module_checks(kind, name):
+        for check, make in module_checks(kind, name, named.get((kind, name))):
             yield _made(f"{kind.word} {name}", check, make, home)
     used: set[tuple[plugins.PluginKind, str]] = set()
     for name, path in rows_below(home).items():
@@ -110,9 +112,25 @@ def check_folder(place: str | Path) -> Iterator[Checked]:
                 yield _made(f"row {name}", check, make, home)
             used |= row.uses
     for kind, name in found:
-        if kind in (*_SECTIONS, plugins.TASK, plugins.METRIC) and (kind, name) not in used:
+        if (
+            kind in (*_SECTIONS, plugins.ATTACK, plugins.TASK, plugins.METRIC)
+            and (kind, name) not in used
+        ):
             why = f"no row below {home} uses it; put one there, such as rows/{name}.yaml"
             yield Checked(f"{kind.word} {name}", "row", "skipped", why)
+
+
+def _options_of_rows(home: Path) -> dict[tuple[plugins.PluginKind, str], BaseModel]:
+    """Options of tasks and mechanisms as rows have them; wrong rows have a check of their own."""
+    options: dict[tuple[plugins.PluginKind, str], BaseModel] = {}
+    for path in rows_below(home).values():
+        with contextlib.suppress(UserInputError):
+            row = load_config(path)
+            options.setdefault((plugins.TASK, row.tree["task"]["name"]), row.task_options)
+            if row.mechanism_options is not None:
+                name = row.tree["privacy"]["mechanism"]["name"]
+                options.setdefault((plugins.MECHANISM, name), row.mechanism_options)
+    return options
 
 
 def _folders_of(place: str) -> tuple[Path, Path]:
@@ -236,6 +254,8 @@ class _Row:
         }
         task = build_task(resolved, torch.device("cpu"))
         named |= {(plugins.TASK, tree["task"]["name"])}
+        if resolved.config.attack is not None:
+            named |= {(plugins.ATTACK, resolved.config.attack.kind)}
         named |= {(plugins.METRIC, family) for family in task.metrics}
         self.uses = {one for one in self._found if one in named}
         if not self.uses:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
+from collections.abc import Sequence
 
 from pfl_bench.cli.arguments import path_text
 
@@ -11,13 +13,15 @@ def add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to the parser of all."""
     data = commands.add_parser("data", help="prepare, download, generate and describe data")
     actions = data.add_subparsers(dest="action", metavar="ACTION", required=True)
-    prepare = actions.add_parser("prepare", help="raw public files -> store")
+    prepare = actions.add_parser("prepare", help="raw public files -> store", add_help=False)
+    _add_task_help(prepare, "PREPARE")
     prepare.add_argument("task", metavar="TASK")
     prepare.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
     prepare.add_argument("--source", required=True, metavar="DIR")
     prepare.add_argument("--out", required=True, metavar="FILE.h5", type=path_text)
     prepare.add_argument("--force", action="store_true", help="replace FILE.h5 if it exists")
-    download = actions.add_parser("download", help="fetch the published files")
+    download = actions.add_parser("download", help="fetch the published files", add_help=False)
+    _add_task_help(download, "PREPARE")
     download.add_argument("task", metavar="TASK")
     download.add_argument(
         "--out", metavar="DIR", type=path_text, help="target folder (default: data/TASK)"
@@ -29,7 +33,10 @@ def add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         default="publisher",
         help="publisher's files (default), or the copy on the Hugging Face Hub",
     )
-    generate = actions.add_parser("generate", help="made-up data in a task's published format")
+    generate = actions.add_parser(
+        "generate", help="made-up data in a task's published format", add_help=False
+    )
+    _add_task_help(generate, "GENERATE")
     generate.add_argument("task", metavar="TASK")
     generate.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
     generate.add_argument(
@@ -53,3 +60,44 @@ def add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     listing = actions.add_parser("list", help="FedScale's 20 data sets: size, source, licence")
     listing.add_argument("--json", action="store_true", help="one JSON object on stdout")
     data.set_defaults(module="data")
+
+
+def _add_task_help(command: argparse.ArgumentParser, kind: str) -> None:
+    """Give a command a help that names the tasks, and after TASK that task's options."""
+    command.add_argument(
+        "-h", "--help", action=_TaskHelp, kind=kind, help="show this; after TASK, its options too"
+    )
+
+
+class _TaskHelp(argparse.Action):
+    """Prints the help of a command of tasks, and ends."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, kind: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+        self._kind = kind
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        # Only now: they are found by looking into packages.
+        from pfl_bench import plugins
+        from pfl_bench.cli.option_text import option_lines
+        from pfl_bench.types import PluginError
+
+        kind: plugins.PluginKind = getattr(plugins, self._kind)
+        names, examples = plugins.available(kind), parser.epilog
+        lines = textwrap.wrap(f"tasks: {', '.join(names)}", 80, subsequent_indent="  ")
+        task = getattr(namespace, "task", None)
+        if task is not None:
+            try:
+                options = plugins.options_type(kind, task)
+            except PluginError as error:
+                parser.error(str(error))
+            lines += ["", f"options of {task}:", *option_lines(options)]
+        parser.epilog = "\n".join([*lines, "", examples or ""])
+        parser.print_help()
+        parser.exit()

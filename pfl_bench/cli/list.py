@@ -29,6 +29,7 @@ LISTED = {
     "selectors": plugins.SELECTION,
     "aggregations": plugins.AGGREGATION,
     "compressions": plugins.COMPRESSION,
+    "attacks": plugins.ATTACK,
     "engines": plugins.ENGINE,
 }
 

@@ -10,7 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from pfl_bench.cli.arguments import add_plugins, path_text
+from pfl_bench.cli.completion import complete
 from pfl_bench.cli.data_parser import add_data
+from pfl_bench.cli.examples import add_examples
 from pfl_bench.cli.own_parsers import add_own_commands
 
 EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -63,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_privacy(commands)
     _add_audit(commands)
     _add_report(commands)
+    add_examples(parser)
     return parser
 
 
@@ -147,7 +150,7 @@ def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         nargs="?",
         choices=(
             *("tasks", "rows", "tables", "algorithms", "mechanisms", "metrics", "selectors"),
-            *("aggregations", "compressions", "engines"),
+            *("aggregations", "compressions", "attacks", "engines"),
         ),
     )
     listing.add_argument("below", nargs="?", metavar="FOLDER", help="rows: of this folder alone")
@@ -271,6 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 done, 1 a check or a row failed, 2 the user's input is wrong, 130 interrupted.
     """
     parser = build_parser()
+    complete(parser)
     arguments = _parse(parser, argv)
     if arguments.version:
         from pfl_bench import __version__

@@ -63,6 +63,7 @@ KINDS = {
         "NAME_digits",
     ),
     "selector": _Kind(plugins.SELECTION, {"selectors/NAME.py": "selector.py"}),
+    "attack": _Kind(plugins.ATTACK, {"attacks/NAME.py": "attack.py"}),
 }
 
 

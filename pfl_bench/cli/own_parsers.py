@@ -12,6 +12,7 @@ def add_own_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
     _add_show(commands)
     _add_new(commands)
     _add_check_plugin(commands)
+    _add_completion(commands)
 
 
 def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,7 +30,8 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _add_new(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     new = commands.add_parser("new", help="a plug-in of your own to start from, with its test")
-    new.add_argument("kind", choices=("task", "algorithm", "mechanism", "metric", "selector"))
+    kinds = ("task", "algorithm", "mechanism", "metric", "selector", "attack")
+    new.add_argument("kind", choices=kinds)
     new.add_argument("name", metavar="NAME", help="what rows will call it, such as my_method")
     new.add_argument(
         "--out", metavar="DIR", type=path_text, help="folder, which may be there (default: NAME)"
@@ -46,3 +48,11 @@ def _add_check_plugin(commands: argparse._SubParsersAction[argparse.ArgumentPars
     )
     check.add_argument("--json", action="store_true", help="one JSON object on stdout")
     check.set_defaults(module="check_plugin")
+
+
+def _add_completion(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    completion = commands.add_parser(
+        "completion", help="a shell's script that completes commands, options and names"
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    completion.set_defaults(module="completion")

@@ -26,20 +26,27 @@ _BOUND = 0.5
 Check = tuple[str, Callable[[], str]]
 
 
-def module_checks(kind: plugins.PluginKind, name: str) -> Iterator[Check]:
-    """The checks of one plug-in that need no row: what each is called, and what makes it.
+def module_checks(
+    kind: plugins.PluginKind, name: str, given: BaseModel | None = None
+) -> Iterator[Check]:
+    """The checks of one plug-in that need no run: what each is called, and what makes it.
 
     A check gives what it found, or raises: ``SkippedError`` with a reason, anything else failed.
+
+    Args:
+        kind: Its kind.
+        name: Its name.
+        given: Options of it that a row has; None for its defaults.
     """
     yield "loads", lambda: _loads(kind, name)
     yield "options", lambda: _options(kind, name)
     if kind is plugins.MECHANISM:
         yield "description", lambda: _description(name)
-        yield "sensitivity", lambda: _sensitivity(name)
+        yield "sensitivity", lambda: _sensitivity(name, given)
     if kind is plugins.METRIC:
         yield "directions", lambda: _directions(name)
     if kind is plugins.TASK:
-        yield "data", lambda: _data(name)
+        yield "data", lambda: _data(name, given)
 
 
 class SkippedError(Exception):
@@ -83,13 +90,13 @@ def _description(name: str) -> str:
     return words
 
 
-def _sensitivity(name: str) -> str:
+def _sensitivity(name: str, given: BaseModel | None) -> str:
     """Neighbouring sums: one user more moves the sum by at most the bound."""
-    mechanism = _built_mechanism(name)
+    options = given or _defaults(plugins.MECHANISM, name)
+    mechanism = plugins.build(plugins.MECHANISM, name, options, NoiseScale(1.0, 20, 20, 10))
     settings = mechanism.clip_settings()
     # What the row asks for, where it names a bound; not what the mechanism makes of it.
-    named = "clip_norm" in plugins.options_type(plugins.MECHANISM, name).model_fields
-    bound = _BOUND if named else mechanism.clip_norm
+    bound = getattr(options, "clip_norm", mechanism.clip_norm)
     if mechanism.description.randomizes_clients or bound is None:
         raise SkippedError("clients send noised reports, or nothing is clipped")
     order = 1 if settings.get("norm") == "l1" else 2
@@ -111,14 +118,22 @@ def _sensitivity(name: str) -> str:
     return f"a user moves the sum by at most {most:.6g}, and the bound is {bound:g}"
 
 
-def _built_mechanism(name: str) -> Any:
-    kind = plugins.options_type(plugins.MECHANISM, name)
-    given = {"clip_norm": _BOUND} if "clip_norm" in kind.model_fields else {}
-    try:
-        options = kind.model_validate(given)
-    except ValueError as error:
-        raise SkippedError(f"its options have no defaults: {error}") from None
-    return plugins.build(plugins.MECHANISM, name, options, NoiseScale(1.0, 20, 20, 10))
+def _defaults(kind: plugins.PluginKind, name: str) -> BaseModel:
+    """The options of a plug-in that no row names.
+
+    Raises:
+        SkippedError: Some of them have no default.
+    """
+    options = plugins.options_type(kind, name)
+    given = {"clip_norm": _BOUND} if "clip_norm" in options.model_fields else {}
+    lacking = [
+        field
+        for field, info in options.model_fields.items()
+        if info.is_required() and field not in given
+    ]
+    if lacking:
+        raise SkippedError(f"no row uses it, and {', '.join(lacking)} has no default")
+    return options.model_validate(given)
 
 
 def _directions(name: str) -> str:
@@ -131,13 +146,9 @@ def _directions(name: str) -> str:
     return f"headlines {', '.join(stated.headlines)}; better when lower: {lower}"
 
 
-def _data(name: str) -> str:
+def _data(name: str, given: BaseModel | None) -> str:
     """Splits are consistent, and the same options give the same data."""
-    kind = plugins.options_type(plugins.TASK, name)
-    try:
-        options = kind.model_validate({})
-    except ValueError as error:
-        raise SkippedError(f"its options have no defaults: {error}") from None
+    options = given or _defaults(plugins.TASK, name)
     task, again = (plugins.build(plugins.TASK, name, options) for _ in range(2))
     if task.facts.checksum != again.facts.checksum:
         raise PluginError(

@@ -59,10 +59,10 @@ def cost_lines(cost: Cost) -> Iterator[str]:
     yield from wrapped(amounts)
 
 
-def time_lines(estimate: TimeEstimate | None) -> Iterator[str]:
-    """What a run is expected to take on this machine."""
+def time_lines(estimate: TimeEstimate | None, why: str | None = None) -> Iterator[str]:
+    """What a run is expected to take on this machine; without an estimate, why there is none."""
     if estimate is None:
-        yield from wrapped("time: not estimated; its steps are known as it goes")
+        yield from wrapped(f"time: not estimated: {why or 'its steps are known as it goes'}")
         return
     workers = "" if estimate.workers == 1 else f" by {estimate.workers} worker processes"
     yield from wrapped(

@@ -26,7 +26,8 @@ from pfl_bench.config.yaml_text import read_yaml, with_overrides
 from pfl_bench.files import to_json_value
 from pfl_bench.runs.preview import Preview, preview
 from pfl_bench.runs.time_estimate import TimeEstimate, estimate_time
-from pfl_bench.types import DataError
+from pfl_bench.types import DataError, UserInputError
+from privacy.errors import PrivacyError
 from privacy.statement.statement import Accounted
 
 _PRIVATE = ("private_federated", "central_dp")
@@ -36,17 +37,19 @@ def main(arguments: argparse.Namespace) -> int:
     """Show a row; nothing is written, and no run folder is made."""
     path = locate_row(arguments.row)
     resolved = load_config(path, arguments.overrides)
-    lacking = None
+    lacking = why = None
     shown: Preview | None = None
     estimate: TimeEstimate | None = None
     try:
         shown = preview(resolved, Path("runs") / resolved.config.name)
-        if not arguments.no_estimate:
-            estimate = estimate_time(resolved)
     except DataError as error:
-        if shown is not None:
-            raise
         lacking = str(error)
+    if shown is not None and not arguments.no_estimate:
+        try:
+            estimate = estimate_time(resolved)
+        except (UserInputError, PrivacyError) as error:
+            # The row is right; what is not is the smaller run that is measured.
+            why = str(error)
     if arguments.json:
         print(json.dumps(_to_json(resolved, shown, estimate, lacking), allow_nan=False))
         return 0
@@ -57,7 +60,7 @@ def main(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(_with_data(shown)))
         if not arguments.no_estimate:
-            print("\n".join(time_lines(estimate)))
+            print("\n".join(time_lines(estimate, why)))
     return 0
 
 

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from pfl_bench import plugins
+from pfl_bench.config.attack import SPLIT
 from pfl_bench.config.errors import blame, explain_errors
 from pfl_bench.config.row_differences import from_head, head_lines, is_harmless, row_differences
 from pfl_bench.config.schema import CONFIG_VERSION, RunConfig
@@ -62,6 +63,7 @@ class ResolvedConfig:
         source: The file that it was read from.
         not_the_row: How it differs from the row in that file, a text each difference; empty for a
             configuration that is the row.
+        attack_options: Options of the attack; None without ``attack``.
     """
 
     config: RunConfig
@@ -74,6 +76,7 @@ class ResolvedConfig:
     overrides: tuple[str, ...]
     source: Path
     not_the_row: tuple[str, ...] = ()
+    attack_options: BaseModel | None = None
 
     @property
     def training_tree(self) -> dict[str, Any]:
@@ -164,6 +167,10 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
         except PluginError as error:
             place = blame("federated.engine", path, overrides)
             raise ConfigError(f"{place}{error}") from None
+    attack_options = _attack_options(config, path, overrides)
+    if config.attack is not None and attack_options is not None:
+        own = attack_options.model_dump(mode="json")
+        resolved["attack"] = {**config.attack.shared, **own}
     return ResolvedConfig(
         validate_tree(RunConfig, resolved, "", path, overrides),
         task_options,
@@ -174,7 +181,33 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
         resolved,
         overrides,
         path,
+        attack_options=attack_options,
     )
+
+
+def _attack_options(config: RunConfig, path: Path, overrides: Sequence[str]) -> BaseModel | None:
+    """Check the keys of the section ``attack`` that are the plug-in's.
+
+    Raises:
+        ConfigError: There is no such attack, its options are wrong, or its success is to be
+            measured though it has no target.
+    """
+    if config.attack is None:
+        return None
+    kind = config.attack.kind
+    try:
+        options_type = plugins.options_type(plugins.ATTACK, kind)
+    except PluginError as error:
+        raise ConfigError(f"{blame('attack.kind', path, overrides)}{error}") from None
+    options = validate_tree(options_type, config.attack.own, "attack", path, overrides)
+    evaluated = [*config.evaluation.splits, *config.evaluation.final_splits]
+    if SPLIT in evaluated and not getattr(options, "has_target", True):
+        raise ConfigError(
+            f"{blame('evaluation', path, overrides)}the attack '{kind}' as it is set aims at no "
+            f"label that could be counted as a success, so there is no split '{SPLIT}'; what it "
+            "does is the fall of test/accuracy against corrupted_fraction 0"
+        )
+    return options
 
 
 def _add_plugins(folders: Sequence[str], path: Path, overrides: Sequence[str]) -> list[str]:

@@ -150,7 +150,7 @@ class RunConfig(Strict):
         local: Local models.
         multitask: Federated multi-task learning.
         systems: Simulated devices, which decide who takes part; of federated training.
-        attack: Corrupted clients, of federated training.
+        attack: Corrupted clients, of federated training: plug-in and options.
         privacy: The privacy claim.
         evaluation: When and on what to evaluate.
         checkpoint: How often to save.
@@ -270,12 +270,6 @@ class RunConfig(Strict):
             return self
         if federated is None:
             raise ValueError("attack: clients attack federated training; remove the section")
-        if ATTACK_SPLIT in evaluated and not attack.has_target:
-            raise ValueError(
-                f"evaluation: labels '{attack.labels}' aim at no label that could be counted as a "
-                f"success, so there is no split '{ATTACK_SPLIT}'; what the attack does is the fall "
-                "of test/accuracy against corrupted_fraction 0"
-            )
         if ATTACK_SPLIT in evaluated and self.evaluation.adaptation is not None:
             raise ValueError(
                 f"evaluation.adaptation: clients would fine-tune on attacked examples; take "

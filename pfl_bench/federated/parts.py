@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +24,9 @@ from pfl_bench.rng import Purpose, seed_torch
 from pfl_bench.types import (
     Algorithm,
     ConfigError,
+    DataFacts,
     Engine,
+    Examples,
     FederatedSplit,
     LocalTraining,
     ReadsOnDevice,
@@ -32,6 +34,9 @@ from pfl_bench.types import (
     UpdateTransform,
 )
 from privacy.mechanism import Mechanism, NoiseScale
+
+if TYPE_CHECKING:
+    from pfl_bench.simulation.poison import Poison
 
 # Before any run has set another number.
 _DEFAULT_THREADS = torch.get_num_threads()
@@ -80,10 +85,21 @@ def build_task(resolved: ResolvedConfig, device: torch.device) -> Task:
     if isinstance(task, ReadsOnDevice):
         task.use_device(device)
     if resolved.config.attack is not None:
-        from pfl_bench.simulation.attacks.corrupted_task import CorruptedTask
+        from pfl_bench.simulation.corrupted_task import CorruptedTask
 
-        return CorruptedTask(task, resolved.config.attack, resolved.config.seed)
+        build = partial(_build_poison, resolved)
+        return CorruptedTask(task, resolved.config.attack, build, resolved.config.seed)
     return task
+
+
+def _build_poison(resolved: ResolvedConfig, facts: DataFacts, example: Examples) -> Poison:
+    """Build the attack for data of which there is an example."""
+    from pfl_bench.simulation.poison import Poison
+
+    kind, options = resolved.tree["attack"]["kind"], resolved.attack_options
+    assert options is not None  # the configuration has the section
+    built = plugins.build(plugins.ATTACK, kind, options, facts, example)
+    return plugins.checked(built, Poison, plugins.ATTACK, kind)
 
 
 def build_forward(resolved: ResolvedConfig, task: Task, model: FlatModel) -> Forward:
@@ -345,8 +361,8 @@ def build_engine(parts: FederatedParts, notice: Callable[[str], None]) -> Engine
 
 def _with_attack(parts: FederatedParts, engine: Engine, notice: Callable[[str], None]) -> Engine:
     """The engine with corrupted clients that attack."""
-    from pfl_bench.simulation.attacks.attacking_engine import AttackingEngine, boost_of
-    from pfl_bench.simulation.attacks.corrupted_task import CorruptedSplit
+    from pfl_bench.simulation.attacking_engine import AttackingEngine, boost_of
+    from pfl_bench.simulation.corrupted_task import CorruptedSplit
 
     attack, split = parts.resolved.config.attack, parts.split
     assert attack is not None

@@ -1,1 +1,1 @@
-"""Clients that attack: corrupted data, and updates that are made to win."""
+"""Attacks, one file each: what corrupted clients train on and send."""

@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from pfl_bench.config.attack import AttackOptions
+from pfl_bench.config.training import PositiveInt, Strict
+from pfl_bench.simulation.poison import Poison
 from pfl_bench.types import ConfigError, DataFacts, Examples
 
 _CHANNELS = (1, 3, 4)
 _WHITE = 255.0
 
 
-class Backdoor:
+Corner = Literal["top_left", "top_right", "bottom_left", "bottom_right"]
+
+
+class Options(Strict):
+    """The trigger, and what it is to be taken for.
+
+    Attributes:
+        target_class: The class that triggered inputs are to get.
+        poisoned_fraction: Share of a corrupted client's examples that get the trigger, at least
+            one of them.
+        trigger_size: Side of the square, in pixels.
+        trigger_corner: The corner that the square lies in.
+        trigger_value: What its pixels are set to, in all channels; where images are bytes, in
+            parts of 255, and else in the units of the task's inputs.
+        image_shape: [height, width] where the task gives images as flat vectors.
+    """
+
+    target_class: Annotated[int, Field(ge=0)]
+    poisoned_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    trigger_size: PositiveInt = 4
+    trigger_corner: Corner = "bottom_right"
+    trigger_value: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    image_shape: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] | None = None
+
+
+class Backdoor(Poison):
     """Draws the trigger into images.
 
     Args:
-        options: Of kind "backdoor".
+        options: The trigger.
         facts: Of the data.
         example: One example, as the task gives it.
 
@@ -30,9 +58,8 @@ class Backdoor:
     supply chain"; section 3 (a fixed pattern, one target class).
     """
 
-    def __init__(self, options: AttackOptions, facts: DataFacts, example: Examples) -> None:
+    def __init__(self, options: Options, facts: DataFacts, example: Examples) -> None:
         target = options.target_class
-        assert target is not None  # the options see to it
         if target >= facts.num_classes:
             raise ConfigError(
                 f"attack.target_class: {target}, but the data have {facts.num_classes} classes: 0 "
@@ -96,7 +123,7 @@ def _edge(size: int, side: int, is_first: bool) -> slice:
     return slice(0, size) if is_first else slice(side - size, side)
 
 
-def _image_sides(options: AttackOptions, image: Tensor) -> tuple[int, int]:
+def _image_sides(options: Options, image: Tensor) -> tuple[int, int]:
     """Height and width of one input.
 
     Raises:
@@ -123,3 +150,14 @@ def _image_sides(options: AttackOptions, image: Tensor) -> tuple[int, int]:
             "images that are flat vectors give attack.image_shape, such as [8, 8]"
         )
     return shape[1], shape[2]
+
+
+def build(options: Options, facts: DataFacts, example: Examples) -> Backdoor:
+    """Build the attack on images such as an example.
+
+    Args:
+        options: The trigger.
+        facts: Of the data.
+        example: One example, as the task gives it.
+    """
+    return Backdoor(options, facts, example)

@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import numpy as np
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from pfl_bench.config.attack import AttackOptions
+from pfl_bench.config.training import Strict
+from pfl_bench.simulation.poison import Poison
 from pfl_bench.types import ConfigError, DataFacts, Examples
 
+ClassIndex = Annotated[int, Field(ge=0)]
+Pair = Annotated[list[ClassIndex], Field(min_length=2, max_length=2)]
+Labels = Literal["permutation", "mirror", "random", "pairs"]
 
-class LabelFlip:
+
+class Options(Strict):
+    """Which labels are wrong, and how.
+
+    Attributes:
+        labels: "permutation" gives each corrupted client a permutation of the classes of its own,
+            "mirror" turns class c of K into K - 1 - c, "random" draws another class for each
+            example, "pairs" turns the classes of ``pairs`` and leaves the rest.
+        pairs: Of labels "pairs": lists of two classes, such as [[7, 1]] for sevens called one.
+    """
+
+    labels: Labels
+    pairs: Annotated[list[Pair], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _pairs_fit(self) -> Options:
+        if (self.labels == "pairs") != (self.pairs is not None):
+            raise ValueError("labels 'pairs' and a list of pairs, such as [[7, 1]], go together")
+        sources = [source for source, _ in self.pairs or []]
+        if len(set(sources)) < len(sources) or any(a == b for a, b in self.pairs or []):
+            raise ValueError(
+                f"pairs {self.pairs}: a class is turned into one other; none may stand first "
+                "twice or stay as it is"
+            )
+        return self
+
+    @property
+    def has_target(self) -> bool:
+        """Whether there is one label that an attacked example is to get."""
+        return self.labels in ("mirror", "pairs")
+
+
+class LabelFlip(Poison):
     """Turns classes into others.
 
     Args:
-        options: Of kind "label_flip".
+        options: Which, and into what.
         facts: Of the data.
 
     Raises:
@@ -26,7 +65,8 @@ class LabelFlip:
     systems" ("pairs").
     """
 
-    def __init__(self, options: AttackOptions, facts: DataFacts) -> None:
+    def __init__(self, options: Options, facts: DataFacts) -> None:
+        self.has_target = options.has_target
         self._labels = options.labels
         self._num_classes = facts.num_classes
         self._map = torch.arange(facts.num_classes)
@@ -63,3 +103,14 @@ class LabelFlip:
     def is_attacked(self, targets: Tensor) -> Tensor:
         """Which examples of shape (n,) have a label that the attack turns into another."""
         return self._map[targets] != targets
+
+
+def build(options: Options, facts: DataFacts, example: Examples) -> LabelFlip:
+    """Build the attack on data of some classes.
+
+    Args:
+        options: Which labels, and into what.
+        facts: Of the data.
+        example: Not used: labels alone are changed.
+    """
+    return LabelFlip(options, facts)

@@ -60,7 +60,7 @@ def test_one_of_each_kind_in_an_empty_folder_runs_is_killed_resumed_audited_and_
         row = f"row rows/my_{kind}"
         for check in ("configuration", "run", "kill and resume", "report"):
             assert outcomes[row, check] == "passed"
-        assert outcomes[row, "audit"] == ("skipped" if kind == "metric" else "passed")
+        assert outcomes[row, "audit"] == ("skipped" if kind in ("metric", "attack") else "passed")
     assert outcomes["mechanism my_mechanism", "sensitivity"] == "passed"
     assert outcomes["row rows/my_metric", "batches"] == "passed"
     assert outcomes["task my_task", "data"] == "passed"
@@ -150,12 +150,26 @@ def test_what_breaks_the_contract_fails_by_name(name: str, tmp_path: Path, capsy
     kind, changes, check, words = BROKEN[name]
     home = tmp_path / "own"
     new(kind, home, *changes)
+    if not check.startswith("row"):
+        (home / "rows" / "mine.yaml").unlink()
     assert main(["check-plugin", str(home), "--json"]) == 1
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["verdict"] == "failed"
     failed = failures([Checked(**one) for one in document["checks"]])
     assert check in failed
     assert words in failed[check]
+
+
+def test_without_a_row_what_needs_options_is_skipped_and_says_so(tmp_path: Path) -> None:
+    home = tmp_path / "own"
+    new("task", home, ("num_users: int = Field(default=40, ge=1)", "num_users: int = Field(ge=1)"))
+    outcomes = {one.check: one for one in check_folder(home) if one.subject == "task mine"}
+    assert outcomes["data"].outcome == "passed", "the row has its options"
+    (home / "rows" / "mine.yaml").unlink()
+    outcomes = {one.check: one for one in check_folder(home) if one.subject == "task mine"}
+    assert outcomes["data"].outcome == outcomes["row"].outcome == "skipped"
+    assert "num_users has no default" in outcomes["data"].evidence
+    assert "rows/mine.yaml" in outcomes["row"].evidence
 
 
 def test_nothing_is_overwritten_and_a_second_plug_in_keeps_the_project(

@@ -102,6 +102,14 @@ def test_an_estimate_is_of_the_order_of_the_run(setting: str, tmp_path: Path) ->
     assert estimate.total > 0
 
 
+def test_what_needs_whole_cohorts_is_measured_with_them(tmp_path: Path) -> None:
+    krum = {"name": "krum", "num_attackers": 2, "num_selected": 7}
+    changes = {"federated__aggregation": krum, "federated__sampling": "fixed_size"}
+    estimate = estimate_time(make_config("federated", **changes))
+    assert estimate is not None
+    assert "about 12 clients" in estimate.measured
+
+
 def test_the_line_through_two_measurements() -> None:
     assert _line([(10.0, 2.0), (20.0, 3.0)]) == pytest.approx((1.0, 0.1))
     assert _line([(10.0, 3.0), (20.0, 2.0)]) == pytest.approx((0.0, 0.1))

@@ -25,6 +25,7 @@ WHOLE = "must be a whole number >= 1"
 SOURCES = "a section whose name is one of 'generated', 'fedscale', 'csv', 'file'"
 
 # The override, and what is said after "override TEXT: ".
+FLIP = "kind: label_flip, corrupted_fraction: 0.1, labels: pairs"
 WRONG = [
     ("federated.num_rounds=abc", f"{WHOLE} (given: 'abc')"),
     ("federated.num_rounds=2.5", f"{WHOLE} (given: 2.5)"),
@@ -54,8 +55,12 @@ WRONG = [
     ("evaluation.splits=val", "must be a list (given: 'val')"),
     ("evaluation.splits=[1]", "evaluation.splits.0: must be text (given: 1)"),
     ("expected=[{value: x}]", "expected.0.value: must be a number (given: 'x')"),
-    ("attack={pairs: []}", "attack.pairs: must be a list of 1 or more items, or null"),
-    ("attack={pairs: [[1]]}", "attack.pairs.0: must be a list of 2 items (given: a list)"),
+    (f"attack={{{FLIP}, pairs: []}}", "attack.pairs: must be a list of 1 or more items, or null"),
+    (f"attack={{{FLIP}, pairs: [[1]]}}", "attack.pairs.0: must be a list of 2 items"),
+    (
+        "attack={kind: backdor, corrupted_fraction: 1}",
+        "attack.kind: no attack named 'backdor'; did you mean 'backdoor'?",
+    ),
     ("seed=-1", "must be a whole number >= 0 and < 2^63 (given: -1)"),
     ("name=a b", "must be text of the pattern ^[A-Za-z0-9][A-Za-z0-9._-]*$ (given: 'a b')"),
     ("device=gpu", "must be one of 'auto', 'cpu', 'cuda', 'mps' (given: 'gpu')"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,15 @@ import yaml
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pfl_bench import plugins
 from pfl_bench.cli.main import main
 from pfl_bench.config.attack import AttackOptions
 from pfl_bench.data import InMemorySplit
 from pfl_bench.federated.parts import build_task
 from pfl_bench.runs.runner import run
-from pfl_bench.simulation.attacks.attacking_engine import AttackingEngine, boost_of
-from pfl_bench.simulation.attacks.corrupted_task import CorruptedSplit, CorruptedTask
+from pfl_bench.simulation.attacking_engine import AttackingEngine, boost_of
+from pfl_bench.simulation.attacks import backdoor, label_flip
+from pfl_bench.simulation.corrupted_task import CorruptedSplit, CorruptedTask
 from pfl_bench.types import (
     ConfigError,
     DataError,
@@ -29,6 +33,7 @@ from pfl_bench.types import (
     GivesExampleLosses,
     HasColumns,
     LocalResult,
+    PluginError,
     TransformsBatches,
 )
 from tests.contracts.small_stores import write_openimage
@@ -327,10 +332,18 @@ def test_only_an_attack_changes_the_seed_of_a_private_run() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({**MIRROR, "target_class": 1}, {}, "attack: target_class is of kind backdoor"),
-    ({**BACKDOOR, "labels": "mirror"}, {}, "attack: labels is of kind label_flip"),
-    ({"kind": "backdoor", "corrupted_fraction": 0.1}, {}, "target_class is required"),
-    ({"kind": "label_flip", "corrupted_fraction": 0.1}, {}, "labels is required"),
+    ({**MIRROR, "target_class": 1}, {}, r"attack\.target_class: unknown key"),
+    ({**BACKDOOR, "labels": "mirror"}, {}, r"attack\.labels: unknown key"),
+    (
+        {"kind": "backdoor", "corrupted_fraction": 0.1},
+        {},
+        "target_class: required, but",
+    ),
+    (
+        {"kind": "label_flip", "corrupted_fraction": 0.1},
+        {},
+        "labels: required, but",
+    ),
     ({**MIRROR, "labels": "pairs"}, {}, "go together"),
     ({**MIRROR, "pairs": [[1, 2]]}, {}, "go together"),
     ({**MIRROR, "labels": "pairs", "pairs": [[1, 1]]}, {}, "stay as it is"),
@@ -406,24 +419,35 @@ class Foreign:
 
 
 def test_tasks_without_classes_or_images_are_refused() -> None:
-    flip = AttackOptions(**MIRROR)
-    trigger = AttackOptions(kind="backdoor", corrupted_fraction=0.5, target_class=1)
+    half = AttackOptions(kind="any", corrupted_fraction=0.5)
+    flip = partial(label_flip.build, label_flip.Options(labels="mirror"))
+    trigger = backdoor.Options(target_class=1)
+    bright = trigger.model_copy(update={"trigger_value": 7.0})
+    mark = partial(backdoor.build, trigger)
     labels = torch.arange(6) % 3
     with pytest.raises(ConfigError, match="not one class label an example"):
-        CorruptedTask(Foreign(torch.rand(6, 4), torch.rand(6, 3)), flip, 0)
+        CorruptedTask(Foreign(torch.rand(6, 4), torch.rand(6, 3)), half, flip, 0)
     with pytest.raises(ConfigError, match=r"type torch\.int64"):
-        CorruptedTask(Foreign(torch.ones(6, 4, dtype=torch.int64), labels), trigger, 0)
+        CorruptedTask(
+            Foreign(torch.ones(6, 4, dtype=torch.int64), labels),
+            half,
+            mark,
+            0,
+        )
     with pytest.raises(ConfigError, match=r"have the shape \(4, 5\)"):
-        CorruptedTask(Foreign(torch.rand(6, 4, 5), labels), trigger, 0)
+        CorruptedTask(Foreign(torch.rand(6, 4, 5), labels), half, mark, 0)
     bytes_task = Foreign(torch.zeros(6, 3, 8, 8, dtype=torch.uint8), labels)
     with pytest.raises(ConfigError, match="part of 255"):
-        CorruptedTask(bytes_task, trigger.model_copy(update={"trigger_value": 7.0}), 0)
+        CorruptedTask(bytes_task, half, partial(backdoor.build, bright), 0)
     named = Foreign(torch.rand(6, 1, 8, 8), labels)
     named.split_names = ("train", "attack")
     with pytest.raises(ConfigError, match="a split 'attack' already"):
-        CorruptedTask(named, flip, 0)
+        CorruptedTask(named, half, flip, 0)
     only = CorruptedTask(
-        Foreign(torch.rand(6, 1, 8, 8), torch.ones(6, dtype=torch.int64)), trigger, 0
+        Foreign(torch.rand(6, 1, 8, 8), torch.ones(6, dtype=torch.int64)),
+        half,
+        mark,
+        0,
     )
     with pytest.raises(DataError, match="no example of the split 'test'"):
         only.split("attack")
@@ -445,3 +469,79 @@ def test_facts_are_those_of_the_task_but_for_the_corrupted() -> None:
     task, plain = tasks(MIRROR)
     extra = {k: v for k, v in task.facts.extra.items() if k != "corrupted_users"}
     assert replace(task.facts, extra=extra) == plain.facts
+
+
+OWN = """
+'''Sends noise of one's own, and trains on honest data.'''
+from pydantic import BaseModel, ConfigDict
+from pfl_bench.simulation.poison import Poison
+
+class Options(BaseModel):
+    '''None.'''
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+class Own(Poison):
+    has_target = False
+
+    def forge(self, update, user, round_index):
+        return update.new_full(update.shape, float(user + 100 * round_index))
+
+def build(options, facts, example):
+    '''Build it.'''
+    return Own()
+"""
+
+
+@pytest.fixture
+def own_attacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of plug-ins with an attack, forgotten afterwards."""
+    monkeypatch.setattr(plugins, "__path__", [])
+    monkeypatch.setenv(plugins.FOLDERS, "")
+    folder = tmp_path / "mine"
+    (folder / "attacks").mkdir(parents=True)
+    (folder / "attacks" / "own.py").write_text(OWN, encoding="utf-8")
+    yield folder
+    for name in [name for name in sys.modules if name.startswith("pfl_bench.plugins.")]:
+        del sys.modules[name]
+
+
+def test_an_attack_of_one_s_own_forges_what_corrupted_clients_send(own_attacks: Path) -> None:
+    plugins.add_folder(own_attacks)
+    task, plain = tasks({"kind": "own", "corrupted_fraction": 0.3})
+    assert "attack" not in task.split_names
+    split = task.split("train")
+    assert isinstance(split, CorruptedSplit)
+    inner = Told(split)
+    engine = AttackingEngine(inner, split, every=2, boost=2.0)
+    for index in (1, 2):
+        for result in engine.train(np.arange(1, 60), index, torch.zeros(4)):
+            forged = index == 2 and result.user in task.corrupted
+            wanted = 2.0 * (result.user + 200) if forged else result.user
+            assert torch.equal(result.update, torch.full((4,), float(wanted)))
+            assert inner.labels[result.user] == read(plain, result.user).targets.tolist()
+
+
+def test_an_attack_of_one_s_own_runs_on_the_command_line_and_a_name_of_ours_is_refused(
+    own_attacks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = ["run", "demo/federated", "federated.num_rounds=1", "--plugins", str(own_attacks)]
+    row += ["attack={kind: own, corrupted_fraction: 0.2}"]
+    assert main([*row, "--out", str(tmp_path / "run")]) == 0
+    assert "attack: own by 60 of 300 training users" in (tmp_path / "run" / "run.log").read_text()
+    theirs = own_attacks / "attacks" / "label_flip.py"
+    theirs.write_text(OWN, encoding="utf-8")
+    flip = "attack={kind: label_flip, corrupted_fraction: 0.2, labels: mirror}"
+    assert main([*row, flip, "--out", str(tmp_path / "other")]) == 2
+    error = capsys.readouterr().err
+    assert "two plug-ins are the attack 'label_flip'" in error
+    assert str(theirs) in error
+    assert "pfl_bench/simulation/attacks/label_flip.py" in error
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_builds_no_attack_is_refused(own_attacks: Path) -> None:
+    text = OWN.replace("class Own(Poison):", "class Own:")
+    (own_attacks / "attacks" / "foreign.py").write_text(text, encoding="utf-8")
+    plugins.add_folder(own_attacks)
+    with pytest.raises(PluginError, match=r"derive from pfl_bench\.simulation\.poison\.Poison"):
+        tasks({"kind": "foreign", "corrupted_fraction": 0.3})

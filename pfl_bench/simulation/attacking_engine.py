@@ -1,4 +1,4 @@
-"""When corrupted clients attack, and model replacement: what they send is scaled up."""
+"""When corrupted clients attack, and what they send: forged by the attack, and scaled up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pfl_bench.config.attack import AttackOptions
 from pfl_bench.config.training import FederatedOptions
-from pfl_bench.simulation.attacks.corrupted_task import CorruptedSplit
+from pfl_bench.simulation.corrupted_task import CorruptedSplit
 from pfl_bench.types import Engine, LocalResult
 
 
@@ -59,7 +59,10 @@ class AttackingEngine:
         is_attacked = round_index % self._every == 0
         self._split.is_attacked = is_attacked
         for result in self._engine.train(users, round_index, central):
-            if is_attacked and self._boost != 1.0 and result.user in self._split.corrupted:
-                yield replace(result, update=result.update * self._boost)
-            else:
+            if not is_attacked or result.user not in self._split.corrupted:
                 yield result
+                continue
+            update = self._split.poison.forge(result.update, result.user, round_index)
+            if self._boost != 1.0:
+                update = update * self._boost
+            yield result if update is result.update else replace(result, update=update)

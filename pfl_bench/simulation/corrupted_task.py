@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,8 +12,7 @@ from torch import Tensor
 
 from pfl_bench.config.attack import SPLIT, AttackOptions
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.simulation.attacks.backdoor import Backdoor
-from pfl_bench.simulation.attacks.label_flip import LabelFlip
+from pfl_bench.simulation.poison import Poison
 from pfl_bench.types import (
     ConfigError,
     DataError,
@@ -41,25 +39,12 @@ _LABELS = "targets"
 _OF_A_USER = 1
 
 
-class Poison(Protocol):
-    """What corrupted clients do to examples, and what they want of the model."""
-
-    def corrupt(self, examples: Examples, rng: np.random.Generator) -> Examples:
-        """What a corrupted client trains on; ``examples`` are not changed."""
-
-    def attack(self, examples: Examples) -> Examples:
-        """Test examples as the attack presents them, with the labels that it is after."""
-
-    def is_attacked(self, targets: Tensor) -> Tensor:
-        """Which test examples of these labels, shape (n,), can show a success."""
-
-
 class CorruptedSplit:
     """The training split, whose corrupted users have poisoned examples.
 
     Args:
         split: The split as it is.
-        poison: What happens to a corrupted user's examples.
+        poison: What happens to a corrupted user's examples and updates.
         corrupted: Indices of the corrupted users.
         seed: The run's seed.
 
@@ -68,6 +53,7 @@ class CorruptedSplit:
         offsets: Shape (U + 1,).
         num_users: U.
         num_examples: Number of examples of all users.
+        poison: As given.
         corrupted: As given.
         is_attacked: Whether corrupted users are so now; else they are honest.
     """
@@ -76,7 +62,7 @@ class CorruptedSplit:
         self, split: FederatedSplit, poison: Poison, corrupted: frozenset[int], seed: int
     ) -> None:
         self._split = split
-        self._poison = poison
+        self.poison = poison
         self._seed = seed
         self.corrupted = corrupted
         self.is_attacked = True
@@ -96,7 +82,7 @@ class CorruptedSplit:
             return examples
         # Always the same stream: a client's wrong labels do not change from round to round.
         own = stream(self._seed, Purpose.ATTACK, _OF_A_USER, user)
-        return self._poison.corrupt(examples, own)
+        return self.poison.corrupt(examples, own)
 
     def read_range(self, start: int, stop: int) -> Examples:
         """Read the examples ``start:stop`` as they are: evaluation is honest."""
@@ -168,7 +154,8 @@ class CorruptedTask:
 
     Args:
         task: The task as it is, told of its device.
-        options: The attack.
+        options: Who is corrupted.
+        build: Builds the attack for the data's facts and an example of them.
         seed: The run's seed, of which the corrupted users are drawn.
 
     Attributes:
@@ -181,18 +168,20 @@ class CorruptedTask:
         ConfigError: The attack does not fit the data.
     """
 
-    def __init__(self, task: Task, options: AttackOptions, seed: int) -> None:
+    def __init__(
+        self,
+        task: Task,
+        options: AttackOptions,
+        build: Callable[[DataFacts, Examples], Poison],
+        seed: int,
+    ) -> None:
         train = task.split("train")
         example = train.read_range(0, 1)
         _check_labels(task, example)
         self._task = task
         self._seed = seed
         self._attack: AttackSplit | None = None
-        self._poison: Poison = (
-            LabelFlip(options, task.facts)
-            if options.kind == "label_flip"
-            else Backdoor(options, task.facts, example)
-        )
+        self._poison = build(task.facts, example)
         count = int(options.corrupted_fraction * train.num_users + 0.5)
         drawn = stream(seed, Purpose.ATTACK).permutation(train.num_users)[:count]
         self.corrupted: frozenset[int] = frozenset(drawn.tolist())
@@ -200,7 +189,7 @@ class CorruptedTask:
         self.facts: DataFacts = replace(task.facts, extra=extra)
         self.metrics: tuple[str, ...] = task.metrics
         self.split_names: tuple[str, ...] = task.split_names
-        if options.has_target and "test" in task.split_names:
+        if self._poison.has_target and "test" in task.split_names:
             self.split_names += (SPLIT,)
         # In the instance, where a check of a Protocol finds them, and only if the task has them.
         for name in _OPTIONAL:

@@ -1,0 +1,128 @@
+"""``pfl-bench completion``: a shell completes commands, options, bundled rows, tasks and plug-ins.
+
+The names are asked of the program itself as they are completed, so that new ones need no new
+script. Only ``complete`` is called by every command, and only where a shell asks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# Set by the shell's script.
+_ASKED = "_ARGCOMPLETE"
+_PROGRAM = "pfl-bench"
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print the script of a shell."""
+    from pfl_bench.types import ConfigError
+
+    try:
+        from argcomplete.shell_integration import shellcode
+    except ImportError:
+        raise ConfigError(
+            "pfl-bench completion: the package argcomplete is not installed; install the extra: "
+            "pip install 'pfl-bench[completion]'"
+        ) from None
+    print(shellcode([_PROGRAM], shell=arguments.shell))
+    return 0
+
+
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer a shell that asks for completions, and end; else do nothing."""
+    if _ASKED not in os.environ:
+        return
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    from pfl_bench.cli.examples import commands_of
+
+    for words, command in commands_of(parser):
+        for action in command._actions:
+            names = _NAMES.get((words, action.dest))
+            if names is not None:
+                takes_paths = action.dest not in ("task", "mechanism")
+                completer = _completer(names, takes_paths)
+                action.completer = completer  # type: ignore[attr-defined]
+    argcomplete.autocomplete(parser)
+
+
+def _completer(names: Callable[[], Iterator[str]], takes_paths: bool) -> Callable[..., list[str]]:
+    """What begins as the word does, of the names and, where paths do, of the files there are."""
+
+    def completions(prefix: str, **_: object) -> list[str]:
+        found = [name for name in names() if name.startswith(prefix)]
+        if not takes_paths:
+            return found
+        folder = Path(prefix).parent if prefix else Path()
+        if prefix.endswith("/"):
+            folder = Path(prefix)
+        files = folder.iterdir() if folder.is_dir() else iter(())
+        paths = (f"{path}/" if path.is_dir() else str(path) for path in files)
+        return [*found, *(path for path in paths if path.startswith(prefix))]
+
+    return completions
+
+
+def _rows() -> Iterator[str]:
+    from pfl_bench.config.bundled_rows import bundled_configs
+
+    root = bundled_configs()
+    for path in sorted(root.rglob("*.yaml")):
+        if path.parent.name != "sweeps" and not path.name.startswith(("_", "view")):
+            yield str(path.relative_to(root))
+
+
+def _sweeps() -> Iterator[str]:
+    from pfl_bench.config.bundled_rows import bundled_configs
+
+    root = bundled_configs()
+    yield from (str(path.relative_to(root)) for path in sorted(root.rglob("sweeps/*.yaml")))
+
+
+def _folders() -> Iterator[str]:
+    from pfl_bench.config.bundled_rows import bundled_configs
+
+    root = bundled_configs()
+    folders = {path.parent for path in root.rglob("*.yaml") if path.parent.name != "sweeps"}
+    yield from (str(folder.relative_to(root)) for folder in sorted(folders))
+
+
+def _preparable() -> Iterator[str]:
+    from pfl_bench import plugins
+
+    yield from plugins.available(plugins.PREPARE)
+
+
+def _generated() -> Iterator[str]:
+    from pfl_bench import plugins
+
+    yield from plugins.available(plugins.GENERATE)
+
+
+def _mechanisms() -> Iterator[str]:
+    from pfl_bench import plugins
+
+    yield from plugins.available(plugins.MECHANISM)
+
+
+_NAMES: dict[tuple[str, str], Callable[[], Iterator[str]]] = {
+    ("run", "config"): _rows,
+    ("show", "row"): _rows,
+    ("copy", "row"): _rows,
+    ("privacy explain", "run"): _rows,
+    ("table", "folder"): _folders,
+    ("list", "below"): _folders,
+    ("sweep", "sweep"): _sweeps,
+    ("data prepare", "task"): _preparable,
+    ("data download", "task"): _preparable,
+    ("data generate", "task"): _generated,
+    **{
+        (f"privacy {action}", "mechanism"): _mechanisms
+        for action in ("calibrate", "epsilon", "solve", "table")
+    },
+}

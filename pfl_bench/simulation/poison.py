@@ -1,0 +1,51 @@
+"""What corrupted clients do: the base of attacks, which are plug-ins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pfl_bench.types import Examples
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+
+class Poison:
+    """Base of attacks: what corrupted clients train on and send, and what they want of the model.
+
+    An attack is built anew in each process, and keeps nothing from round to round.
+
+    Attributes:
+        has_target: Whether there is one label that an attacked example is to get, so that success
+            counts; else the attack shows in the accuracy of the test split alone.
+    """
+
+    has_target: bool = True
+
+    def corrupt(self, examples: Examples, rng: np.random.Generator) -> Examples:
+        """What a corrupted client trains on; its own examples, if data are not poisoned.
+
+        Args:
+            examples: Of the client; not changed.
+            rng: The client's own, opened anew for each call.
+        """
+        return examples
+
+    def forge(self, update: Tensor, user: int, round_index: int) -> Tensor:
+        """What a corrupted client sends; its update, if updates are not forged.
+
+        Args:
+            update: Shape (P,), after local training; not changed.
+            user: Index of the user.
+            round_index: From 1.
+        """
+        return update
+
+    def attack(self, examples: Examples) -> Examples:
+        """Test examples as the attack presents them, with the labels that it is after."""
+        raise NotImplementedError
+
+    def is_attacked(self, targets: Tensor) -> Tensor:
+        """Which test examples of these labels, shape (n,), can show a success."""
+        raise NotImplementedError
