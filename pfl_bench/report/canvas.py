@@ -26,9 +26,9 @@ INK = "#0a0b0c"
 GRID = "#0d0e0f"
 # Places are marked by colours that are not the ones shown.
 _PRINTED_GRID = "#dfe3e8"
-# Coordinates, in points, of which no screen shows a thousandth.
+# Coordinates, in points, of which no screen shows a hundredth.
 _ATTRIBUTE = re.compile(r'\s(?:d|x|y|x1|x2|y1|y2|width|height|points|transform)="[^"]*"')
-_LONG_NUMBER = re.compile(r"(\d\.\d\d)\d+")
+_LONG_NUMBER = re.compile(r"(\d\.\d)\d+")
 
 
 def color_name(style: int) -> str:
@@ -71,8 +71,8 @@ class Picture:
         text = _inline(buffer.getvalue(), self.identifier, self.description, self.size[0])
         for gid, title in (self.titles or {}).items():
             place = f'<g id="{self.identifier}-{gid}">'
-            text = text.replace(place, f"{place}<title>{_escape(title)}</title>", 1)
-        return text
+            text = text.replace(place, f"<g><title>{_escape(title)}</title>", 1)
+        return _without_idle_marks(text)
 
     def save(self, stem: Path) -> None:
         """Write the picture for a paper, as STEM.svg and STEM.pdf, with its legend.
@@ -147,6 +147,7 @@ def _inline(svg: str, identifier: str, description: str, width: float) -> str:
     for index, color in enumerate(PALETTE):
         svg = svg.replace(color, f"var(--s{index})")
     svg = svg.replace(INK, "currentColor").replace(GRID, "var(--grid)")
+    svg = re.sub(r"; font-family: [^;\"]*", "", svg)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     # Wider than this, its letters would be larger than the page's.
@@ -156,6 +157,13 @@ def _inline(svg: str, identifier: str, description: str, width: float) -> str:
     )
     svg = _ATTRIBUTE.sub(lambda found: _LONG_NUMBER.sub(r"\1", found[0]), svg)
     return re.sub(r"\n\s*", "\n", svg)
+
+
+def _without_idle_marks(svg: str) -> str:
+    """Leave out names that nothing refers to, and empty groups."""
+    used = set(re.findall(r"#([^\s\"')]+)", svg))
+    svg = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", svg)
+    return re.sub(r"<g/>\n?", "", svg)
 
 
 def _escape(text: str) -> str:

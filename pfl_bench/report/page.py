@@ -113,6 +113,11 @@ def render(
         group.sort(key=lambda run: -1 if run.seed is None else run.seed)
     rows = _rows(groups)
     results = results_table(rows, has_epsilons=any(run.is_private for run in runs))
+    alike: list[tuple[str, str]] = []
+    if labels is None:
+        results, alike = results.split_constants()
+    else:
+        results = make_grid(rows, labels)
     every = [run for group in groups.values() for run in group]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pfl_bench.report", package_path=""),
@@ -132,7 +137,8 @@ def render(
         title=_title(runs),
         subtitle=_subtitle(groups),
         drawn=figures,
-        results=results if labels is None else make_grid(rows, labels),
+        results=results,
+        alike="; ".join(f"{heading} {text}" for heading, text in alike),
         is_grid=labels is not None,
         legend=panels.legend(groups),
         learning=learning,
