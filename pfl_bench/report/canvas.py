@@ -74,11 +74,12 @@ class Picture:
             text = text.replace(place, f"<g><title>{_escape(title)}</title>", 1)
         return _without_idle_marks(text)
 
-    def save(self, stem: Path) -> None:
+    def save(self, stem: Path, y_label: str = "") -> None:
         """Write the picture for a paper, as STEM.svg and STEM.pdf, with its legend.
 
         Args:
             stem: Path without the ending; existing files are replaced.
+            y_label: What the vertical axis has, where the picture does not say it.
 
         Raises:
             OSError: A file cannot be written.
@@ -91,6 +92,8 @@ class Picture:
             if to_hex(line.get_color()) == GRID:
                 line.set_color(_PRINTED_GRID)
         (axes,) = figure.axes
+        if not axes.get_ylabel():
+            axes.set_ylabel(y_label)
         if axes.get_legend() is None and len(axes.get_legend_handles_labels()[1]) > 1:
             axes.legend(frameon=False, fontsize=7)
         for ending, date in (("svg", "Date"), ("pdf", "CreationDate")):

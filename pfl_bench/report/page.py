@@ -178,7 +178,10 @@ def _save_figures(shown: Sequence[panels.Panel], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number, panel in enumerate(shown, start=1):
         words = re.sub(r"[^A-Za-z0-9.]+", "-", panel.title).strip("-.")[:60].strip("-.")
-        panel.picture.save(folder / f"{number:02d}-{words}")
+        # A page has the title above; bands name their row in it.
+        chart = panel.chart
+        label = chart.y if chart is not None and chart.band else panel.title.partition("; ")[0]
+        panel.picture.save(folder / f"{number:02d}-{words}", label if chart is not None else "")
 
 
 def _title(runs: Sequence[RunRecord]) -> str:

@@ -172,6 +172,7 @@ def test_figures_are_written_for_papers(run_dir: Path, tmp_path: Path) -> None:
     # Real colours, not the page's names or the marks of their places.
     assert b"var(--" not in first
     assert b"#0d0e0f" not in first
+    assert b">val/accuracy</text>" in first
     assert report(run_dir, "--figures", tmp_path / "again") == 0
     assert (tmp_path / "again" / "01-val-accuracy.svg").read_bytes() == first
 
