@@ -14,6 +14,7 @@ from pfl_bench.cli.completion import complete
 from pfl_bench.cli.data_parser import add_data
 from pfl_bench.cli.examples import add_examples
 from pfl_bench.cli.own_parsers import add_own_commands
+from pfl_bench.cli.speech import announce
 
 EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 # Errors of the user's machine, not of our code.
@@ -94,7 +95,7 @@ def _add_table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     table.add_argument("overrides", nargs="*", metavar="key=value", help="applied to every row")
     table.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds a row (default 1)")
     table.add_argument("--only", metavar="ROW", help="run this row alone")
-    table.add_argument("--format", choices=("md", "csv", "latex"), default="md")
+    _add_format(table)
     table.add_argument(
         "--out", metavar="DIR", type=path_text, help="folder of the runs (default: runs/FOLDER)"
     )
@@ -110,13 +111,24 @@ def _add_sweep(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     sweep.add_argument("sweep", metavar="SWEEP.yaml", help="row, metric and grid of values")
     sweep.add_argument("overrides", nargs="*", metavar="key=value", help="applied to every run")
     sweep.add_argument("--only", type=int, metavar="N", help="run the Nth combination alone")
-    sweep.add_argument("--format", choices=("md", "csv", "latex"), default="md")
+    _add_format(sweep)
     sweep.add_argument(
         "--out", metavar="DIR", type=path_text, help="folder of the runs (default: runs/SWEEP)"
     )
     _add_launcher(sweep)
     add_plugins(sweep)
     sweep.set_defaults(module="sweep")
+
+
+def _add_format(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--format",
+        choices=("md", "csv", "latex"),
+        help="default: md; a terminal gets a table of its width",
+    )
+    command.add_argument(
+        "--columns", metavar="A,B,...", help="these columns alone, in this order, by their headings"
+    )
 
 
 def _add_launcher(command: argparse.ArgumentParser) -> None:
@@ -288,6 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # They win over the file's, like any setting; the file's are added where both are wanted.
         arguments.overrides = [*arguments.overrides, f"plugins={json.dumps(arguments.plugins)}"]
     try:
+        announce(arguments)
         module = importlib.import_module(f"pfl_bench.cli.{arguments.module}")
         return int(module.main(arguments))
     except KeyboardInterrupt:

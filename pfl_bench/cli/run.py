@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
+from pfl_bench.cli.run_many import print_table
+from pfl_bench.cli.speech import say
 from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.federated.workers.launched import is_launched, is_restarted
@@ -35,6 +37,7 @@ def main(arguments: argparse.Namespace) -> int:
         follow(group)
         group.close()
         return 0
+    say(f"{config.name}: seed {config.seed}, in {out}; loading PyTorch, data and model")
 
     from pfl_bench.files import read_json
     from pfl_bench.profiling import Profile
@@ -58,7 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
             print(f"{metric:32} {value:.6g}")
     print(f"distributions over clients: {out / 'summary.json'}\n")
     rows = rows_from_summaries([summary])
-    print(results_table(rows).to_markdown(), end="")
+    print_table(results_table(rows))
     print(f"report: {page}", file=sys.stderr)
     # torchrun takes every other exit code for a process that has crashed.
     has_failed = group is None and any(row.is_failure for row in rows)

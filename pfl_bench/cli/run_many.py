@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, explain
+from pfl_bench.cli.speech import say
 from pfl_bench.config.errors import blame
 from pfl_bench.config.loading import ResolvedConfig, load_config, resolve
 from pfl_bench.types import ConfigError, did_you_mean
@@ -128,7 +130,20 @@ def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
     ):
         if given:
             raise ConfigError(f"{option} belongs to --launcher local or slurm; give that too")
-    summaries = [run_one(run_folder, resolved) for run_folder, resolved in plans]
+    from pfl_bench.runs.log import saying_once
+
+    before = [run_folder for run_folder, _ in plans if (run_folder / "summary.json").exists()]
+    summaries = []
+    with saying_once():
+        for place, (run_folder, resolved) in enumerate(plans, start=1):
+            if len(plans) > 1 and run_folder not in before:
+                seed = resolved.config.seed
+                say(f"run {place} of {len(plans)}: {resolved.config.name}, seed {seed}")
+            summaries.append(run_one(run_folder, resolved))
+    kept = [one for one, left in zip(plans, summaries, strict=True) if left and one[0] in before]
+    if kept:
+        others = f" and {len(kept) - 1} other runs" if len(kept) > 1 else ""
+        say(f"{kept[0][0]}{others}: finished before; not run again")
     failed = [plan[0] for plan, summary in zip(plans, summaries, strict=True) if summary is None]
     return Batch(tuple(summaries), tuple(failed))
 
@@ -155,9 +170,7 @@ def _train(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any]:
 
     finished = read_json(run_folder / "summary.json") is not None
     summary = run(resolved, run_folder, resume=True)
-    if finished:
-        print(f"{run_folder}: finished before; not run again", file=sys.stderr)
-    else:
+    if not finished:
         write_report([run_folder], run_folder / "report.html")
     return summary
 
@@ -261,11 +274,57 @@ def _summary(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | Non
     return RunFolder(run_folder).prepare(resolved, resume=True) if run_folder.exists() else None
 
 
-def save_table(out: Path, table: Table, fmt: TableFormat) -> None:
-    """Print a table and save it as OUT/table.FORMAT."""
+def check_columns(table: Table, columns: str | None, fmt: TableFormat | None) -> None:
+    """Check ``--columns`` before anything runs.
+
+    Args:
+        table: A table with the columns to choose from, and any rows.
+        columns: The option's text.
+        fmt: The format that is written.
+
+    Raises:
+        ConfigError: A name is no column of the table.
+    """
+    if columns is not None:
+        table.choose(_names(columns), "programs" if fmt == "csv" else "people")
+
+
+def _names(columns: str) -> list[str]:
+    return [name.strip() for name in columns.split(",")]
+
+
+def save_table(out: Path, table: Table, arguments: argparse.Namespace, title: str) -> None:
+    """Print a table and save it as OUT/table.FORMAT.
+
+    Args:
+        out: The folder.
+        table: The table.
+        arguments: Those of the command, with "format", which is Markdown when left out, but for a
+            person at a terminal, and "columns".
+        title: What is in the table.
+
+    Raises:
+        ConfigError: ``--columns`` names none of the table's.
+    """
     from pfl_bench.files import write_atomically
 
+    fmt: TableFormat = arguments.format or "md"
+    if arguments.columns is not None:
+        table = table.choose(_names(arguments.columns), "programs" if fmt == "csv" else "people")
+    table = replace(table, title=title)
     text = table.write(fmt)
-    print(text, end="")
+    print_table(table, text if arguments.format else None)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / f"table.{'tex' if fmt == 'latex' else fmt}", text)
+
+
+def print_table(table: Table, text: str | None = None) -> None:
+    """Print a table: as a person at a terminal reads it, else as Markdown.
+
+    Args:
+        table: The table.
+        text: What is printed instead, in a format that was asked for.
+    """
+    if text is None and sys.stdout.isatty():
+        text = table.to_terminal(shutil.get_terminal_size((80, 24)).columns)
+    print(table.to_markdown() if text is None else text, end="")

@@ -41,6 +41,7 @@ def main(arguments: argparse.Namespace) -> int:
         out = Path(arguments.out)
     print(f"{path}: {len(chosen)} of {len(sweep.combinations)} combinations", file=sys.stderr)
     plans = [(out / combination.slug, combination.resolved) for combination in chosen]
+    run_many.check_columns(_table(sweep, []), arguments.columns, arguments.format)
     batch = run_many.run_all(plans, arguments, out)
     results = [
         _result(combination, summary)
@@ -54,9 +55,9 @@ def main(arguments: argparse.Namespace) -> int:
             key=lambda result: worst if math.isnan(result.value) else result.value,
             reverse=worst < 0,
         )
-        run_many.save_table(out, _table(sweep, results), arguments.format)
+        run_many.save_table(out, _table(sweep, results), arguments, str(arguments.sweep))
         # A program that reads the table is not to meet prose in it.
-        stream = sys.stdout if arguments.format == "md" else sys.stderr
+        stream = sys.stdout if arguments.format in (None, "md") else sys.stderr
         print("\n" + "\n\n".join(_words(sweep, results, out)), file=stream)
     return batch.exit_code()
 

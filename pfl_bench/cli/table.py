@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pfl_bench.cli import run_many
 from pfl_bench.cli.main import EXIT_FAILED
@@ -13,9 +13,6 @@ from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.row_files import rows_below
 from pfl_bench.config.views import view_in
 from pfl_bench.types import ConfigError
-
-if TYPE_CHECKING:
-    from pfl_bench.report.table import TableFormat
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -36,10 +33,13 @@ def main(arguments: argparse.Namespace) -> int:
         for resolved in run_many.with_seeds(row, arguments)
     ]
     run_many.check_names(resolved for _, resolved in plans)
+    from pfl_bench.report.results import results_table
+
+    run_many.check_columns(results_table([]), arguments.columns, arguments.format)
     batch = run_many.run_all(plans, arguments, out)
     pairs = zip(plans, batch.summaries, strict=True)
     done = [(run_folder, summary) for (run_folder, _), summary in pairs if summary is not None]
-    has_failed = bool(done) and _print_table(done, arguments.format, out)
+    has_failed = bool(done) and _print_table(done, arguments, out)
     return batch.exit_code() or (EXIT_FAILED if has_failed else 0)
 
 
@@ -55,14 +55,16 @@ def _rows(folder: Path, only: str | None) -> dict[str, Path]:
     return {name: row}
 
 
-def _print_table(done: list[tuple[Path, dict[str, Any]]], fmt: TableFormat, out: Path) -> bool:
+def _print_table(
+    done: list[tuple[Path, dict[str, Any]]], arguments: argparse.Namespace, out: Path
+) -> bool:
     """Print and save the table and the page; tell whether a row fails."""
     from pfl_bench.report.page import write_report
     from pfl_bench.report.results import results_table
     from pfl_bench.runs.rows import rows_from_summaries
 
     rows = rows_from_summaries([summary for _, summary in done])
-    run_many.save_table(out, results_table(rows), fmt)
+    run_many.save_table(out, results_table(rows), arguments, str(arguments.folder))
     page = write_report([run_folder for run_folder, _ in done], out / "report.html")
     print(f"report: {page.resolve()}", file=sys.stderr)
     return any(row.is_failure for row in rows)

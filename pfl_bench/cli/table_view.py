@@ -15,7 +15,6 @@ from pfl_bench.config.views import LoadedView, ViewRow, check_measured, load_vie
 
 if TYPE_CHECKING:
     from pfl_bench.report.run_folder import RunRecord
-    from pfl_bench.report.table import TableFormat
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def run_view(path: Path, arguments: argparse.Namespace) -> int:
         for plan, summary in zip(plans, batch.summaries, strict=True)
         if summary is not None
     ]
-    has_failed = bool(done) and _print_view(view, plans, done, arguments.format, out)
+    has_failed = bool(done) and _print_view(view, plans, done, arguments, out)
     return batch.exit_code() or (EXIT_FAILED if has_failed else 0)
 
 
@@ -80,7 +79,7 @@ def _print_view(
     view: LoadedView,
     plans: list[_Plan],
     done: list[tuple[_Plan, dict[str, Any]]],
-    fmt: TableFormat,
+    arguments: argparse.Namespace,
     out: Path,
 ) -> bool:
     """Print and save the table and the page; tell whether a row fails."""
@@ -97,8 +96,12 @@ def _print_view(
     # raw numbers are for programs, which take a line a cell.
     if any(plan.row.expected for plan in plans):
         labels = {summary["name"]: plan.row.shown_as for plan, summary in done}
-    table = results_table(rows) if labels is None or fmt == "csv" else make_grid(rows, labels)
-    run_many.save_table(out, table, fmt)
+    table = (
+        results_table(rows)
+        if labels is None or arguments.format == "csv"
+        else make_grid(rows, labels)
+    )
+    run_many.save_table(out, table, arguments, str(arguments.folder))
     records = [replace(read_run(plan.folder), summary=summary) for plan, summary in done]
     runs: dict[str, list[RunRecord]] = {}
     for (plan, _), record in zip(done, records, strict=True):

@@ -26,9 +26,9 @@ INK = "#0a0b0c"
 GRID = "#0d0e0f"
 # Places are marked by colours that are not the ones shown.
 _PRINTED_GRID = "#dfe3e8"
-# Coordinates, in points, of which no screen shows a thousandth.
+# Coordinates, in points, of which no screen shows a hundredth.
 _ATTRIBUTE = re.compile(r'\s(?:d|x|y|x1|x2|y1|y2|width|height|points|transform)="[^"]*"')
-_LONG_NUMBER = re.compile(r"(\d\.\d\d)\d+")
+_LONG_NUMBER = re.compile(r"(\d\.\d)\d+")
 
 
 def color_name(style: int) -> str:
@@ -71,14 +71,15 @@ class Picture:
         text = _inline(buffer.getvalue(), self.identifier, self.description, self.size[0])
         for gid, title in (self.titles or {}).items():
             place = f'<g id="{self.identifier}-{gid}">'
-            text = text.replace(place, f"{place}<title>{_escape(title)}</title>", 1)
-        return text
+            text = text.replace(place, f"<g><title>{_escape(title)}</title>", 1)
+        return _without_idle_marks(text)
 
-    def save(self, stem: Path) -> None:
+    def save(self, stem: Path, y_label: str = "") -> None:
         """Write the picture for a paper, as STEM.svg and STEM.pdf, with its legend.
 
         Args:
             stem: Path without the ending; existing files are replaced.
+            y_label: What the vertical axis has, where the picture does not say it.
 
         Raises:
             OSError: A file cannot be written.
@@ -91,6 +92,8 @@ class Picture:
             if to_hex(line.get_color()) == GRID:
                 line.set_color(_PRINTED_GRID)
         (axes,) = figure.axes
+        if not axes.get_ylabel():
+            axes.set_ylabel(y_label)
         if axes.get_legend() is None and len(axes.get_legend_handles_labels()[1]) > 1:
             axes.legend(frameon=False, fontsize=7)
         for ending, date in (("svg", "Date"), ("pdf", "CreationDate")):
@@ -147,6 +150,7 @@ def _inline(svg: str, identifier: str, description: str, width: float) -> str:
     for index, color in enumerate(PALETTE):
         svg = svg.replace(color, f"var(--s{index})")
     svg = svg.replace(INK, "currentColor").replace(GRID, "var(--grid)")
+    svg = re.sub(r"; font-family: [^;\"]*", "", svg)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     # Wider than this, its letters would be larger than the page's.
@@ -156,6 +160,13 @@ def _inline(svg: str, identifier: str, description: str, width: float) -> str:
     )
     svg = _ATTRIBUTE.sub(lambda found: _LONG_NUMBER.sub(r"\1", found[0]), svg)
     return re.sub(r"\n\s*", "\n", svg)
+
+
+def _without_idle_marks(svg: str) -> str:
+    """Leave out names that nothing refers to, and empty groups."""
+    used = set(re.findall(r"#([^\s\"')]+)", svg))
+    svg = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", svg)
+    return re.sub(r"<g/>\n?", "", svg)
 
 
 def _escape(text: str) -> str:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 # Values so far apart would press most of them onto the axis of a linear scale.
 _LOG_FROM = 50.0
-_MAX_POINTS = 300
+# So many points of a picture's every row are drawn, and fewer where a page has many rows.
+_MAX_POINTS, _FEWEST_POINTS, _ALL_POINTS = 200, 40, 2000
 SMALL, WIDE = (4.1, 2.5), (9.0, 3.4)
 
 
@@ -65,6 +66,7 @@ class Plot:
         y_limits: Fixed range of the vertical axis; None fits an end to the data.
         log: Whether the vertical axis is logarithmic; values up to 0 are then not drawn.
         counts: Whether the horizontal axis counts, and has marks at whole numbers alone.
+        points: About so many points of a curve are drawn.
     """
 
     x_label: str
@@ -73,6 +75,7 @@ class Plot:
     y_limits: tuple[float | None, float | None] | None = None
     log: bool = False
     counts: bool = True
+    points: int = _MAX_POINTS
 
 
 def add_row(lines: list[Line], bands: list[Band], curve: Curve, style: int, label: str) -> None:
@@ -119,11 +122,11 @@ def draw(
 
         for band in plot.bands:
             color = PALETTE[band.style % len(PALETTE)]
-            places = _places(len(band.x))
+            places = _places(len(band.x), plot.points // 2)
             x, low, high = ([s[i] for i in places] for s in (band.x, band.low, band.high))
             axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
         for line in plot.lines:
-            x, y = thin(*_finite(line.x, line.y))
+            x, y = thin(*_finite(line.x, line.y), plot.points)
             axes.plot(
                 x,
                 y,
@@ -163,21 +166,28 @@ def wants_log(curves: Sequence[Curve]) -> bool:
     return bool(values) and min(values) > 0 and max(values) > max(1.0, _LOG_FROM * min(values))
 
 
-def thin(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
+def points_for(num_rows: int) -> int:
+    """How many points of a curve a page of so many rows has room for."""
+    return min(_MAX_POINTS, max(_FEWEST_POINTS, _ALL_POINTS // num_rows))
+
+
+def thin(
+    x: Sequence[float], y: Sequence[float], most: int = _MAX_POINTS
+) -> tuple[list[float], list[float]]:
     """Keep, of many points, the lowest and the highest of each stretch, in their order."""
-    if len(x) <= _MAX_POINTS:
+    if len(x) <= most:
         return list(x), list(y)
     kept = {0, len(x) - 1}
-    stretch = -(-2 * len(x) // _MAX_POINTS)
+    stretch = -(-2 * len(x) // most)
     for start in range(0, len(x), stretch):
         places = range(start, min(start + stretch, len(x)))
         kept |= {min(places, key=y.__getitem__), max(places, key=y.__getitem__)}
     return [x[place] for place in sorted(kept)], [y[place] for place in sorted(kept)]
 
 
-def _places(length: int) -> list[int]:
+def _places(length: int, most: int) -> list[int]:
     """At most so many places of a band, evenly, with the last."""
-    stride = max(1, -(-length // _MAX_POINTS))
+    stride = max(1, -(-length // most))
     return sorted({*range(0, length, stride), length - 1})
 
 

@@ -113,6 +113,11 @@ def render(
         group.sort(key=lambda run: -1 if run.seed is None else run.seed)
     rows = _rows(groups)
     results = results_table(rows, has_epsilons=any(run.is_private for run in runs))
+    alike: list[tuple[str, str]] = []
+    if labels is None:
+        results, alike = results.split_constants()
+    else:
+        results = make_grid(rows, labels)
     every = [run for group in groups.values() for run in group]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pfl_bench.report", package_path=""),
@@ -132,7 +137,8 @@ def render(
         title=_title(runs),
         subtitle=_subtitle(groups),
         drawn=figures,
-        results=results if labels is None else make_grid(rows, labels),
+        results=results,
+        alike="; ".join(f"{heading} {text}" for heading, text in alike),
         is_grid=labels is not None,
         legend=panels.legend(groups),
         learning=learning,
@@ -172,7 +178,10 @@ def _save_figures(shown: Sequence[panels.Panel], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number, panel in enumerate(shown, start=1):
         words = re.sub(r"[^A-Za-z0-9.]+", "-", panel.title).strip("-.")[:60].strip("-.")
-        panel.picture.save(folder / f"{number:02d}-{words}")
+        # A page has the title above; bands name their row in it.
+        chart = panel.chart
+        label = chart.y if chart is not None and chart.band else panel.title.partition("; ")[0]
+        panel.picture.save(folder / f"{number:02d}-{words}", label if chart is not None else "")
 
 
 def _title(runs: Sequence[RunRecord]) -> str:

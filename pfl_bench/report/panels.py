@@ -190,7 +190,7 @@ def client_panels(rows: Rows) -> list[Panel]:
             f"range from the 10th percentile ({band.low[-1]:.4g}) to the 90th "
             f"({band.high[-1]:.4g})"
         )
-        plot = curves.Plot(unit, [line], [band], limits)
+        plot = curves.Plot(unit, [line], [band], limits, points=curves.points_for(len(drawn)))
         chart = Chart(
             STEP,
             unit,
@@ -338,7 +338,8 @@ def _panels(
         caption += _out_of_view(part, top)
         rows = tuple((one.runs, one.name, one.style) for one in part)
         text = f"{caption} by {unit}; last values: {ends}"
-        plot = curves.Plot(unit, lines, bands, limits, log)
+        points = curves.points_for(len(drawn))
+        plot = curves.Plot(unit, lines, bands, limits, log, points=points)
         picture = curves.draw(f"{identifier}{start}", text, plot)
         yield Panel(caption, picture, Chart(STEP, unit, key, rows, None, log, limits))
 

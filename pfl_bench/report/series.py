@@ -29,9 +29,9 @@ X_AXES: tuple[tuple[str, str, float], ...] = (
 # Each of the page's columns has its distributions over clients in dozens of scalars.
 _DISTRIBUTIONS = re.compile(r"/(client|stratum)_")
 _NOT_EVALUATION = frozenset({"train", "privacy", "time", "systems", "local", "multitask"})
-# About 300 kB of text.
-_MAX_NUMBERS = 45_000
-_MIN_POINTS = 40
+# About 250 kB of text.
+_MAX_NUMBERS = 35_000
+_MIN_POINTS = 16
 
 Rows = Mapping[str, Sequence[RunRecord]]
 

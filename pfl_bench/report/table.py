@@ -6,11 +6,15 @@ import csv
 import io
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Literal
 
+from pfl_bench.report.terminal import TextColumn, one_below_another, side_by_side, wrapped
+from pfl_bench.types import ConfigError, did_you_mean
+
 TableFormat = Literal["md", "csv", "latex"]
+Reader = Literal["people", "programs"]
 
 _LATEX_ESCAPES = str.maketrans(
     {
@@ -85,12 +89,16 @@ class Table:
         rows: A cell a column; a plain text is a cell whose value is that text.
         notes: What stands below.
         has_numbered_notes: Whether cells refer to the notes by their numbers.
+        title: What is in the table: LaTeX's caption and label.
+        is_chosen: Whether the columns were asked for, so that none is left out.
     """
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str | Cell, ...], ...]
     notes: tuple[str, ...] = ()
     has_numbered_notes: bool = False
+    title: str = ""
+    is_chosen: bool = False
 
     @classmethod
     def of(
@@ -135,7 +143,7 @@ class Table:
         columns = self._columns("people")
         lines = [
             [" ".join(text.split()).replace("|", r"\|") for text in line]
-            for line in self._texts(lambda cell: f" [{cell.note}]" if cell.note else "")
+            for line in self._texts(lambda cell: _marked("", cell))
         ]
         widths = [max(_NARROWEST, *map(len, column)) for column in zip(*lines, strict=True)]
         rule = [
@@ -144,9 +152,82 @@ class Table:
         ]
         padded = [_padded(line, columns, widths) for line in lines]
         text = [f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:])]
-        numbered = enumerate(self.notes, start=1) if self.has_numbered_notes else ()
-        notes = [f"[{number}] {note}" for number, note in numbered] or list(self.notes)
+        notes = self._numbered_notes()
         return "\n".join([*text, *([""] if notes else []), *notes]) + "\n"
+
+    def choose(self, names: Sequence[str], reader: Reader = "people") -> Table:
+        """The table with these columns alone, in this order.
+
+        Args:
+            names: Headings.
+            reader: Whose columns there are to choose from: "programs" for CSV.
+
+        Raises:
+            ConfigError: A name is none of the headings.
+        """
+        places = {
+            column.heading: place
+            for place, column in enumerate(self.columns)
+            if column.only in (None, reader)
+        }
+        for name in names:
+            if name not in places:
+                raise ConfigError(
+                    f"--columns: '{name}' is no column of this table"
+                    f"{did_you_mean(name, places)} Columns: {', '.join(places)}"
+                )
+        chosen = [places[name] for name in names]
+        return replace(
+            self,
+            is_chosen=True,
+            columns=tuple(self.columns[place] for place in chosen),
+            rows=tuple(tuple(row[place] for place in chosen) for row in self.rows),
+        )
+
+    def split_constants(self) -> tuple[Table, list[tuple[str, str]]]:
+        """The table without columns that do not vary, and these: headings with their one text.
+
+        The first column stays, and so does every column of a table of one row. Columns without a
+        value in any row are left out.
+        """
+        columns = self._columns("people")
+        lines = [[_marked(cell.full_text, cell) for cell in line] for line in self._cells("people")]
+        if len(lines) < 2:
+            return self, []
+        varying, constants = [columns[0].heading], []
+        for column, texts in list(zip(columns, zip(*lines, strict=True), strict=True))[1:]:
+            if len(set(texts)) > 1:
+                varying.append(column.heading)
+            elif texts[0] not in ("", "-"):
+                constants.append((column.heading, texts[0]))
+        return self.choose(varying), constants
+
+    def to_terminal(self, width: int = 80) -> str:
+        """Lines of at most so many characters, then the notes; ends in a newline.
+
+        What does not vary is said once above. A table that is too wide goes on below, with its
+        first column again. A table of one row is a line a column.
+        """
+        table, constants = self.split_constants()
+        lines = [line for pair in constants for line in wrapped(": ".join(pair), width)]
+        lines += [""] if lines else []
+        columns = table._columns("people")
+        cells = list(table._cells("people"))
+        if len(cells) == 1:
+            texts = [_marked(cell.full_text, cell) for cell in cells[0]]
+            headings = [column.heading for column in columns]
+            lines += one_below_another(list(zip(headings, texts, strict=True)), width)
+        else:
+            pairs = zip(columns, zip(*cells, strict=True), strict=True)
+            lines += side_by_side([_text_column(column, body) for column, body in pairs], width)
+        lines += [""] if self.notes else []
+        for note in self._numbered_notes():
+            lines += wrapped(note, width, indent="    " if self.has_numbered_notes else "")
+        return "\n".join(lines) + "\n"
+
+    def _numbered_notes(self) -> list[str]:
+        numbered = enumerate(self.notes, start=1) if self.has_numbered_notes else ()
+        return [f"[{number}] {note}" for number, note in numbered] or list(self.notes)
 
     def to_text(self) -> str:
         """Columns two spaces apart, without notes and without a newline at the end."""
@@ -163,20 +244,24 @@ class Table:
         return buffer.getvalue()
 
     def to_latex(self) -> str:
-        """A ``table`` environment with booktabs rules, notes below."""
-        columns = self._columns("people")
-        header, *lines = [[latex_escape(text) for text in line] for line in self._texts()]
+        """A ``table`` environment no wider than the page: booktabs rules, caption, notes below."""
+        table, constants = (self, []) if self.is_chosen else self.split_constants()
+        columns = table._columns("people")
+        header, *lines = [[latex_escape(text) for text in line] for line in table._texts()]
         header = [text.replace("epsilon", r"$\varepsilon$") for text in header]
-        for line, cells in zip(lines, self._cells("people"), strict=True):
+        for line, cells in zip(lines, table._cells("people"), strict=True):
             for place, (column, cell) in enumerate(zip(columns, cells, strict=True)):
                 if column.is_number:
                     line[place] = "--" if line[place] == "-" else _SIGN.sub(r"$\1$", line[place])
                 if cell.note:
                     line[place] += rf"\textsuperscript{{{cell.note}}}"
         text = [
-            r"% needs \usepackage{booktabs}",
+            r"% needs \usepackage{booktabs,adjustbox}",
             r"\begin{table}",
             r"\centering",
+            rf"\caption{{{_caption(self.title, constants)}}}",
+            rf"\label{{tab:{_label(self.title)}}}",
+            r"\begin{adjustbox}{max width=\textwidth}",
             rf"\begin{{tabular}}{{{''.join('r' if c.is_number else 'l' for c in columns)}}}",
             r"\toprule",
             " & ".join(header) + r" \\",
@@ -184,6 +269,7 @@ class Table:
             *(" & ".join(line) + r" \\" for line in lines),
             r"\bottomrule",
             r"\end{tabular}",
+            r"\end{adjustbox}",
         ]
         if self.notes:
             text.append(r"\par\smallskip\raggedright\footnotesize")
@@ -207,10 +293,10 @@ class Table:
             text.append("</tr>")
         return "\n".join([*text, "</tbody>", "</table>"])
 
-    def _columns(self, reader: Literal["people", "programs"]) -> list[Column]:
+    def _columns(self, reader: Reader) -> list[Column]:
         return [column for column in self.columns if column.only in (None, reader)]
 
-    def _cells(self, reader: Literal["people", "programs"]) -> Iterator[list[Cell]]:
+    def _cells(self, reader: Reader) -> Iterator[list[Cell]]:
         for row in self.rows:
             pairs = zip(self.columns, row, strict=True)
             cells = [cell for column, cell in pairs if column.only in (None, reader)]
@@ -230,6 +316,23 @@ def _padded(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[in
     ]
 
 
+def _marked(text: str, cell: Cell) -> str:
+    """A text with the number of the cell's note."""
+    return f"{text} [{cell.note}]" if cell.note else text
+
+
+def _text_column(column: Column, cells: Sequence[Cell]) -> TextColumn:
+    """A column for a terminal: details below the texts, or in the heading where all are equal."""
+    details = [cell.detail for cell in cells if cell.text not in ("", "-")]
+    shared = details[0] if len(details) > 1 and len(set(details)) == 1 else ""
+    heading = f"{column.heading} ({shared})" if shared else column.heading
+    bodies = [
+        [_marked(cell.text, cell), *([cell.detail] if cell.detail not in ("", shared) else [])]
+        for cell in cells
+    ]
+    return TextColumn(heading, bodies, column.is_number)
+
+
 def _html(cell: Cell) -> str:
     text = escape(cell.text if cell.page_text is None else cell.page_text)
     details = (cell.detail, cell.page_detail) if cell.detail else ()
@@ -242,6 +345,17 @@ def _html(cell: Cell) -> str:
 def _key(cell: Cell) -> str:
     """What a page sorts by, where the text is not what the cell is worth."""
     return f' data-key="{cell.value}"' if isinstance(cell.value, int | float) else ""
+
+
+def _caption(title: str, constants: Sequence[tuple[str, str]]) -> str:
+    """What is in the table, and what all its rows have alike."""
+    same = "; ".join(f"{heading} {text}" for heading, text in constants)
+    text = ". ".join(filter(None, (title or "Results", same)))
+    return latex_escape(text).replace("epsilon", r"$\varepsilon$") + "."
+
+
+def _label(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "results"
 
 
 def latex_escape(text: str) -> str:

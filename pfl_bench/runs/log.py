@@ -4,32 +4,98 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
 from pfl_bench.files import drop_after, to_json_value
 from privacy.statement.statement import round_up
 
 SECONDS_BETWEEN_LINES = 10.0
+_LONGEST_TITLE = 36
+_FIXED = "\xa0"
+_SAID: ContextVar[set[str] | None] = ContextVar("_SAID", default=None)
+
+
+@contextmanager
+def saying_once() -> Iterator[None]:
+    """Within it, a notice that an earlier run has shown is written to ``run.log`` alone."""
+    token = _SAID.set(set())
+    try:
+        yield
+    finally:
+        _SAID.reset(token)
+
+
+class _Display:
+    """Two lines that stay in sight: name, count, bar and time left; below them the last metrics.
+
+    Lines that are kept scroll away above.
+    """
+
+    def __init__(self, title: str, total: int, done: int, stream: TextIO) -> None:
+        self.console = Console(file=stream)
+        narrow = Column(no_wrap=True, overflow="ellipsis", max_width=_LONGEST_TITLE)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False, table_column=narrow),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TimeRemainingColumn(),
+            console=self.console,
+            expand=True,
+        )
+        self._task = self._progress.add_task(title, total=total, completed=done)
+        self._last = (done, "")
+        self.live = Live(self, console=self.console, refresh_per_second=4)
+        self.live.start()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._progress
+        step, headline = self._last
+        parts = [f"at {step}"] if headline else []
+        parts += headline.split("  ")
+        # What does not fit is in the history in full; the epsilons are at the end.
+        while len(parts) > 1 and len("  ".join(parts)) >= options.max_width:
+            del parts[0]
+        yield Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
+
+    def show(self, step: int, headline: str) -> None:
+        """Move the bar; new metrics take the place of the last, which go to the history."""
+        self._progress.update(self._task, completed=step)
+        if headline:
+            self._keep()
+            self._last = (step, headline)
+
+    def stop(self) -> None:
+        """Leave the bar and the last metrics on the screen."""
+        self.live.stop()
+
+    def _keep(self) -> None:
+        step, headline = self._last
+        if headline:
+            # Lines are broken between numbers, not within one; numbers are two spaces apart.
+            whole = f"{step}  {headline}".replace(" ", _FIXED).replace(2 * _FIXED, " ")
+            lines = textwrap.wrap(whole, max(40, self.console.width - 5))
+            text = "\n    ".join(lines).replace(" ", "  ").replace("\n" + 8 * " ", "\n    ")
+            self.console.print(text.replace(_FIXED, " "), markup=False, highlight=False)
 
 
 class RunLog:
     """Appends a line a round to ``metrics.jsonl``, notices to ``run.log``, and shows progress.
 
-    With a terminal on the stream the progress is a bar; without one it is a plain line each time
-    the model is evaluated, and at least every ten seconds.
+    With a terminal on the stream the progress is a bar above the last metrics; without one it is a
+    plain line each time the model is evaluated, and at least every ten seconds.
 
     Args:
         folder: The run's folder.
@@ -50,28 +116,17 @@ class RunLog:
         self._last_line = time.monotonic()
         drop_after(self._path, done)
         self._file = self._path.open("a", encoding="utf-8")
-        self._bar = self._task = None
+        self._display = None
         if self._stream.isatty():
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-                console=Console(file=self._stream),
-            )
-            self._task = self._bar.add_task(title, total=total, completed=done, note="")
-            self._bar.start()
+            self._display = _Display(title, total, done, self._stream)
 
     def metrics(self, step: int, scalars: dict[str, float], headline: str) -> None:
         """Record a round's scalars; ``headline`` is shown, or empty when nothing is new."""
         line = json.dumps({"round": step, **to_json_value(scalars)}, allow_nan=False)
         self._file.write(line + "\n")
         self._file.flush()
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=step)
-            if headline:
-                self._bar.update(self._task, note=headline)
+        if self._display is not None:
+            self._display.show(step, headline)
         elif headline or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             print(
@@ -84,8 +139,13 @@ class RunLog:
         """Say something once, to a person and in ``run.log``."""
         with self._notices.open("a", encoding="utf-8") as file:
             file.write(text + "\n")
-        if self._bar is not None:
-            self._bar.console.print(f"{self._title}: {text}", markup=False, highlight=False)
+        said = _SAID.get()
+        if said is not None:
+            if text in said:
+                return
+            said.add(text)
+        if self._display is not None:
+            self._display.console.print(f"{self._title}: {text}", markup=False, highlight=False)
         else:
             print(f"{self._title}: {text}", file=self._stream, flush=True)
 
@@ -101,8 +161,8 @@ class RunLog:
     ) -> None:
         """Close the file and the bar."""
         self._file.close()
-        if self._bar is not None:
-            self._bar.stop()
+        if self._display is not None:
+            self._display.stop()
 
 
 def headline_of(scalars: dict[str, float], headlines: Sequence[str]) -> str:

@@ -158,10 +158,25 @@ def test_table_runs_skips_and_formats(
     assert (out / "report.html").exists()
     assert main([*arguments, "--format", "csv"]) == 0
     again = capsys.readouterr()
-    assert again.err.count("not run again") == 4
+    assert "seed-3 and 3 other runs: finished before; not run again" in again.err
     assert again.out.count("\n") == 3
     assert main([*arguments, "--format", "latex", "--only", "central"]) == 0
-    assert r"\toprule" in capsys.readouterr().out
+    latex = capsys.readouterr().out
+    assert r"\toprule" in latex
+    assert r"\label{tab:" in latex
+    assert main([*arguments, "--columns", "verdict,row"]) == 0
+    assert capsys.readouterr().out.split()[:5] == ["|", "verdict", "|", "row", "|"]
+
+
+def test_a_column_that_is_none_is_refused_before_anything_runs(
+    config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    config_file("central", name="row-a")
+    out = tmp_path / "runs"
+    assert main(["table", str(tmp_path), "--out", str(out), "--columns", "row,verdct"]) == 2
+    message = capsys.readouterr().err
+    assert "'verdct' is no column of this table; did you mean 'verdict'? Columns: row," in message
+    assert not out.exists()
 
 
 def test_a_verdict_that_differs_and_a_row_that_fails_are_exit_1(

@@ -54,3 +54,28 @@ def test_a_row_imports_what_it_needs_alone() -> None:
     others = ("sklearn", "scipy", "pandas", "matplotlib", "torchvision", "opacus", "wandb")
     assert loaded(ROW, row, (*others, "dp_accounting", "submitit")) == []
     assert loaded(ROW, row, ("torch",)) == ["torch"]
+
+
+FIRST = """
+import sys
+import pfl_bench.cli.speech as speech
+from pfl_bench.cli.main import main
+def say(text):
+    print(text, [name for name in ("torch", "pydantic", "matplotlib") if name in sys.modules])
+    sys.exit()
+speech.say = say
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("command", ["run", "table", "sweep", "report"])
+def test_what_begins_is_said_before_the_imports(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST, command, "some/where"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    what = "1 run" if command == "report" else "some/where"
+    assert done.stdout == f"pfl-bench {command}: reading {what} []\n"

@@ -241,7 +241,9 @@ def test_the_page_is_well_formed_and_asks_nobody_for_anything(page_text: str) ->
 
 def test_rows_stand_beside_what_is_published(page_text: str) -> None:
     text = Page(page_text).text
-    assert "demo-federated federated qmnist-digits test/accuracy 0.8000" in text
+    # What all rows have alike is said once.
+    assert "All rows: data qmnist-digits; metric test/accuracy." in text
+    assert "demo-federated federated 0.8000" in text
     assert "(3 seeds)" not in text
     assert "3 seeds" in text
     assert "private federated" in text

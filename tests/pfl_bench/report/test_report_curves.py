@@ -113,7 +113,7 @@ def test_many_points_keep_their_extremes() -> None:
     values = [math.sin(place / 7) for place in range(5000)]
     values[2222] = 9.0
     x, y = thin(list(map(float, range(5000))), values)
-    assert len(x) <= 302
+    assert len(x) <= 202
     assert (x[0], x[-1], max(y)) == (0.0, 4999.0, 9.0)
     assert x == sorted(x)
 
@@ -128,7 +128,7 @@ def test_long_runs_of_several_lengths_share_rounds(tmp_path: Path) -> None:
     assert len(text) < 400_000
     document = json.loads(text)
     steps = [set(run["step"]) for run in document["rows"]["a"]["runs"]]
-    assert all(len(mine & steps[1]) >= 20 for mine in steps)
+    assert all(len(mine & steps[1]) >= 16 for mine in steps)
     assert {900, 863} <= steps[0] | steps[1]
     assert "</" not in text
 
@@ -172,6 +172,7 @@ def test_figures_are_written_for_papers(run_dir: Path, tmp_path: Path) -> None:
     # Real colours, not the page's names or the marks of their places.
     assert b"var(--" not in first
     assert b"#0d0e0f" not in first
+    assert b">val/accuracy</text>" in first
     assert report(run_dir, "--figures", tmp_path / "again") == 0
     assert (tmp_path / "again" / "01-val-accuracy.svg").read_bytes() == first
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pfl_bench.report.results import format_epsilon, format_value, results_table
 from pfl_bench.runs.rows import RowResult, rows_from_summaries
-from pfl_bench.types import RunFolderError
+from pfl_bench.types import ConfigError, RunFolderError
 
 
 def summary(
@@ -117,9 +118,12 @@ a|b_100%,private_federated,"v1, v2",test/map,58.03,55.5,,1,-2.530000000000001,di
 none,central_dp,v1,test/loss,,,,0,,nothing published,inf,1e-06,inf,1e-06,,
 """
 
-LATEX = r"""% needs \usepackage{booktabs}
+LATEX = r"""% needs \usepackage{booktabs,adjustbox}
 \begin{table}
 \centering
+\caption{Results.}
+\label{tab:results}
+\begin{adjustbox}{max width=\textwidth}
 \begin{tabular}{llllrrrlrr}
 \toprule
 row & setting & data & metric & published & measured & difference & verdict
@@ -133,6 +137,7 @@ none & central\_dp & v1 & test/loss & -- & -- & -- & nothing published
  & inf (no guarantee) & inf (no guarantee) \\
 \bottomrule
 \end{tabular}
+\end{adjustbox}
 \par\smallskip\raggedright\footnotesize
 \textsuperscript{1} source: LEAF, table 2; tolerance 0.01\par
 \end{table}
@@ -174,6 +179,68 @@ def test_csv_golden_and_round_trip() -> None:
 
 def test_latex_golden() -> None:
     assert results_table(ROWS).to_latex() == LATEX
+
+
+def test_a_terminal_is_as_wide_as_it_is() -> None:
+    long = summary("a-row-with-quite-a-long-name-that-is-private-and-noisy", accuracy=0.76)
+    long["expected"][0] |= {"verdict": "differs", "tolerance": 0.001}
+    table = results_table(
+        rows_from_summaries([summary(), {**long, "privacy": privacy(2.0, "inf")}])
+    )
+    for width in (60, 80, 120):
+        text = table.to_terminal(width)
+        assert max(map(len, text.splitlines())) <= width
+    head, block, more, *notes = table.to_terminal(80).split("\n\n")
+    # What all rows have alike is said once, above.
+    assert head.splitlines() == [
+        "setting: federated", "data: femnist-3550", "metric: test/accuracy", "published: 0.7472",
+    ]  # fmt: skip
+    first = block.splitlines()
+    assert first[0].split()[:3] == ["row", "measured", "difference"]
+    # So is what all numbers of a column have alike.
+    assert "(1 seed)" in first[1]
+    assert block.count("1 seed") == 1
+    assert [line.split()[1:3] for line in first[3:] if "+" in line] == [
+        ["0.7500", "+0.0028"],
+        ["0.7600", "+0.0128"],
+    ]
+    # The rest stands below, beside the names again; an infinite epsilon says what it is.
+    assert more.count("fedavg") == 1
+    assert "no guarantee" in more
+    assert "(simulated)" in more
+    assert "[1] source: LEAF, table 2; tolerance 0.01" in "".join(notes)
+
+
+def test_one_row_is_a_line_a_column() -> None:
+    text = results_table(rows_from_summaries([summary()])).to_terminal(80)
+    assert "verdict              reproduced [1]\n" in text
+    assert "published            0.7472\n" in text
+
+
+def test_columns_are_chosen_in_their_order() -> None:
+    table = results_table(ROWS)
+    lines = table.choose(["verdict", "row"]).to_markdown().splitlines()
+    assert lines[0].split() == ["|", "verdict", "|", "row", "|"]
+    assert table.choose(["sd", "row"], "programs").to_csv().splitlines()[0] == "sd,row"
+    for name, reader in (("sd", "people"), ("verdct", "programs")):
+        with pytest.raises(ConfigError, match=f"'{name}' is no column of this table.*Columns: row"):
+            table.choose([name], reader)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="did you mean 'verdict'"):
+        table.choose(["verdct"])
+
+
+def test_latex_says_once_what_does_not_vary() -> None:
+    rows = rows_from_summaries([summary(), summary("other", accuracy=0.75)])
+    text = replace(results_table(rows), title="leaf/table_2").to_latex()
+    assert (
+        r"\caption{leaf/table\_2. setting federated; data femnist-3550; metric test/accuracy; "
+        r"published 0.7472; measured 0.7500 (1 seed); difference +0.0028; verdict reproduced [1].}"
+    ) in text
+    assert r"\label{tab:leaf-table-2}" in text
+    assert r"\begin{tabular}{l}" in text
+    # Columns that were asked for stay.
+    chosen = results_table(rows).choose(["row", "metric"]).to_latex()
+    assert r"\begin{tabular}{ll}" in chosen
 
 
 @pytest.mark.parametrize("fmt", ["md", "csv", "latex"])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from pfl_bench.files import drop_after, read_json, read_metrics, write_atomically, write_json
 from pfl_bench.runs.checkpoint import load_latest, save_checkpoint
-from pfl_bench.runs.log import RunLog
+from pfl_bench.runs.log import RunLog, saying_once
 from pfl_bench.types import RunFolderError
 
 
@@ -88,6 +89,46 @@ def test_with_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
     assert "2/2" in shown
     assert "val/accuracy 0.7" in shown
     assert "something [bold]happened[/bold]" in shown
+
+
+def test_a_narrow_terminal_has_the_bar_first_and_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    title = "a-row-whose-name-is-longer-than-a-terminal-can-show-beside-its-bar"
+    tail = "epsilon (simulated) 3.78  epsilon (actual) 4.66"
+    first, last = (f"train/loss {i}.2345  val/accuracy 0.{i}896  {tail}" for i in (1, 2))
+    with RunLog(tmp_path, title, total=20, done=0, stream=stream) as log:
+        log.metrics(5, {}, first)
+        log.metrics(20, {}, last)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).replace("\r", "\n")
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert max(map(len, lines)) <= 80
+    # Two lines stay: the bar with the time left, and the last metrics as far as they fit.
+    assert re.fullmatch(r"a-row-whose-\S*… 20/20 ━+ 0:00:00", lines[-2])
+    assert lines[-1] == f"val/accuracy 0.2896  {tail}"
+    # What they replaced has scrolled away in full, not broken within a number.
+    (kept,) = [i for i, line in enumerate(lines) if line.startswith("5  train/loss")]
+    assert " ".join(lines[kept : kept + 2]).split() == ["5", *first.split()]
+    assert lines[kept].endswith("epsilon (simulated) 3.78")
+    assert lines[kept + 1].startswith("    epsilon (actual)")
+
+
+def test_what_several_runs_say_alike_is_shown_once(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with saying_once():
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            with RunLog(tmp_path / name, name, total=2, done=0, stream=stream) as log:
+                log.notice("engine: auto picked one")
+                log.notice(f"about {name}")
+    with RunLog(tmp_path / "a", "a", total=2, done=0, stream=stream) as log:
+        log.notice("engine: auto picked one")
+    said = ["a: engine: auto picked one", "a: about a", "b: about b", "a: engine: auto picked one"]
+    assert stream.getvalue().splitlines() == said
+    # Each run's own log has it all.
+    assert (tmp_path / "b" / "run.log").read_text() == "engine: auto picked one\nabout b\n"
 
 
 def test_a_resumed_log_drops_later_rounds_and_a_torn_line(tmp_path: Path) -> None:
