@@ -8,7 +8,7 @@ checkout=$PWD
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python -m build --wheel --outdir "$folder/dist" . >"$folder/build.log" 2>&1 || { cat "$folder/build.log"; exit 1; }
-rm -rf build
+rm -rf build/lib build/bdist.*
 python -m venv "$folder/venv"
 "$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "$folder"/dist/*.whl
 cd "$folder"
