@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import nbformat
 import pytest
 
 from tests.docs.following import compare, documentation, follow, own_plugins, without_numbers
@@ -47,7 +48,9 @@ def test_there_are_the_four_tutorials() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_tutorial_is_a_notebook_too(page: Path) -> None:
-    notebook = json.loads(TUTORIALS.as_notebook(read(page)))
+    text = TUTORIALS.as_notebook(read(page))
+    nbformat.validate(nbformat.reads(text, as_version=4))
+    notebook = json.loads(text)
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     written = [block for block in TUTORIALS.blocks(read(page)) if block.path is not None]
     ran = [block for block in TUTORIALS.blocks(read(page)) if block.language in ("python", "bash")]
@@ -55,7 +58,7 @@ def test_a_tutorial_is_a_notebook_too(page: Path) -> None:
     saved = [cell for cell in cells if cell.startswith("%%writefile ")]
     assert saved == [f"%%writefile {one.path}\n{one.text.rstrip()}" for one in written]
     assert all("outputs" not in cell or not cell["outputs"] for cell in notebook["cells"])
-    assert TUTORIALS.as_notebook(read(page)) == TUTORIALS.as_notebook(read(page))
+    assert TUTORIALS.as_notebook(read(page)) == text
 
 
 def test_what_a_page_shows_wrongly_is_found(
