@@ -5,10 +5,30 @@ from typing import TYPE_CHECKING, Any
 from pfl_bench._shadowing import check_packages
 
 if TYPE_CHECKING:
-    from pfl_bench.api import RunResult, audit, load_row, load_run, run_row, run_table
+    from pfl_bench.api import (
+        FederatedTrainer,
+        RunResult,
+        audit,
+        calibrate,
+        epsilon,
+        load_row,
+        load_run,
+        run_row,
+        run_table,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["RunResult", "audit", "load_row", "load_run", "run_row", "run_table"]
+__all__ = [
+    "FederatedTrainer",
+    "RunResult",
+    "audit",
+    "calibrate",
+    "epsilon",
+    "load_row",
+    "load_run",
+    "run_row",
+    "run_table",
+]
 
 check_packages()
 

@@ -7,6 +7,9 @@
     print(result.metrics["test/accuracy"], result.statement.actual.epsilon)
     assert pfl_bench.audit("runs/mine").verdict == "passed"
 
+``epsilon`` and ``calibrate`` account without a run. ``FederatedTrainer`` gives the rounds of a run
+one by one, to a loop or to callbacks.
+
 Nothing is printed unless ``show_progress`` asks for it.
 """
 
@@ -15,16 +18,17 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from pfl_bench.config.bundled_rows import locate
+from pfl_bench.config.bundled_rows import locate, locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
-from pfl_bench.config.row_files import kind_of, rows_below
+from pfl_bench.config.row_files import rows_below
+from pfl_bench.federated.accounting import calibrate, epsilon
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.types import ConfigError, RunFolderError
 from privacy.statement.statement import PrivacyStatement
@@ -34,6 +38,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pfl_bench.runs.audit import RunAudit
+    from pfl_bench.runs.events import OnEvaluation, OnRoundEnd, RoundEnd
+
+__all__ = [
+    "FederatedTrainer",
+    "RunResult",
+    "audit",
+    "calibrate",
+    "epsilon",
+    "load_row",
+    "load_run",
+    "run_row",
+    "run_table",
+]
 
 
 @dataclass(frozen=True)
@@ -70,20 +87,53 @@ class RunResult:
         return read_metrics(self.folder / "metrics.jsonl")
 
     def history_frame(self) -> pd.DataFrame:
-        """The history as a table, a row a round.
+        """The history as a table, a row a round, a column a scalar.
 
         Raises:
-            ImportError: pandas is not installed.
+            ConfigError: pandas is not installed.
         """
-        import pandas as pd
+        return _pandas().DataFrame(self.history).set_index("round")
 
-        return pd.DataFrame(self.history).set_index("round")
+    def expected_frame(self) -> pd.DataFrame:
+        """Published numbers beside measured ones as a table, a row each, by metric.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        columns = [
+            "metric",
+            "published",
+            "measured",
+            "difference",
+            "tolerance",
+            "verdict",
+            "source",
+        ]
+        return _pandas().DataFrame(self.expected, columns=columns).set_index("metric")
+
+    def ledger_frame(self) -> pd.DataFrame:
+        """The ledger of a private run as a table, a row a round.
+
+        Columns hold what the ledger holds: beside the release, statistics of the round before
+        noise, which a deployment would not publish.
+
+        Raises:
+            ConfigError: pandas is not installed.
+            RunFolderError: The run has no ledger.
+            privacy.errors.LedgerError: The ledger is damaged.
+        """
+        from privacy.ledger import read_ledger
+
+        path = self.folder / "ledger.jsonl"
+        if not path.exists():
+            raise RunFolderError(f"{self.folder}: has no ledger; only a private run has one")
+        return _pandas().DataFrame(read_ledger(path)).set_index("round")
 
     def state_dict(self) -> dict[str, Tensor]:
         """The final model's parameters and buffers by name, on the CPU.
 
-        They load into the module that the row's task builds. The model is the one that was
-        evaluated at the end: the selected one where ``evaluation.select_best`` selects.
+        They load into the module that the row's task builds, shape by shape. The model is the one
+        that was evaluated at the end: the selected one where ``evaluation.select_best`` selects.
 
         Raises:
             RunFolderError: The folder has no checkpoint.
@@ -121,10 +171,7 @@ def load_row(
     Raises:
         ConfigError: There is no such row, or it is wrong.
     """
-    path = locate(str(name), folder=False)
-    kind = kind_of(path)
-    if kind != "row":
-        raise ConfigError(f"{path} is a {kind}, not a row; give one of its rows")
+    path = locate_row(str(name))
     given = {"plugins": [str(folder) for folder in plugins], **overrides} if plugins else overrides
     texts = [f"{key.replace('__', '.')}={_as_yaml(value)}" for key, value in given.items()]
     return load_config(path, texts)
@@ -151,13 +198,93 @@ def run_row(
     """
     from pfl_bench.runs.runner import run
 
-    resolved = row if isinstance(row, ResolvedConfig) else load_row(row)
-    config = resolved.config
-    folder = Path("runs") / config.name / f"seed-{config.seed}" if out is None else Path(out)
-    silence = contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(_NoWhere())
-    with silence:
+    resolved, folder = _placed(row, out)
+    with _silence(show_progress):
         run(resolved, folder, resume)
     return load_run(folder)
+
+
+class FederatedTrainer:
+    """Trains a row of federated training, one round after another.
+
+    The rounds are an iterator, for a loop of one's own. ``fit`` runs those that are left. Either
+    way the run is that of ``run_row``: the same bits, ledger and folder. A run that is left before
+    its last round is unfinished; ``resume=True`` goes on with it.
+
+    Guarantee: of a private run, callbacks and loop are given only what the run releases, and what
+    the evaluation measures on users outside of training (``pfl_bench.runs.events``).
+
+    Args:
+        row: What ``load_row`` gives, or its name.
+        out: The run folder; None for runs/NAME/seed-N, as on the command line.
+        resume: Go on with an unfinished run of the same row.
+        on_round_end: Called with a ``RoundEnd`` after each round.
+        on_evaluation: Called with an ``Evaluation`` after each evaluation.
+        show_progress: Write progress to standard error.
+
+    Raises:
+        ConfigError: The row is not federated.
+    """
+
+    def __init__(
+        self,
+        row: ResolvedConfig | str | Path,
+        out: str | Path | None = None,
+        *,
+        resume: bool = False,
+        on_round_end: OnRoundEnd | None = None,
+        on_evaluation: OnEvaluation | None = None,
+        show_progress: bool = False,
+    ) -> None:
+        from pfl_bench.runs.events import Callbacks
+        from pfl_bench.runs.runner import rounds
+
+        resolved, self.folder = _placed(row, out)
+        callbacks = Callbacks(resolved.config, on_round_end, on_evaluation)
+        self._show_progress = show_progress
+        self._rounds: Generator[RoundEnd | None, None, dict[str, Any]] = rounds(
+            resolved, self.folder, resume, callbacks=callbacks
+        )
+
+    def __iter__(self) -> Iterator[RoundEnd]:
+        """The rounds; of a finished run there are none.
+
+        Raises:
+            UserInputError: Row, data or folder do not fit; the message says how to mend it.
+            privacy.errors.PrivacyError: The privacy claim could not be made truthfully.
+        """
+        return self
+
+    def __next__(self) -> RoundEnd:
+        """Run a round; after the last one, the run's final evaluation."""
+        with _silence(self._show_progress):
+            end = next(self._rounds)
+        assert end is not None  # there are callbacks
+        return end
+
+    def fit(self) -> RunResult:
+        """Run the rounds that are left.
+
+        Raises:
+            UserInputError: Row, data or folder do not fit; the message says how to mend it.
+            privacy.errors.PrivacyError: The privacy claim could not be made truthfully.
+        """
+        for _ in self:
+            pass
+        return load_run(self.folder)
+
+    def close(self) -> None:
+        """Leave the run; the folder is no longer locked."""
+        with _silence(self._show_progress):
+            self._rounds.close()
+
+    def __enter__(self) -> FederatedTrainer:
+        """Use as a context, which closes the run."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
 
 
 def load_run(folder: str | Path) -> RunResult:
@@ -219,6 +346,33 @@ def audit(folder: str | Path) -> RunAudit:
     from pfl_bench.runs.audit import audit_run
 
     return audit_run(Path(folder))
+
+
+def _pandas() -> Any:
+    """The package pandas, which is an extra."""
+    try:
+        import pandas as pd
+    except ImportError:
+        raise ConfigError(
+            "pandas is not installed, which tables of a run need; install it by "
+            "`pip install 'pfl-bench[pandas]'`, or use the attributes of the result"
+        ) from None
+    return pd
+
+
+def _placed(
+    row: ResolvedConfig | str | Path, out: str | Path | None
+) -> tuple[ResolvedConfig, Path]:
+    """The configuration of a row, and its run folder."""
+    resolved = row if isinstance(row, ResolvedConfig) else load_row(row)
+    config = resolved.config
+    folder = Path("runs") / config.name / f"seed-{config.seed}" if out is None else Path(out)
+    return resolved, folder
+
+
+def _silence(show_progress: bool) -> contextlib.AbstractContextManager[object]:
+    """Keep what a run says to a person off standard error, unless it is asked for."""
+    return contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(_NoWhere())
 
 
 class _NoWhere(io.StringIO):

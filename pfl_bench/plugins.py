@@ -122,14 +122,23 @@ def add_folder(folder: Path) -> None:
     importlib.invalidate_caches()
 
 
-def user_files() -> dict[str, list[Path]]:
+def in_folder(kind: PluginKind, folder: Path) -> list[str]:
+    """List the names of the plug-ins of a kind that a user's folder has, sorted."""
+    if kind.group is None:
+        return []
+    return sorted(name for name, _ in _in_folders(kind, "", [str(folder / kind.group)]))
+
+
+def user_files() -> dict[str, list[tuple[str, Path]]]:
     """Python files that the user's plug-ins consist of, by where they come from.
+
+    Each has its relative path and its path.
 
     Of a folder these are the files in its subfolders of ``GROUPS``, of an installed package all of
     its files. Keys are the folder's path, and the package's name.
     """
     found = {
-        folder: [path for group in GROUPS for path in sorted(Path(folder, group).rglob("*.py"))]
+        folder: [file for group in GROUPS for file in _python_files(Path(folder), group)]
         for folder in __path__
     }
     for group in GROUPS:
@@ -137,8 +146,18 @@ def user_files() -> dict[str, list[Path]]:
             root = entry.partition(".")[0]
             spec = importlib.util.find_spec(root)
             folders = [] if spec is None else list(spec.submodule_search_locations or [])
-            found[root] = [path for place in folders for path in sorted(Path(place).rglob("*.py"))]
+            found[root] = [file for place in folders for file in _python_files(Path(place))]
     return found
+
+
+def _python_files(folder: Path, below: str = ".") -> list[tuple[str, Path]]:
+    found = ((path.relative_to(folder), path) for path in sorted((folder / below).rglob("*.py")))
+    # Editors leave locks and copies there, whose names begin with a dot.
+    return [
+        (place.as_posix(), path)
+        for place, path in found
+        if path.is_file() and not any(part.startswith(".") for part in place.parts)
+    ]
 
 
 def available(kind: PluginKind) -> list[str]:
@@ -173,6 +192,10 @@ def module_of(kind: PluginKind, name: str) -> str:
         PluginError: There is none of that name (with the nearest one), or several places have one.
     """
     places = sorted({module for found, module in _modules(kind) if found == name})
+    if len(places) > 1:
+        # One file that is found twice: in a folder, and as part of an installed package.
+        files = {os.path.realpath(_file_of(place)): place for place in reversed(places)}
+        places = sorted(files.values())
     if not places:
         names = available(kind)
         hint = did_you_mean(name, names, ".")

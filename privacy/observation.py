@@ -188,14 +188,14 @@ class ParticipationHistory:
         return {"returning": returning, "smallest_gap": gap, "largest_count": largest}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Counts and last rounds."""
+        """Counts and last rounds, of shape (U,) each, int64."""
         return {
             "counts": torch.from_numpy(self._counts.copy()),
             "last": torch.from_numpy(self._last.copy()),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what ``state_dict`` gave.
+        """Restore what ``state_dict`` gave, in the same shapes.
 
         Raises:
             PrivacyError: It is of other users.

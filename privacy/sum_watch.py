@@ -299,7 +299,7 @@ class SumWatch:
 
 
 def clean_total(aggregate: Aggregate) -> Tensor:
-    """The sum before any noise."""
+    """The sum before any noise, shape (P,)."""
     return aggregate.total if aggregate.clipped_total is None else aggregate.clipped_total
 
 

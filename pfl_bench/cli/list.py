@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench import plugins
-from pfl_bench.config.bundled_rows import bundled_configs, locate
+from pfl_bench.config.bundled_rows import bundled_configs, locate, locate_row
 from pfl_bench.config.row_files import kind_of, rows_below
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.files import write_atomically
@@ -114,11 +114,7 @@ def _tables() -> Iterator[dict[str, Any]]:
 
 def _copy(arguments: argparse.Namespace) -> int:
     """Write a row, bundled or not, to a file of the user's."""
-    source, target = locate(arguments.row, folder=False), Path(arguments.file)
-    if kind_of(source) != "row":
-        raise ConfigError(
-            f"{arguments.row} is a {kind_of(source)}, not a row; copy one of its rows"
-        )
+    source, target = locate_row(arguments.row), Path(arguments.file)
     if target.suffix != ".yaml":
         raise ConfigError(f"{target}: a row is a file whose name ends in .yaml; name it so")
     if target.exists() and not arguments.force:

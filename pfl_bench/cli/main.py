@@ -9,6 +9,10 @@ import json
 import sys
 from collections.abc import Sequence
 
+from pfl_bench.cli.arguments import add_plugins, path_text
+from pfl_bench.cli.data_parser import add_data
+from pfl_bench.cli.own_parsers import add_own_commands
+
 EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 # Errors of the user's machine, not of our code.
 _MACHINE_ERRORS = {
@@ -54,18 +58,12 @@ def build_parser() -> argparse.ArgumentParser:
     _add_table(commands)
     _add_sweep(commands)
     _add_list(commands)
-    _add_data(commands)
+    add_own_commands(commands)
+    add_data(commands)
     _add_privacy(commands)
     _add_audit(commands)
     _add_report(commands)
     return parser
-
-
-def _path(text: str) -> str:
-    """A path on the command line; an empty one, as of a variable that is not set, is none."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("is empty; give a path, or leave the option out")
-    return text
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -73,12 +71,15 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument("config", metavar="CONFIG.yaml", help="file, or a bundled demo/<row>.yaml")
     run.add_argument("overrides", nargs="*", metavar="key=value", help="wins over the file")
     run.add_argument(
-        "--out", metavar="DIR", type=_path, help="run folder (default: runs/NAME/seed-N)"
+        "--out", metavar="DIR", type=path_text, help="run folder (default: runs/NAME/seed-N)"
     )
     run.add_argument("--resume", action="store_true", help="go on with an unfinished run")
     run.add_argument("--seed", type=int, metavar="N", help="same as seed=N")
     run.add_argument("--profile", action="store_true", help="write where the time goes")
-    _add_plugins(run)
+    run.add_argument(
+        "--dry-run", action="store_true", help="check up to the first round, and write nothing"
+    )
+    add_plugins(run)
     run.set_defaults(module="run")
 
 
@@ -92,10 +93,10 @@ def _add_table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     table.add_argument("--only", metavar="ROW", help="run this row alone")
     table.add_argument("--format", choices=("md", "csv", "latex"), default="md")
     table.add_argument(
-        "--out", metavar="DIR", type=_path, help="folder of the runs (default: runs/FOLDER)"
+        "--out", metavar="DIR", type=path_text, help="folder of the runs (default: runs/FOLDER)"
     )
     _add_launcher(table)
-    _add_plugins(table)
+    add_plugins(table)
     table.set_defaults(module="table")
 
 
@@ -108,22 +109,11 @@ def _add_sweep(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     sweep.add_argument("--only", type=int, metavar="N", help="run the Nth combination alone")
     sweep.add_argument("--format", choices=("md", "csv", "latex"), default="md")
     sweep.add_argument(
-        "--out", metavar="DIR", type=_path, help="folder of the runs (default: runs/SWEEP)"
+        "--out", metavar="DIR", type=path_text, help="folder of the runs (default: runs/SWEEP)"
     )
     _add_launcher(sweep)
-    _add_plugins(sweep)
+    add_plugins(sweep)
     sweep.set_defaults(module="sweep")
-
-
-def _add_plugins(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--plugins",
-        action="append",
-        default=[],
-        metavar="DIR",
-        type=_path,
-        help="folder of your own plug-ins (DIR/algorithms/NAME.py, DIR/tasks/NAME/task.py, ...)",
-    )
 
 
 def _add_launcher(command: argparse.ArgumentParser) -> None:
@@ -162,51 +152,13 @@ def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     listing.add_argument("below", nargs="?", metavar="FOLDER", help="rows: of this folder alone")
     listing.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    _add_plugins(listing)
+    add_plugins(listing)
     listing.set_defaults(module="list")
     copy = commands.add_parser("copy", help="write a bundled row to a file of your own")
     copy.add_argument("row", metavar="ROW", help="such as demo/federated.yaml")
-    copy.add_argument("file", metavar="FILE.yaml", type=_path)
+    copy.add_argument("file", metavar="FILE.yaml", type=path_text)
     copy.add_argument("--force", action="store_true", help="replace FILE.yaml if it exists")
     copy.set_defaults(module="list")
-
-
-def _add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    data = commands.add_parser("data", help="prepare, download, generate and describe data")
-    actions = data.add_subparsers(dest="action", metavar="ACTION", required=True)
-    prepare = actions.add_parser("prepare", help="raw public files -> store")
-    prepare.add_argument("task", metavar="TASK")
-    prepare.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
-    prepare.add_argument("--source", required=True, metavar="DIR")
-    prepare.add_argument("--out", required=True, metavar="FILE.h5", type=_path)
-    prepare.add_argument("--force", action="store_true", help="replace FILE.h5 if it exists")
-    download = actions.add_parser("download", help="fetch the published files")
-    download.add_argument("task", metavar="TASK")
-    download.add_argument(
-        "--out", metavar="DIR", type=_path, help="target folder (default: data/TASK)"
-    )
-    generate = actions.add_parser("generate", help="made-up data in a task's published format")
-    generate.add_argument("task", metavar="TASK")
-    generate.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
-    generate.add_argument("--out", required=True, metavar="DIR", type=_path, help="folder to make")
-    stats = actions.add_parser("stats", help="users, examples, skew of a store")
-    stats.add_argument("file", metavar="FILE.h5")
-    stats.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
-    stats.add_argument("--json", action="store_true")
-    stats.add_argument("--plots", metavar="DIR", help="also draw them, as PNG files in DIR")
-    traces = actions.add_parser("traces", help="devices of clients -> one file that opens fast")
-    traces.add_argument("source", choices=("generated", "fedscale", "csv", "file"))
-    traces.add_argument("overrides", nargs="*", metavar="key=value", help="the source's options")
-    traces.add_argument(
-        "--out", metavar="FILE.npz", type=_path, help="file to write (default: only describe)"
-    )
-    traces.add_argument(
-        "--leave-out-bad", action="store_true", help="leave bad clients of FedScale's files out"
-    )
-    traces.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    listing = actions.add_parser("list", help="FedScale's 20 data sets: size, source, licence")
-    listing.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    data.set_defaults(module="data")
 
 
 def _add_privacy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -241,8 +193,8 @@ def _add_privacy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
             )
             action.add_argument("--json", action="store_true")
         _add_privacy_setting(action)
-    explain = actions.add_parser("explain", help="a run's guarantee in plain words")
-    explain.add_argument("run", metavar="RUN_DIR")
+    explain = actions.add_parser("explain", help="a run's or a row's guarantee in plain words")
+    explain.add_argument("run", metavar="RUN_DIR|ROW")
     explain.add_argument("--json", action="store_true")
     privacy.set_defaults(module="privacy")
 
@@ -301,7 +253,10 @@ def _add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     report = commands.add_parser("report", help="one self-contained page of run folders")
     report.add_argument("runs", nargs="+", metavar="RUN_DIR")
-    report.add_argument("--out", default="report.html", metavar="FILE.html", type=_path)
+    report.add_argument("--out", default="report.html", metavar="FILE.html", type=path_text)
+    report.add_argument(
+        "--figures", metavar="DIR", type=path_text, help="also each figure for a paper: SVG and PDF"
+    )
     report.add_argument("--force", action="store_true", help="replace FILE.html if it exists")
     report.set_defaults(module="report")
 

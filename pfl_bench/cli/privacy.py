@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import privacy_settings as shared
-from pfl_bench.types import RunFolderError
+from pfl_bench.federated.accounting import module_description
+from pfl_bench.types import ConfigError, RunFolderError
 from privacy.calibration import calibrate_noise_multiplier, default_delta
 from privacy.statement.statement import json_epsilon, round_up, small
 
@@ -184,8 +185,25 @@ def _setting(accounted: dict[str, Any]) -> str:
     )
 
 
+def _planned(row: str) -> dict[str, Any]:
+    """The statement of a row as planned, as JSON has it."""
+    from pfl_bench.config.bundled_rows import locate_row
+    from pfl_bench.config.loading import load_config
+    from pfl_bench.runs.preview import preview
+
+    resolved = load_config(locate_row(row))
+    statement = preview(resolved, Path("runs") / resolved.config.name).statement
+    if statement is None or statement.unit == "none":
+        raise ConfigError(
+            f"{row}: the row claims no privacy, so there is no guarantee to explain; give a "
+            "private one, such as demo/private_federated.yaml"
+        )
+    return statement.to_json_dict()
+
+
 def _explain_run(arguments: argparse.Namespace) -> int:
-    """Explain the statement of a run folder."""
+    """Explain the statement of a run folder, or of a row as planned."""
+    from pfl_bench.config.bundled_rows import is_row
     from pfl_bench.files import read_json
     from privacy.statement.explaining import explain, sections
     from privacy.statement.guarantee import Guarantee
@@ -193,16 +211,19 @@ def _explain_run(arguments: argparse.Namespace) -> int:
 
     path = Path(arguments.run) / "privacy.json"
     document = read_json(path)
+    if document is None and (not Path(arguments.run).is_dir() and is_row(arguments.run)):
+        document = _planned(arguments.run)
     if document is None:
         raise RunFolderError(
-            f"{path} does not exist: {arguments.run} is not the folder of a private run that has "
-            "begun; give one, such as runs/demo/private_federated/seed-0"
+            f"{path} does not exist: {arguments.run} is neither the folder of a private run that "
+            "has begun nor a row; give one, such as runs/demo/private_federated/seed-0 or "
+            "demo/private_federated.yaml"
         )
     try:
         statement = PrivacyStatement.from_json_dict(document)
         module = None
         if statement.mechanism_description is None:
-            module = shared.module_description(statement.mechanism)
+            module = module_description(statement.mechanism)
         guarantee = Guarantee.of(statement, module)
         told, text = sections(guarantee), explain(guarantee)
     except (ValueError, TypeError, AttributeError, KeyError, ArithmeticError) as error:

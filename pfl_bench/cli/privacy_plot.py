@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import privacy_settings as shared
+from pfl_bench.federated.accounting import DEFAULT_MECHANISM
 from pfl_bench.types import ConfigError
 from privacy.errors import PlanError
 
@@ -111,7 +112,7 @@ def draw(
         # A column a noise multiplier, beside one another where there is one alone.
         columns = len(noises) if len(noises) > 1 else len(labels)
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
-        mechanism = arguments.mechanism or shared.DEFAULT_MECHANISM
+        mechanism = arguments.mechanism or DEFAULT_MECHANISM
         title = f"Epsilon against rounds: {mechanism}, {arguments.sampling} sampling"
         figure.suptitle(title, fontsize=10)
         suffix = target.suffix.lower()

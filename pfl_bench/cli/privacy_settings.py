@@ -10,29 +10,18 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from pfl_bench.federated.accounting import DEFAULT_MECHANISM, composition_of, module_description
 from pfl_bench.types import ConfigError
 from privacy.accountant import check_accountant, compose_epsilon
-from privacy.amplification import (
-    Composition,
-    MechanismComposition,
-    Participation,
-    sampled_gaussian,
-)
+from privacy.amplification import MechanismComposition, Participation, sampled_gaussian
 from privacy.calibration import default_delta
-from privacy.description import GAUSSIAN
-from privacy.errors import PlanError
 from privacy.sampling_scheme import SamplingScheme, scheme_named
 from privacy.statement.statement import NOT_COVERED, PATTERN_NOT_COVERED, Accounted, json_epsilon
 
 if TYPE_CHECKING:
-    from privacy.description import Description
     from privacy.statement.guarantee import Guarantee
-
-# Of a calculation that names none: sampled Gaussians, for which no mechanism, nor torch, is loaded.
-DEFAULT_MECHANISM = "gaussian"
 
 
 @dataclass(frozen=True)
@@ -91,53 +80,26 @@ def mechanism_composition(arguments: argparse.Namespace) -> MechanismComposition
         PluginError: There is no such mechanism.
         PlanError: It is not private.
     """
-    name, options = arguments.mechanism, arguments.overrides
-    where = "pfl-bench privacy"
-    if name is None and options:
+    options = arguments.overrides
+    if arguments.mechanism is None and options:
         raise ConfigError(
-            f"{where}: {' '.join(options)}: there is no --mechanism that it could be an option of; "
-            "give one, or leave key=value out"
+            f"pfl-bench privacy: {' '.join(options)}: there is no --mechanism that it could be an "
+            "option of; give one, or leave key=value out"
         )
-    if name in (None, DEFAULT_MECHANISM) and not options:
-        return sampled_gaussian
-    from pfl_bench import plugins
-    from pfl_bench.config.loading import validate_options
-    from privacy.mechanism import NoiseScale
+    if options:
+        from pfl_bench.config.yaml_text import with_overrides
 
-    kind = plugins.options_type(plugins.MECHANISM, name)
-    described = module_description(name)
-    if not options and described is not None and described.is_sampled_gaussian:
-        return sampled_gaussian
-    given = {text.partition("=")[0] for text in options}
-    if "clip_norm" in kind.model_fields and "clip_norm" not in given:
-        # Noise is in multiples of it, so that no epsilon depends on it.
-        options = ["clip_norm=1.0", *options]
-    typed = validate_options(kind, options, f"{where} --mechanism {name}")
-
-    def built(cohort: float, noise_cohort: float, rounds: int) -> Any:
-        # Without noise none can be infeasible, and the multiplier is asked for when composing.
-        noise = NoiseScale(0.0, cohort, noise_cohort, rounds, arguments.separation)
-        return plugins.build(plugins.MECHANISM, name, typed, noise)
-
+        options = with_overrides({}, options)
     cohort = arguments.cohort or arguments.noise_cohort or 1
-    mechanism = built(cohort, arguments.noise_cohort or cohort, _most(arguments.rounds))
-    if not mechanism.is_private:
-        raise PlanError(
-            f"the mechanism {name} neither clips nor noises, so that there is nothing to account; "
-            "choose a private one, such as gaussian"
-        )
-    in_use = lru_cache(maxsize=8)(built)
-
-    def composition(participation: Participation, noise: float, rounds: int) -> Composition:
-        cohort = participation.cohort_size
-        # Where the rounds are asked for, none are planned that noise could be fitted to.
-        planned = 0 if arguments.rounds is None else rounds
-        composed: Composition = in_use(cohort, cohort, planned).composition(
-            participation, noise, rounds
-        )
-        return composed
-
-    return composition
+    rounds = arguments.rounds
+    return composition_of(
+        arguments.mechanism or DEFAULT_MECHANISM,
+        options or {},
+        "pfl-bench privacy",
+        (cohort, arguments.noise_cohort or cohort),
+        max(rounds) if isinstance(rounds, list) else rounds,
+        arguments.separation,
+    )
 
 
 def make_pair(
@@ -213,17 +175,6 @@ def guarantee_of(arguments: argparse.Namespace, pair: Pair, rounds: int) -> Guar
     )
 
 
-def module_description(mechanism: str) -> Description | None:
-    """What a mechanism's module says of it; None if there is no such module, or it says nothing."""
-    if mechanism == DEFAULT_MECHANISM:
-        return GAUSSIAN
-    from pfl_bench import plugins
-
-    if mechanism not in plugins.available(plugins.MECHANISM):
-        return None
-    return getattr(plugins.load(plugins.MECHANISM, mechanism), "DESCRIPTION", None)
-
-
 def accounted_to_json(accounted: Accounted) -> dict[str, Any]:
     """One of two settings, as JSON takes it."""
     return {
@@ -234,7 +185,3 @@ def accounted_to_json(accounted: Accounted) -> dict[str, Any]:
         "delta": accounted.delta,
         "epsilon": json_epsilon(accounted.epsilon),
     }
-
-
-def _most(rounds: int | list[int] | None) -> int:
-    return max(rounds) if isinstance(rounds, list) else rounds or 0

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from pfl_bench.cli.targets import check_new
+from pfl_bench.cli.targets import check_empty, check_new
 from pfl_bench.report.page import write_report
 
 
@@ -17,6 +17,11 @@ def main(arguments: argparse.Namespace) -> int:
     is_own = out.name == "report.html" and [out.parent.resolve()] == [p.resolve() for p in runs]
     if not is_own:
         check_new(out, arguments.force)
-    page = write_report(runs, out)
+    figures = None if arguments.figures is None else Path(arguments.figures)
+    if figures is not None and figures.exists():
+        check_empty(figures, arguments.force)
+    page = write_report(runs, out, figures)
+    if figures is not None:
+        print(f"figures: {figures}", file=sys.stderr)
     print(f"report: {page}", file=sys.stderr)
     return 0

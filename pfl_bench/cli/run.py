@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
-from pfl_bench.config.bundled_rows import locate
+from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
-from pfl_bench.config.row_files import kind_of
 from pfl_bench.federated.workers.launched import is_launched, is_restarted
 from pfl_bench.types import ConfigError, WorkerGroup
 
@@ -24,12 +23,11 @@ def main(arguments: argparse.Namespace) -> int:
                 f"--seed {arguments.seed} and {given[-1]} contradict each other; leave one out"
             )
         overrides.append(f"seed={arguments.seed}")
-    path = locate(arguments.config, folder=False)
-    kind = kind_of(path)
-    if kind != "row":
-        command = f"sweep {path}" if kind == "sweep" else f"table {path.parent}"
-        raise ConfigError(f"{path} is a {kind}, not a row; run it by `pfl-bench {command}`")
-    resolved = load_config(path, overrides)
+    resolved = load_config(locate_row(arguments.config), overrides)
+    config = resolved.config
+    out = Path(arguments.out or Path("runs") / config.name / f"seed-{config.seed}")
+    if arguments.dry_run:
+        return _dry_run(resolved, out, arguments.resume)
     group = _join_group(resolved)
     if group is not None and group.rank > 0:
         from pfl_bench.federated.workers.worker_loop import follow
@@ -37,8 +35,6 @@ def main(arguments: argparse.Namespace) -> int:
         follow(group)
         group.close()
         return 0
-    name = resolved.config.name
-    out = Path(arguments.out or Path("runs") / name / f"seed-{resolved.config.seed}")
 
     from pfl_bench.files import read_json
     from pfl_bench.profiling import Profile
@@ -67,6 +63,27 @@ def main(arguments: argparse.Namespace) -> int:
     # torchrun takes every other exit code for a process that has crashed.
     has_failed = group is None and any(row.is_failure for row in rows)
     return EXIT_FAILED if has_failed else EXIT_DONE
+
+
+def _dry_run(resolved: ResolvedConfig, out: Path, resume: bool) -> int:
+    """Check all that comes before the first round, and say what would run; nothing is written."""
+    from pfl_bench.cli.preview_text import cost_lines, data_lines, epsilon_lines, notice_lines
+    from pfl_bench.runs.preview import look_at_folder, preview
+
+    if is_launched():
+        raise ConfigError("--dry-run looks at one process alone; call it without torchrun")
+    state = look_at_folder(resolved, out, resume)
+    shown = preview(resolved, out)
+    config, statement = resolved.config, shown.statement
+    print(f"{config.name} ({config.setting}, seed {config.seed}) would run in {out}: {state}")
+    lines = [*data_lines(shown), *cost_lines(shown.cost)]
+    if statement is not None and statement.unit != "none":
+        lines += epsilon_lines(statement.simulated, statement.actual)
+    lines += notice_lines((*shown.notices, *(f"not the row: {d}" for d in resolved.not_the_row)))
+    print("\n".join(lines))
+    print(f"  memory: {shown.peak_bytes / 1e6:,.0f} MB with all of it built, before training")
+    print("checked up to the first round; nothing was written")
+    return EXIT_DONE
 
 
 def _join_group(resolved: ResolvedConfig) -> WorkerGroup | None:

@@ -23,3 +23,22 @@ def check_new(out: Path, force: bool) -> None:
             f"--out {out}: exists, and is not overwritten; give another name, or add --force to "
             "replace it"
         )
+
+
+def check_empty(folder: Path, force: bool) -> None:
+    """Check that a folder which is filled with files has none that would be replaced or mixed up.
+
+    Args:
+        folder: A path that exists.
+        force: Whether the user asked to add to it.
+
+    Raises:
+        UserInputError: It is a file, or has files.
+    """
+    if not folder.is_dir():
+        raise UserInputError(f"--figures {folder}: is a file; give a folder, which is made")
+    if any(folder.iterdir()) and not force:
+        raise UserInputError(
+            f"--figures {folder}: has files already; give another folder, or add --force to write "
+            "beside them and replace files of the same name"
+        )

@@ -78,7 +78,7 @@ class FactoredGradient:
         return norm
 
     def scaled(self, factor: float | Tensor) -> FactoredGradient:
-        """``factor`` times the matrix; of the two, the smaller is copied."""
+        """``factor``, a number or scalar tensor, times the matrix; copies the smaller factor."""
         if self.left.numel() < self.right.numel():
             return FactoredGradient(self.left * factor, self.right)
         return FactoredGradient(self.left, self.right * factor)

@@ -73,11 +73,11 @@ class FlatModel:
         return self.vector.numel()
 
     def buffers(self) -> dict[str, Tensor]:
-        """Copies of the module's buffers, such as running statistics, by name."""
+        """Copies of the module's buffers, such as running statistics, by name, in their shapes."""
         return {name: buffer.clone() for name, buffer in self.module.named_buffers()}
 
     def load_buffers(self, buffers: dict[str, Tensor]) -> None:
-        """Restore what ``buffers`` gave.
+        """Restore what ``buffers`` gave, in the same shapes.
 
         Raises:
             KeyError: One is missing.

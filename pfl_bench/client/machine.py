@@ -92,11 +92,8 @@ def _digest_of_code(user_folders: tuple[str, ...]) -> str:
                     content = hashlib.sha256(path.read_bytes()).hexdigest()
                     digest.update(f"{package}/{place.as_posix()} {content}\n".encode())
                     found.add(package)
-    for origin, paths in sorted(plugins.user_files().items()):
-        # By content alone: the same folder elsewhere is the same code.
-        for path in paths:
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            digest.update(f"{Path(origin).name} {path.name} {content}\n".encode())
+    for name, content in _digests_of_plugins(user_folders).items():
+        digest.update(f"{name} {content}\n".encode())
     if found != set(PACKAGES):
         raise ConfigError(
             "privacy: the source files of pfl_bench, privacy and tasks cannot be read, and the "
@@ -106,15 +103,43 @@ def _digest_of_code(user_folders: tuple[str, ...]) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
+def plugin_digests() -> dict[str, str]:
+    """Digests "sha256:<hex>" of the user's plug-ins, by the name of their folder or package.
+
+    Each is of the content and the relative path of all files in ``plugins.user_files``: the same
+    folder elsewhere is the same code. It does not cover what else a plug-in imports.
+    """
+    return dict(_digests_of_plugins(tuple(plugins.__path__)))
+
+
+@functools.cache
+def _digests_of_plugins(user_folders: tuple[str, ...]) -> dict[str, str]:
+    """Digests of plug-ins in ``user_folders`` and of packages: as they are loaded, not later."""
+    lines: dict[str, list[str]] = {}
+    for origin, files in plugins.user_files().items():
+        content = [
+            f"{place} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for place, path in files
+        ]
+        # Two folders may have one name.
+        lines.setdefault(Path(origin).name, []).extend(content)
+    return {
+        name: f"sha256:{hashlib.sha256(''.join(sorted(content)).encode()).hexdigest()}"
+        for name, content in sorted(lines.items())
+    }
+
+
 def versions_of(names: Sequence[str]) -> dict[str, str | None]:
     """Versions of distributions; None for one that is absent."""
-    versions: dict[str, str | None] = {}
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions
+    return {name: _version_of(name) for name in names}
+
+
+# A process keeps the libraries that it began with.
+@functools.cache
+def _version_of(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def library_versions() -> dict[str, str | None]:

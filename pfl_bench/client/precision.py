@@ -26,7 +26,7 @@ def is_mixed(inputs: Tensor, rows: int) -> bool:
     """Whether a linear layer's product is to be in the type of autocast.
 
     Args:
-        inputs: What the layer is given.
+        inputs: What the layer is given, of any shape: its device decides.
         rows: Rows that one set of weights is multiplied with.
     """
     kind = inputs.device.type
@@ -34,7 +34,11 @@ def is_mixed(inputs: Tensor, rows: int) -> bool:
 
 
 def without_autocast(inputs: Tensor) -> AbstractContextManager[Any]:
-    """Float32 for what is computed inside, where autocast is on."""
+    """Float32 for what is computed inside, where autocast is on for the device of ``inputs``.
+
+    Args:
+        inputs: Any shape: its device decides.
+    """
     kind = inputs.device.type
     if not torch.is_autocast_enabled(kind):
         return nullcontext()

@@ -35,7 +35,7 @@ class MicroBatch:
     draws: Tensor | None
 
     def to(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Inputs, targets and draws on a device.
+        """Inputs, targets and draws on a device: of shape (n, ...), n examples, each.
 
         Raises:
             ValueError: The micro-batch is empty.

@@ -20,7 +20,8 @@ def locate(name: str, folder: bool) -> Path:
     """Find a row file or a folder of rows.
 
     Args:
-        name: A path; or one inside the bundled rows, such as "demo" or "demo/central.yaml".
+        name: A path; or one inside the bundled rows, such as "demo", "demo/central.yaml" or
+            "demo/central".
         folder: Whether a folder is meant.
 
     Raises:
@@ -31,6 +32,10 @@ def locate(name: str, folder: bool) -> Path:
     for candidate in (path, bundled_configs() / inner):
         if candidate.is_dir() if folder else candidate.is_file():
             return candidate
+    # As ``--only`` and run folders call a row: by its name, without the suffix.
+    whole = bundled_configs() / f"{inner}.yaml"
+    if not folder and whole.is_file():
+        return whole
     root = bundled_configs()
     known = sorted(
         {
@@ -42,3 +47,25 @@ def locate(name: str, folder: bool) -> Path:
     hint = did_you_mean(inner, known, cutoff=0.4)
     kind = "folder of rows" if folder else "row file"
     raise ConfigError(f"{name}: no such {kind}{hint} Bundled: {', '.join(known)}")
+
+
+def locate_row(name: str) -> Path:
+    """Find the file of one row; see ``locate``.
+
+    Raises:
+        ConfigError: There is none, or the file is a sweep, a view or a declaration.
+    """
+    path = locate(name, folder=False)
+    kind = kind_of(path)
+    if kind != "row":
+        command = f"sweep {path}" if kind == "sweep" else f"table {path.parent}"
+        raise ConfigError(f"{path} is a {kind}, not a row; run it by `pfl-bench {command}`")
+    return path
+
+
+def is_row(name: str) -> bool:
+    """Tell whether a name is that of a row's file, on disk or bundled."""
+    inner = bundled_configs() / name.removeprefix("configs/")
+    return any(
+        path.is_file() for path in (Path(name), inner, inner.with_name(f"{inner.name}.yaml"))
+    )

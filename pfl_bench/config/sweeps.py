@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from pfl_bench.config.bundled_rows import bundled_configs
 from pfl_bench.config.loading import ResolvedConfig, resolve
 from pfl_bench.config.row_files import read_typed
 from pfl_bench.config.training import Strict
@@ -30,7 +31,8 @@ class Sweep(Strict):
 
     Attributes:
         version: Version of the configuration format.
-        row: File of the row, from the folder of the sweep's file.
+        row: File of the row, from the folder of the sweep's file; or a bundled row, such as
+            demo/federated.yaml.
         metric: What the best model of each run is chosen by, and the best run, such as
             "val/c_ap": higher is better; of losses, perplexities and standard deviations, by
             client or stratum too, lower.
@@ -100,10 +102,13 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
     """
     sweep = read_typed(path, Sweep)
     row = path.parent / sweep.row
+    if not row.is_file() and (bundled_configs() / sweep.row).is_file():
+        row = bundled_configs() / sweep.row
     if not row.is_file():
         raise ConfigError(
             f"{path}: row: '{sweep.row}' is no file; give the row's place as seen from the sweep's "
-            f"folder, such as ../table1/federated.yaml (looked for {row.resolve()})"
+            f"folder, such as ../table1/federated.yaml, or a bundled row, such as "
+            f"demo/federated.yaml (looked for {row.resolve()})"
         )
     grid, shared = _narrowed(sweep.grid, overrides, path)
     tree = read_yaml(row)

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from pfl_bench.config.bundled_rows import bundled_configs
 from pfl_bench.config.row_files import VIEW_NAME, read_typed, rows_below
 from pfl_bench.config.schema import Expected, RunConfig
 from pfl_bench.config.training import Strict
@@ -82,7 +83,8 @@ class View(Strict):
 
     Attributes:
         version: Version of the configuration format.
-        view_of: The folder whose rows are run, from the folder of the view's file ("." for it).
+        view_of: The folder whose rows are run, from the folder of the view's file ("." for it); or
+            a bundled folder, such as demo.
         rows: The rows that the table shows, in its order.
         figures: Figures, in their order.
     """
@@ -130,6 +132,8 @@ def load_view(path: Path) -> LoadedView:
     """
     view = read_typed(path, View)
     folder = (path.parent / view.view_of).resolve()
+    if not folder.is_dir() and (bundled_configs() / view.view_of).is_dir():
+        folder = (bundled_configs() / view.view_of).resolve()
     rows = rows_below(folder) if folder.is_dir() else {}
     if not rows:
         raise ConfigError(

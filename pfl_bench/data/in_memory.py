@@ -52,7 +52,11 @@ class InMemorySplit:
         return list(self._client_ids)
 
     def content(self) -> list[NDArray[np.generic]]:
-        """Inputs (little-endian float32), targets and offsets (int64), for a digest."""
+        """Inputs (little-endian float32), targets and offsets (int64), for a digest.
+
+        Returns:
+            Of shapes (N, ...), (N, ...) and (U + 1,): N examples of U users.
+        """
         return [
             self._inputs.numpy().astype("<f4", copy=False),
             self._targets.numpy().astype("<i8", copy=False),

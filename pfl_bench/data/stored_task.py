@@ -113,7 +113,7 @@ class StoredSplit:
 
 
 def gather(stored: StoreSplit, field: str, indices: NDArray[np.int64]) -> Any:
-    """Read one field of chosen examples of a split; see ``StoredSplit.gather``."""
+    """Read one field of chosen examples of a split; shapes as of ``StoredSplit.gather``."""
     outside = indices[(indices < 0) | (indices >= stored.num_examples)]
     if len(outside):
         raise IndexError(

@@ -114,7 +114,11 @@ def over_clients(sums: GroupSums) -> dict[str, float]:
 
 
 def spread(means: NDArray[np.float64]) -> dict[str, float]:
-    """Standard deviation ("sd") and percentiles ("p10" to "p90") of means that weigh the same."""
+    """Standard deviation ("sd") and percentiles ("p10" to "p90") of means that weigh the same.
+
+    Args:
+        means: Shape (G,).
+    """
     if not _is_defined(means):
         return _undefined()
     points = np.percentile(means, PERCENTILES)
@@ -156,7 +160,7 @@ def _undefined() -> dict[str, float]:
 
 
 def room(array: NDArray[Any], size: int) -> NDArray[Any]:
-    """The array, or a copy with zeros behind it, so that it holds ``size`` elements at least."""
+    """The array, of shape (n,), or a copy with zeros behind it: at least ``size`` elements."""
     if len(array) >= size:
         return array
     # Growing by a factor keeps the copying linear in the end.

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pfl_bench.client import machine
 from pfl_bench.client.flat_model import batchnorm_layers
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.cohort import UpdateAggregator
@@ -88,6 +89,7 @@ def make_federated_plan(parts: FederatedParts, participants: Participants) -> Pr
             participation_rests_on=participants.rests_on,
             selection_uses_data=participants.uses_data,
             client_state=parts.client_state,
+            plugins=machine.plugin_digests(),
         )
     )
 

@@ -55,6 +55,26 @@ def expected_costs(sizes: NDArray[np.int64], local: LocalTraining) -> NDArray[np
     if local.batch_fraction is not None:
         costs = np.ceil(sizes * local.batch_fraction) + 1.0
         return costs
+    steps, examples = expected_work(sizes, local)
+    costs = examples + steps * (batch / 2) + 2 * batch
+    return costs
+
+
+def expected_work(
+    sizes: NDArray[np.int64], local: LocalTraining
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Steps that clients take in a round, and the examples that go through them.
+
+    Args:
+        sizes: Shape (n,), the clients' examples.
+        local: How they train.
+
+    Returns:
+        Both of shape (n,).
+    """
+    batch = local.batch_size
+    if local.batch_fraction is not None:
+        return np.ones(len(sizes)), np.maximum(1.0, np.ceil(sizes * local.batch_fraction))
     examples = sizes.astype(np.float64) * local.epochs
     if local.batches_across_epochs:
         steps = np.ceil(examples / batch)
@@ -63,8 +83,7 @@ def expected_costs(sizes: NDArray[np.int64], local: LocalTraining) -> NDArray[np
     if local.max_steps is not None:
         steps = np.minimum(steps, local.max_steps)
         examples = np.minimum(examples, steps * batch)
-    costs = examples + steps * (batch / 2) + 2 * batch
-    return costs
+    return steps, examples
 
 
 def assign_clients(
@@ -153,7 +172,7 @@ class PairwiseReduction:
         return self.nodes[0].aggregate
 
     def hold(self, vector: Tensor) -> Tensor:
-        """Copy a vector that is about to go, into memory that was used before where it can be."""
+        """Copy a vector, shape (P,), that is about to go, into free memory if there is some."""
         if not self._free or self._free[-1].dtype != vector.dtype:
             return vector.clone()
         return self._free.pop().copy_(vector)

@@ -41,7 +41,7 @@ class Growing:
         self._used = end
 
     def values(self) -> NDArray[Any]:
-        """All of them, as a view."""
+        """All of them, as a view of shape (n, ...)."""
         return self._buffer[: self._used]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pfl_bench.report.canvas import GRID, INK, PALETTE, render
+from pfl_bench.report.canvas import GRID, INK, PALETTE, Picture
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.runs.rows import as_float
 
@@ -71,11 +71,11 @@ def box_of(label: str, runs: Sequence[RunRecord], metric: str) -> Box | None:
     return Box(label, (low, first, middle, third, high), mean, len(found))
 
 
-def draw_boxes(identifier: str, metric: str, boxes: Sequence[Box]) -> str:
+def draw_boxes(identifier: str, metric: str, boxes: Sequence[Box]) -> Picture:
     """Draw boxes side by side: p25 to p75, whiskers p10 to p90, line the median, mark the mean.
 
     Args:
-        identifier: See ``canvas.render``.
+        identifier: See ``canvas.Picture``.
         metric: Label of the vertical axis.
         boxes: At least one.
     """
@@ -111,6 +111,9 @@ def draw_boxes(identifier: str, metric: str, boxes: Sequence[Box]) -> str:
                 "markeredgecolor": _MEAN,
             },
         )
+        for place in range(len(boxes)):
+            # A pointer anywhere over a box finds its numbers.
+            axes.axvspan(place + 0.6, place + 1.4, color=INK, alpha=0.01, gid=f"box{place}")
         axes.set_ylabel(metric)
         axes.grid(visible=False, axis="x")
         axes.grid(visible=True, axis="y", color=GRID, linewidth=0.6)
@@ -119,4 +122,6 @@ def draw_boxes(identifier: str, metric: str, boxes: Sequence[Box]) -> str:
                 text.set(rotation=25, horizontalalignment="right", rotation_mode="anchor")
 
     width = min(9.0, max(3.6, 0.85 * len(boxes) + 1.2))
-    return render(identifier, f"{metric} over clients. " + "; ".join(texts), paint, (width, 3.0))
+    text = f"{metric} over clients. " + "; ".join(texts)
+    titles = {f"box{place}": one for place, one in enumerate(texts)}
+    return Picture(identifier, text, paint, (width, 3.0), titles)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pfl_bench.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Colours that people with colour-blindness can tell apart (Okabe and Ito, 2008, without black and
 # yellow). The page defines --s0.. for light and dark; these values only mark the places.
@@ -17,6 +24,11 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2.5), (1.5, 2), (8, 2.5, 1.5, 2.5))
 INK = "#0a0b0c"
 GRID = "#0d0e0f"
+# Places are marked by colours that are not the ones shown.
+_PRINTED_GRID = "#dfe3e8"
+# Coordinates, in points, of which no screen shows a thousandth.
+_ATTRIBUTE = re.compile(r'\s(?:d|x|y|x1|x2|y1|y2|width|height|points|transform)="[^"]*"')
+_LONG_NUMBER = re.compile(r"(\d\.\d\d)\d+")
 
 
 def color_name(style: int) -> str:
@@ -31,30 +43,87 @@ def dashes(style: int) -> tuple[float, ...]:
     return DASHES[(style + style // len(PALETTE)) % len(DASHES)]
 
 
-def render(
-    identifier: str,
-    description: str,
-    paint: Callable[[Axes], None],
-    size: tuple[float, float] = (4.1, 2.5),
-) -> str:
-    """Draw one picture.
+@dataclass(frozen=True)
+class Picture:
+    """One picture, drawn when it is asked for.
 
-    Args:
+    Attributes:
         identifier: Prefix that keeps this picture's ids apart from the page's other pictures.
         description: What a reader who cannot see the picture is told.
         paint: Draws on the axes it is given, with the colours of this module alone.
         size: Width and height in inches.
-
-    Returns:
-        An ``svg`` element without references to anything outside the page.
+        titles: What a browser shows over an artist, by the artist's gid.
     """
+
+    identifier: str
+    description: str
+    paint: Callable[[Axes], None]
+    size: tuple[float, float] = (4.1, 2.5)
+    titles: Mapping[str, str] | None = None
+
+    @cached_property
+    def svg(self) -> str:
+        """An ``svg`` element without references to anything outside the page."""
+        figure = self._draw()
+        buffer = io.StringIO()
+        with _settings(self.identifier):
+            figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        text = _inline(buffer.getvalue(), self.identifier, self.description, self.size[0])
+        for gid, title in (self.titles or {}).items():
+            place = f'<g id="{self.identifier}-{gid}">'
+            text = text.replace(place, f"{place}<title>{_escape(title)}</title>", 1)
+        return text
+
+    def save(self, stem: Path) -> None:
+        """Write the picture for a paper, as STEM.svg and STEM.pdf, with its legend.
+
+        Args:
+            stem: Path without the ending; existing files are replaced.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
+        from matplotlib.colors import to_hex
+        from matplotlib.lines import Line2D
+
+        figure = self._draw()
+        for line in figure.findobj(Line2D):
+            if to_hex(line.get_color()) == GRID:
+                line.set_color(_PRINTED_GRID)
+        (axes,) = figure.axes
+        if axes.get_legend() is None and len(axes.get_legend_handles_labels()[1]) > 1:
+            axes.legend(frameon=False, fontsize=7)
+        for ending, date in (("svg", "Date"), ("pdf", "CreationDate")):
+            buffer = io.BytesIO()
+            with _settings(self.identifier):
+                figure.savefig(buffer, format=ending, metadata={date: None})
+            write_atomically(stem.with_name(f"{stem.name}.{ending}"), buffer.getvalue())
+
+    def _draw(self) -> Figure:
+        from matplotlib.figure import Figure
+
+        with _settings(self.identifier):
+            figure = Figure(figsize=self.size, layout="constrained")
+            axes = figure.add_subplot()
+            axes.grid(color=GRID, linewidth=0.6)
+            axes.set_axisbelow(True)
+            for side in ("top", "right", "left"):
+                axes.spines[side].set_visible(False)
+            axes.spines["bottom"].set_color(INK)
+            self.paint(axes)
+            axes.tick_params(length=0, which="both")
+        return figure
+
+
+def _settings(identifier: str) -> contextlib.AbstractContextManager[Any]:
+    """How matplotlib writes pictures; equal pictures are equal files."""
     import matplotlib as mpl
-    from matplotlib.figure import Figure
 
     # matplotlib types the keys as one long Literal, of which older releases know nothing.
     settings: dict[Any, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": identifier,
+        "pdf.fonttype": 42,
         "lines.scale_dashes": False,
         "font.size": 9.0,
         "text.color": INK,
@@ -62,19 +131,7 @@ def render(
         "xtick.color": INK,
         "ytick.color": INK,
     }
-    with mpl.rc_context(settings):
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.add_subplot()
-        axes.grid(color=GRID, linewidth=0.6)
-        axes.set_axisbelow(True)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        axes.spines["bottom"].set_color(INK)
-        paint(axes)
-        axes.tick_params(length=0, which="both")
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return _inline(buffer.getvalue(), identifier, description, size[0])
+    return mpl.rc_context(settings)
 
 
 def _inline(svg: str, identifier: str, description: str, width: float) -> str:
@@ -92,8 +149,14 @@ def _inline(svg: str, identifier: str, description: str, width: float) -> str:
     svg = svg.replace(INK, "currentColor").replace(GRID, "var(--grid)")
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    text = description.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
     # Wider than this, its letters would be larger than the page's.
     style = f"max-width: {6.5 * width:.1f}rem"
-    svg = svg.replace("<svg", f'<svg role="img" style="{style}" aria-label="{text}"', 1)
+    svg = svg.replace(
+        "<svg", f'<svg role="img" style="{style}" aria-label="{_escape(description)}"', 1
+    )
+    svg = _ATTRIBUTE.sub(lambda found: _LONG_NUMBER.sub(r"\1", found[0]), svg)
     return re.sub(r"\n\s*", "\n", svg)
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -12,21 +12,17 @@ from pfl_bench.metrics import lower_is_better
 from pfl_bench.report import curves, panels
 from pfl_bench.report.results import format_value
 from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.report.series import CLOCK, HOUR_S, STEP, Chart, Rows, curve_of
 from pfl_bench.report.systems import read_devices
 from pfl_bench.report.table import Table
 from pfl_bench.simulation.devices.trace_file import DEVICES
 
-HOUR_S = 3600.0
-_CLOCK = "systems/total_simulated_seconds"
-# A loss that diverges would press all others onto the axis of a linear scale.
-_LOG_FROM = 50.0
 
-
-def draw_curves(identifier: str, figure: Figure, rows: panels.Rows) -> panels.DrawnFigure:
+def draw_curves(identifier: str, figure: Figure, rows: Rows) -> panels.DrawnFigure:
     """Draw scalars of the rounds, a line a row: over rounds, or over the simulated time.
 
     Args:
-        identifier: See ``canvas.render``.
+        identifier: See ``canvas.Picture``.
         figure: Of the kind "curves".
         rows: Runs by what their row is called.
     """
@@ -41,70 +37,76 @@ def draw_curves(identifier: str, figure: Figure, rows: panels.Rows) -> panels.Dr
     notes: list[str] = []
     cells: dict[str, list[str]] = {label: [] for label in rows}
     for place, metric in enumerate(figure.metrics):
-        lines: list[curves.Line] = []
-        for style, (label, runs) in enumerate(rows.items()):
-            series = [pair for run in runs if (pair := run.series(metric))[0]]
-            lines += _lines(runs, metric, style, timed)
-            _, y = curves.mean_curve(series)
-            summary = runs[0].summary if runs else None
-            found = _last_and_second(metric, series, y, summary)
-            cells[label] += [format_value(value) for value in found]
-            bad = sum(not math.isfinite(value) for _, values in series for value in values)
-            if bad:
-                count = sum(len(values) for _, values in series)
-                notes.append(f"{label}: {metric} is not finite at {bad} of {count} points")
-            if runs and not series and any(run.rounds for run in runs):
-                notes.append(f"{label}: {metric} was never logged")
-        if not lines:
-            continue
-        finite = [value for line in lines for value in line.y if math.isfinite(value)]
-        log = bool(finite) and min(finite) > 0 and max(finite) > _LOG_FROM * min(finite)
-        title = f"{metric} (logarithmic)" if log else metric
-        title += " (generated devices)" if made_up else ""
+        for label, runs in rows.items():
+            values, found = _numbers(label, runs, metric)
+            cells[label] += values
+            notes += found
         ends = "; ".join(
             f"{label} ends at {values[2 * place]}" for label, values in cells.items() if values
         )
-        text = f"{title} by {unit}: {ends}"
-        svg = curves.draw(f"{identifier}{place}", text, unit, lines, log=log, counts=not timed)
-        drawn.append(panels.Panel(title, svg))
+        drawn += _panels(f"{identifier}{place}", metric, rows, (unit, ends), made_up)
     if timed:
         headings.append(unit)
         for label, runs in rows.items():
-            seconds = curves.mean_curve([run.series(_CLOCK) for run in runs])[1]
+            seconds = curves.mean_curve([run.series(CLOCK) for run in runs])[1]
             cells[label].append(format_value(seconds[-1] / HOUR_S if seconds else None))
             if runs and not seconds:
                 notes.append(f"{label}: has no simulated time")
     lines_of_table = [(label, *values) for label, values in cells.items() if rows[label]]
     return panels.DrawnFigure(
         figure.title,
-        f"A line a row, by {unit}; several seeds are thin, their mean is bold.",
-        tuple(drawn),
+        f"A line a row, by {unit}; of several seeds their mean, in the range of the seeds.",
+        tuple(panels.widen(drawn)),
         Table.of(headings, lines_of_table),
         tuple(notes),
     )
 
 
-def _lines(runs: Sequence[RunRecord], metric: str, style: int, timed: bool) -> list[curves.Line]:
-    """A row's lines: its one run, or several thin ones and their mean; over hours if ``timed``."""
-    logged = [run for run in runs if run.series(metric)[0]]
-    series: list[tuple[Sequence[float], Sequence[float]]] = []
-    series += [run.series(metric) for run in logged]
-    clocks = [run.series(_CLOCK) for run in logged]
-    if len(logged) > 1:
-        # A mean over time is one by round: of the values there, at the mean of the times.
-        series.append(curves.mean_curve([run.series(metric) for run in logged]))
-        clocks.append(curves.mean_curve(clocks))
-    lines = []
-    for place, ((x, y), clock) in enumerate(zip(series, clocks, strict=True)):
-        if timed:
-            hours: dict[float, float] = {
-                step: seconds / HOUR_S for step, seconds in zip(*clock, strict=True)
-            }
-            points = [(hours[a], b) for a, b in zip(x, y, strict=True) if a in hours]
-            x, y = [a for a, _ in points], [b for _, b in points]
-        if x:
-            lines.append(curves.Line(x, y, style, thin=place < len(logged) and len(logged) > 1))
-    return lines
+def _numbers(label: str, runs: Sequence[RunRecord], metric: str) -> tuple[list[str], list[str]]:
+    """A row's cells of one scalar, and what a reader must know of them."""
+    series = [pair for run in runs if (pair := run.series(metric))[0]]
+    _, mean = curves.mean_curve(series)
+    found = _last_and_second(metric, series, mean, runs[0].summary if runs else None)
+    notes = []
+    bad = sum(not math.isfinite(value) for _, values in series for value in values)
+    if bad:
+        count = sum(len(values) for _, values in series)
+        notes.append(f"{label}: {metric} is not finite at {bad} of {count} points")
+    if runs and not series and any(run.rounds for run in runs):
+        notes.append(f"{label}: {metric} was never logged")
+    return [format_value(value) for value in found], notes
+
+
+def _panels(
+    identifier: str, metric: str, rows: Rows, words: tuple[str, str], made_up: bool
+) -> Iterator[panels.Panel]:
+    """Draw one scalar of all rows, so many a picture. ``words``: the axis, and the ends."""
+    unit, ends = words
+    x, scale = (CLOCK, 1 / HOUR_S) if unit == "simulated hours" else (STEP, 1.0)
+    found = [
+        (curve, (runs[0].name, label, style))
+        for style, (label, runs) in enumerate(rows.items())
+        if (curve := curve_of(runs, metric, x, scale)) is not None
+    ]
+    log = curves.wants_log([curve for curve, _ in found])
+    whole = f"{metric} (logarithmic)" if log else metric
+    whole += " (generated devices)" if made_up else ""
+    limits = None
+    if len(found) > panels.MAX_CURVES and not log:
+        limits = curves.limits([y for curve, _ in found for y in (*curve.low, *curve.high)])
+    for start in range(0, len(found), panels.MAX_CURVES):
+        part = found[start : start + panels.MAX_CURVES]
+        title = whole
+        if len(part) < len(found):
+            title += f", rows {start + 1} to {start + len(part)} of {len(found)}"
+        lines: list[curves.Line] = []
+        bands: list[curves.Band] = []
+        for curve, (_, label, style) in part:
+            curves.add_row(lines, bands, curve, style, label)
+        plot = curves.Plot(unit, lines, bands, limits, log, counts=x == STEP)
+        picture = curves.draw(f"{identifier}-{start}", f"{title} by {unit}: {ends}", plot)
+        chart = Chart(x, unit, metric, tuple(line for _, line in part), None, log, limits)
+        yield panels.Panel(title, picture, chart)
 
 
 def _second_column(metric: str) -> str:

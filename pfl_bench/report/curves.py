@@ -1,4 +1,4 @@
-"""Learning curves as small inline SVG pictures that follow the page's colours."""
+"""Learning curves as small pictures that follow the page's colours."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pfl_bench.report.canvas import PALETTE as PALETTE
-from pfl_bench.report.canvas import dashes, render
+from pfl_bench.report.canvas import Picture, dashes
+from pfl_bench.report.series import Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+# Values so far apart would press most of them onto the axis of a linear scale.
+_LOG_FROM = 50.0
+_MAX_POINTS = 300
+SMALL, WIDE = (4.1, 2.5), (9.0, 3.4)
 
 
 @dataclass(frozen=True)
@@ -22,13 +28,13 @@ class Line:
         x: Rounds, epochs or hours.
         y: Values there; non-finite ones are not drawn.
         style: Index of the row, which fixes colour and dashes.
-        thin: Whether it is one seed behind a mean.
+        label: What the row is called.
     """
 
     x: Sequence[float]
     y: Sequence[float]
     style: int
-    thin: bool = False
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,34 @@ class Band:
     low: Sequence[float]
     high: Sequence[float]
     style: int
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What one picture shows.
+
+    Attributes:
+        x_label: What the horizontal axis has: "round", "epoch" or "simulated hours".
+        lines: Curves, drawn in this order.
+        bands: Ranges, drawn below the curves.
+        y_limits: Fixed range of the vertical axis; None fits an end to the data.
+        log: Whether the vertical axis is logarithmic; values up to 0 are then not drawn.
+        counts: Whether the horizontal axis counts, and has marks at whole numbers alone.
+    """
+
+    x_label: str
+    lines: Sequence[Line]
+    bands: Sequence[Band] = ()
+    y_limits: tuple[float | None, float | None] | None = None
+    log: bool = False
+    counts: bool = True
+
+
+def add_row(lines: list[Line], bands: list[Band], curve: Curve, style: int, label: str) -> None:
+    """Add a row's curve, and the range of its seeds where there are several."""
+    lines.append(Line(curve.x, curve.y, style, label))
+    if curve.num_runs > 1:
+        bands.append(Band(curve.x, curve.low, curve.high, style))
 
 
 def mean_curve(
@@ -68,63 +102,49 @@ def mean_curve(
     return common, [math.fsum(table[x] for table in tables) / len(tables) for x in common]
 
 
-# Eight parameters: what is drawn, and four ways of drawing it that most callers leave alone.
 def draw(
-    identifier: str,
-    description: str,
-    x_label: str,
-    lines: Sequence[Line],
-    bands: Sequence[Band] = (),
-    y_limits: tuple[float, float] | None = None,
-    log: bool = False,
-    counts: bool = True,
-) -> str:
+    identifier: str, description: str, plot: Plot, size: tuple[float, float] = SMALL
+) -> Picture:
     """Draw curves over rounds, or over time.
 
     Args:
-        identifier: Prefix that keeps this picture's ids apart from the page's other pictures.
-        description: What a reader who cannot see the picture is told.
-        x_label: What the horizontal axis has: "round", "epoch" or "simulated hours".
-        lines: Curves, drawn in this order.
-        bands: Ranges, drawn below the curves.
-        y_limits: Fixed range of the vertical axis; None fits it to the data.
-        log: Whether the vertical axis is logarithmic; values up to 0 are then not drawn.
-        counts: Whether the horizontal axis counts, and has marks at whole numbers alone.
-
-    Returns:
-        An ``svg`` element without references to anything outside the page.
+        identifier: See ``canvas.Picture``.
+        description: See ``canvas.Picture``.
+        plot: What to draw.
+        size: Width and height in inches.
     """
 
     def paint(axes: Axes) -> None:
         from matplotlib.ticker import MaxNLocator
 
-        for band in bands:
+        for band in plot.bands:
             color = PALETTE[band.style % len(PALETTE)]
-            axes.fill_between(band.x, band.low, band.high, color=color, alpha=0.18, linewidth=0)
-        for line in lines:
-            x, y = _finite(line.x, line.y)
-            single = len(x) == 1
+            places = _places(len(band.x))
+            x, low, high = ([s[i] for i in places] for s in (band.x, band.low, band.high))
+            axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
+        for line in plot.lines:
+            x, y = thin(*_finite(line.x, line.y))
             axes.plot(
                 x,
                 y,
                 color=PALETTE[line.style % len(PALETTE)],
-                linewidth=0.8 if line.thin else 1.9,
-                alpha=0.45 if line.thin else 1.0,
+                linewidth=1.9,
                 linestyle=(0, dashes(line.style)) if dashes(line.style) else "solid",
-                marker="o" if single else None,
+                marker="o" if len(x) == 1 else None,
                 markersize=4,
+                label=line.label,
             )
-        axes.set_xlabel(x_label)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=counts))
-        if log:
+        axes.set_xlabel(plot.x_label)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=plot.counts))
+        if plot.log:
             axes.set_yscale("log")
         else:
             axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
         axes.margins(x=0.02)
-        if y_limits is not None:
-            axes.set_ylim(*y_limits)
+        if plot.y_limits is not None:
+            axes.set_ylim(*plot.y_limits)
 
-    return render(identifier, description, paint)
+    return Picture(identifier, description, paint, size)
 
 
 def limits(values: Sequence[float]) -> tuple[float, float] | None:
@@ -134,6 +154,31 @@ def limits(values: Sequence[float]) -> tuple[float, float] | None:
         return None
     air = 0.05 * (max(finite) - min(finite)) or 0.05 * abs(finite[0]) or 0.05
     return min(finite) - air, max(finite) + air
+
+
+def wants_log(curves: Sequence[Curve]) -> bool:
+    """Whether values are so far apart that a linear axis would hide most of them."""
+    values = [value for curve in curves for value in curve.y]
+    # What is at most 1, such as an accuracy, is read on a linear axis.
+    return bool(values) and min(values) > 0 and max(values) > max(1.0, _LOG_FROM * min(values))
+
+
+def thin(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Keep, of many points, the lowest and the highest of each stretch, in their order."""
+    if len(x) <= _MAX_POINTS:
+        return list(x), list(y)
+    kept = {0, len(x) - 1}
+    stretch = -(-2 * len(x) // _MAX_POINTS)
+    for start in range(0, len(x), stretch):
+        places = range(start, min(start + stretch, len(x)))
+        kept |= {min(places, key=y.__getitem__), max(places, key=y.__getitem__)}
+    return [x[place] for place in sorted(kept)], [y[place] for place in sorted(kept)]
+
+
+def _places(length: int) -> list[int]:
+    """At most so many places of a band, evenly, with the last."""
+    stride = max(1, -(-length // _MAX_POINTS))
+    return sorted({*range(0, length, stride), length - 1})
 
 
 def _finite(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:

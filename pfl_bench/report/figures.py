@@ -10,11 +10,12 @@ from pfl_bench.config.views import Figure, LoadedView
 from pfl_bench.report import panels
 from pfl_bench.report.boxes import box_keys, box_of, draw_boxes
 from pfl_bench.report.costs import Price, amount_texts, price_of
-from pfl_bench.report.curve_figures import HOUR_S, draw_curves
-from pfl_bench.report.panels import DrawnFigure, Rows
+from pfl_bench.report.curve_figures import draw_curves
+from pfl_bench.report.panels import DrawnFigure
 from pfl_bench.report.points import Point, draw_points
 from pfl_bench.report.results import format_value
 from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.report.series import HOUR_S, Rows
 from pfl_bench.report.table import Table
 
 

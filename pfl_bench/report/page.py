@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from pfl_bench.files import write_atomically
 from pfl_bench.report import panels
 from pfl_bench.report.audit import audits
 from pfl_bench.report.costs import budget_table, clock_table, cost_table
 from pfl_bench.report.grid import make_grid
-from pfl_bench.report.results import format_value, results_table
+from pfl_bench.report.results import results_table
+from pfl_bench.report.run_facts import count, progress, run_facts, run_table
 from pfl_bench.report.run_folder import RunRecord, read_run
+from pfl_bench.report.series import numbers
 from pfl_bench.report.strata import strata_tables
 from pfl_bench.report.systems import system_panels
-from pfl_bench.report.table import Cell, Table
 from pfl_bench.report.words import StatementWords, describe
-from pfl_bench.runs.divergence import describe_divergence
-from pfl_bench.runs.rows import RowResult, as_float, rows_from_summaries
+from pfl_bench.runs.rows import RowResult, rows_from_summaries
 from pfl_bench.types import RunFolderError
 
 
@@ -33,12 +34,13 @@ class _Statement:
     is_planned: bool
 
 
-def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
+def write_report(run_dirs: Sequence[Path], out: Path, save_to: Path | None = None) -> Path:
     """Write the page.
 
     Args:
         run_dirs: Run folders, finished or not; several seeds of one row have the same name.
         out: The file to write, replaced as a whole; its folder is made when missing.
+        save_to: See ``write_page``.
 
     Returns:
         ``out``.
@@ -49,7 +51,7 @@ def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
     """
     if not run_dirs:
         raise RunFolderError("there is no run folder to report on; name at least one")
-    return write_page([read_run(path) for path in run_dirs], out)
+    return write_page([read_run(path) for path in run_dirs], out, save_to=save_to)
 
 
 def write_page(
@@ -57,6 +59,7 @@ def write_page(
     out: Path,
     labels: Mapping[str, str] | None = None,
     figures: Sequence[panels.DrawnFigure] = (),
+    save_to: Path | None = None,
 ) -> Path:
     """Write the page of runs that were read.
 
@@ -64,7 +67,8 @@ def write_page(
         runs: At least one run.
         out: See ``write_report``.
         labels: Makes the table a grid of metrics by rows; what each row's name is called in it.
-        figures: A view's figures, shown first.
+        figures: A view's figures, shown before the learning curves.
+        save_to: Folder for each picture as SVG and PDF; None for none.
 
     Returns:
         ``out``.
@@ -77,7 +81,7 @@ def write_page(
         raise RunFolderError(
             f"{out} is a folder; name the HTML file to write, as {out}/report.html"
         )
-    page = render(runs, labels, figures)
+    page = render(runs, labels, figures, save_to)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
     return out
@@ -87,6 +91,7 @@ def render(
     runs: Sequence[RunRecord],
     labels: Mapping[str, str] | None = None,
     figures: Sequence[panels.DrawnFigure] = (),
+    save_to: Path | None = None,
 ) -> str:
     """Make the page's text.
 
@@ -94,6 +99,7 @@ def render(
         runs: At least one run.
         labels: See ``write_page``.
         figures: See ``write_page``.
+        save_to: See ``write_page``.
 
     Returns:
         A whole HTML document.
@@ -115,6 +121,13 @@ def render(
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    learning, clients = panels.learning_panels(groups), panels.client_panels(groups)
+    boxes, devices = panels.box_panels(groups), system_panels(groups)
+    if save_to is not None:
+        parts: list[Sequence[panels.Panel]] = [figure.panels for figure in figures]
+        parts += [part.panels for part in learning.values()]
+        parts += [clients, boxes, *(part for _, part in devices)]
+        _save_figures([panel for part in parts for panel in part], save_to)
     return environment.get_template("page.html").render(
         title=_title(runs),
         subtitle=_subtitle(groups),
@@ -122,19 +135,44 @@ def render(
         results=results if labels is None else make_grid(rows, labels),
         is_grid=labels is not None,
         legend=panels.legend(groups),
-        learning=panels.learning_panels(groups),
-        clients=panels.client_panels(groups),
-        boxes=panels.box_panels(groups),
+        learning=learning,
+        clients=clients,
+        boxes=boxes,
         strata=[one for group in groups.values() for one in strata_tables(group)],
         costs=cost_table(groups),
         budgets=budget_table(groups),
         clock=clock_table(groups),
-        devices=system_panels(groups),
+        devices=devices,
         statements=_statements(groups),
         audits=audits(groups),
-        run_table=_run_table(every),
-        runs=[_run_facts(run) for run in every],
+        run_table=run_table(every),
+        runs=run_facts(every),
+        numbers=numbers(groups, _of_bands(clients)),
+        styles=_asset("vendor/uPlot.min.css") + _asset("report.css"),
+        library=_asset("vendor/uPlot.iife.min.js"),
+        licence=_asset("vendor/LICENSE-uPlot.txt"),
+        script=_asset("report.js"),
     )
+
+
+def _asset(name: str) -> str:
+    """A file of this package that is part of each page."""
+    return resources.files("pfl_bench.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _of_bands(shown: Sequence[panels.Panel]) -> list[str]:
+    """Scalars over clients that charts draw."""
+    charts = [panel.chart for panel in shown if panel.chart is not None]
+    keys = [(chart.y, *(chart.band or ())) for chart in charts]
+    return list(dict.fromkeys(key for group in keys for key in group))
+
+
+def _save_figures(shown: Sequence[panels.Panel], folder: Path) -> None:
+    """Write each picture for a paper, numbered in the page's order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, panel in enumerate(shown, start=1):
+        words = re.sub(r"[^A-Za-z0-9.]+", "-", panel.title).strip("-.")[:60].strip("-.")
+        panel.picture.save(folder / f"{number:02d}-{words}")
 
 
 def _title(runs: Sequence[RunRecord]) -> str:
@@ -149,16 +187,11 @@ def _title(runs: Sequence[RunRecord]) -> str:
 def _subtitle(groups: Mapping[str, Sequence[RunRecord]]) -> str:
     """Count rows and runs."""
     runs = [run for group in groups.values() for run in group]
-    parts = [_count(len(groups), "row"), _count(len(runs), "run")]
+    parts = [count(len(groups), "row"), count(len(runs), "run")]
     unfinished = sum(run.summary is None for run in runs)
     if unfinished:
         parts.append(f"{unfinished} unfinished")
     return ", ".join(parts)
-
-
-def _count(number: int, noun: str) -> str:
-    """Write a number of things."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _rows(groups: Mapping[str, Sequence[RunRecord]]) -> list[RowResult]:
@@ -181,7 +214,7 @@ def _rows(groups: Mapping[str, Sequence[RunRecord]]) -> list[RowResult]:
 def _unfinished_rows(group: Sequence[RunRecord]) -> list[RowResult]:
     """Show what is published for a row of which no run has finished."""
     run = group[0]
-    note = "; ".join(f"{_progress(one)} so far" for one in group)
+    note = "; ".join(f"{progress(one)} so far" for one in group)
     if run.is_private:
         note += "; the epsilons are those of the whole run"
     data = run.environment.get("data")
@@ -199,14 +232,6 @@ def _unfinished_rows(group: Sequence[RunRecord]) -> list[RowResult]:
     return [replace(row, status="unfinished", note=note) for row in rows_from_summaries([planned])]
 
 
-def _progress(run: RunRecord) -> str:
-    """How far a run came."""
-    unit = panels.step_unit(run)
-    if run.planned_rounds is None:
-        return _count(run.last_round, unit)
-    return f"{run.last_round} of {_count(run.planned_rounds, unit)}"
-
-
 def _statements(groups: Mapping[str, Sequence[RunRecord]]) -> list[_Statement]:
     """Put each private run's statement into words; equal ones of a row are said once."""
     statements = []
@@ -222,62 +247,3 @@ def _statements(groups: Mapping[str, Sequence[RunRecord]]) -> list[_Statement]:
             words = describe(runs[0].statement or {})
             statements.append(_Statement(title, words, runs[0].summary is None))
     return statements
-
-
-def _run_table(runs: Sequence[RunRecord]) -> Table:
-    """How each run stands."""
-    lines = []
-    for run in runs:
-        summary = run.summary or {}
-        nonfinite = run.series("train/num_nonfinite")[1]
-        diverged = describe_divergence(summary.get("diverged"))
-        line = (
-            run.name,
-            _seed(run),
-            ", ".join(filter(None, (run.status.replace("_", " "), diverged))),
-            _progress(run),
-            _duration(as_float(summary.get("seconds"))),
-            f"{sum(nonfinite):.0f}" if nonfinite else "-",
-            Cell(str(run.path), str(run.path), style="path"),
-        )
-        lines.append(line)
-    headings = ("row", "seed", "status", "progress", "time", "non-finite updates", "folder")
-    return Table.of(headings, lines, to_left=(0, 2, 6))
-
-
-def _seed(run: RunRecord) -> str:
-    return "-" if run.seed is None else str(run.seed)
-
-
-def _run_facts(run: RunRecord) -> dict[str, Any]:
-    """What the page lists of one run."""
-    summary = run.summary or {}
-    data = summary.get("data") or run.environment.get("data") or {}
-    return {
-        "name": run.name,
-        "seed": _seed(run),
-        "data": {
-            key: value if isinstance(value, str | int | float) else json.dumps(value)
-            for key, value in data.items()
-        },
-        "metrics": {
-            name: format_value(as_float(value))
-            for name, value in (summary.get("metrics") or {}).items()
-        },
-        "config": run.config_text,
-        "environment": json.dumps(run.environment, indent=2, ensure_ascii=False),
-        "statement": (
-            json.dumps(run.statement, indent=2, ensure_ascii=False) if run.statement else ""
-        ),
-    }
-
-
-def _duration(seconds: float | None) -> str:
-    """Write a time span for reading."""
-    if seconds is None:
-        return "-"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pfl_bench.report import canvas, curves
 from pfl_bench.report.boxes import Box, box_of, draw_boxes
+from pfl_bench.report.results import format_value
 from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.report.series import STEP, Chart, Curve, Rows, curve_of, is_evaluation, speaking
 from pfl_bench.report.table import Table
 from pfl_bench.runs.rows import headline_metrics
 
 _MAX_HEADLINES = 4
+# More cannot be told apart; others are drawn in further panels with the same axis.
+MAX_CURVES = 8
+# An epsilon beyond says nothing of privacy, and would press all others onto the axis.
+_MAX_EPSILON = 100.0
 _PERCENTILE = re.compile(r"^(?P<stem>[^/]+/client_.+)_p50$")
-_NOT_EVALUATION = frozenset({"train", "privacy", "time", "systems", "local", "multitask"})
 _PRIVACY_CURVES = {
     "privacy/clip_norm": "clip norm",
     "privacy/epsilon_simulated": "epsilon (simulated)",
@@ -28,11 +34,18 @@ class Panel:
 
     Attributes:
         title: What is drawn.
-        svg: The picture.
+        picture: The picture.
+        chart: What the page's script draws in its place; None for a picture that stays.
     """
 
     title: str
-    svg: str
+    picture: canvas.Picture
+    chart: Chart | None = None
+
+    @property
+    def svg(self) -> str:
+        """The picture as an element of the page."""
+        return self.picture.svg
 
 
 @dataclass(frozen=True)
@@ -43,13 +56,15 @@ class LegendEntry:
         name: Name of the row.
         color: CSS colour.
         dasharray: SVG dashes, "none" for a solid line.
-        num_runs: Runs of the row.
+        num_runs: Runs of the row that are drawn.
+        runs: What its runs are called in the page's numbers.
     """
 
     name: str
     color: str
     dasharray: str
     num_runs: int
+    runs: str
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,17 @@ class DrawnFigure:
     wide: bool = False
 
 
-Rows = Mapping[str, Sequence[RunRecord]]
+@dataclass(frozen=True)
+class Learning:
+    """What is shown of the course of training, in one unit of steps.
+
+    Attributes:
+        panels: The pictures.
+        constants: Scalars that never change, as numbers; None without any.
+    """
+
+    panels: list[Panel]
+    constants: Table | None
 
 
 def legend(rows: Rows) -> list[LegendEntry]:
@@ -83,22 +108,24 @@ def legend(rows: Rows) -> list[LegendEntry]:
     entries = []
     for style, (name, runs) in enumerate(rows.items()):
         dashes = " ".join(f"{length:g}" for length in canvas.dashes(style)) or "none"
-        entries.append(LegendEntry(name, canvas.color_name(style), dashes, len(runs)))
+        drawn = speaking(runs)
+        called = runs[0].name if runs else name
+        entries.append(LegendEntry(name, canvas.color_name(style), dashes, len(drawn), called))
     return entries
 
 
-def learning_panels(rows: Rows) -> dict[str, list[Panel]]:
+def learning_panels(rows: Rows) -> dict[str, Learning]:
     """Draw evaluation, training loss, clip norm and epsilons.
 
     Args:
         rows: Runs by the name of their row.
 
     Returns:
-        The pictures that have something to show: under "epoch" those of central rows, under
-        "round" those of all others, whose horizontal axes cannot be compared.
+        What there is to show: under "epoch" of central rows, under "round" of all others, whose
+        horizontal axes cannot be compared.
     """
     styles = {name: style for style, name in enumerate(rows)}
-    panels: dict[str, list[Panel]] = {}
+    learning: dict[str, Learning] = {}
     for unit in ("round", "epoch"):
         chosen = {name: runs for name, runs in rows.items() if step_unit(runs[0]) == unit}
         headlines = dict.fromkeys(key for runs in chosen.values() for key in headline_keys(runs))
@@ -107,13 +134,27 @@ def learning_panels(rows: Rows) -> dict[str, list[Panel]]:
         if _epsilons_agree(chosen):
             del titles["privacy/epsilon_actual"]
             titles["privacy/epsilon_simulated"] = "epsilon (simulated, and actual: they are equal)"
-        drawn = [
-            _panel(f"{unit}{index}", key, title, unit, chosen, styles)
-            for index, (key, title) in enumerate(titles.items())
-        ]
-        if any(drawn):
-            panels[unit] = [panel for panel in drawn if panel is not None]
-    return panels
+        drawn: list[Panel] = []
+        constants: list[tuple[str, str, str]] = []
+        for index, (key, title) in enumerate(titles.items()):
+            found = _curves(chosen, key, styles)
+            if all(one.curve.is_constant for one in found):
+                constants += _constants(title, found)
+            else:
+                drawn += _panels(f"{unit}{index}-", key, title, unit, found)
+        if drawn or constants:
+            headings = ("does not change", "row", "value")
+            table = Table.of(headings, constants, to_left=(0, 1)) if constants else None
+            learning[unit] = Learning(widen(drawn), table)
+    return learning
+
+
+def widen(panels: Sequence[Panel]) -> list[Panel]:
+    """Draw a picture that stands alone over the page's width."""
+    if len(panels) != 1:
+        return list(panels)
+    (panel,) = panels
+    return [replace(panel, picture=replace(panel.picture, size=curves.WIDE))]
 
 
 def client_panels(rows: Rows) -> list[Panel]:
@@ -125,39 +166,42 @@ def client_panels(rows: Rows) -> list[Panel]:
     Returns:
         The pictures, all with the same vertical axis; several seeds are averaged.
     """
-    drawn: list[tuple[str, str, str, curves.Line, curves.Band]] = []
+    drawn: list[tuple[str, str, RunRecord, curves.Line, curves.Band]] = []
     for style, (name, runs) in enumerate(rows.items()):
         stem = _client_stem(runs)
         if stem is None:
             continue
-        low, middle, high = (
-            curves.mean_curve([run.series(f"{stem}_p{percent}") for run in runs])
-            for percent in (10, 50, 90)
-        )
-        if not middle[0] or not low[0] == middle[0] == high[0]:
+        found = [curve_of(runs, f"{stem}_p{percent}") for percent in (10, 50, 90)]
+        kept = [one for one in found if one is not None]
+        # A single evaluation is no curve; its distribution has a box.
+        if len(kept) < 3 or len(kept[1].x) < 2 or not kept[0].x == kept[1].x == kept[2].x:
             continue
-        line = curves.Line(middle[0], middle[1], style)
-        band = curves.Band(middle[0], low[1], high[1], style)
-        drawn.append((name, stem, step_unit(runs[0]), line, band))
+        line = curves.Line(kept[1].x, kept[1].y, style, name)
+        band = curves.Band(kept[1].x, kept[0].y, kept[2].y, style)
+        drawn.append((name, stem, runs[0], line, band))
     shared: dict[str, list[float]] = {}
     for _, stem, _, _, band in drawn:
         shared.setdefault(stem, []).extend([*band.low, *band.high])
-    return [
-        Panel(
-            f"{name}: {stem.replace('/client_', '/')} over clients",
-            curves.draw(
-                f"d{index}",
-                f"{name}: median of {stem} over clients by {unit}, last {line.y[-1]:.4g}, with the "
-                f"range from the 10th percentile ({band.low[-1]:.4g}) to the 90th "
-                f"({band.high[-1]:.4g})",
-                unit,
-                [line],
-                [band],
-                curves.limits(shared[stem]),
-            ),
+    panels = []
+    for index, (name, stem, run, line, band) in enumerate(drawn):
+        unit, limits = step_unit(run), curves.limits(shared[stem])
+        text = (
+            f"{name}: median of {stem} over clients by {unit}, last {line.y[-1]:.4g}, with the "
+            f"range from the 10th percentile ({band.low[-1]:.4g}) to the 90th "
+            f"({band.high[-1]:.4g})"
         )
-        for index, (name, stem, unit, line, band) in enumerate(drawn)
-    ]
+        plot = curves.Plot(unit, [line], [band], limits)
+        chart = Chart(
+            STEP,
+            unit,
+            f"{stem}_p50",
+            ((run.name, name, line.style),),
+            (f"{stem}_p10", f"{stem}_p90"),
+            limits=limits,
+        )
+        title = f"{name}: {stem.replace('/client_', '/')} over clients"
+        panels.append(Panel(title, curves.draw(f"d{index}", text, plot), chart))
+    return widen(panels)
 
 
 def box_panels(rows: Rows) -> list[Panel]:
@@ -208,7 +252,7 @@ def headline_keys(runs: Sequence[RunRecord]) -> list[str]:
         others; without any, one accuracy, or else one evaluation metric.
     """
     logged = {key for run in runs for row in run.rounds for key in row if "/" in key}
-    evaluated = sorted(key for key in logged if key.split("/")[0] not in _NOT_EVALUATION)
+    evaluated = sorted(filter(is_evaluation, logged))
     wanted = [str(entry["metric"]) for run in runs for entry in run.expected]
     if not wanted:
         wanted = [name for run in runs for name in headline_metrics(run.summary or {})]
@@ -247,27 +291,85 @@ def _client_stem(runs: Sequence[RunRecord]) -> str | None:
     return stems[0] if stems else None
 
 
-def _panel(
-    identifier: str,
-    key: str,
-    title: str,
-    unit: str,
-    rows: Rows,
-    styles: Mapping[str, int],
-) -> Panel | None:
-    """Draw one scalar of all rows; None if none of them has it."""
-    lines: list[curves.Line] = []
-    ends: list[str] = []
+@dataclass(frozen=True)
+class _Drawn:
+    """A row's curve of one scalar."""
+
+    name: str
+    runs: str
+    style: int
+    curve: Curve
+    is_infinite: bool
+
+
+def _curves(rows: Rows, key: str, styles: Mapping[str, int]) -> list[_Drawn]:
+    drawn = []
     for name, runs in rows.items():
-        series = [pair for run in runs if (pair := run.series(key))[0]]
-        several = len(series) > 1
-        lines += [curves.Line(x, y, styles[name], thin=several) for x, y in series]
-        x, y = curves.mean_curve(series)
-        if several and x:
-            lines.append(curves.Line(x, y, styles[name]))
-        if x:
-            ends.append(f"{name} {y[-1]:.4g} at {unit} {x[-1]}")
-    if not ends:
-        return None
-    description = f"{title} by {unit}; last values: {', '.join(ends)}"
-    return Panel(title, curves.draw(identifier, description, unit, lines))
+        curve = curve_of(runs, key)
+        if curve is not None:
+            values = [value for run in speaking(runs) for value in run.series(key)[1]]
+            infinite = any(map(math.isinf, values))
+            drawn.append(_Drawn(name, runs[0].name, styles[name], curve, infinite))
+    return drawn
+
+
+def _panels(
+    identifier: str, key: str, title: str, unit: str, drawn: Sequence[_Drawn]
+) -> Iterator[Panel]:
+    """Draw one scalar of all rows: so many rows a picture, all with the same axis."""
+    every = [one.curve for one in drawn]
+    top = _top(every) if key.startswith("privacy/epsilon") else None
+    log = top is None and curves.wants_log(every)
+    limits: tuple[float | None, float | None] | None = None if top is None else (0.0, top)
+    if len(drawn) > MAX_CURVES and limits is None and not log:
+        limits = curves.limits([value for one in every for value in (*one.low, *one.high)])
+    for start in range(0, len(drawn), MAX_CURVES):
+        part = drawn[start : start + MAX_CURVES]
+        lines: list[curves.Line] = []
+        bands: list[curves.Band] = []
+        for one in part:
+            curves.add_row(lines, bands, one.curve, one.style, one.name)
+        ends = ", ".join(
+            f"{one.name} {one.curve.y[-1]:.4g} at {unit} {one.curve.x[-1]:g}" for one in part
+        )
+        caption = f"{title} (logarithmic)" if log else title
+        if len(drawn) > MAX_CURVES:
+            caption += f", rows {start + 1} to {start + len(part)} of {len(drawn)}"
+        caption += _out_of_view(part, top)
+        rows = tuple((one.runs, one.name, one.style) for one in part)
+        text = f"{caption} by {unit}; last values: {ends}"
+        plot = curves.Plot(unit, lines, bands, limits, log)
+        picture = curves.draw(f"{identifier}{start}", text, plot)
+        yield Panel(caption, picture, Chart(STEP, unit, key, rows, None, log, limits))
+
+
+def _top(drawn: Sequence[Curve]) -> float | None:
+    """Where an axis of epsilons ends that not all curves fit on; None where all do."""
+    highest = [max(one.high) for one in drawn]
+    within = [value for value in highest if value <= _MAX_EPSILON]
+    return 1.08 * max(within) if 0 < len(within) < len(highest) else None
+
+
+def _out_of_view(drawn: Sequence[_Drawn], top: float | None) -> str:
+    """Name the rows that are not drawn to their end."""
+    infinite = [one.name for one in drawn if one.is_infinite]
+    above = [one for one in drawn if top is not None and max(one.curve.high) > top]
+    parts = []
+    if infinite:
+        parts.append(f"{_named(infinite)} infinite at times")
+    if above:
+        highest = max(max(one.curve.high) for one in above)
+        parts.append(f"{_named([one.name for one in above])} up to {highest:.3g}")
+    return f"; out of view: {', '.join(parts)}" if parts else ""
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) < 3 else f"{len(names)} rows"
+
+
+def _constants(title: str, found: Sequence[_Drawn]) -> list[tuple[str, str, str]]:
+    """A line a row, or one where all rows have the same value."""
+    lines = [(title, one.name, format_value(one.curve.y[-1])) for one in found]
+    if len({value for _, _, value in lines}) == 1 < len(lines):
+        return [(title, f"all {len(lines)} rows that have it", lines[0][2])]
+    return lines

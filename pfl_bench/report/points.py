@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pfl_bench.report.canvas import PALETTE, render
+from pfl_bench.report.canvas import PALETTE, Picture
 from pfl_bench.report.costs import Price, bytes_text, flops_text
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ class Point:
     style: int
 
 
-def draw_points(identifier: str, points: Sequence[Point]) -> str:
+def draw_points(identifier: str, points: Sequence[Point]) -> Picture:
     """Draw rows as points; hollow ones did not reach the value and stand for all that they used.
 
     Args:
-        identifier: See ``canvas.render``.
+        identifier: See ``canvas.Picture``.
         points: At least one.
     """
     texts = [
@@ -46,7 +46,7 @@ def draw_points(identifier: str, points: Sequence[Point]) -> str:
     def paint(axes: Axes) -> None:
         from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-        for point in points:
+        for place, point in enumerate(points):
             color = PALETTE[point.style % len(PALETTE)]
             # Nothing sent or computed has no place on a scale of powers.
             axes.plot(
@@ -58,6 +58,7 @@ def draw_points(identifier: str, points: Sequence[Point]) -> str:
                 markeredgewidth=1.8,
                 markeredgecolor=color,
                 markerfacecolor=color if point.price.num_reached else "none",
+                gid=f"point{place}",
                 label=point.label if point.price.num_reached else f"{point.label} (not reached)",
             )
         axes.set_xscale("log")
@@ -74,4 +75,5 @@ def draw_points(identifier: str, points: Sequence[Point]) -> str:
         axes.set_ylabel("computed by all clients")
         axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.02))
 
-    return render(identifier, "; ".join(texts), paint, (6.8, 3.3))
+    titles = {f"point{place}": text for place, text in enumerate(texts)}
+    return Picture(identifier, "; ".join(texts), paint, (6.8, 3.3), titles)

@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.files import read_metrics
-from pfl_bench.report.canvas import INK, PALETTE, dashes, render
+from pfl_bench.report import curves
+from pfl_bench.report.canvas import INK, PALETTE, Picture
 from pfl_bench.report.panels import Panel, headline_keys
 from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.report.series import CLOCK, HOUR_S, Chart, curve_of
 from pfl_bench.simulation.devices.devices import Devices
 from pfl_bench.simulation.devices.timeline import TIMELINES, Outcome, RoundTimeline
 from pfl_bench.simulation.devices.trace_file import DEVICES, read_trace_file
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _PHASES = ("download", "training", "upload")
-_HOUR_S, _MINUTE_S, _STEP_S = 3600.0, 60.0, 1800
+_MINUTE_S, _STEP_S = 60.0, 1800
 # A line drawn through so many points looks like one through half a million.
 _POINTS = 257
 
@@ -101,7 +103,7 @@ def device_panels(identifier: str, devices: Devices) -> list[Panel]:
     """Draw what devices can do and when they are available (FedScale's figures 4 and 5).
 
     Args:
-        identifier: See ``canvas.render``.
+        identifier: See ``canvas.Picture``.
         devices: Made-up ones are named as generated in each title.
 
     Returns:
@@ -129,7 +131,7 @@ def timeline_panel(
     """Draw what the participants of a round did when (FedScale's figure 15).
 
     Args:
-        identifier: See ``canvas.render``.
+        identifier: See ``canvas.Picture``.
         title: What round it is.
         timeline: At least one participant; a bar each, those who stopped first at the top.
         is_generated: Whether the devices are made up.
@@ -173,7 +175,7 @@ def timeline_panel(
     title += " (generated devices)" if is_generated else ""
     description = f"{title}: the round ends after {length:.4g} s. " + "; ".join(texts)
     height = min(12.0, 1.2 + 0.24 * len(labels))
-    return Panel(title, render(identifier, description, paint, (6.8, height)))
+    return Panel(title, Picture(identifier, description, paint, (6.8, height)))
 
 
 def clock_panel(
@@ -185,7 +187,7 @@ def clock_panel(
     """Draw a metric over the simulated time of runs (FedScale's figure 12a).
 
     Args:
-        identifier: See ``canvas.render``.
+        identifier: See ``canvas.Picture``.
         metric: Name such as "val/accuracy".
         rows: Runs by the name of their row; a line each.
         is_generated: Whether the devices of any of them are made up.
@@ -193,41 +195,25 @@ def clock_panel(
     Returns:
         The picture; None if no run has both the metric and a clock.
     """
-    lines: list[tuple[str, int, list[float], list[float]]] = []
-    for style, (name, runs) in enumerate(rows.items()):
-        for run in runs:
-            times = dict(zip(*run.series("systems/total_simulated_seconds"), strict=True))
-            rounds, values = run.series(metric)
-            points = [
-                (times[index] / _HOUR_S, value)
-                for index, value in zip(rounds, values, strict=True)
-                if index in times and np.isfinite(value)
-            ]
-            if points:
-                lines.append((name, style, [x for x, _ in points], [y for _, y in points]))
-    if not lines:
+    found = [
+        (name, runs[0].name, style, curve)
+        for style, (name, runs) in enumerate(rows.items())
+        if (curve := curve_of(runs, metric, CLOCK, 1 / HOUR_S)) is not None
+    ]
+    if not found:
         return None
-
-    def paint(axes: Axes) -> None:
-        drawn: set[str] = set()
-        for name, style, x, y in lines:
-            axes.plot(
-                x,
-                y,
-                color=PALETTE[style % len(PALETTE)],
-                linewidth=1.9,
-                linestyle=(0, dashes(style)) if dashes(style) else "solid",
-                marker="o" if len(x) == 1 else None,
-                markersize=4,
-                label=None if name in drawn else name,
-            )
-            drawn.add(name)
-        axes.set_xlabel("simulated hours")
-        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.02))
-
+    lines: list[curves.Line] = []
+    bands: list[curves.Band] = []
+    for name, _, style, curve in found:
+        curves.add_row(lines, bands, curve, style, name)
     title = f"{metric} over simulated time" + (" (generated devices)" if is_generated else "")
-    ends = "; ".join(f"{name} {y[-1]:.4g} after {x[-1]:.4g} h" for name, _, x, y in lines)
-    return Panel(title, render(identifier, f"{title}. {ends}", paint, (6.0, 2.5)))
+    ends = "; ".join(
+        f"{name} {curve.y[-1]:.4g} after {curve.x[-1]:.4g} h" for name, _, _, curve in found
+    )
+    plot = curves.Plot("simulated hours", lines, bands, counts=False)
+    names = tuple((runs, name, style) for name, runs, style, _ in found)
+    chart = Chart(CLOCK, "simulated hours", metric, names)
+    return Panel(title, curves.draw(identifier, f"{title}. {ends}", plot, curves.WIDE), chart)
 
 
 def _distribution(identifier: str, title: str, unit: str, values: NDArray[np.floating]) -> Panel:
@@ -243,23 +229,23 @@ def _distribution(identifier: str, title: str, unit: str, values: NDArray[np.flo
         axes.set_ylabel("fraction below")
 
     text = f"{title}, {unit}: 5th percentile {low:.4g}, median {middle:.4g}, 95th {high:.4g}"
-    return Panel(f"{title}, {unit}", render(identifier, text, paint))
+    return Panel(f"{title}, {unit}", Picture(identifier, text, paint))
 
 
 def _over_the_period(identifier: str, title: str, devices: Devices) -> Panel:
     slots = devices.availability
     percent = 100.0 * slots.count(_STEP_S) / len(slots)
-    hours = np.arange(len(percent)) * (_STEP_S / _HOUR_S)
+    hours = np.arange(len(percent)) * (_STEP_S / HOUR_S)
 
     def paint(axes: Axes) -> None:
         axes.plot(hours, percent, color=PALETTE[0], linewidth=1.9)
         axes.set_xlabel("hours of the period")
         axes.set_ylabel("percent available")
         axes.set_ylim(bottom=0)
-        axes.set_xticks(np.arange(0, slots.period_s / _HOUR_S + 1, 24))
+        axes.set_xticks(np.arange(0, slots.period_s / HOUR_S + 1, 24))
 
     text = (
         f"{title}: {percent.mean():.3g} percent on average, from {percent.min():.3g} to "
         f"{percent.max():.3g}"
     )
-    return Panel(f"{title}, percent by hour", render(identifier, text, paint))
+    return Panel(f"{title}, percent by hour", Picture(identifier, text, paint))

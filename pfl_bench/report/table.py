@@ -203,7 +203,7 @@ class Table:
         for line in self._cells("people"):
             text.append("<tr>")
             for cell, number, title in zip(line, numbers, header, strict=True):
-                text.append(f'<td data-label="{title}"{number}>{_html(cell)}</td>')
+                text.append(f'<td data-label="{title}"{number}{_key(cell)}>{_html(cell)}</td>')
             text.append("</tr>")
         return "\n".join([*text, "</tbody>", "</table>"])
 
@@ -237,6 +237,11 @@ def _html(cell: Cell) -> str:
     text += f" <sup>{cell.note}</sup>" if cell.note else ""
     style = f' class="{cell.style}"' if cell.style else ""
     return f"<span{style}>{text}</span>"
+
+
+def _key(cell: Cell) -> str:
+    """What a page sorts by, where the text is not what the cell is worth."""
+    return f' data-key="{cell.value}"' if isinstance(cell.value, int | float) else ""
 
 
 def latex_escape(text: str) -> str:

@@ -20,6 +20,7 @@ from pfl_bench.runs.audit_inputs import (
     central_optimizer,
     environment_seed,
     missing_files,
+    plugin_records,
     read_environment,
     read_metric_columns,
     read_saved,
@@ -185,6 +186,7 @@ def _inputs(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]
         central_optimizer=central_optimizer(resolved),
         replay=replay,
         missing=missing_files(folder, statement["status"] == "final", is_federated),
+        plugins=plugin_records(environment),
     )
 
 

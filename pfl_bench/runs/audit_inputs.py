@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pfl_bench.client.machine import plugin_digests
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.private_seed import value_of
@@ -58,6 +59,13 @@ def read_environment(folder: Path) -> dict[str, Any]:
         RunFolderError: It is damaged.
     """
     return read_json(folder / "environment.json") or {}
+
+
+def plugin_records(environment: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
+    """Digests of the user's plug-ins, as the run began with them and as they are today."""
+    begun = environment.get("plugins")
+    known = {"environment.json": begun} if isinstance(begun, Mapping) else {}
+    return {**known, "today": plugin_digests()}
 
 
 def environment_seed(environment: Mapping[str, Any]) -> int | None:

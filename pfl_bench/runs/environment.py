@@ -63,6 +63,7 @@ def environment(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": package_versions(),
+        "plugins": machine.plugin_digests(),
         "hardware": hardware,
         "git": _git_state(),
         "data": {"source": facts.source, "variant": facts.variant, "checksum": facts.checksum},

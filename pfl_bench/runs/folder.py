@@ -147,6 +147,12 @@ class RunFolder:
             RunFolderError: The folder holds something else, or an unfinished run without
                 ``resume``.
         """
+        summary = self.look(resolved, resume)
+        return None if summary is None else self._compared_anew(summary, resolved)
+
+    def look(self, resolved: ResolvedConfig, resume: bool) -> dict[str, Any] | None:
+        """Decide it as ``prepare`` does, and write nothing: the summary is as it was written."""
+        self._is_private = resolved.config.setting in _PRIVATE
         recorded = self.path / "config.yaml"
         if not recorded.exists():
             foreign = [p.name for p in self.path.iterdir() if not p.name.startswith(".")]
@@ -168,7 +174,7 @@ class RunFolder:
                 f"{self.path}: holds an unfinished run of this configuration; add --resume to go "
                 "on with it, or give another folder with --out"
             )
-        return None if summary is None else self._compared_anew(summary, resolved)
+        return None if summary is None else dict(summary)
 
     def _compared_anew(self, summary: dict[str, Any], resolved: ResolvedConfig) -> dict[str, Any]:
         """Compare a finished run with what the row publishes now, as today's rules have it."""
@@ -265,6 +271,11 @@ class RunFolder:
             before, today = _values(recorded, now, section, key)
             if before != today:
                 changed.append((f"{key} {before} -> {today}", mend.format(before)))
+        plugins = recorded.get("plugins")
+        if not self._is_private and isinstance(plugins, dict) and plugins != now["plugins"]:
+            # A private run's are in its seed.
+            named = ", ".join(machine.differences(plugins, now["plugins"]))
+            changed.append((f"plug-ins: {named}", "restore the plug-ins"))
         if not changed:
             return self._check_private_seed(recorded, now)
         what = ", ".join(text for text, _ in changed)

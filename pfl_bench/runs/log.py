@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -19,6 +20,7 @@ from rich.progress import (
 )
 
 from pfl_bench.files import drop_after, to_json_value
+from privacy.statement.statement import round_up
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -101,3 +103,18 @@ class RunLog:
         self._file.close()
         if self._bar is not None:
             self._bar.stop()
+
+
+def headline_of(scalars: dict[str, float], headlines: Sequence[str]) -> str:
+    """The few numbers that a person watches."""
+    parts = []
+    for name, value in scalars.items():
+        metric = name.partition("/")[2]
+        if name == "train/loss" or metric in headlines:
+            parts.append(f"{name} {value:.4f}")
+    parts += [
+        f"epsilon ({kind}) {round_up(scalars[f'privacy/epsilon_{kind}'], 3)}"
+        for kind in ("simulated", "actual")
+        if f"privacy/epsilon_{kind}" in scalars
+    ]
+    return "  ".join(parts)

@@ -4,46 +4,31 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.client import precision
-from pfl_bench.client.costs import CostMeter, measure_step
+from pfl_bench.client.costs import CostMeter
 from pfl_bench.client.machine import code_digest
-from pfl_bench.config.evaluation import EvaluationOptions
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.evaluation.evaluator import Evaluator
-from pfl_bench.evaluation.splits import initial_loss
-from pfl_bench.federated.aggregation import Aggregation
-from pfl_bench.federated.autotune.settle import settle
-from pfl_bench.federated.parts import FederatedParts, RunParts, build_run
-from pfl_bench.federated.workers.start import start_workers
 from pfl_bench.files import to_json_value, write_json
-from pfl_bench.metrics import MetricDirections
 from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.runs.best_model import BestModel
 from pfl_bench.runs.checkpoint import load_latest, restoring, save_checkpoint
 from pfl_bench.runs.divergence import DivergenceWatch, describe_divergence, usual_mend
 from pfl_bench.runs.environment import environment
+from pfl_bench.runs.events import Callbacks, RoundEnd
 from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder
-from pfl_bench.runs.log import RunLog
+from pfl_bench.runs.log import RunLog, headline_of
+from pfl_bench.runs.preparing import prepare
 from pfl_bench.runs.published import compare
 from pfl_bench.runs.wandb import WandbLogger
-from pfl_bench.types import (
-    ConfigError,
-    DepartsFromRow,
-    Task,
-    Trainer,
-    WorkerError,
-    WorkerGroup,
-)
+from pfl_bench.types import WorkerError, WorkerGroup
 from privacy.errors import BudgetExceededError
 from privacy.plan.plan import tensor_digest
-from privacy.statement.statement import round_up
 
 _CANARIES_IN_SUMMARY = ("kind", "lower_bound", "confidence", "upper_bound")
 # Names that a trainer gives up to the evaluation of the training split, where that is asked for.
@@ -75,6 +60,41 @@ def run(
         WorkerError: One of the processes has died; the folder can be resumed from.
         OSError: The disk is full or went away; likewise.
     """
+    running = rounds(resolved, out, resume, group, profile)
+    while True:
+        try:
+            next(running)
+        except StopIteration as end:
+            summary: dict[str, Any] = end.value
+            return summary
+
+
+def rounds(
+    resolved: ResolvedConfig,
+    out: Path,
+    resume: bool = False,
+    group: WorkerGroup | None = None,
+    profile: Profile | None = None,
+    callbacks: Callbacks | None = None,
+) -> Generator[RoundEnd | None, None, dict[str, Any]]:
+    """As ``run``, but the caller asks for one round after another.
+
+    A caller who asks for no further round closes the generator, which leaves an unfinished run.
+
+    Args:
+        resolved: The configuration.
+        out: The run's folder.
+        resume: Go on with an unfinished run of the same configuration.
+        group: As in ``run``.
+        profile: As in ``run``.
+        callbacks: Are told of each round; their guarantee is in ``pfl_bench.runs.events``.
+
+    Yields:
+        What callbacks are told of each round; None without callbacks.
+
+    Returns:
+        The summary.
+    """
     with ExitStack() as stack:
         if group is not None:
             stack.callback(group.close)
@@ -84,7 +104,8 @@ def run(
             return finished
         if profile is not None:
             stack.enter_context(profile)
-        return _Run(resolved, folder, group, stack, profile).execute()
+        running = _Run(resolved, folder, group, stack, profile, callbacks)
+        return (yield from running.execute())
 
 
 class _Notices:
@@ -115,43 +136,26 @@ class _Run:
         group: WorkerGroup | None,
         stack: ExitStack,
         profile: Profile | None,
+        callbacks: Callbacks | None,
     ) -> None:
         self._resolved, self._config, self._folder = resolved, resolved.config, folder
-        self._profile = profile
+        self._profile, self._callbacks = profile, callbacks
         self._notices = _Notices()
         if resolved.config.privacy is not None:
             code_digest()  # of the files as they are loaded, not as they are minutes later
-        self._parts = parts = build_run(resolved)
-        _check_splits(self._config.evaluation, parts.task)
-        module = parts.model.module
-        self._departure = module.departure if isinstance(module, DepartsFromRow) else ""
-        if self._departure:
-            self._notices.add(f"model: {self._departure}")
-        # Before the trainer is built, which may hook the model for gradients of single examples.
-        train = parts.task.split("train")
-        step = measure_step(parts.forward, parts.model, train)
-        self._directions = MetricDirections.of(parts.task.metrics)
-        self._costs = CostMeter(step, self._config.evaluation.budgets, self._directions)
-        start = initial_loss(parts.forward, train)
-        if self._config.federated is not None:
-            # From here on "auto" is resolved.
-            processes = None if group is None else group.size
-            federated = FederatedParts.of(parts)
-            parts = settle(federated, step, folder.path, processes, self._notices.add)
-        if group is None:
-            group = start_workers(parts.resolved, parts.model.device)
-            stack.callback(group.close)
-        self._group = group
-        self._trainer = build_trainer(parts, folder.path, self._notices.add, group)
-        stack.callback(self._trainer.close)
-        self._divergence = DivergenceWatch(start, self._trainer.unit)
-        self._best = BestModel(self._config.evaluation.select_best, parts.model, self._directions)
+        prepared = prepare(resolved, folder.path, group, stack, self._notices.add)
+        self._parts, self._trainer = prepared.parts, prepared.trainer
+        self._group, self._evaluator = prepared.group, prepared.evaluator
+        self._departure, self._directions = prepared.departure, prepared.directions
+        self._costs = CostMeter(prepared.step, self._config.evaluation.budgets, self._directions)
+        if callbacks is not None:
+            callbacks.check(prepared.parts.task.facts)
+        self._divergence = DivergenceWatch(prepared.initial_loss, self._trainer.unit)
+        model = self._parts.model
+        self._best = BestModel(self._config.evaluation.select_best, model, self._directions)
         self._strata: dict[str, Any] = {}
-        self._evaluator = Evaluator(
-            self._config, parts.task, parts.model, parts.forward, self._trainer.personal, group
-        )
 
-    def execute(self) -> dict[str, Any]:
+    def execute(self) -> Generator[RoundEnd | None, None, dict[str, Any]]:
         started = time.monotonic()
         trainer, path = self._trainer, self._folder.path
         # Only now, when nothing of it was refused: a mended row may use the same folder.
@@ -179,7 +183,7 @@ class _Run:
             wandb = WandbLogger.start(
                 self._config.logging.wandb, path, self._resolved.tree, self._config.name, log.notice
             )
-            done, status = self._train(done, log, wandb)
+            done, status = yield from self._train(done, log, wandb)
             with phase("checkpoint"):
                 self._save(done)
             summary = self._summarise(done, status, time.monotonic() - started)
@@ -197,7 +201,9 @@ class _Run:
             print(self._profile.write(path), file=sys.stderr)
         return summary
 
-    def _train(self, done: int, log: RunLog, wandb: WandbLogger) -> tuple[int, str]:
+    def _train(
+        self, done: int, log: RunLog, wandb: WandbLogger
+    ) -> Generator[RoundEnd | None, None, tuple[int, str]]:
         trainer, config = self._trainer, self._config
         started = time.perf_counter()
         overhead = Overhead(
@@ -224,6 +230,7 @@ class _Run:
             if "train" in config.evaluation.splits:
                 scalars = {_OF_STEPS.get(name, name): value for name, value in scalars.items()}
             headline = ""
+            measured: dict[str, float] | None = None
             if index % config.evaluation.every == 0 or index == trainer.total:
                 scalars |= trainer.epsilons(index)
                 trainer.load_central()
@@ -233,15 +240,24 @@ class _Run:
                 scalars |= measured
                 self._best.look(index, scalars)
                 self._costs.watch(index, scalars)
-                headline = _headline(scalars, self._directions.headlines)
+                headline = headline_of(scalars, self._directions.headlines)
             with phase("logging"):
                 log.metrics(index, scalars, headline)
                 wandb.log(scalars, index)
             if index % config.checkpoint.every == 0:
                 overhead.run("checkpoint", partial(self._save, index))
+            yield self._tell(index, scalars, measured)
         for text in overhead.warnings(time.perf_counter() - started):
             log.notice(text)
         return trainer.total, "finished"
+
+    def _tell(
+        self, index: int, scalars: dict[str, float], measured: dict[str, float] | None
+    ) -> RoundEnd | None:
+        if self._callbacks is None:
+            return None
+        self._trainer.load_central()
+        return self._callbacks.tell(index, scalars, measured, self._parts.model.module.state_dict())
 
     def _look(self, index: int, scalars: dict[str, float]) -> None:
         """Say at once when training has diverged."""
@@ -334,66 +350,3 @@ class _Run:
         }
         expected = compare(self._config, summary, metrics, self._resolved.not_the_row)
         return summary | {"expected": expected}
-
-
-def build_trainer(
-    parts: RunParts, folder: Path, notice: Callable[[str], None], group: WorkerGroup
-) -> Trainer:
-    """Build the trainer that the configuration's sections ask for.
-
-    Args:
-        parts: What the run is made of; of a federated run its ``FederatedParts``.
-        folder: The run's.
-        notice: Called with what a person must know.
-        group: The processes of a federated run.
-    """
-    config = parts.resolved.config
-    slow = precision.slow_notice(config.precision, parts.model.device)
-    if slow is not None:
-        notice(slow)
-    if isinstance(parts, FederatedParts):
-        from pfl_bench.federated.trainer import FederatedTrainer
-
-        if type(parts.aggregation) is not Aggregation:
-            name = parts.resolved.tree["federated"]["aggregation"]["name"]
-            notice(
-                f"aggregation: {name} looks at each client's update, which "
-                "nothing hides from the centre: this run has no privacy guarantee of any kind"
-            )
-        return FederatedTrainer(parts, folder, notice, group)
-    if config.central is not None:
-        from pfl_bench.trainers.central import CentralTrainer
-
-        return CentralTrainer(parts, folder, notice)
-    if config.local is not None:
-        from pfl_bench.trainers.local_only import LocalTrainer
-
-        return LocalTrainer(parts, folder, notice)
-    from pfl_bench.trainers.mocha.trainer import MultitaskTrainer
-
-    return MultitaskTrainer(parts, folder, notice)
-
-
-def _check_splits(options: EvaluationOptions, task: Task) -> None:
-    for key in ("splits", "final_splits"):
-        for name in getattr(options, key):
-            if name not in task.split_names:
-                raise ConfigError(
-                    f"evaluation.{key}: the data have no split '{name}'; there are: "
-                    f"{', '.join(task.split_names)}"
-                )
-
-
-def _headline(scalars: dict[str, float], headlines: Sequence[str]) -> str:
-    """The few numbers that a person watches."""
-    parts = []
-    for name, value in scalars.items():
-        metric = name.partition("/")[2]
-        if name == "train/loss" or metric in headlines:
-            parts.append(f"{name} {value:.4f}")
-    parts += [
-        f"epsilon ({kind}) {round_up(scalars[f'privacy/epsilon_{kind}'], 3)}"
-        for kind in ("simulated", "actual")
-        if f"privacy/epsilon_{kind}" in scalars
-    ]
-    return "  ".join(parts)

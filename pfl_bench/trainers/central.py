@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pfl_bench.client import machine
 from pfl_bench.client.flat_model import clip_each, clip_global
 from pfl_bench.client.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.client.precision import new_loss_sum
@@ -128,6 +129,7 @@ class CentralTrainer(Trainer):
                 num_parameters=self._model.num_parameters,
                 selected_by=resolved.config.evaluation.select_best,
                 nonce=privacy.nonce,
+                plugins=machine.plugin_digests(),
             )
         )
 

@@ -77,7 +77,8 @@ class PrivateSteps:
             micro_batch: The examples; none: with nothing else in the step, it is noise alone.
 
         Returns:
-            Sum of the examples' losses, and how many examples' gradients were not finite.
+            Sum of the examples' losses, a scalar tensor, and how many examples' gradients were not
+            finite.
         """
         device = self._model.device
         loss_sum = new_loss_sum(device)

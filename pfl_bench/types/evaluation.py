@@ -47,8 +47,8 @@ class PersonalModels(Protocol):
             user: Index of the user.
 
         Returns:
-            Which of the user's examples to evaluate the model on: ascending positions within the
-            user's own, 0 to n - 1; may be empty.
+            Shape (k,): which of the user's n examples to evaluate the model on, ascending positions
+            within the user's own, 0 to n - 1; may be empty.
 
         Raises:
             DataError: There is nothing to make this user's model from.

@@ -63,7 +63,7 @@ class WorkerGroup(Protocol):
             rank: Whose, 1 or larger.
 
         Returns:
-            The part; and its vectors, of which each is valid until the next is asked for.
+            The part; and its vectors, of shape (P,), each valid until the next is asked for.
 
         Raises:
             WorkerError: The rank has died.

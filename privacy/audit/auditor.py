@@ -40,6 +40,7 @@ _OF_THE_RECORD = (
     checks_record.check_rounds,
     checks_record.check_constants,
     checks_record.check_configuration,
+    checks_record.check_plugins,
     checks_metrics.check_metrics,
     checks_replay.check_private_seed,
     checks_replay.check_cohort_replay,

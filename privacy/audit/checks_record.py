@@ -176,6 +176,22 @@ def check_configuration(evidence: Evidence, inputs: AuditInputs) -> Finding:
     return found.seen(text, compared=compared)
 
 
+@check("plugins", "The ledger names the plug-ins from outside that the run began with.")
+def check_plugins(evidence: Evidence, inputs: AuditInputs) -> Finding:
+    evidence.need_lines()
+    if "plugins" not in evidence.constants:
+        raise SkippedError("the ledger does not record plug-ins: it was written by another version")
+    recorded, found = evidence.constants["plugins"], Finding()
+    begun, today = inputs.plugins.get("environment.json"), inputs.plugins.get("today")
+    for name in sorted({*recorded, *(recorded if begun is None else begun)}):
+        ours, theirs = recorded.get(name, "none"), (begun or recorded).get(name, "none")
+        found.add(ours != theirs, f"{name} is {ours} in the ledger, {theirs} in environment.json")
+    text = ", ".join(f"{name} ({digest})" for name, digest in recorded.items()) or "there are none"
+    changed = sorted(n for n, digest in recorded.items() if today and today.get(n) != digest)
+    others = f"; other code today: {', '.join(changed)}" if changed else ""
+    return found.seen(text + others, plugins=len(recorded), changed_since=changed)
+
+
 def _comparisons(
     inputs: AuditInputs, constants: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, str, Any]]:

@@ -57,8 +57,9 @@ CONSTANT = (
     "unit", "mechanism", "mechanism_options", "mechanism_description", "sampling", "separation",
     "max_participations", "adjacency", "accountant", "weighting", "uploads", "batchnorm_layers",
     "seed_policy", "simulated", "actual", "num_parameters", "denominator", "data",
+    "plugins",
 )  # fmt: skip
-_OBJECTS = ("simulated", "actual", "mechanism_options", "mechanism_description")
+_OBJECTS = ("simulated", "actual", "mechanism_options", "mechanism_description", "plugins")
 
 
 @dataclass(frozen=True, slots=True)

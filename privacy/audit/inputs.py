@@ -193,6 +193,8 @@ class AuditInputs:
         missing: Files that the run's folder lacks, and what each would show.
         built_description: What the mechanism's own module says of it today; None before
             ``as_recorded``.
+        plugins: Digests of the user's plug-ins by name, by where they are recorded
+            ("environment.json"); of "today", as they are now.
     """
 
     statement: Mapping[str, Any]
@@ -207,6 +209,7 @@ class AuditInputs:
     replay: Replay | str = "no seed was given"
     missing: Mapping[str, str] = field(default_factory=dict)
     built_description: Description | None = None
+    plugins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def is_final(self) -> bool:

@@ -13,6 +13,7 @@ probabilities for martingales", lemma 1.4 (the supermartingale).
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -48,6 +49,7 @@ def product_law(shape: str) -> tuple[float, float]:
     return (1.1, 8.0) if shape == "laplace" else (1.0, 1.0)
 
 
+@functools.cache
 def law(shape: str) -> Any:
     """The law of one draw of variance 1, as of ``scipy.stats``."""
     from scipy import stats

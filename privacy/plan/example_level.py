@@ -11,7 +11,8 @@ the rounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from privacy.amplification import Participation, sampled_gaussian
@@ -19,7 +20,7 @@ from privacy.calibration import default_delta
 from privacy.description import DP_SGD
 from privacy.errors import PrivacyError
 from privacy.plan.budget import Budget
-from privacy.plan.notes import example_level_notes
+from privacy.plan.notes import example_level_notes, plugin_notes
 from privacy.plan.types import Setting
 from privacy.schemes.poisson import Poisson
 from privacy.statement.statement import PrivacyStatement, Status
@@ -40,6 +41,7 @@ class ExampleLevelRequest:
         num_parameters: Number of trainable parameters.
         selected_by: Metric by which one of the models is chosen; None for the last one.
         nonce: What pins the noise, which all runs of it share; None for a run's own noise.
+        plugins: Digests of the user's plug-ins, by name.
     """
 
     num_examples: int
@@ -50,6 +52,7 @@ class ExampleLevelRequest:
     num_parameters: int
     selected_by: str | None = None
     nonce: str | int | None = None
+    plugins: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class ExampleLevelPlan:
             "actual": event,
             "clip_norm": self.clip_norm,
             "data": data_checksum,
+            "plugins": dict(self.request.plugins),
         }
 
     def statement(self, steps_done: int, status: Status = "final") -> PrivacyStatement:
@@ -131,7 +135,10 @@ class ExampleLevelPlan:
             simulated=accounted,
             actual=accounted,
             budget_epsilon=self.epsilon,
-            notes=example_level_notes(self.setting, self.request.nonce, self.request.selected_by),
+            notes=(
+                *example_level_notes(self.setting, self.request.nonce, self.request.selected_by),
+                *plugin_notes(self.request.plugins),
+            ),
             status=status,
         )
 

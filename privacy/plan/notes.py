@@ -6,7 +6,7 @@ cohorts, hypothetical populations, the sampler's demands, a useless delta.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from privacy.statement.statement import nonce_note, selection_note
@@ -53,6 +53,7 @@ def plan_notes(
             "person."
         )
     notes += _publication_notes(request.nonce, request.selected_by)
+    notes += plugin_notes(request.plugins)
     for label, setting in (("simulated", simulated), ("actual", actual)):
         notes += _delta_notes(setting, f"The {label} delta", "the population", "user")
     return tuple(notes)
@@ -77,6 +78,21 @@ def example_level_notes(
     notes += _publication_notes(nonce, selected_by)
     notes += _delta_notes(setting, "Delta", "the number of examples", "example")
     return tuple(notes)
+
+
+def plugin_notes(plugins: Mapping[str, str]) -> tuple[str, ...]:
+    """What the statement says of the user's plug-ins.
+
+    Args:
+        plugins: Their digests, by name; empty for none.
+    """
+    if not plugins:
+        return ()
+    named = ", ".join(f"{name} ({digest})" for name, digest in plugins.items())
+    return (
+        f"Plug-ins from outside of this package were at hand: {named}. The guarantee rests on "
+        "their code too, where the run uses them.",
+    )
 
 
 def _simulation_notes(

@@ -143,6 +143,7 @@ class PrivacyPlan:
             "num_parameters": request.num_parameters,
             "denominator": float(self.noise.cohort_size),
             "data": request.data_checksum,
+            "plugins": dict(request.plugins),
         }
 
     def ledger_entry(
@@ -190,7 +191,7 @@ class PrivacyPlan:
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's bytes, in hexadecimal."""
+    """SHA-256 of a tensor's bytes, of any shape, in hexadecimal."""
     return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().data).hexdigest()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from privacy.amplification import Composition, MechanismComposition, Participation
@@ -55,6 +55,7 @@ class PlanRequest:
             "availability" or "over-commitment"; empty where nothing does.
         selection_uses_data: Whether the selector chooses by what comes of users' data, as losses.
         client_state: Names of what remembers a client from round to round.
+        plugins: Digests of the user's plug-ins, by name.
     """
 
     mechanism: str
@@ -84,6 +85,7 @@ class PlanRequest:
     participation_rests_on: tuple[str, ...] = ()
     selection_uses_data: bool = False
     client_state: tuple[str, ...] = ()
+    plugins: Mapping[str, str] = field(default_factory=dict)
 
     def participation(self, population_size: int, cohort_size: int) -> Participation:
         """How users take part, from so many and in cohorts of so many.

@@ -52,8 +52,8 @@ class BareSide:
             if self._job.private:
                 noise = rng.standard_normal(part.numel())
                 noise *= self._job.load.noise_multiplier * CLIP_NORM
-                part.add_(torch.from_numpy(noise).float().view(part.shape))
+                part.add_(torch.from_numpy(noise).float().view(part.shape).to(part.device))
             start.add_(part, alpha=1 / cohort_size)
 
     def vector(self) -> Tensor:
-        return torch.cat([p.reshape(-1) for p in self._central])
+        return torch.cat([p.reshape(-1) for p in self._central]).cpu()

@@ -9,7 +9,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,6 +53,7 @@ class OurSide:
         tree: Its configuration, as a YAML file would hold it.
         folder: The run's folder, which holds a private run's ledger.
         cohort_seed: Another side's, as no two private runs may share; None for its own.
+        notice: Called with what a person must know.
 
     Attributes:
         task: The data.
@@ -62,7 +63,13 @@ class OurSide:
         scalars: Those of the last round.
     """
 
-    def __init__(self, tree: dict[str, Any], folder: Path, cohort_seed: int | None = None) -> None:
+    def __init__(
+        self,
+        tree: dict[str, Any],
+        folder: Path,
+        cohort_seed: int | None = None,
+        notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
         resolved = resolve(tree, Path("bench"), ())
         self.device = resolve_device(resolved.config.device)
         self.task = build_task(resolved, self.device)
@@ -73,7 +80,7 @@ class OurSide:
         self.trainer = FederatedTrainer(
             FederatedParts.build(resolved, self.task, self.model),
             folder,
-            lambda text: None,
+            notice,
             self._group,
         )
         self.trainer.begin(0)
@@ -91,7 +98,7 @@ class OurSide:
     def vector(self) -> Tensor:
         # Through the parameters: the trainer's own vector may order a weight's elements otherwise.
         self.trainer.load_central()
-        return torch.cat([p.detach().reshape(-1) for p in self.model.parameters])
+        return torch.cat([p.detach().reshape(-1) for p in self.model.parameters]).cpu()
 
     def close(self) -> None:
         """Close the ledger and let the workers end."""
@@ -133,6 +140,21 @@ def in_turn(sides: Mapping[str, Side], index: int) -> list[str]:
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, smallest and largest."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+@contextlib.contextmanager
+def torch_defaults() -> Iterator[None]:
+    """What a process has that asked torch for nothing: our device settings repeat bit for bit."""
+    cudnn = torch.backends.cudnn
+    kept = cudnn.deterministic, cudnn.allow_tf32
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    cudnn.deterministic, cudnn.allow_tf32 = False, True
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.allow_tf32 = kept
+        torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
 class Machine:

@@ -14,14 +14,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import Machine, OurSide, Seconds, in_turn, write_json
+from benchmarks.common import Machine, OurSide, Seconds, in_turn, torch_defaults, write_json
 from benchmarks.flair_bare import BareSide, LargeBatches
 from benchmarks.flair_data import make_store, make_weights, write_pfl_file
 from benchmarks.flair_material import FlairJob, FlairMaterial
@@ -216,21 +216,6 @@ class Workload:
         for side, count in seen.items():
             if count != examples:
                 raise SystemExit(f"{self.name}: {side} trained on {count} images, not {examples}")
-
-
-@contextlib.contextmanager
-def torch_defaults() -> Iterator[None]:
-    """What a process has that asked torch for nothing: our device settings repeat bit for bit."""
-    cudnn = torch.backends.cudnn
-    kept = cudnn.deterministic, cudnn.allow_tf32
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    cudnn.deterministic, cudnn.allow_tf32 = False, True
-    torch.use_deterministic_algorithms(False)
-    try:
-        yield
-    finally:
-        cudnn.deterministic, cudnn.allow_tf32 = kept
-        torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
 def read_options() -> argparse.Namespace:

@@ -192,7 +192,7 @@ class BareSide:
         self._clip_norm *= math.exp(-mechanism["clip_learning_rate"] * off)
 
     def vector(self) -> Tensor:
-        return torch.cat([p.detach().reshape(-1) for p in self._central])
+        return torch.cat([p.detach().reshape(-1) for p in self._central]).cpu()
 
 
 class LargeBatches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class Clients:
 
     def __init__(self, split: FederatedSplit, job: Job) -> None:
         self._split, self._seed = split, job.cohort_seed
+        self._device = torch.device(job.device)
         scheme = "poisson" if job.private else "fixed_size"
         self._sampler = build_sampler(scheme_named(scheme), split.num_users, job.load.cohort_size)
         self._examples: dict[int, tuple[Tensor, Tensor]] = {}
@@ -59,10 +61,13 @@ class Clients:
             return self._shuffled[user]
         if user not in self._examples:
             read = self._split.read_user(user, np.random.default_rng(0))
-            self._examples[user] = (read.inputs, read.targets)
+            self._examples[user] = (
+                read.inputs.to(self._device),
+                read.targets.to(self._device),
+            )
         inputs, targets = self._examples[user]
         rng = stream(SEED, Purpose.LOCAL_TRAINING, index, user)
-        order = torch.from_numpy(rng.permutation(len(inputs)))
+        order = torch.from_numpy(rng.permutation(len(inputs))).to(self._device)
         return inputs[order], targets[order]
 
     def prepare(self, index: int) -> None:
@@ -79,6 +84,7 @@ class Material:
     Attributes:
         job: What is measured.
         loss: Of outputs and targets.
+        device: Where it trains.
         clients: The data.
         num_users: Users of the training split.
     """
@@ -87,8 +93,8 @@ class Material:
         self.job = job
         # Only the data and the model are taken, which are those of any engine.
         self._resolved = resolve(configuration(job), Path("bench"), ())
-        self._device = torch.device("cpu")
-        self._task = build_task(self._resolved, self._device)
+        self.device = torch.device(job.device)
+        self._task = build_task(self._resolved, self.device)
         self.loss = self._task.loss
         split = self._task.split("train")
         self.num_users = split.num_users
@@ -96,10 +102,11 @@ class Material:
 
     def module(self) -> nn.Module:
         """The model with our initial weights, as one writes it by hand."""
-        ours = copy.deepcopy(build_model(self._resolved, self._task, self._device).module)
+        ours = copy.deepcopy(build_model(self._resolved, self._task, self.device).module)
         if self.job.load.plain == "same":
             return ours
-        return PlainLstm(ours, last_step=self.job.load.plain == "last_step")
+        plain = PlainLstm(ours, last_step=self.job.load.plain == "last_step")
+        return plain.to(self.device)
 
     def train(self, module: nn.Module, user: int, index: int) -> None:
         """Train one client in a round: an epoch of its batches, in their order.
@@ -113,7 +120,7 @@ class Material:
         inputs, targets = self.clients.client(user, index)
         module.train()
         # For dropout.
-        seed_torch(SEED, Purpose.LOCAL_TRAINING, torch.device("cpu"), index, user)
+        seed_torch(SEED, Purpose.LOCAL_TRAINING, self.device, index, user)
         parameters = [p for p in module.parameters() if p.requires_grad]
         optimizer = torch.optim.SGD(parameters, lr=load.learning_rate)
         size = load.batch_size
@@ -125,3 +132,28 @@ class Material:
             if load.gradient_clip is not None:
                 nn.utils.clip_grad_norm_(parameters, load.gradient_clip)
             optimizer.step()
+
+
+def large_step(material: Material, size: int) -> Callable[[], None]:
+    """A plain step of the model on one batch of examples that is already on the device.
+
+    Args:
+        material: Gives the model and the examples; those of the first round's clients, repeated.
+        size: Examples of the batch.
+    """
+    module = material.module().train()
+    read = [material.clients.client(u, 1) for u in material.clients.users_of_round(1)]
+    inputs, targets = (torch.cat([pair[part] for pair in read]) for part in (0, 1))
+    rows = torch.arange(size, device=material.device) % len(inputs)
+    inputs, targets = inputs[rows], targets[rows]
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with autocast(inputs.device, material.job.precision):
+            outputs = module(inputs)
+        material.loss(outputs.float(), targets).backward()
+        optimizer.step()
+
+    return step

@@ -25,6 +25,10 @@ class Options:
         peers: Beside the bare loop.
         json: Where everything measured is written; None for nowhere.
         only: Models; empty for all.
+        device: Where all sides train, "cpu" or "cuda".
+        slots: Of our vectorized sides, one side a number; empty for what the engine takes itself.
+        large_batch: Examples of a step that is timed beside the rounds: what the device could do;
+            None for no such step.
     """
 
     repeats: int = 5
@@ -36,6 +40,9 @@ class Options:
     peers: tuple[str, ...] = PEERS
     json: Path | None = None
     only: tuple[str, ...] = ()
+    device: str = "cpu"
+    slots: tuple[int, ...] = ()
+    large_batch: int | None = None
 
     def without(self, peers: Container[str]) -> Options:
         """The same, less some peers."""
@@ -59,6 +66,9 @@ def read_options(description: str, models: tuple[str, ...]) -> Options:
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS)
     parser.add_argument("--json", type=Path, help="where to write all that was measured")
     parser.add_argument("--only", action="append", choices=models, default=None)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--slots", type=int, nargs="+", default=(), help="of vectorized sides")
+    parser.add_argument("--large-batch", type=int, help="of a plain step, as a limit")
     read = parser.parse_args()
     return Options(
         repeats=read.repeats,
@@ -70,4 +80,7 @@ def read_options(description: str, models: tuple[str, ...]) -> Options:
         peers=tuple(read.peers),
         json=read.json,
         only=tuple(read.only or models),
+        device=read.device,
+        slots=tuple(read.slots),
+        large_batch=read.large_batch,
     )

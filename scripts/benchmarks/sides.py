@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.bare import BareSide
-from benchmarks.common import OurSide, Seconds, Side, in_turn
-from benchmarks.local_training import Material
+from benchmarks.common import OurSide, Seconds, Side, in_turn, torch_defaults
+from benchmarks.local_training import Material, large_step
 from benchmarks.options import Options
 from benchmarks.pfl_side import is_installed, pfl_side
 from benchmarks.remote import RemoteSide
@@ -77,8 +77,9 @@ class Sides:
     startup_seconds: dict[str, float] = field(default_factory=dict)
 
 
-def _name(family: str, threads: int = 1, processes: int = 1) -> str:
+def _name(family: str, threads: int = 1, processes: int = 1, slots: int | None = None) -> str:
     parts = [family]
+    parts += [f"{slots} slots"] if slots is not None else []
     parts += [f"{threads} threads"] if threads > 1 else []
     parts += [f"{processes} processes"] if processes > 1 else []
     return ", ".join(parts)
@@ -102,22 +103,23 @@ def build_sides(
         options: The command line.
         folder: For the sides' files; made.
     """
-    job = Job(str(store), load, private, options.precision)
+    job = Job(str(store), load, private, options.precision, device=options.device)
     sides: Sides | None = None
     with contextlib.ExitStack() as stack:
         for threads in options.threads:
             torch.set_num_threads(threads)
-            for engine in options.engines:
-                place = folder / f"{engine}-{threads}"
+            for engine, slots in _ours(options):
+                place = folder / f"{engine}-{slots}-{threads}"
                 place.mkdir(parents=True)
-                own = replace(job, engine=engine, threads=threads)
+                own = replace(job, engine=engine, slots=slots, threads=threads)
                 seed = None if sides is None else job.cohort_seed
                 ours = OurSide(configuration(own), place, seed)
                 stack.callback(ours.close)
                 if sides is None:
                     sides = Sides({}, ours)
                     job = replace(job, cohort_seed=ours.cohort_seed)
-                sides.named[_name(f"pfl-bench, {engine}", threads)] = _Threaded(ours, threads)
+                name = _name(f"pfl-bench, {engine}", threads, slots=slots)
+                sides.named[name] = _Threaded(ours, threads)
             material = Material(replace(job, threads=threads))
             assert sides is not None
             sides.named[_name(BARE, threads)] = _Threaded(BareSide(material), threads)
@@ -131,6 +133,13 @@ def build_sides(
             sides.remote.add(name)
             sides.startup_seconds[name] = remote.startup_seconds
         yield sides
+
+
+def _ours(options: Options) -> Iterator[tuple[str, int | None]]:
+    """Engine and slots of our sides in this process."""
+    for engine in options.engines:
+        for slots in (options.slots or (None,)) if engine == "vectorized" else (None,):
+            yield engine, slots
 
 
 def _elsewhere(job: Job, options: Options) -> Iterator[tuple[str, str, Job, int]]:
@@ -181,17 +190,21 @@ def measure(
         seconds = {name: Seconds() for name in sides.named}
         agreement = _Agreement(sides, Material(_job_of(store, load, private, options, sides)))
         steps: list[int] = []
+        examples: list[int] = []
         for index in range(1, options.repeats + 2):
             for side in sides.named.values():
                 side.prepare(index)
             for name in in_turn(sides.named, index):
                 # Round 1 warms up.
                 timed = seconds[name] if index > 1 else Seconds()
-                timed.add(partial(sides.named[name].round, index), sides.first.device)
+                with torch_defaults() if name.split(",")[0] == "pfl" else contextlib.nullcontext():
+                    timed.add(partial(sides.named[name].round, index), sides.first.device)
             if index == 1:
                 agreement.check(options.precision)
             else:
                 steps.append(int(sides.first.scalars["train/num_steps"]))
+                examples.append(int(sides.first.scalars["train/num_examples"]))
+        limit = _large_batches(agreement.material, options)
     rows = {}
     for name, taken in seconds.items():
         rows[name] = {"seconds": taken.wall}
@@ -202,7 +215,10 @@ def measure(
         "private": private,
         "precision": options.precision,
         "cohort_size": load.cohort_size,
+        "device": options.device,
         "steps": steps,
+        "examples": examples,
+        "large_batch": limit,
         "sides": rows,
         "startup_seconds": sides.startup_seconds,
         "loss_before": agreement.loss_before,
@@ -211,8 +227,22 @@ def measure(
 
 
 def _job_of(store: Path, load: Workload, private: bool, options: Options, sides: Sides) -> Job:
-    seed = sides.first.cohort_seed
-    return Job(str(store), load, private, options.precision, cohort_seed=seed)
+    seed, device = sides.first.cohort_seed, options.device
+    return Job(str(store), load, private, options.precision, cohort_seed=seed, device=device)
+
+
+def _large_batches(material: Material, options: Options) -> dict[str, Any] | None:
+    """Seconds of plain steps on one large batch: nobody trains faster on this device."""
+    if options.large_batch is None:
+        return None
+    step = large_step(material, options.large_batch)
+    seconds = Seconds()
+    for index in range(options.repeats + 1):
+        # The first warms up.
+        timed = seconds if index else Seconds()
+        with torch_defaults():
+            timed.add(step, torch.device(options.device))
+    return {"examples": options.large_batch, "seconds": seconds.wall}
 
 
 class _Agreement:
@@ -224,7 +254,7 @@ class _Agreement:
     """
 
     def __init__(self, sides: Sides, material: Material) -> None:
-        self._sides, self._material = sides, material
+        self._sides, self.material = sides, material
         self._before = sides.named[BARE].vector()
         self.loss_before = self._loss(self._before)
         self.found: dict[str, dict[str, float]] = {}
@@ -237,7 +267,7 @@ class _Agreement:
         """
         reference = self._sides.named[BARE].vector()
         scale = float((reference - self._before).norm())
-        load = self._material.job.load
+        load = self.material.job.load
         wanted = self._loss(reference)
         for name, side in self._sides.named.items():
             vector = side.vector()
@@ -249,10 +279,10 @@ class _Agreement:
                 "norm_difference": abs(norm - 1),
             }
             is_same = found["norm_difference"] <= NORM_TOLERANCE
-            has_own_draws = self._material.job.private or (
+            has_own_draws = self.material.job.private or (
                 load.has_dropout and name.partition(",")[0] == "pfl"
             )
-            if name.startswith(("pfl-bench", BARE)) or not self._material.job.private:
+            if name.startswith(("pfl-bench", BARE)) or not self.material.job.private:
                 is_same = is_same and found["loss_difference"] <= LOSS_TOLERANCE
             if name.startswith(("pfl-bench", BARE)) or not has_own_draws:
                 found["step_difference"] = float((vector - reference).norm()) / scale
@@ -263,23 +293,24 @@ class _Agreement:
 
     def _shares(self, name: str) -> float:
         """What a side divides a private sum by, in cohort sizes: peers take the drawn cohort's."""
-        if not self._material.job.private or name.startswith(("pfl-bench", BARE)):
+        if not self.material.job.private or name.startswith(("pfl-bench", BARE)):
             return 1.0
-        drawn = len(self._material.clients.users_of_round(1))
-        return drawn / self._material.job.cohort_size
+        drawn = len(self.material.clients.users_of_round(1))
+        return drawn / self.material.job.cohort_size
 
     @torch.no_grad()
     def _loss(self, vector: Tensor) -> float:
         """Mean loss of the first round's clients under these parameters."""
-        module = self._material.module().eval()
+        module = self.material.module().eval()
         torch.nn.utils.vector_to_parameters(
-            vector, [p for p in module.parameters() if p.requires_grad]
+            vector.to(self.material.device),
+            [p for p in module.parameters() if p.requires_grad],
         )
-        clients = self._material.clients
+        clients = self.material.clients
         losses = []
         for user in clients.users_of_round(1):
             inputs, targets = clients.client(user, 1)
-            losses.append(float(self._material.loss(module(inputs), targets)))
+            losses.append(float(self.material.loss(module(inputs), targets)))
         return sum(losses) / len(losses)
 
 

@@ -56,6 +56,8 @@ class Job:
         processes: Processes of a side that has several.
         engine: Of our side.
         cohort_seed: Seed of cohorts and noise, which our first side has derived for all others.
+        device: "cpu" or "cuda".
+        slots: Of our vectorized side; None for what the engine takes itself.
     """
 
     store: str
@@ -66,6 +68,8 @@ class Job:
     processes: int = 1
     engine: str = "sequential"
     cohort_seed: int = SEED
+    device: str = "cpu"
+    slots: int | None = None
 
     @property
     def cohort_size(self) -> int:
@@ -95,7 +99,7 @@ def configuration(job: Job) -> dict[str, Any]:
         "version": 1,
         "name": "bench",
         "seed": SEED,
-        "device": "cpu",
+        "device": job.device,
         "precision": job.precision,
         "num_threads": job.threads,
         "task": {"name": load.task, "data": job.store},
@@ -108,6 +112,7 @@ def configuration(job: Job) -> dict[str, Any]:
             "local_learning_rate": load.learning_rate,
             "local_gradient_clip_global_norm": load.gradient_clip,
             "engine": job.engine,
+            "engine_lanes": job.slots if job.engine == "vectorized" else None,
             "workers": job.processes,
         },
         "evaluation": {"final_splits": []},
@@ -125,5 +130,5 @@ def configuration(job: Job) -> dict[str, Any]:
 
 
 def flat(module: nn.Module) -> Tensor:
-    """The trained parameters, shape (P,)."""
-    return torch.cat([p.detach().reshape(-1) for p in module.parameters() if p.requires_grad])
+    """The trained parameters, shape (P,), on the CPU."""
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]).cpu()

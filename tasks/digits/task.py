@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from importlib import metadata
 
@@ -55,23 +56,11 @@ def build(options: Options) -> DigitsTask:
     pixels, labels = _read_digits()
     inputs = (pixels / MAX_PIXEL).astype(np.float32)
     targets = labels.astype(np.int64)
-    # The order of these draws defines the partition of a seed: new ones go to the end.
-    rng = np.random.default_rng(options.partition_seed)
-    shuffled = rng.permutation(NUM_EXAMPLES)
-    parts = {
-        "train": shuffled[2 * NUM_HELD_OUT :],
-        "val": shuffled[:NUM_HELD_OUT],
-        "test": shuffled[NUM_HELD_OUT : 2 * NUM_HELD_OUT],
-    }
-    num_held_out_users = max(1, options.num_users // USERS_PER_HELD_OUT_USER)
     splits: dict[str, InMemorySplit] = {}
     digest = hashlib.sha256()
-    for name, part in parts.items():
-        num_users = options.num_users if name == "train" else num_held_out_users
-        order, offsets = partition(targets[part], num_users, options.label_concentration, rng)
-        part = part[order]
+    for name, (part, offsets) in _partitioned(options).items():
         tensors = torch.from_numpy(inputs[part]), torch.from_numpy(targets[part])
-        ids = [f"{name}-{user:04d}" for user in range(num_users)]
+        ids = [f"{name}-{user:04d}" for user in range(len(offsets) - 1)]
         splits[name] = InMemorySplit(name, *tensors, offsets, ids)
         for array in splits[name].content():
             digest.update(array.tobytes())
@@ -91,6 +80,31 @@ def build(options: Options) -> DigitsTask:
     return DigitsTask("digits", splits, facts)
 
 
+# The rows of a table have the same users: they are drawn once for all of them.
+@functools.lru_cache(maxsize=4)
+def _partitioned(options: Options) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Each split's examples, shape (n,), in the order of its users, and offsets, shape (U + 1,)."""
+    targets = _read_digits()[1].astype(np.int64)
+    # The order of these draws defines the partition of a seed: new ones go to the end.
+    rng = np.random.default_rng(options.partition_seed)
+    shuffled = rng.permutation(NUM_EXAMPLES)
+    parts = {
+        "train": shuffled[2 * NUM_HELD_OUT :],
+        "val": shuffled[:NUM_HELD_OUT],
+        "test": shuffled[NUM_HELD_OUT : 2 * NUM_HELD_OUT],
+    }
+    num_held_out_users = max(1, options.num_users // USERS_PER_HELD_OUT_USER)
+    found = {}
+    for name, part in parts.items():
+        num_users = options.num_users if name == "train" else num_held_out_users
+        order, offsets = partition(targets[part], num_users, options.label_concentration, rng)
+        found[name] = (part[order], offsets)
+        for array in found[name]:
+            array.setflags(write=False)
+    return found
+
+
+@functools.cache
 def _read_digits() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Pixels of shape (1797, 64), 0 to 16, and labels of shape (1797,), from scikit-learn's file.
 

@@ -33,15 +33,6 @@ def test_a_tutorial_runs_as_it_is_written(
     assert len(shown) >= 2, "a tutorial shows what its code prints"
 
 
-def test_the_example_from_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    first, second = follow(read(REPOSITORY / "docs" / "python.md"))
-    accuracy, epsilon = map(float, first[1].split())
-    assert 0 < accuracy < 1
-    assert epsilon > 4
-    assert second[1].startswith("10 rounds: ")
-
-
 def test_there_are_the_four_tutorials() -> None:
     assert [page.stem for page in PAGES] == ["first_table", "own_method", "own_task", "statement"]
 

@@ -145,7 +145,7 @@ def test_cuda_settings_leave_nothing_that_raises_when_it_is_read(
     arithmetic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(REPOSITORY / "scripts"))
-    torch_defaults = importlib.import_module("benchmarks.flair").torch_defaults
+    torch_defaults = importlib.import_module("benchmarks.common").torch_defaults
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     config = make_config("federated", model__name="mlp")

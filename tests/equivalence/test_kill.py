@@ -14,10 +14,10 @@ LOOP = REPOSITORY / "tests" / "equivalence" / "kill_loop.py"
 
 
 CASES = [
-    ("private_federated", 3, 20),
+    ("private_federated", 3, 12),
     # A checkpoint each round: most kills fall into the writing of ledger or checkpoint.
-    ("private_federated", 1, 10),
-    ("central_dp", 2, 4),
+    ("private_federated", 1, 6),
+    ("central_dp", 2, 3),
 ]
 
 

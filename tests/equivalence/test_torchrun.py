@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="ranks are found in /proc"),
 ]
 
-ROUNDS = 150
+ROUNDS = 60
 CHANGES: dict[str, Any] = {
     "federated__num_rounds": ROUNDS,
     "privacy__epsilon": None,

@@ -12,9 +12,15 @@ from pathlib import Path
 
 import pytest
 
+import pfl_bench
 from pfl_bench import plugins
 from pfl_bench.cli.main import main
-from pfl_bench.client.machine import _digest_of_code, code_digest
+from pfl_bench.client.machine import (
+    _digest_of_code,
+    _digests_of_plugins,
+    code_digest,
+    plugin_digests,
+)
 from pfl_bench.types import PluginError
 from tests.helpers import REPOSITORY
 
@@ -77,12 +83,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
+def forget_digests() -> None:
+    """As in a new process."""
+    _digest_of_code.cache_clear()
+    _digests_of_plugins.cache_clear()
+
+
 def test_a_row_s_plug_in_is_found_run_resumed_and_audited(folder: Path, tmp_path: Path) -> None:
     row, out = str(tmp_path / "row.yaml"), tmp_path / "out"
     assert main(["run", row, "--out", str(out)]) == 0
     whole = json.loads((out / "summary.json").read_text())
     assert whole["status"] == "finished"
     assert main(["audit", str(out)]) == 0
+    named_everywhere(out, plugin_digests()["methods"])
     # Stopped after the checkpoint of round 2, and gone on with from another folder.
     other = tmp_path / "other"
     shutil.copytree(out, other)
@@ -93,6 +106,69 @@ def test_a_row_s_plug_in_is_found_run_resumed_and_audited(folder: Path, tmp_path
     assert main(["run", row, "--out", str(other), "--resume"]) == 0
     assert json.loads((other / "summary.json").read_text())["metrics"] == whole["metrics"]
     assert (other / "ledger.jsonl").read_text() == (out / "ledger.jsonl").read_text()
+
+
+def named_everywhere(out: Path, digest: str) -> None:
+    """Environment, each line of the ledger, statement and audit name the plug-ins' content."""
+    environment = json.loads((out / "environment.json").read_text())
+    assert environment["plugins"] == {"methods": digest}
+    lines = (out / "ledger.jsonl").read_text().splitlines()
+    assert [json.loads(line)["plugins"] for line in lines] == [{"methods": digest}] * 4
+    notes = json.loads((out / "privacy.json").read_text())["notes"]
+    assert any(f"methods ({digest})" in note for note in notes)
+    found = {
+        check["name"]: check for check in json.loads((out / "audit.json").read_text())["checks"]
+    }
+    assert found["plugins"]["outcome"] == "passed"
+    assert found["plugins"]["evidence"] == f"methods ({digest})"
+
+
+def test_an_audit_sees_plug_ins_that_the_record_does_not_agree_on(
+    folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert main(["run", str(tmp_path / "row.yaml"), "--out", str(out)]) == 0
+    before = plugin_digests()["methods"]
+    (folder / "algorithms" / "mine.py").write_text(ALGORITHM + "# another\n", encoding="utf-8")
+    forget_digests()
+    after = plugin_digests()["methods"]
+    assert after != before
+    # Code that changed after the run is said, and no contradiction.
+    found = {check.name: check for check in pfl_bench.audit(out).checks}["plugins"]
+    assert (found.outcome, found.numbers["changed_since"]) == ("passed", ["methods"])
+    assert "other code today: methods" in found.evidence
+    path = out / "environment.json"
+    path.write_text(path.read_text().replace(before, after))
+    found = {check.name: check for check in pfl_bench.audit(out).checks}["plugins"]
+    assert found.outcome == "failed"
+    assert f"methods is {before} in the ledger, {after} in environment.json" in found.evidence
+
+
+def test_a_digest_is_of_where_a_file_is_in_its_folder(folder: Path, tmp_path: Path) -> None:
+    plugins.add_folder(folder)
+    before = plugin_digests()
+    (folder / "metrics").mkdir()
+    (folder / "algorithms" / "mine.py").rename(folder / "metrics" / "mine.py")
+    (folder / "metrics" / ".#mine.py").write_text("an editor's lock", encoding="utf-8")
+    forget_digests()
+    assert plugin_digests() != before
+    (folder / "metrics" / "mine.py").rename(folder / "algorithms" / "mine.py")
+    forget_digests()
+    assert plugin_digests() == before
+
+
+def test_an_open_run_that_goes_on_with_other_plug_ins_says_so(folder: Path, tmp_path: Path) -> None:
+    text = ROW[: ROW.index("privacy:")] + ROW[ROW.index("evaluation:") :]
+    (tmp_path / "row.yaml").write_text(text, encoding="utf-8")
+    out = tmp_path / "out"
+    assert main(["run", str(tmp_path / "row.yaml"), "--out", str(out)]) == 0
+    (out / "summary.json").unlink()
+    (folder / "algorithms" / "mine.py").write_text(ALGORITHM + "# another\n", encoding="utf-8")
+    forget_digests()
+    assert main(["run", str(tmp_path / "row.yaml"), "--out", str(out), "--resume"]) == 0
+    assert (
+        "another environment than it began with (plug-ins: methods" in (out / "run.log").read_text()
+    )
 
 
 def test_worker_processes_find_a_user_s_plug_in(folder: Path, tmp_path: Path) -> None:
@@ -150,12 +226,12 @@ def test_the_seed_s_digest_takes_in_the_user_s_code_wherever_it_is(
     file = folder / "algorithms" / "mine.py"
     file.write_text(ALGORITHM + "\n# changed\n", encoding="utf-8")
     assert code_digest() == with_one, "of the files as they were loaded"
-    _digest_of_code.cache_clear()
+    forget_digests()
     assert code_digest() not in (without, with_one)
     file.write_text(ALGORITHM, encoding="utf-8")
     moved = tmp_path / "elsewhere" / "methods"
     shutil.copytree(folder, moved)
-    _digest_of_code.cache_clear()
+    forget_digests()
     plugins.__path__.remove(str(folder))
     plugins.add_folder(moved)
     assert code_digest() == with_one

@@ -124,6 +124,7 @@ def constants_of(run: Run) -> dict[str, Any]:
         "num_parameters": run.num_parameters,
         "denominator": float(run.cohort),
         "data": "sha256:da7a",
+        "plugins": {},
     }
 
 

@@ -111,7 +111,7 @@ def test_the_whole_audit_of_a_true_ledger_passes() -> None:
     # As of a folder that an earlier version has left: nothing of it is passed over in silence.
     lacking = {check.name for check in checks if check.outcome == "incomplete"}
     assert lacking == {"metrics", "central_step", "central_chain", "release_length", *REPLAYED}
-    assert len({check.name for check in checks}) == len(checks) == 48
+    assert len({check.name for check in checks}) == len(checks) == 49
     json.dumps([check.to_json_dict() for check in checks], allow_nan=False)
 
 
@@ -763,7 +763,7 @@ def test_a_broken_chain_fails_and_nothing_is_read_from_the_ledger(
     checks = from_file(path, run, lines)
     assert set(failed(list(checks.values()))) == {"chain"}
     assert checks["noise_scale"].outcome == checks["epsilon_actual"].outcome == "skipped"
-    assert len(checks) == 48
+    assert len(checks) == 49
 
 
 FOUND = [f"noise__{key}" for key in make_lines(replace(TRUE, rounds=1))[0]["noise"]]

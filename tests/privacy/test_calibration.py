@@ -55,7 +55,7 @@ def test_opacus_golden_multipliers() -> None:
     assert calibrate_noise_multiplier(*arguments, "rdp") == pytest.approx(18.672, rel=0.01)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     epsilon=st.floats(min_value=0.2, max_value=5.0),
     cohort=st.integers(min_value=1, max_value=1000),

@@ -13,7 +13,7 @@ from pfl_bench.client.batched.step_context import StepContext
 def drop(
     layer: nn.Dropout, context: StepContext, channels_last: bool
 ) -> Callable[[Tensor], Tensor]:
-    """What replaces a dropout layer's forward pass.
+    """Give what replaces a dropout layer's forward pass: of inputs of shape (L * n, ...).
 
     On a CPU each slot's mask is what ``torch.nn.functional.dropout`` would draw for its real
     examples alone, from a generator with the client's seed.

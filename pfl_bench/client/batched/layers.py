@@ -212,7 +212,7 @@ class _Flatten(torch.autograd.Function):
 
 
 def flatten(layer: nn.Flatten, inputs: Tensor) -> Tensor:
-    """What replaces the forward pass of a flattening layer."""
+    """Flatten inputs of shape (L * n, ...) as the layer would."""
     is_image = inputs.ndim == 4 and inputs.is_contiguous(memory_format=torch.channels_last)
     if is_image and (layer.start_dim, layer.end_dim) == (1, -1) and inputs.requires_grad:
         return cast("Tensor", _Flatten.apply(inputs))

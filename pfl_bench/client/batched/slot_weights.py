@@ -51,7 +51,7 @@ class SlotWeights:
         return [storage[:count] for storage in self._storage]
 
     def leaves(self, count: int) -> list[Tensor]:
-        """The same memory as ``active``, requiring gradients."""
+        """The same memory as ``active``, of the same shapes, requiring gradients."""
         if count not in self._leaves:
             self._leaves[count] = [w.detach().requires_grad_() for w in self.active(count)]
         return self._leaves[count]

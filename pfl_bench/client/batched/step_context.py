@@ -48,13 +48,20 @@ class StepContext:
         return self.weights.leaves(self.count)[place]
 
     def keep(self, parameter: Tensor, gradient: Products | Rows) -> None:
-        """Keep a gradient that autograd does not see."""
+        """Keep a gradient that autograd does not see; of shape (L, *the parameter's shape)."""
         place = self.weights.place(parameter)
         if place is not None:
             self._kept.append((place, gradient))
 
     def take(self, found: Sequence[Tensor | None]) -> list[Gradients | None]:
-        """Put what was kept beside what autograd found: a gradient a parameter."""
+        """Put what was kept beside what autograd found.
+
+        Args:
+            found: Each parameter's gradient, of shape (L, *its shape); None where there is none.
+
+        Returns:
+            The same, with what was kept added.
+        """
         taken: list[Gradients | None] = [None if f is None else Dense(f) for f in found]
         for place, gradient in self._kept:
             before = taken[place]

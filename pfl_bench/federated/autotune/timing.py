@@ -53,7 +53,13 @@ class Sample:
 def expected_client_seconds(
     sizes: NDArray[np.int64], local: LocalTraining, step: StepFlops
 ) -> float:
-    """What a mean client is expected to take, by its FLOPs and steps alone."""
+    """Seconds that a mean client is expected to take, by its FLOPs and steps alone.
+
+    Args:
+        sizes: Shape (n,), examples of each client.
+        local: How the clients train.
+        step: FLOPs of a local step.
+    """
     return float(_expected_seconds(sizes, local, step).mean())
 
 

@@ -144,7 +144,7 @@ class LeadOfProcesses:
         raise RuntimeError("the lead takes what others bring")
 
     def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
-        """See ``WorkerGroup``; vectors are views of the worker's place."""
+        """See ``WorkerGroup``; vectors, shape (P,), are views of the worker's place."""
         part, dtypes = self._receive(rank)
         if rank == self.size - 1 and self._vectors is not None:
             # All have mapped it: nothing stays behind if this process is killed.

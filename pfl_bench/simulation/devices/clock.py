@@ -64,7 +64,10 @@ class VirtualClock:
         wanted: int,
         start: float,
     ) -> RoundTimeline:
-        """Play a round that begins at ``start`` by ``play_round``; the clock does not move."""
+        """Play a round that begins at ``start`` by ``play_round``; the clock does not move.
+
+        Shapes and units as of ``play_round``.
+        """
         return play_round(
             self._fleet, users, examples, down_bytes, up_bytes, wanted, start, self._deadline_s
         )

@@ -65,7 +65,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
 ) -> None:
     code, out, _ = command(capsys, str(finished))
     assert code == 0
-    assert "PASSED: 45 passed, 0 failed, 0 incomplete, 3 skipped" in out
+    assert "PASSED: 46 passed, 0 failed, 0 incomplete, 3 skipped" in out
     assert "PASS  noise_scale: standard deviation" in out
     assert "A run of this length shows a scale that is" in " ".join(out.split())
     assert "Outside of the guarantee" in out
@@ -375,7 +375,7 @@ def test_the_report_has_the_audit_and_says_when_it_is_stale(copied: Path) -> Non
     audit_run(copied, 2)
     text = write_report([copied], copied / "report.html").read_text()
     assert "Audit: small, seed 3" in text
-    assert "45 passed, 0 failed, 0 incomplete, 3 skipped" in text
+    assert "46 passed, 0 failed, 0 incomplete, 3 skipped" in text
     assert "A search over 2 such runs" in text
     assert "Stale." not in text
     rewrite(copied, drop_last)

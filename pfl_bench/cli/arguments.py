@@ -1,0 +1,24 @@
+"""Arguments that several commands share; the standard library alone is imported here."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def path_text(text: str) -> str:
+    """A path on the command line; an empty one, as of a variable that is not set, is none."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty; give a path, or leave the option out")
+    return text
+
+
+def add_plugins(command: argparse.ArgumentParser) -> None:
+    """Give a command ``--plugins``, which may be given several times."""
+    command.add_argument(
+        "--plugins",
+        action="append",
+        default=[],
+        metavar="DIR",
+        type=path_text,
+        help="folder of your own plug-ins (DIR/algorithms/NAME.py, DIR/tasks/NAME/task.py, ...)",
+    )

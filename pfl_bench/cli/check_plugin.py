@@ -1,0 +1,329 @@
+"""``pfl-bench check-plugin``: one's own plug-ins, run, killed, resumed, audited and reported.
+
+``check_folder`` is for one's own tests: every check of what it gives must not be "failed".
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import json
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import torch
+
+from pfl_bench import plugins
+from pfl_bench.cli.plugin_checks import SkippedError, module_checks
+from pfl_bench.config.loading import ResolvedConfig, load_config
+from pfl_bench.config.row_files import rows_below
+from pfl_bench.federated.parts import build_task
+from pfl_bench.profiling import Profile
+from pfl_bench.report.page import write_report
+from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.checkpoint import load_latest
+from pfl_bench.runs.preview import changed
+from pfl_bench.runs.runner import run
+from pfl_bench.types import ConfigError, PluginError, UserInputError
+from privacy.errors import PrivacyError
+
+Outcome = Literal["passed", "failed", "skipped"]
+# Rounds of a run that is checked, and the one before which it is killed: past a checkpoint.
+_ROUNDS, _KILLED, _EVERY = 6, 4, 2
+_SMALL_BATCH = 7
+_TOLERANCE = 1e-4
+_SECTIONS = {
+    plugins.ALGORITHM: ("federated", "algorithm"),
+    plugins.AGGREGATION: ("federated", "aggregation"),
+    plugins.COMPRESSION: ("federated", "compression"),
+    plugins.SELECTION: ("federated", "selection"),
+    plugins.MECHANISM: ("privacy", "mechanism"),
+}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check came to.
+
+    Attributes:
+        subject: The plug-in or the row.
+        check: What was checked.
+        outcome: "passed", "failed" or "skipped".
+        evidence: What was found, or why not.
+    """
+
+    subject: str
+    check: str
+    outcome: Outcome
+    evidence: str
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Check a folder and print a line a check; 1 if one fails."""
+    found = []
+    for checked in check_folder(arguments.folder):
+        found.append(checked)
+        if not arguments.json:
+            print(f"{checked.outcome:7}  {checked.subject}: {checked.check}: {checked.evidence}")
+    counts = {
+        outcome: sum(checked.outcome == outcome for checked in found)
+        for outcome in ("passed", "failed", "skipped")
+    }
+    failed = counts["failed"] > 0
+    if arguments.json:
+        checks = [asdict(checked) for checked in found]
+        print(json.dumps({"verdict": "failed" if failed else "passed", "checks": checks}))
+    else:
+        print(", ".join(f"{number} {outcome}" for outcome, number in counts.items()))
+    return 1 if failed else 0
+
+
+def check_folder(place: str | Path) -> Iterator[Checked]:
+    """Check all plug-ins of a folder, or of an installed package, and the rows that use them.
+
+    Args:
+        place: A folder of plug-ins, a folder that has one beside its rows and tests, or the name
+            of an installed package.
+
+    Raises:
+        ConfigError: There are no plug-ins.
+    """
+    home, folder = _folders_of(str(place))
+    plugins.add_folder(folder)
+    found = [(kind, name) for kind in plugins.KINDS for name in plugins.in_folder(kind, folder)]
+    if not found:
+        raise ConfigError(f"{place}: there is no plug-in in {folder}; `pfl-bench new` writes one")
+    for kind, name in found:
+        for check, make in module_checks(kind, name):
+            yield _made(f"{kind.word} {name}", check, make, home)
+    used: set[tuple[plugins.PluginKind, str]] = set()
+    for name, path in rows_below(home).items():
+        with TemporaryDirectory() as temporary:
+            row = _Row(path, Path(temporary), found)
+            for check, make in row.checks():
+                yield _made(f"row {name}", check, make, home)
+            used |= row.uses
+    for kind, name in found:
+        if kind in (*_SECTIONS, plugins.TASK, plugins.METRIC) and (kind, name) not in used:
+            why = f"no row below {home} uses it; put one there, such as rows/{name}.yaml"
+            yield Checked(f"{kind.word} {name}", "row", "skipped", why)
+
+
+def _folders_of(place: str) -> tuple[Path, Path]:
+    """The folder whose rows are looked at, and the folder of plug-ins.
+
+    Raises:
+        ConfigError: There is no folder of plug-ins, or there are several.
+    """
+    home = Path(place)
+    if not home.is_dir() and place.replace(".", "_").isidentifier():
+        spec = importlib.util.find_spec(place.partition(".")[0]) and importlib.util.find_spec(place)
+        places = [] if spec is None else list(spec.submodule_search_locations or [])
+        home = Path(places[0]) if places else home
+    if not home.is_dir():
+        raise ConfigError(
+            f"{place}: is neither a folder nor an installed package; give the folder of your "
+            "plug-ins, such as one that `pfl-bench new algorithm my_method` writes"
+        )
+    candidates = [home, *sorted(path for path in home.iterdir() if path.is_dir())]
+    own = [path for path in candidates if any((path / group).is_dir() for group in plugins.GROUPS)]
+    if not own or (len(own) > 1 and own[0] != home):
+        what = f"has several ({', '.join(map(str, own))})" if own else "has none"
+        raise ConfigError(
+            f"{place}: one folder of plug-ins is checked, but it {what}: a folder of plug-ins has "
+            f"subfolders such as {', '.join(plugins.GROUPS)}"
+        )
+    return home, own[0]
+
+
+def _made(subject: str, check: str, make: Callable[[], str], home: Path) -> Checked:
+    """Make a check; whatever is raised is an outcome."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            evidence, outcome = make(), "passed"
+    except SkippedError as error:
+        evidence, outcome = str(error), "skipped"
+    except (UserInputError, PrivacyError) as error:
+        evidence, outcome = str(error), "failed"
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).is_relative_to(home.resolve())]
+        last = (own or frames)[-1]
+        evidence = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        outcome = "failed"
+    return Checked(subject, check, _outcome(outcome), " ".join(evidence.split()))
+
+
+def _outcome(text: str) -> Outcome:
+    return "passed" if text == "passed" else "failed" if text == "failed" else "skipped"
+
+
+class _KilledError(BaseException):
+    """Ends a run as a kill does: nothing catches it."""
+
+
+class _Killer(Profile):
+    """Ends a run before one of its rounds."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self._index = index
+
+    def begin_step(self, step: int) -> None:
+        if step == self._index:
+            raise _KilledError
+        super().begin_step(step)
+
+
+class _Row:
+    """A row of the user's, cut short.
+
+    Args:
+        path: Its file.
+        folder: Where its runs are.
+        found: The plug-ins that are checked.
+
+    Attributes:
+        uses: Those of them that it uses.
+    """
+
+    def __init__(
+        self, path: Path, folder: Path, found: list[tuple[plugins.PluginKind, str]]
+    ) -> None:
+        self._path, self._folder, self._found = path, folder, found
+        self.uses: set[tuple[plugins.PluginKind, str]] = set()
+        self._resolved: ResolvedConfig | None = None
+        self._summary: dict[str, Any] | None = None
+
+    def checks(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        """Its checks, in an order in which each finds what it needs."""
+        yield "configuration", self._read
+        if not self.uses:
+            return
+        yield "run", self._run
+        if self._summary is None:
+            return
+        yield "kill and resume", self._resume
+        if any(kind is plugins.METRIC for kind, _ in self.uses):
+            yield "batches", self._batches
+        yield "audit", self._audit
+        yield "report", self._report
+
+    @property
+    def _short(self) -> ResolvedConfig:
+        assert self._resolved is not None
+        return self._resolved
+
+    @property
+    def _total(self) -> int:
+        tree = self._short.tree
+        section, key = _length_of(tree)
+        return int(tree[section][key])
+
+    def _read(self) -> str:
+        resolved = load_config(self._path)
+        tree = resolved.tree
+        named = {
+            (kind, (tree.get(section) or {}).get(key, {}).get("name"))
+            for kind, (section, key) in _SECTIONS.items()
+            if (tree.get(section) or {}).get(key)
+        }
+        task = build_task(resolved, torch.device("cpu"))
+        named |= {(plugins.TASK, tree["task"]["name"])}
+        named |= {(plugins.METRIC, family) for family in task.metrics}
+        self.uses = {one for one in self._found if one in named}
+        if not self.uses:
+            raise SkippedError("uses none of these plug-ins")
+        section, key = _length_of(tree)
+        total = min(_ROUNDS, tree[section][key])
+        every = _EVERY if total >= _KILLED else 1
+        overrides = [f"{section}.{key}={total}", f"checkpoint.every={every}", "expected=[]"]
+        self._resolved = changed(resolved, [*overrides, f"evaluation.every={every}"])
+        return ", ".join(f"{kind.word} {name}" for kind, name in sorted(self.uses, key=str))
+
+    def _run(self) -> str:
+        summary = run(self._short, self._folder / "whole")
+        if summary["diverged"]:
+            raise PluginError(f"training diverged: {summary['diverged']}")
+        self._summary = summary
+        return f"{summary['rounds']} rounds, {len(summary['metrics'])} metrics"
+
+    def _resume(self) -> str:
+        if self._total < 2:
+            raise SkippedError("one round cannot be killed past a checkpoint")
+        index, folder = min(_KILLED, self._total), self._folder / "killed"
+        with contextlib.suppress(_KilledError):
+            run(self._short, folder, profile=_Killer(index))
+        summary = run(self._short, folder, resume=True)
+        assert self._summary is not None
+        whole, resumed = (_weights(self._folder / name) for name in ("whole", "killed"))
+        if not torch.equal(whole, resumed):
+            raise PluginError(
+                "the resumed run ends with other weights than the uninterrupted one: something "
+                "changes from round to round and is not in state_dict()"
+            )
+        differing = [
+            name
+            for name, value in summary["metrics"].items()
+            if repr(value) != repr(self._summary["metrics"].get(name))
+        ]
+        if differing:
+            raise PluginError(f"the resumed run measures others: {', '.join(differing)}")
+        ledgers = [self._folder / name / "ledger.jsonl" for name in ("whole", "killed")]
+        if ledgers[0].exists() and ledgers[0].read_bytes() != ledgers[1].read_bytes():
+            raise PluginError("the resumed run's ledger is another than the uninterrupted one's")
+        return f"killed before round {index}: the same weights and metrics"
+
+    def _batches(self) -> str:
+        """Metrics do not depend on how examples are divided into batches."""
+        assert self._summary is not None
+        small = changed(self._short, [f"evaluation.batch_size={_SMALL_BATCH}"])
+        measured = run(small, self._folder / "batches")["metrics"]
+        for name, value in self._summary["metrics"].items():
+            if abs(measured[name] - value) > _TOLERANCE * max(1.0, abs(value)):
+                raise PluginError(
+                    f"{name} is {value:g}, but {measured[name]:g} with batches of {_SMALL_BATCH}: "
+                    "sum over examples in update(), and divide in compute()"
+                )
+        return f"the same metrics with batches of {_SMALL_BATCH}"
+
+    def _audit(self) -> str:
+        if self._short.config.setting not in ("private_federated", "central_dp"):
+            raise SkippedError("the row claims no privacy")
+        done = audit_run(self._folder / "killed", 1)
+        wrong = [check for check in done.checks if check.outcome in ("failed", "incomplete")]
+        if wrong:
+            raise PluginError("; ".join(f"{check.name}: {check.evidence}" for check in wrong))
+        outcomes = [check.outcome for check in done.checks]
+        return f"{outcomes.count('passed')} checks passed, {outcomes.count('skipped')} skipped"
+
+    def _report(self) -> str:
+        page = write_report([self._folder / "whole"], self._folder / "report.html")
+        if self._short.config.name not in page.read_text(encoding="utf-8"):
+            raise PluginError("the report does not name the row")
+        return f"{page.stat().st_size // 1024} kB"
+
+
+def _length_of(tree: dict[str, Any]) -> tuple[str, str]:
+    """Section and key of the number of rounds."""
+    for section, key in (
+        ("federated", "num_rounds"),
+        ("central", "num_epochs"),
+        ("local", "num_epochs"),
+    ):
+        if tree.get(section):
+            return section, key
+    return "multitask", "num_rounds"
+
+
+def _weights(folder: Path) -> torch.Tensor:
+    state = load_latest(folder / "checkpoints")
+    assert state is not None
+    vector: torch.Tensor = state["trainer"]["central"]
+    return vector

@@ -1,0 +1,178 @@
+"""``pfl-bench new``: a plug-in of one's own to start from, which works and is tested as it is."""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from pfl_bench import plugins
+from pfl_bench.files import write_atomically
+from pfl_bench.types import ConfigError
+
+_TEMPLATES = Path(__file__).resolve().parent / "templates"
+_NAME = re.compile(r"^[a-z][a-z0-9_]*$")
+_DIGITS = "{name: digits, num_users: 60}"
+# Written once a project; a second plug-in leaves them as they are.
+_SHARED = ("pyproject.toml", "README.md")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What is written of a kind.
+
+    Attributes:
+        plugin: Where it is found.
+        files: Templates of its modules, by their paths in the package; "NAME" stands for the name.
+        task: The section ``task`` of its row.
+        also: The name of a task that comes with it; empty for none.
+    """
+
+    plugin: plugins.PluginKind
+    files: dict[str, str]
+    task: str = _DIGITS
+    also: str = ""
+
+
+KINDS = {
+    "task": _Kind(
+        plugins.TASK,
+        {
+            "tasks/NAME/__init__.py": "package.py",
+            "tasks/NAME/task.py": "task.py",
+            "tasks/NAME/models.py": "task_models.py",
+        },
+        "{name: NAME, num_users: 60}",
+    ),
+    "algorithm": _Kind(plugins.ALGORITHM, {"algorithms/NAME.py": "algorithm.py"}),
+    "mechanism": _Kind(plugins.MECHANISM, {"mechanisms/NAME.py": "mechanism.py"}),
+    "metric": _Kind(
+        plugins.METRIC,
+        {
+            "metrics/NAME.py": "metric.py",
+            "tasks/NAME_digits/__init__.py": "package.py",
+            "tasks/NAME_digits/task.py": "metric_task.py",
+            "tasks/NAME_digits/models.py": "metric_models.py",
+        },
+        "{name: NAME_digits, num_users: 60}",
+        "NAME_digits",
+    ),
+    "selector": _Kind(plugins.SELECTION, {"selectors/NAME.py": "selector.py"}),
+}
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Write the files, none of which may be there."""
+    kind, name = arguments.kind, arguments.name
+    _check_name(kind, name)
+    home = Path(arguments.out or name)
+    package = _package_of(home)
+    texts = _render(kind, name, package)
+    shared = {path: text for path, text in texts.items() if path in _SHARED}
+    own = {path: text for path, text in texts.items() if path not in _SHARED}
+    there = [str(home / path) for path in own if (home / path).exists() and own[path]]
+    # An empty marker of a package is the same whoever wrote it.
+    there = [path for path in there if not path.endswith("__init__.py")]
+    if there:
+        raise ConfigError(
+            f"{', '.join(there)}: exists, and is not overwritten; give another NAME, or another "
+            "folder with --out"
+        )
+    kept = [path for path in shared if (home / path).exists()]
+    for path, text in texts.items():
+        if path not in kept and not (home / path).exists():
+            (home / path).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(home / path, text)
+            print(home / path, file=sys.stderr)
+    if "pyproject.toml" in kept:
+        print(f"{home / 'pyproject.toml'} is kept. For an installed package, add there:")
+        print(_entry_points(kind, name, package))
+    print(f"pfl-bench check-plugin {home}")
+    print(f"pfl-bench run {home / 'rows' / f'{name}.yaml'}")
+    return 0
+
+
+def _check_name(kind: str, name: str) -> None:
+    """Check that a name can be a module's, and is nobody's yet.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not _NAME.match(name) or keyword.iskeyword(name):
+        raise ConfigError(
+            f"pfl-bench new {kind} {name}: the name is that of a Python module: small letters, "
+            "digits and _, a letter first, such as my_method"
+        )
+    taken = plugins.available(KINDS[kind].plugin)
+    if name in taken:
+        raise ConfigError(
+            f"pfl-bench new {kind} {name}: there is a {KINDS[kind].plugin.word} of this name "
+            f"already; choose another than {', '.join(taken)}"
+        )
+
+
+def _package_of(home: Path) -> str:
+    """The package of a folder: one that an earlier call has made, or one by the folder's name.
+
+    Raises:
+        ConfigError: The folder is a file, or has several such packages.
+    """
+    if home.exists() and not home.is_dir():
+        raise ConfigError(f"--out {home}: is a file; give a folder, which may be new")
+    found = sorted(path.parent.name for path in home.glob("*_plugins/__init__.py"))
+    if len(found) > 1:
+        raise ConfigError(
+            f"--out {home}: has several packages of plug-ins ({', '.join(found)}); give another"
+        )
+    words = re.sub(r"[^a-z0-9]+", "_", home.resolve().name.lower()).strip("_")
+    stem = words if words[:1].isalpha() else f"my_{words}".rstrip("_")
+    return found[0] if found else f"{stem.removesuffix('_plugins')}_plugins"
+
+
+def _render(kind: str, name: str, package: str) -> dict[str, str]:
+    """The text of each file by its path in the folder."""
+    made = KINDS[kind]
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    values = {
+        "kind": kind,
+        "name": name,
+        "words": name.replace("_", " ").capitalize(),
+        "title": "".join(word.capitalize() for word in name.split("_")),
+        "package": package,
+        "task": made.task.replace("NAME", name),
+        "entry_points": _entry_points(kind, name, package),
+    }
+
+    def text(template: str, **more: str) -> str:
+        return environment.get_template(f"{template}.jinja").render(**values, **more)
+
+    own = f"{kind}_test.py.jinja"
+    own_test = text(f"{kind}_test.py") if (_TEMPLATES / own).exists() else ""
+    texts = {path: text(path) for path in _SHARED}
+    texts[f"{package}/__init__.py"] = text("package.py")
+    for path, template in made.files.items():
+        texts[f"{package}/{path.replace('NAME', name)}"] = text(template)
+        group = path.partition("/")[0]
+        texts[f"{package}/{group}/__init__.py"] = text("package.py")
+    texts[f"rows/{name}.yaml"] = text("row.yaml")
+    texts[f"tests/test_{name}.py"] = text("test.py", own_test=own_test)
+    return texts
+
+
+def _entry_points(kind: str, name: str, package: str) -> str:
+    """Tables of pyproject.toml by which an installed package's plug-ins are found."""
+    made = KINDS[kind]
+    entries = [(made.plugin.group, name)]
+    if made.also:
+        entries.append((plugins.TASK.group, made.also.replace("NAME", name)))
+    return "\n\n".join(
+        f'[project.entry-points."pfl_bench.{group}"]\n{each} = "{package}.{group}.{each}"'
+        for group, each in entries
+    )

@@ -1,0 +1,183 @@
+"""The contract of plug-ins, checked on one's own: that they load, say what they are, and keep it.
+
+What a run shows is checked by running: that its state is in checkpoints by killing and resuming it,
+a mechanism's noise by the audit. The rest is asked of the modules and of what they build.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel
+
+from pfl_bench import plugins
+from pfl_bench.types import PluginError
+from privacy.aggregate import Aggregate
+from privacy.mechanism import NoiseScale
+
+# What a user sends, in multiples of nothing: small, usual, huge, not a number.
+_SIZES = (1e-3, 1.0, 1e6, float("nan"))
+_ROUNDING = 1e-4
+_BOUND = 0.5
+Check = tuple[str, Callable[[], str]]
+
+
+def module_checks(kind: plugins.PluginKind, name: str) -> Iterator[Check]:
+    """The checks of one plug-in that need no row: what each is called, and what makes it.
+
+    A check gives what it found, or raises: ``SkippedError`` with a reason, anything else failed.
+    """
+    yield "loads", lambda: _loads(kind, name)
+    yield "options", lambda: _options(kind, name)
+    if kind is plugins.MECHANISM:
+        yield "description", lambda: _description(name)
+        yield "sensitivity", lambda: _sensitivity(name)
+    if kind is plugins.METRIC:
+        yield "directions", lambda: _directions(name)
+    if kind is plugins.TASK:
+        yield "data", lambda: _data(name)
+
+
+class SkippedError(Exception):
+    """Why a check could not be made."""
+
+
+def _loads(kind: plugins.PluginKind, name: str) -> str:
+    module = plugins.load(kind, name)
+    for part in (module, module.Options, getattr(module, kind.function)):
+        if not inspect.getdoc(part):
+            what = getattr(part, "__qualname__", part.__name__)
+            raise PluginError(f"{what} has no docstring; say what it is, and what it guarantees")
+    return f"{module.__file__}"
+
+
+def _options(kind: plugins.PluginKind, name: str) -> str:
+    options = plugins.options_type(kind, name)
+    if not issubclass(options, BaseModel):
+        raise PluginError("Options is no pydantic model; derive it from pydantic.BaseModel")
+    wanted = {"extra": "forbid", "strict": True, "frozen": True}
+    lacking = {
+        key: value for key, value in wanted.items() if options.model_config.get(key) != value
+    }
+    if lacking:
+        text = ", ".join(f"{key}={value!r}" for key, value in lacking.items())
+        raise PluginError(f"model_config of Options lacks {text}: a typo in a row would be silent")
+    return ", ".join(options.model_fields) or "none"
+
+
+def _description(name: str) -> str:
+    module = plugins.load(plugins.MECHANISM, name)
+    described = getattr(module, "DESCRIPTION", None)
+    if described is None:
+        raise PluginError(
+            "the module has no DESCRIPTION (privacy.description.Description), from which ledger, "
+            "audit and statement know its noise"
+        )
+    words: str = described.words
+    if not words or words.endswith("."):
+        raise PluginError(f"DESCRIPTION.words is {words!r}; give a clause without a full stop")
+    return words
+
+
+def _sensitivity(name: str) -> str:
+    """Neighbouring sums: one user more moves the sum by at most the bound."""
+    mechanism = _built_mechanism(name)
+    settings = mechanism.clip_settings()
+    # What the row asks for, where it names a bound; not what the mechanism makes of it.
+    named = "clip_norm" in plugins.options_type(plugins.MECHANISM, name).model_fields
+    bound = _BOUND if named else mechanism.clip_norm
+    if mechanism.description.randomizes_clients or bound is None:
+        raise SkippedError("clients send noised reports, or nothing is clipped")
+    order = 1 if settings.get("norm") == "l1" else 2
+    generator, most = torch.Generator().manual_seed(2), 0.0
+    for size in _SIZES:
+        sums = (Aggregate.zeros(64), Aggregate.zeros(64))
+        for _ in range(5):
+            update = torch.randn(64, generator=generator)
+            for aggregate in sums:
+                mechanism.accumulate(aggregate, update.clone(), 1.0)
+        mechanism.accumulate(sums[1], torch.randn(64, generator=generator) * size, 1.0)
+        distance = float(torch.linalg.vector_norm(sums[1].total - sums[0].total, ord=order))
+        if not distance <= bound * (1 + _ROUNDING):
+            raise PluginError(
+                f"a user whose update is {size:g} times as large as others' moves the sum by "
+                f"{distance:g}, but clip_norm is {bound:g}; clip in accumulate"
+            )
+        most = max(most, distance)
+    return f"a user moves the sum by at most {most:.6g}, and the bound is {bound:g}"
+
+
+def _built_mechanism(name: str) -> Any:
+    kind = plugins.options_type(plugins.MECHANISM, name)
+    given = {"clip_norm": _BOUND} if "clip_norm" in kind.model_fields else {}
+    try:
+        options = kind.model_validate(given)
+    except ValueError as error:
+        raise SkippedError(f"its options have no defaults: {error}") from None
+    return plugins.build(plugins.MECHANISM, name, options, NoiseScale(1.0, 20, 20, 10))
+
+
+def _directions(name: str) -> str:
+    from pfl_bench.metrics import MetricDirections
+
+    stated = MetricDirections.of([name])
+    if not stated.headlines:
+        raise PluginError("HEADLINES is empty; name the value that heads a table")
+    lower = ", ".join(sorted(stated.lower)) or "none"
+    return f"headlines {', '.join(stated.headlines)}; better when lower: {lower}"
+
+
+def _data(name: str) -> str:
+    """Splits are consistent, and the same options give the same data."""
+    kind = plugins.options_type(plugins.TASK, name)
+    try:
+        options = kind.model_validate({})
+    except ValueError as error:
+        raise SkippedError(f"its options have no defaults: {error}") from None
+    task, again = (plugins.build(plugins.TASK, name, options) for _ in range(2))
+    if task.facts.checksum != again.facts.checksum:
+        raise PluginError(
+            f"two builds of the same options have the checksums {task.facts.checksum} and "
+            f"{again.facts.checksum}; draw from a stream of their own, and digest the content"
+        )
+    for split_name in task.split_names:
+        _check_split(task.split(split_name), split_name)
+    return f"{', '.join(task.split_names)}; {task.facts.checksum[:20]}..."
+
+
+def _check_split(split: Any, name: str) -> None:
+    offsets = np.asarray(split.offsets)
+    ids = list(split.client_ids())
+    if len(offsets) != split.num_users + 1:
+        raise PluginError(
+            f"split '{name}': offsets has {len(offsets)} numbers for {split.num_users} users; give "
+            "one more than users"
+        )
+    if offsets[0] != 0 or (np.diff(offsets) < 0).any() or offsets[-1] != split.num_examples:
+        raise PluginError(
+            f"split '{name}': offsets must begin at 0, never fall, and end at num_examples"
+        )
+    if not len(set(ids)) == len(ids) == split.num_users:
+        raise PluginError(
+            f"split '{name}': client_ids gives {len(set(ids))} different names for "
+            f"{split.num_users} users"
+        )
+    # The largest, because it has examples.
+    user = int(np.diff(offsets).argmax())
+    start, stop = int(offsets[user]), int(offsets[user + 1])
+    own = split.read_range(start, stop)
+    if len(own) != stop - start or len(own.targets) != stop - start:
+        raise PluginError(
+            f"split '{name}': read_range({start}, {stop}) gives {len(own)} inputs and "
+            f"{len(own.targets)} targets; give one of each example"
+        )
+    chosen = split.read_examples(np.arange(start, stop), np.random.default_rng(0))
+    if not torch.equal(chosen.targets, own.targets):
+        raise PluginError(
+            f"split '{name}': read_examples gives other targets of examples {start} to {stop} than "
+            "read_range; both index the examples of all users"
+        )

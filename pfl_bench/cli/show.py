@@ -1,0 +1,198 @@
+"""``pfl-bench show``: a row before it is run: settings, published numbers, privacy and cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pfl_bench.cli.preview_text import (
+    cost_lines,
+    data_lines,
+    epsilon_lines,
+    notice_lines,
+    time_lines,
+    wrapped,
+)
+from pfl_bench.config.bundled_rows import locate_row
+from pfl_bench.config.loading import ResolvedConfig, load_config
+from pfl_bench.config.yaml_text import read_yaml, with_overrides
+from pfl_bench.files import to_json_value
+from pfl_bench.runs.preview import Preview, preview
+from pfl_bench.runs.time_estimate import TimeEstimate, estimate_time
+from pfl_bench.types import DataError
+from privacy.statement.statement import Accounted
+
+_PRIVATE = ("private_federated", "central_dp")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Show a row; nothing is written, and no run folder is made."""
+    path = locate_row(arguments.row)
+    resolved = load_config(path, arguments.overrides)
+    lacking = None
+    shown: Preview | None = None
+    estimate: TimeEstimate | None = None
+    try:
+        shown = preview(resolved, Path("runs") / resolved.config.name)
+        if not arguments.no_estimate:
+            estimate = estimate_time(resolved)
+    except DataError as error:
+        if shown is not None:
+            raise
+        lacking = str(error)
+    if arguments.json:
+        print(json.dumps(_to_json(resolved, shown, estimate, lacking), allow_nan=False))
+        return 0
+    print("\n".join(_head(path, resolved, arguments.all, arguments.overrides)))
+    if shown is None:
+        assert lacking is not None
+        print("\n".join(_without_data(resolved, lacking)))
+    else:
+        print("\n".join(_with_data(shown)))
+        if not arguments.no_estimate:
+            print("\n".join(time_lines(estimate)))
+    return 0
+
+
+def _head(
+    path: Path, resolved: ResolvedConfig, everything: bool, overrides: list[str]
+) -> Iterator[str]:
+    config = resolved.config
+    yield from wrapped(f"{config.name} ({config.setting}): {path}", "")
+    yield ""
+    tree = resolved.tree
+    if not everything:
+        tree = with_overrides(read_yaml(path), overrides)
+    kept = {key: value for key, value in tree.items() if key != "expected"}
+    text: str = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, width=76)
+    yield from (f"  {line}" for line in text.splitlines())
+    if not everything:
+        yield "  # All other keys have their defaults: --all shows them too."
+    yield ""
+    yield "Published"
+    if not config.expected:
+        yield "  nothing"
+    for entry in config.expected:
+        diverged = ", of a training that diverged" if entry.diverged else ""
+        yield from wrapped(
+            f"{entry.metric} {entry.value:g} (within {entry.tolerance:g}){diverged}: {entry.source}"
+        )
+    for difference in resolved.not_the_row:
+        yield from wrapped(f"not compared with it: {difference}")
+
+
+def _with_data(shown: Preview) -> Iterator[str]:
+    yield from ("", "Privacy")
+    statement = shown.statement
+    if statement is None or statement.unit == "none":
+        yield "  none is claimed"
+    else:
+        yield from epsilon_lines(statement.simulated, statement.actual)
+    yield from ("", "Data and model")
+    yield from data_lines(shown)
+    yield from notice_lines(shown.notices)
+    yield from ("", "Cost")
+    yield from cost_lines(shown.cost)
+
+
+def _without_data(resolved: ResolvedConfig, lacking: str) -> Iterator[str]:
+    """What a row says without its data: the arithmetic of its privacy, its rounds and clients."""
+    yield from ("", "Privacy")
+    if resolved.config.setting not in _PRIVATE:
+        yield "  none is claimed"
+    else:
+        yield from _planned_privacy(resolved)
+    yield from ("", "Cost")
+    federated = resolved.config.federated
+    if federated is not None:
+        yield from wrapped(
+            f"{federated.num_rounds:,} rounds, about {federated.cohort_size:,} clients in each"
+        )
+    yield from wrapped(f"data not prepared: {lacking}")
+
+
+def _planned_privacy(resolved: ResolvedConfig) -> Iterator[str]:
+    privacy, federated = resolved.config.privacy, resolved.config.federated
+    assert privacy is not None
+    if federated is None or not isinstance(privacy.population_size, int):
+        goal = "" if privacy.epsilon is None else f"at most {privacy.epsilon:g} is the goal; "
+        yield from wrapped(f"epsilon: {goal}noise and epsilon follow from the data's size")
+        return
+    simulated, actual = planned_epsilons(resolved)
+    yield from epsilon_lines(simulated, None if privacy.hypothetical_population else actual)
+
+
+def planned_epsilons(resolved: ResolvedConfig) -> tuple[Accounted, Accounted]:
+    """Both settings of a private federated row by its own numbers, without its data.
+
+    Args:
+        resolved: Of a private federated run whose population is a number.
+    """
+    from pfl_bench.cli.privacy_settings import make_pair, mechanism_composition, participation_of
+    from privacy.calibration import calibrate_noise_multiplier, default_delta
+
+    privacy, federated = resolved.config.privacy, resolved.config.federated
+    assert privacy is not None
+    assert federated is not None
+    assert isinstance(privacy.population_size, int)
+    options = dict(resolved.tree["privacy"]["mechanism"])
+    name = options.pop("name")
+    noise_cohort = privacy.noise_cohort_size or federated.cohort_size
+    asked = Namespace(
+        mechanism=name,
+        overrides=[f"{key}={json.dumps(value)}" for key, value in options.items()],
+        population=privacy.population_size,
+        cohort=federated.cohort_size,
+        noise_cohort=noise_cohort,
+        users=privacy.population_size,
+        rounds=federated.num_rounds,
+        sampling=federated.sampling,
+        separation=federated.separation,
+        max_participations=federated.max_participations,
+        delta=privacy.delta,
+    )
+    composition = mechanism_composition(asked)
+    noise = privacy.noise_multiplier
+    if noise is None:
+        assert privacy.epsilon is not None
+        noise = calibrate_noise_multiplier(
+            privacy.epsilon,
+            privacy.delta or default_delta(privacy.population_size),
+            participation_of(asked, privacy.population_size, noise_cohort),
+            federated.num_rounds,
+            privacy.accountant,
+            composition,
+        )
+    pair = make_pair(asked, composition, noise, federated.num_rounds, privacy.accountant)
+    return pair.simulated, pair.actual
+
+
+def _to_json(
+    resolved: ResolvedConfig,
+    shown: Preview | None,
+    estimate: TimeEstimate | None,
+    lacking: str | None,
+) -> Mapping[str, Any]:
+    statement = None if shown is None else shown.statement
+    document: dict[str, Any] = {
+        "name": resolved.config.name,
+        "setting": resolved.config.setting,
+        "config": resolved.tree,
+        "not_the_row": list(resolved.not_the_row),
+        "privacy": None if statement is None else statement.to_json_dict(),
+        "cost": None if shown is None else asdict(shown.cost),
+        "num_users": None if shown is None else shown.num_users,
+        "num_parameters": None if shown is None else shown.num_parameters,
+        "notices": [] if shown is None else list(shown.notices),
+        "estimate": None if estimate is None else {**asdict(estimate), "total": estimate.total},
+        "data_not_prepared": lacking,
+    }
+    value: dict[str, Any] = to_json_value(document)
+    return value

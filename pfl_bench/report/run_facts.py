@@ -1,0 +1,120 @@
+"""What a page lists of each run: how it stands, its configuration and environment."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pfl_bench.report.panels import step_unit
+from pfl_bench.report.results import format_value
+from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.report.table import Cell, Table
+from pfl_bench.runs.divergence import describe_divergence
+from pfl_bench.runs.rows import as_float
+
+_MAX_CHARACTERS = 200_000
+_SEED = re.compile(r"^seed:.*$", re.MULTILINE)
+
+
+def run_table(runs: Sequence[RunRecord]) -> Table:
+    """How each run stands."""
+    lines = []
+    for run in runs:
+        summary = run.summary or {}
+        nonfinite = run.series("train/num_nonfinite")[1]
+        diverged = describe_divergence(summary.get("diverged"))
+        line = (
+            run.name,
+            _seed(run),
+            ", ".join(filter(None, (run.status.replace("_", " "), diverged))),
+            progress(run),
+            _duration(as_float(summary.get("seconds"))),
+            f"{sum(nonfinite):.0f}" if nonfinite else "-",
+            Cell(str(run.path), str(run.path), style="path"),
+        )
+        lines.append(line)
+    headings = ("row", "seed", "status", "progress", "time", "non-finite updates", "folder")
+    return Table.of(headings, lines, to_left=(0, 2, 6))
+
+
+def run_facts(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """What the page lists of runs; files that differ in the seed alone are shown once.
+
+    Args:
+        runs: Runs, those of one row beside one another.
+    """
+    shown: dict[str, RunRecord] = {}
+    facts, size = [], 0
+    for run in runs:
+        first = shown.setdefault(_SEED.sub("", run.config_text), run)
+        files = {"config.yaml": run.config_text, "environment.json": _text(run.environment)}
+        if run.statement:
+            files["privacy.json"] = _text(run.statement)
+        elsewhere = ""
+        if first is not run:
+            elsewhere = f"Configuration as of seed {_seed(first)}; the files are in {run.path}."
+        elif size + sum(map(len, files.values())) > _MAX_CHARACTERS:
+            elsewhere = f"The page would be too long with its files; they are in {run.path}."
+        else:
+            size += sum(map(len, files.values()))
+        facts.append(
+            {
+                "name": run.name,
+                "seed": _seed(run),
+                **_numbers(run),
+                "files": {} if elsewhere else files,
+                "elsewhere": elsewhere,
+            }
+        )
+    return facts
+
+
+def _numbers(run: RunRecord) -> dict[str, Any]:
+    """Data and final metrics; distributions over clients, dozens of numbers, are drawn."""
+    summary = run.summary or {}
+    data = summary.get("data") or run.environment.get("data") or {}
+    return {
+        "data": {
+            key: value if isinstance(value, str | int | float) else json.dumps(value)
+            for key, value in data.items()
+        },
+        "metrics": {
+            name: format_value(as_float(value))
+            for name, value in (summary.get("metrics") or {}).items()
+            if not name.partition("/")[2].startswith(("client_", "stratum_"))
+        },
+    }
+
+
+def progress(run: RunRecord) -> str:
+    """How far a run came."""
+    unit = step_unit(run)
+    if run.planned_rounds is None:
+        return count(run.last_round, unit)
+    return f"{run.last_round} of {count(run.planned_rounds, unit)}"
+
+
+def count(number: int, noun: str) -> str:
+    """Write a number of things."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _text(document: Any) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def _seed(run: RunRecord) -> str:
+    return "-" if run.seed is None else str(run.seed)
+
+
+def _duration(seconds: float | None) -> str:
+    """Write a time span for reading."""
+    if seconds is None:
+        return "-"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,103 @@
+"""What happens before the first round: data, model and trainer are built and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from pfl_bench.client.costs import StepFlops, measure_step
+from pfl_bench.config.evaluation import EvaluationOptions
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.evaluation.evaluator import Evaluator
+from pfl_bench.evaluation.splits import initial_loss
+from pfl_bench.federated.autotune.settle import settle
+from pfl_bench.federated.parts import FederatedParts, RunParts, build_run
+from pfl_bench.federated.workers.start import start_workers
+from pfl_bench.metrics import MetricDirections
+from pfl_bench.trainers.building import build_trainer
+from pfl_bench.types import ConfigError, DepartsFromRow, Task, Trainer, WorkerGroup
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run whose parts are built, and of which no round has begun.
+
+    Attributes:
+        parts: What it is made of; of a federated run its ``FederatedParts``, in which nothing is
+            left to "auto".
+        trainer: Trains it.
+        evaluator: Evaluates it.
+        group: Its processes.
+        step: FLOPs of a training step.
+        directions: Which of its metrics are better when lower.
+        initial_loss: Loss of the initial model on examples of the training split.
+        departure: How the model departs from the row's; empty where it does not.
+    """
+
+    parts: RunParts
+    trainer: Trainer
+    evaluator: Evaluator
+    group: WorkerGroup
+    step: StepFlops
+    directions: MetricDirections
+    initial_loss: float
+    departure: str
+
+
+def prepare(
+    resolved: ResolvedConfig,
+    folder: Path,
+    group: WorkerGroup | None,
+    stack: ExitStack,
+    notice: Callable[[str], None],
+    parts: RunParts | None = None,
+) -> PreparedRun:
+    """Build and check a run up to its first round.
+
+    Args:
+        resolved: The configuration.
+        folder: The run's; nothing is written.
+        group: Processes that wait for orders; None for those that the configuration asks for.
+        stack: Closes trainer and processes.
+        notice: Called with what a person must know.
+        parts: What the run is made of, where that is built; None to build it.
+
+    Raises:
+        UserInputError: Configuration or data do not fit.
+        privacy.errors.PrivacyError: The privacy claim could not be made truthfully.
+    """
+    config = resolved.config
+    parts = parts or build_run(resolved)
+    _check_splits(config.evaluation, parts.task)
+    module = parts.model.module
+    departure = module.departure if isinstance(module, DepartsFromRow) else ""
+    if departure:
+        notice(f"model: {departure}")
+    # Before the trainer is built, which may hook the model for gradients of single examples.
+    train = parts.task.split("train")
+    step = measure_step(parts.forward, parts.model, train)
+    directions = MetricDirections.of(parts.task.metrics)
+    start = initial_loss(parts.forward, train)
+    if config.federated is not None:
+        # From here on "auto" is resolved.
+        processes = None if group is None else group.size
+        parts = settle(FederatedParts.of(parts), step, folder, processes, notice)
+    if group is None:
+        group = start_workers(parts.resolved, parts.model.device)
+        stack.callback(group.close)
+    trainer = build_trainer(parts, folder, notice, group)
+    stack.callback(trainer.close)
+    evaluator = Evaluator(config, parts.task, parts.model, parts.forward, trainer.personal, group)
+    return PreparedRun(parts, trainer, evaluator, group, step, directions, start, departure)
+
+
+def _check_splits(options: EvaluationOptions, task: Task) -> None:
+    for key in ("splits", "final_splits"):
+        for name in getattr(options, key):
+            if name not in task.split_names:
+                raise ConfigError(
+                    f"evaluation.{key}: the data have no split '{name}'; there are: "
+                    f"{', '.join(task.split_names)}"
+                )

@@ -1,0 +1,214 @@
+"""What a run would do, claim and cost, told without running it: nothing is written."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from pfl_bench.config.loading import ResolvedConfig, resolve
+from pfl_bench.config.yaml_text import with_overrides
+from pfl_bench.federated.parts import FederatedParts
+from pfl_bench.federated.shards import expected_work
+from pfl_bench.runs.environment import environment
+from pfl_bench.runs.folder import RunFolder
+from pfl_bench.runs.preparing import PreparedRun, prepare
+from pfl_bench.types import RunFolderError
+from privacy.statement.statement import PrivacyStatement
+
+# Bytes of a unit of ``ru_maxrss``.
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What training is expected to take, by its configuration and the sizes of its clients.
+
+    Attributes:
+        unit: "round" or "epoch".
+        steps: Number of them.
+        clients: Expected clients of a round; None where training is not federated.
+        local_steps: Mean optimizer steps of a client in a round (central training: of an epoch).
+        flops: Of the whole training; None where they are known as it goes alone.
+        bytes_down: That clients receive in the whole training; None where nothing is sent.
+        bytes_up: That they send.
+    """
+
+    unit: str
+    steps: int
+    clients: int | None
+    local_steps: float | None
+    flops: float | None
+    bytes_down: float | None
+    bytes_up: float | None
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A run that was built up to its first round, and taken down again.
+
+    Attributes:
+        resolved: The configuration.
+        device: Where its model would be.
+        num_parameters: Trainable ones.
+        data: What the data are, in a line.
+        num_users: Users of each split.
+        statement: The privacy statement as planned; None for a run that claims nothing.
+        cost: What it is expected to cost.
+        notices: What a person must know.
+        peak_bytes: Most memory that this process has had so far.
+    """
+
+    resolved: ResolvedConfig
+    device: str
+    num_parameters: int
+    data: str
+    num_users: dict[str, int]
+    statement: PrivacyStatement | None
+    cost: Cost
+    notices: tuple[str, ...]
+    peak_bytes: int
+
+
+def preview(resolved: ResolvedConfig, out: Path) -> Preview:
+    """Build and check a run up to its first round, and take it down again.
+
+    Engine and processes that the configuration leaves to "auto" are measured as a run begins, and
+    are not here.
+
+    Args:
+        resolved: The configuration.
+        out: The run folder; not made, and nothing in it is changed. An unfinished run there must
+            be one that this machine can go on with.
+
+    Raises:
+        UserInputError: Configuration, data or folder do not fit.
+        privacy.errors.PrivacyError: The privacy claim could not be made truthfully.
+    """
+    notices: list[str] = []
+    with ExitStack() as stack:
+        has_begun = (out / "environment.json").exists()
+        # What has begun goes on by the engine and the processes that it has recorded.
+        asked = resolved if has_begun else _named(resolved)
+        prepared = prepare(asked, out, None, stack, notices.append)
+        if has_begun:
+            notices += _check_resumption(resolved, out, prepared)
+        parts = prepared.parts
+        facts, task = parts.task.facts, parts.task
+        return Preview(
+            resolved,
+            str(parts.model.device),
+            parts.model.num_parameters,
+            f"{resolved.tree['task']['name']} ({facts.variant}): {facts.source}",
+            {name: task.split(name).num_users for name in task.split_names},
+            prepared.trainer.claim(None),
+            expected_cost(prepared),
+            tuple(notices),
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT,
+        )
+
+
+def look_at_folder(resolved: ResolvedConfig, out: Path, resume: bool) -> str:
+    """Check that a run could be written to a folder, which is neither made nor changed.
+
+    Args:
+        resolved: The configuration.
+        out: The run folder.
+        resume: Whether an unfinished run would be gone on with.
+
+    Returns:
+        What would happen there, in words.
+
+    Raises:
+        RunFolderError: The folder holds something else, or cannot be made or written.
+    """
+    existing = out
+    while not os.path.lexists(existing) and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        what = "is no folder" if not existing.is_dir() else "cannot be written"
+        raise RunFolderError(
+            f"{out}: this run folder cannot be made or written, because {existing} {what}; give "
+            "another with --out"
+        )
+    if existing != out:
+        return "new"
+    if RunFolder(out).look(resolved, resume) is not None:
+        return "holds this run finished: it would not be run again"
+    return "would be resumed" if (out / "config.yaml").exists() else "is empty"
+
+
+def changed(resolved: ResolvedConfig, overrides: Iterable[str]) -> ResolvedConfig:
+    """A configuration with other settings, which is not the row any more.
+
+    Raises:
+        ConfigError: They do not fit.
+    """
+    tree = with_overrides(resolved.tree, overrides)
+    return replace(resolve(tree, resolved.source, ()), overrides=resolved.overrides)
+
+
+def expected_cost(prepared: PreparedRun) -> Cost:
+    """What the training of a run is expected to cost."""
+    parts, trainer, step = prepared.parts, prepared.trainer, prepared.step
+    config, total = parts.resolved.config, prepared.trainer.total
+    split = parts.task.split("train")
+    if isinstance(parts, FederatedParts):
+        local = parts.algorithm.local_training
+        steps, examples = expected_work(np.diff(split.offsets), local)
+        clients = parts.options.cohort_size
+        flops = float((step.per_step * steps + step.per_example * examples).mean())
+        sent = float(total * clients)
+        return Cost(
+            trainer.unit,
+            total,
+            clients,
+            float(steps.mean()),
+            sent * flops,
+            sent * parts.download_bytes,
+            sent * parts.upload_bytes,
+        )
+    if config.central is not None:
+        steps_an_epoch = math.ceil(split.num_examples / config.central.batch_size)
+        flops = float(step.of(steps_an_epoch, split.num_examples))
+        return Cost(trainer.unit, total, None, float(steps_an_epoch), total * flops, None, None)
+    # Clients search rates, or solve duals: their steps are known as it goes.
+    return Cost(trainer.unit, total, None, None, None, None, None)
+
+
+def _named(resolved: ResolvedConfig) -> ResolvedConfig:
+    """The configuration with what a run would measure first named instead."""
+    federated = resolved.config.federated
+    if federated is None:
+        return resolved
+    overrides = []
+    if federated.engine == "auto" and federated.engine_lanes is None:
+        overrides.append("federated.engine=sequential")
+    if federated.workers == "auto":
+        overrides.append("federated.workers=1")
+    return changed(resolved, overrides) if overrides else resolved
+
+
+def _check_resumption(resolved: ResolvedConfig, out: Path, prepared: PreparedRun) -> list[str]:
+    """Check that a run goes on under what it began with; gives what a person must know of it."""
+    parts, trainer = prepared.parts, prepared.trainer
+    now = environment(
+        parts.task.facts,
+        parts.model.device,
+        parts.model.initial_digest,
+        trainer.engine,
+        prepared.group.description,
+    )
+    if trainer.private_seed is not None:
+        now["private_seed"] = trainer.private_seed.to_json_dict()
+    folder = RunFolder(out)
+    if folder.look(resolved, resume=True) is not None:
+        return []
+    return folder.check_environment(now)

@@ -1,0 +1,313 @@
+"""The steps of ``scripts/gpu_check.py``: each gives what it found, or raises."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ("central", "central_dp", "federated", "private_federated")
+# What the vectorized engine is timed with; the first is what it takes by itself.
+SLOTS = {"cuda": (8, 32, 128), "cpu": (8,)}
+REPEATED = ["federated.num_rounds=8", "checkpoint.every=2", "evaluation.every=8"]
+# Slots that no memory of ``MEMORY_BYTES`` holds: FEMNIST's CNN has 1.2 million parameters.
+TOO_MANY_SLOTS, MEMORY_BYTES = 1024, 3 * 2**30
+PICTURES = 256
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step.
+
+    Attributes:
+        what: What it finds out.
+        limit_s: Seconds after which it has failed.
+        needs_gpu: Whether it is skipped without one.
+        run: Gives what it found, of a device's name and an empty folder.
+    """
+
+    what: str
+    limit_s: int
+    needs_gpu: bool
+    run: Callable[[str, Path], Any]
+
+
+def pick_device(asked: str) -> str:
+    """The device that is meant: "cuda" or "cpu".
+
+    Raises:
+        SystemExit: A GPU was asked for, and PyTorch finds none.
+    """
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("--device cuda: PyTorch finds no GPU here; leave --device out")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
+
+
+def run_step(name: str, device: str, folder: Path) -> Any:
+    """What a step found.
+
+    Args:
+        name: Of ``STEPS``.
+        device: "cuda" or "cpu".
+        folder: An empty one, for its files.
+    """
+    return STEPS[name].run(device, folder)
+
+
+def _environment(device: str, folder: Path) -> dict[str, Any]:
+    from benchmarks.common import Machine
+
+    found = {**Machine().describe(), "python": sys.version.split()[0]}
+    del found["command"]
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        found |= {
+            "gpu": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
+            "memory_bytes": properties.total_memory,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "bfloat16": torch.cuda.is_bf16_supported(),
+        }
+    return found
+
+
+def _demo(precision: str, device: str, folder: Path) -> dict[str, Any]:
+    """The demo's rows: metrics and seconds, or what refused them."""
+    from pfl_bench.api import load_row, run_row
+
+    found = {}
+    for name in DEMO:
+        row = load_row(f"demo/{name}.yaml", device=device, precision=precision)
+        result = run_row(row, folder / name)
+        found[name] = {
+            "test/accuracy": result.metrics["test/accuracy"],
+            "seconds": result.summary["seconds"],
+            "expected": result.expected,
+        }
+    return found
+
+
+def _cuda_tests(device: str, folder: Path) -> dict[str, Any]:
+    """What ``pytest -m cuda`` says: models and engines on the GPU beside the CPU among it."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode != 0:
+        raise SystemExit("\n".join(lines[-60:]))
+    return {"pytest": lines[-1]}
+
+
+def _run_command(out: Path, device: str, *more: str) -> list[str]:
+    command = [sys.executable, "-m", "pfl_bench", "run", "demo/private_federated.yaml"]
+    nonce = ["privacy.nonce=gpu-check", f"device={device}", "num_threads=1"]
+    return [*command, *nonce, *REPEATED, "--out", str(out), *more]
+
+
+def _repeat(device: str, folder: Path) -> dict[str, Any]:
+    """One private run twice, and once killed and resumed: their ledgers must be the same."""
+    ledgers = {}
+    for name in ("first", "second"):
+        subprocess.run(_run_command(folder / name, device), cwd=ROOT, check=True)
+        ledgers[name] = (folder / name / "ledger.jsonl").read_text(encoding="utf-8")
+    path = folder / "killed" / "ledger.jsonl"
+    child = subprocess.Popen(_run_command(folder / "killed", device), cwd=ROOT)
+    while child.poll() is None and not (path.exists() and path.read_text().count("\n") > 4):
+        time.sleep(0.002)
+    killed = child.poll() is None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    subprocess.run(_run_command(folder / "killed", device, "--resume"), cwd=ROOT, check=True)
+    ledgers["killed and resumed"] = path.read_text(encoding="utf-8")
+    if len(set(ledgers.values())) != 1:
+        raise SystemExit("the ledgers of runs that must be the same differ")
+    return {"runs": list(ledgers), "was_killed": killed, "lines": ledgers["first"].count("\n")}
+
+
+def _our_side(model: str, device: str, folder: Path, **changes: Any) -> Any:
+    """Our private trainer on generated data of FEMNIST's shapes."""
+    from benchmarks.common import OurSide
+    from benchmarks.femnist import FEMNIST, make_store
+    from benchmarks.workload import Job, configuration
+
+    store = folder / "generated.h5"
+    make_store(store, num_users=changes.pop("num_users", 60))
+    job = Job(str(store), FEMNIST[model], True, device=device, **changes)
+    (folder / "run").mkdir()
+    return OurSide(configuration(job), folder / "run")
+
+
+def _synchronizations(device: str, folder: Path) -> dict[str, Any]:
+    """How often the host waits for the GPU in a round, by engine."""
+    found = {}
+    for engine in ("sequential", "vectorized"):
+        place = folder / engine
+        place.mkdir()
+        side = _our_side("softmax", device, place, engine=engine)
+        side.round(1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            side.round(2)
+            torch.cuda.set_sync_debug_mode("default")
+        places = [f"{Path(w.filename).name}:{w.lineno}" for w in caught]
+        counts = {at: places.count(at) for at in dict.fromkeys(places)}
+        most = sorted(counts.items(), key=lambda item: -item[1])[:10]
+        clients = int(side.scalars["train/cohort_size"])
+        found[engine] = {"a_round": len(places), "clients": clients, "most": dict(most)}
+        side.close()
+    return found
+
+
+def _out_of_memory(device: str, folder: Path) -> dict[str, Any]:
+    """The vectorized engine, told to take more slots than fit, must halve them and go on."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(MEMORY_BYTES / total)
+    from benchmarks.common import OurSide
+    from benchmarks.femnist import FEMNIST, make_store
+    from benchmarks.workload import Job, configuration
+
+    store, notices = folder / "generated.h5", []
+    make_store(store, num_users=TOO_MANY_SLOTS, mean_examples=20)
+    job = Job(str(store), FEMNIST["cnn"], False, engine="vectorized", device=device)
+    tree = configuration(job)
+    tree["federated"] |= {"engine_lanes": TOO_MANY_SLOTS, "cohort_size": TOO_MANY_SLOTS}
+    side = OurSide(tree, folder, notice=notices.append)
+    side.round(1)
+    said = [text for text in notices if "out of memory" in text]
+    if not said:
+        raise SystemExit(f"{TOO_MANY_SLOTS} slots fitted into {MEMORY_BYTES} bytes")
+    return {"clients": int(side.scalars["train/cohort_size"]), "notices": said}
+
+
+def _decoding(device: str, folder: Path) -> dict[str, Any]:
+    """JPEGs of 256 x 256 pixels a second, by where they are decoded."""
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    from tasks.flair.decoding import Decoder
+
+    rng = np.random.default_rng(0)
+    pictures = []
+    for _ in range(PICTURES):
+        # Smooth, as photographs are: noise would be slow to decode.
+        small = Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8))
+        buffer = io.BytesIO()
+        small.resize((256, 256), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+        pictures.append(np.frombuffer(buffer.getvalue(), np.uint8).copy())
+    names = [f"picture {i}" for i in range(PICTURES)]
+    found = {}
+    for where in dict.fromkeys(("cpu", device)):
+        decoder = Decoder("cpu" if where == "cpu" else "gpu", 256, None)
+        decoder.use_device(torch.device(where))
+        seconds = []
+        for _ in range(3):
+            began = time.perf_counter()
+            decoder.decode(pictures, names)
+            if where == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - began)
+        found[where] = {"pictures_a_second": round(PICTURES / min(seconds[1:]))}
+    return found
+
+
+def _bench(subject: str, more: list[str], device: str, folder: Path) -> dict[str, Any]:
+    """A round's benchmark: seconds of each side, and examples a second beside the limit."""
+    path = folder / "bench.json"
+    repeats = "5" if device == "cuda" else "1"
+    command = [sys.executable, str(ROOT / "scripts" / "bench.py"), subject, "--device", device]
+    command += ["--repeats", repeats, "--json", str(path), *more]
+    if subject != "flair":
+        slots = [str(number) for number in SLOTS[device]]
+        command += ["--private", "yes", "--slots", *slots]
+        command += ["--large-batch", "4096" if device == "cuda" else "256"]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return {"results": json.loads(path.read_text(encoding="utf-8"))["results"]}
+
+
+def _profile(model: str, device: str, folder: Path) -> dict[str, Any]:
+    """Where a round's time goes: operations by their own time, and launches a client."""
+    from torch.profiler import ProfilerActivity, profile
+
+    side = _our_side(model, device, folder, engine="vectorized", num_users=40)
+    side.round(1)
+    activities = [ProfilerActivity.CPU]
+    activities += [ProfilerActivity.CUDA] if device == "cuda" else []
+    began = time.perf_counter()
+    with profile(activities=activities) as trace:
+        side.round(2)
+        if device == "cuda":
+            torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    rows = trace.key_averages()
+    own = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    most = sorted(rows, key=lambda row: -float(getattr(row, own)))[:12]
+    launches = sum(row.count for row in rows if "LaunchKernel" in row.key)
+    side.close()
+    return {
+        "seconds_profiled": seconds,
+        "clients": int(side.scalars["train/cohort_size"]),
+        "steps": int(side.scalars["train/num_steps"]),
+        "launches": launches,
+        "most": {row.key[:80]: round(float(getattr(row, own))) for row in most},
+    }
+
+
+def median_seconds(found: dict[str, Any]) -> dict[str, float]:
+    """Median seconds a round of each side that a bench step found.
+
+    Args:
+        found: Of a step whose name begins with "bench-".
+    """
+    return {
+        name: statistics.median(side["seconds"])
+        for result in found["results"]
+        for name, side in result["sides"].items()
+    }
+
+
+def _bench_step(what: str, subject: str, limit_s: int, *more: str, needs_gpu: bool = True) -> Step:
+    return Step(what, limit_s, needs_gpu, partial(_bench, subject, list(more)))
+
+
+FLAIR = ("--only", "fine_tuned-private", "--peers", "pfl", "--precision")
+# In the order in which they run: what breaks first, then speed.
+STEPS = {
+    "environment": Step("versions and hardware", 60, False, _environment),
+    "demo-float32": Step("the demo's rows", 90, False, partial(_demo, "float32")),
+    "demo-tf32": Step("the same in TF32", 90, True, partial(_demo, "tf32")),
+    "demo-bfloat16": Step("the same in bfloat16", 90, True, partial(_demo, "bfloat16")),
+    "tests": Step("pytest -m cuda", 180, True, _cuda_tests),
+    "repeat": Step("a run twice, killed and resumed", 150, False, _repeat),
+    "synchronizations": Step("host waits a round", 60, True, _synchronizations),
+    "out-of-memory": Step("slots that do not fit", 60, True, _out_of_memory),
+    "decoding": Step("JPEGs a second", 60, False, _decoding),
+    "bench-softmax": _bench_step(
+        "softmax regression", "femnist", 60, "--only", "softmax", needs_gpu=False
+    ),
+    "bench-cnn": _bench_step("FLAIR's small CNN", "femnist", 60, "--only", "cnn"),
+    "bench-leaf-cnn": _bench_step("LEAF's CNN", "femnist", 60, "--only", "leaf_cnn"),
+    "bench-reddit": _bench_step("LEAF's LSTM for words", "reddit", 60),
+    "bench-shakespeare": _bench_step("LEAF's LSTM for characters", "shakespeare", 60),
+    "bench-resnet18": _bench_step("FLAIR's ResNet-18", "flair", 90, *FLAIR, "float32"),
+    "bench-resnet18-bfloat16": _bench_step("in bfloat16", "flair", 90, *FLAIR, "bfloat16"),
+    "profile-softmax": Step("operations of a round", 60, False, partial(_profile, "softmax")),
+    "profile-cnn": Step("operations of a round", 60, True, partial(_profile, "cnn")),
+}

@@ -1,0 +1,238 @@
+"""``pfl-bench new`` writes plug-ins that ``check-plugin`` passes; broken ones it does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pfl_bench import plugins
+from pfl_bench.cli.check_plugin import Checked, check_folder
+from pfl_bench.cli.main import main
+from pfl_bench.cli.new import KINDS
+from pfl_bench.client.machine import _digest_of_code
+from tests.helpers import REPOSITORY
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def own_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Folders of plug-ins are forgotten afterwards."""
+    monkeypatch.setattr(plugins, "__path__", [])
+    # Set, so that what add_folder sets is taken back.
+    monkeypatch.setenv(plugins.FOLDERS, "")
+    yield
+    for name in [name for name in sys.modules if name.startswith("pfl_bench.plugins.")]:
+        del sys.modules[name]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in files}
+
+
+def failures(found: list[Checked]) -> dict[str, str]:
+    return {f"{one.subject}: {one.check}": one.evidence for one in found if one.outcome == "failed"}
+
+
+@pytest.mark.slow
+def test_one_of_each_kind_in_an_empty_folder_runs_is_killed_resumed_audited_and_reported(
+    tmp_path: Path,
+) -> None:
+    home = tmp_path / "mine"
+    for kind in KINDS:
+        assert main(["new", kind, f"my_{kind}", "--out", str(home)]) == 0
+    written = contents(home)
+    found = list(check_folder(home))
+    assert failures(found) == {}
+    assert {name: text for name, text in contents(home).items() if "__pycache__" not in name} == (
+        written
+    ), "nothing is edited"
+    outcomes = {(one.subject, one.check): one.outcome for one in found}
+    for kind in KINDS:
+        row = f"row rows/my_{kind}"
+        for check in ("configuration", "run", "kill and resume", "report"):
+            assert outcomes[row, check] == "passed"
+        assert outcomes[row, "audit"] == ("skipped" if kind == "metric" else "passed")
+    assert outcomes["mechanism my_mechanism", "sensitivity"] == "passed"
+    assert outcomes["row rows/my_metric", "batches"] == "passed"
+    assert outcomes["task my_task", "data"] == "passed"
+    # Their own tests, as their author calls them.
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=home, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), plugins.FOLDERS: ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{2 * len(KINDS)} passed" in done.stdout
+
+
+def new(kind: str, home: Path, *changes: tuple[str, str]) -> Path:
+    """Write a plug-in, and change its first module."""
+    assert main(["new", kind, "mine", "--out", str(home)]) == 0
+    path = (
+        home
+        / "own_plugins"
+        / next(path for path in KINDS[kind].files if not path.endswith("__init__.py")).replace(
+            "NAME", "mine"
+        )
+    )
+    text = path.read_text(encoding="utf-8")
+    for before, after in changes:
+        assert before in text, before
+        text = text.replace(before, after)
+    path.write_text(text, encoding="utf-8")
+    _digest_of_code.cache_clear()
+    return path
+
+
+FORGETS = '''    def load_state_dict(self, state):
+        """Forget."""
+
+    def state_dict(self):
+        """Hold it."""
+        return {"velocity": self._velocity}
+
+    def central_gradient'''
+BROKEN = {
+    "forgets": (
+        "algorithm", [("    def central_gradient", FORGETS)],
+        "row rows/mine: kill and resume", "other weights",
+    ),
+    "crashes": (
+        "algorithm", [("torch.neg(self._velocity, out=out)", "raise KeyError('oops')")],
+        "row rows/mine: run", "algorithms/mine.py, line",
+    ),
+    "loose_options": (
+        "algorithm", [('extra="forbid", strict=True', 'strict=True')],
+        "algorithm mine: options", "extra='forbid'",
+    ),
+    "no_clip": (
+        "mechanism", [("super().__init__(clip_norm, noise)", "super().__init__(1e9, noise)")],
+        "mechanism mine: sensitivity", "clip in accumulate",
+    ),
+    "little_noise": (
+        "mechanism", [("math.sqrt(self._num_servers)", "self._num_servers")],
+        "row rows/mine: audit", "noise",
+    ),
+    "mean_of_batches": (
+        "metric", [("self._count += len(targets)", "self._count += 1")],
+        "row rows/mine: batches", "with batches of 7",
+    ),
+    "no_headline": (
+        "metric", [('HEADLINES = ("mine",)', "HEADLINES = ()")],
+        "metric family mine: directions", "HEADLINES is empty",
+    ),
+    "no_direction": (
+        "metric", [('LOWER_IS_BETTER = frozenset({"mine"})', "")],
+        "metric family mine: directions", "has no LOWER_IS_BETTER",
+    ),
+    "drawn_anew": (
+        "task", [("np.random.default_rng(place)", "np.random.default_rng()")],
+        "task mine: data", "two builds",
+    ),
+    "wrong_names": (
+        "task", [("for user in range(users)]", "for user in range(1)]")],
+        "task mine: data", "client_ids gives 1 different names",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_breaks_the_contract_fails_by_name(name: str, tmp_path: Path, capsys: Capture) -> None:
+    kind, changes, check, words = BROKEN[name]
+    home = tmp_path / "own"
+    new(kind, home, *changes)
+    assert main(["check-plugin", str(home), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document["verdict"] == "failed"
+    failed = failures([Checked(**one) for one in document["checks"]])
+    assert check in failed
+    assert words in failed[check]
+
+
+def test_nothing_is_overwritten_and_a_second_plug_in_keeps_the_project(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    home = tmp_path / "mine"
+    assert main(["new", "algorithm", "first", "--out", str(home)]) == 0
+    before = contents(home)
+    assert main(["new", "algorithm", "first", "--out", str(home)]) == 2
+    assert "first.py: exists" in " ".join(capsys.readouterr().err.split())
+    assert contents(home) == before
+    assert main(["new", "metric", "second", "--out", str(home)]) == 0
+    assert 'second = "mine_plugins.metrics.second"' in capsys.readouterr().out
+    after = contents(home)
+    assert {name: after[name] for name in before} == before
+    project = tomllib.loads(before["pyproject.toml"])["project"]
+    assert project["entry-points"] == {
+        "pfl_bench.algorithms": {"first": "mine_plugins.algorithms.first"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["algorithm", "My-Method"], "small letters"),
+        (["algorithm", "class"], "small letters"),
+        (["algorithm", "fedavg"], "already"),
+        (["task", "digits"], "already"),
+        (["metric", "mine", "--out", "row.yaml"], "is a file"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("row.yaml").write_text("")
+    assert main(["new", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["row.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("nowhere", "neither a folder nor"), (".", "it has none"), ("json.tool", "neither a folder")],
+)
+def test_a_folder_without_plug_ins_is_refused(
+    place: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["check-plugin", place]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_an_installed_package_s_file_is_one_plug_in_with_that_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "own"
+    path = new("algorithm", home)
+    info = home / "own_plugins-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-plugins\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[pfl_bench.algorithms]\nmine = own_plugins.algorithms.mine\n"
+    )
+    monkeypatch.syspath_prepend(home)
+    plugins._entry_points.cache_clear()
+    try:
+        assert plugins.load(plugins.ALGORITHM, "mine").__file__ == str(path)
+        plugins.add_folder(home / "own_plugins")
+        assert plugins.module_of(plugins.ALGORITHM, "mine").endswith("algorithms.mine")
+        subjects = [one.subject for one in check_folder("own_plugins")]
+        assert "algorithm mine" in subjects
+    finally:
+        plugins._entry_points.cache_clear()
+        for name in [name for name in sys.modules if name.startswith("own_plugins")]:
+            del sys.modules[name]

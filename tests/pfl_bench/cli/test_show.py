@@ -1,0 +1,212 @@
+"""``pfl-bench show`` and ``run --dry-run`` say what a run does, and write nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pfl_bench.cli.main import main
+from pfl_bench.config.loading import load_config
+from pfl_bench.runs.runner import run
+from pfl_bench.runs.time_estimate import _line, estimate_time
+from tests.helpers import TREES, make_config
+
+Capture = pytest.CaptureFixture[str]
+ConfigFile = Callable[..., Path]
+FLAIR = "flair/table1/private_imagenet_coarse_corrected"
+
+
+def shown(capsys: Capture, *arguments: str) -> str:
+    assert main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def as_json(capsys: Capture, *arguments: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(shown(capsys, "show", *arguments, "--json"))
+    return document
+
+
+@pytest.mark.parametrize("setting", TREES)
+def test_what_is_shown_is_what_the_run_then_claims_and_costs(
+    setting: str,
+    config_file: ConfigFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = config_file(setting)
+    told = as_json(capsys, str(path))
+    assert sorted(tmp_path.iterdir()) == [path], "nothing is left"
+    summary = run(load_config(path), tmp_path / "run")
+    spent, cost = summary["systems"], told["cost"]
+    assert cost["steps"] == summary["rounds"]
+    # Cohorts and batches are drawn.
+    assert cost["flops"] == pytest.approx(spent["flops"], rel=0.35)
+    for name in ("bytes_down", "bytes_up"):
+        assert (cost[name] or 0) == pytest.approx(spent[name], rel=0.35)
+    if summary["privacy"] is None:
+        assert told["privacy"] is None
+    else:
+        for side in ("simulated", "actual"):
+            assert told["privacy"][side] == summary["privacy"][side]
+    assert told["num_users"] == summary["data"]["num_users"]
+    assert told["estimate"]["total"] > 0
+    assert told["data_not_prepared"] is None
+
+
+def test_a_row_fits_into_80_columns_and_names_its_published_number(capsys: Capture) -> None:
+    text = shown(capsys, "show", "demo/private_federated", "--no-estimate")
+    assert max(map(len, text.splitlines()[2:])) <= 80
+    for words in ("test/accuracy 0.882", "epsilon (simulated)", "epsilon (actual)", "60 rounds"):
+        assert words in text
+    assert "time:" not in text
+    assert "local_momentum" not in text
+    everything = shown(capsys, "show", "demo/private_federated", "--no-estimate", "--all")
+    assert "local_momentum: 0.0" in everything
+
+
+def test_an_override_is_shown_and_is_not_the_row(capsys: Capture) -> None:
+    arguments = ("show", "demo/central", "central.num_epochs=3", "--no-estimate")
+    text = shown(capsys, *arguments)
+    assert "num_epochs: 3" in text
+    assert "not compared with it: central.num_epochs 30 -> 3" in text
+
+
+def test_without_data_a_row_says_what_prepares_them_and_both_epsilons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = shown(capsys, "show", FLAIR)
+    assert "data not prepared" in text
+    assert "pfl-bench data prepare flair --source DIR --out flair.h5" in " ".join(text.split())
+    # FLAIR's 2.0 is 4.324 of the run itself.
+    lines = [line.split()[:3] for line in text.splitlines() if "epsilon (" in line]
+    assert lines == [["epsilon", "(simulated)", "2"], ["epsilon", "(actual)", "4.324"]]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("setting", ["federated", "private_federated", "central_dp"])
+def test_an_estimate_is_of_the_order_of_the_run(setting: str, tmp_path: Path) -> None:
+    config = make_config(setting)
+    estimate = estimate_time(config)
+    assert estimate is not None
+    seconds = run(config, tmp_path / "run")["seconds"]
+    # The run also writes files; a busy machine is slower now and then.
+    assert estimate.total < 20 * seconds
+    assert estimate.total > 0
+
+
+def test_the_line_through_two_measurements() -> None:
+    assert _line([(10.0, 2.0), (20.0, 3.0)]) == pytest.approx((1.0, 0.1))
+    assert _line([(10.0, 3.0), (20.0, 2.0)]) == pytest.approx((0.0, 0.1))
+    assert _line([(10.0, 1.0), (20.0, 3.0)]) == pytest.approx((0.0, 0.15))
+    assert _line([(10.0, 1.0), (10.0, 2.0)]) == pytest.approx((0.0, 0.2))
+
+
+@pytest.mark.parametrize("setting", ["private_federated", "central"])
+def test_a_dry_run_writes_nothing_and_says_where_it_would(
+    setting: str, config_file: ConfigFile, tmp_path: Path, capsys: Capture
+) -> None:
+    path, out = config_file(setting), tmp_path / "deep" / "run"
+    text = shown(capsys, "run", str(path), "--dry-run", "--out", str(out))
+    assert f"would run in {out}: new" in text
+    assert ("epsilon (actual)" in text) == (setting == "private_federated")
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_dry_run_looks_at_what_the_folder_holds_and_changes_none_of_it(
+    config_file: ConfigFile, tmp_path: Path, capsys: Capture
+) -> None:
+    path, out = str(config_file("private_federated")), tmp_path / "run"
+    command = ["run", path, "--out", str(out)]
+    run(load_config(Path(path)), out)
+    whole = contents(out)
+    assert "finished: it would not be run again" in shown(capsys, *command, "--dry-run")
+    assert contents(out) == whole
+    (out / "summary.json").unlink()
+    unfinished = contents(out)
+    assert main([*command, "--dry-run"]) == 2
+    assert "add --resume" in capsys.readouterr().err
+    assert "would be resumed" in shown(capsys, *command, "--dry-run", "--resume")
+    assert main([*command, "seed=9", "--dry-run", "--resume"]) == 2
+    assert "seed (3 -> 9)" in capsys.readouterr().err
+    assert contents(out) == unfinished
+    # It would go on with other noise: other data than it began with.
+    environment = json.loads((out / "environment.json").read_text())
+    environment["data"]["checksum"] = "sha256:other"
+    (out / "environment.json").write_text(json.dumps(environment))
+    assert main([*command, "--dry-run", "--resume"]) == 2
+    assert "checksum sha256:other" in capsys.readouterr().err
+    shutil.rmtree(out)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["federated.cohort_size=90"], "cohort"),
+        (["privacy.population_size=61"], "population_size"),
+        (["evaluation.splits=[dev]"], "no split 'dev'"),
+        (["evaluation.select_best=val/acuracy"], "val/accuracy"),
+        (["federated.weighting=examples"], "weighting"),
+        (["task.num_users=100000"], "num_users"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_run_refuses(
+    overrides: list[str], words: str, config_file: ConfigFile, tmp_path: Path, capsys: Capture
+) -> None:
+    path = config_file("private_federated")
+    assert main(["run", str(path), *overrides, "--dry-run", "--out", str(tmp_path / "r")]) == 2
+    assert words in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_folder_inside_a_file_is_refused_by_a_dry_run(
+    config_file: ConfigFile, tmp_path: Path, capsys: Capture
+) -> None:
+    path = config_file("federated")
+    assert main(["run", str(path), "--dry-run", "--out", str(path / "run")]) == 2
+    assert f"{path} is no folder" in capsys.readouterr().err
+
+
+def test_a_row_s_guarantee_is_explained_before_it_runs(capsys: Capture) -> None:
+    text = shown(capsys, "privacy", "explain", "demo/private_federated")
+    assert "Epsilon (simulated) is at most 4 " in " ".join(text.split())
+    assert main(["privacy", "explain", "demo/federated"]) == 2
+    assert "claims no privacy" in capsys.readouterr().err
+    assert main(["privacy", "explain", "no/such"]) == 2
+    assert "no/such" in capsys.readouterr().err
+
+
+def test_bundled_names_need_no_suffix_and_serve_as_rows_of_sweeps_and_views(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shown(capsys, "copy", "demo/federated", "mine.yaml") == "pfl-bench run mine.yaml\n"
+    sweep = "version: 1\nrow: demo/federated.yaml\nmetric: val/accuracy\n"
+    grid = "grid: {federated.local_learning_rate: [0.1, 0.3]}\n"
+    Path("sweep.yaml").write_text(sweep + grid)
+    quick = ["federated.num_rounds=1", "task.num_users=60", "federated.cohort_size=9"]
+    text = shown(capsys, "sweep", "sweep.yaml", *quick, "--out", "out")
+    assert "The best by val/accuracy" in text
+    Path("view").mkdir()
+    Path("view/view.yaml").write_text(
+        "version: 1\nview_of: demo\nrows:\n"
+        "- {row: central, expected: [{metric: test/accuracy, value: 1, tolerance: 1, source: a}]}\n"
+    )
+    arguments = ["table", "view", "central.num_epochs=1", "--out", "runs"]
+    main(arguments)
+    assert Path("runs/central/seed-0/summary.json").is_file(), capsys.readouterr()

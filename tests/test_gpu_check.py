@@ -1,0 +1,80 @@
+"""The check of a machine's GPU, as far as it runs without one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.helpers import REPOSITORY
+
+
+@pytest.fixture(scope="module")
+def check() -> Iterator[SimpleNamespace]:
+    scripts = str(REPOSITORY / "scripts")
+    sys.path.insert(0, scripts)
+    try:
+        names = {"driver": "gpu_check", "steps": "benchmarks.gpu_steps"}
+        yield SimpleNamespace(**{key: importlib.import_module(m) for key, m in names.items()})
+    finally:
+        sys.path.remove(scripts)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_a_failure_goes_on_and_steps_that_need_a_gpu_are_skipped(
+    check: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, steps = tmp_path / "found.json", check.steps.STEPS
+    # Imports alone take longer.
+    broken = check.steps.Step("too slow", 0.05, False, steps["decoding"].run)
+    monkeypatch.setitem(steps, "decoding", broken)
+    names = ["decoding", "tests", "environment"]
+    only = [argument for name in names for argument in ("--only", name)]
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--out", str(out), *only])
+    assert check.driver.main() == 1
+    found = json.loads(out.read_text())
+    assert {name: step["status"] for name, step in found["steps"].items()} == {
+        "decoding": "failed",
+        "tests": "skipped",
+        "environment": "passed",
+    }
+    assert found["steps"]["decoding"]["why"].startswith("not done after")
+    assert found["steps"]["tests"]["why"] == "no GPU"
+    versions = found["steps"]["environment"]["found"]["versions"]
+    assert versions["torch"] == torch.__version__.partition("+")[0]
+    assert "skipped" in capsys.readouterr().out
+
+
+def test_a_spent_budget_skips_what_is_left(check: SimpleNamespace) -> None:
+    began = time.monotonic()
+    outcome = check.driver._outcome("environment", check.steps.STEPS["environment"], "cpu", 0.0)
+    assert outcome == {"status": "skipped", "why": "the budget of time is spent"}
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("name", ["decoding", "profile-softmax"])
+def test_a_step_measures(name: str, check: SimpleNamespace, tmp_path: Path) -> None:
+    found = check.steps.run_step(name, "cpu", tmp_path)
+    if name == "decoding":
+        assert found["cpu"]["pictures_a_second"] > 1
+    else:
+        assert found["clients"] > 0
+        assert found["launches"] == 0
+        assert len(found["most"]) == 12
+
+
+def test_a_gpu_that_is_not_there_is_said(check: SimpleNamespace) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(SystemExit, match="PyTorch finds no GPU here"):
+        check.steps.pick_device("cuda")
