@@ -28,7 +28,7 @@ shadowed() {
 }
 
 quietly python -m build --wheel --outdir "$folder/dist" .
-rm -rf build
+rm -rf build/lib build/bdist.*
 environment=${WHEEL_ENVIRONMENT:-$folder/venv}
 if [ -n "${WHEEL_ENVIRONMENT:-}" ]; then
     quietly "$environment/bin/python" -m pip install --disable-pip-version-check --no-deps --force-reinstall "$folder"/dist/*.whl

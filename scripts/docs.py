@@ -18,16 +18,27 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 PAGES = CHECKOUT / "build" / "pages"
 
 
+def build(config: Path, out: Path) -> int:
+    """Build a site; a warning makes the exit code 1.
+
+    Args:
+        config: The mkdocs.yml.
+        out: Folder of the site.
+    """
+    # Not --quiet: with it --strict counts no warnings.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", config, "-d", out]
+    # Not an announcement at each build.
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Stage the pages and build the site; the exit code is that of MkDocs."""
     parser = argparse.ArgumentParser(description="Builds the documentation site.")
     parser.add_argument("--out", type=Path, default=CHECKOUT / "build" / "site")
     out = parser.parse_args(arguments).out.resolve()
     stage(CHECKOUT, PAGES)
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", out]
-    # Not an announcement at each build.
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    code = subprocess.run(command, cwd=CHECKOUT, env=environment, check=False).returncode
+    code = build(CHECKOUT / "mkdocs.yml", out)
     if code == 0:
         print(f"site: {out / 'index.html'}")
     return code

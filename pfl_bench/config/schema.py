@@ -43,7 +43,8 @@ class PrivacyOptions(Strict):
             in the data; the statement then says so.
         noise_cohort_size: Cohort whose noise is simulated; null for ``cohort_size`` itself.
         epsilon: Target of the simulated deployment; with ``noise_multiplier``, a budget.
-        noise_multiplier: Effective z that the accountant sees; null to calibrate it to epsilon.
+        noise_multiplier: Effective z that the accountant sees: standard deviation of the noise in
+            multiples of clip_norm; null to calibrate it to epsilon.
         delta: null for N^-1.1.
         nonce: Pins the noise and the cohorts, where they have to stay while code, versions or
             machine change: all runs of one nonce and seed share them, and no two of those have a

@@ -79,8 +79,7 @@ class DataFacts:
         extra: Further facts, JSON-serialisable.
         class_names: Names of the classes, in the order of the outputs; empty where they have none.
         artificial_users: Whether examples were assigned to users who never had them; a guarantee
-        for
-            such a user protects no person, and the statement says so.
+            for such a user protects no person, and the statement says so.
     """
 
     source: str

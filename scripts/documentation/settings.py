@@ -28,6 +28,8 @@ PLACES = {
     plugins.GENERATE: "pfl-bench data generate",
     plugins.STATISTICS: "pfl-bench data stats",
 }
+# Settings that take the name of a plug-in alone.
+_NAMES = {"federated.engine": ("auto", *plugins.available(plugins.ENGINE))}
 _UNITS = {"_s": "seconds", "_ms": "milliseconds", "_kbps": "kbit/s"}
 _ROLE = re.compile(r"``([^`]*)``")
 
@@ -77,7 +79,7 @@ def allowed(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
         "number": "a number",
         "string": "text",
         "boolean": "`true` or `false`",
-        "object": "a plug-in's name and options",
+        "object": "a mapping",
         "null": "`null`",
     }
     return ", ".join([words.get(str(kind), "any value"), *_bounds(schema)])
@@ -134,10 +136,21 @@ def _fields(prefix: str, options: type[BaseModel], level: int) -> Iterator[str]:
         shown = schema["properties"][name]
         default = _default(field)
         unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), "")
-        facts = [f"**{default}**", allowed(shown, schema.get("$defs", {}))]
+        values = _plugin_names(prefix + name) or allowed(shown, schema.get("$defs", {}))
+        facts = [f"**{default}**", values]
         facts += [f"unit: {unit}"] if unit else []
         yield f"{'#' * level} `{prefix}{name}`\n"
         yield f"{' · '.join(facts)}\n\n{_sentence(said[name])}\n"
+
+
+def _plugin_names(place: str) -> str:
+    """What a setting that chooses a plug-in takes; empty for any other setting."""
+    if place in _NAMES:
+        return ", ".join(f"`{name}`" for name in _NAMES[place])
+    if place not in PLACES.values():
+        return ""
+    anchor = f"options-of-plug-ins-{place.replace('.', '')}"
+    return f"name and options of [a plug-in](#{anchor})"
 
 
 def _plugins() -> Iterator[str]:

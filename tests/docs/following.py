@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import re
 import shlex
@@ -24,11 +25,14 @@ _SCRIPTS = REPOSITORY / "scripts"
 
 def documentation(module: str) -> ModuleType:
     """A module that the site is built by, from the folder scripts/documentation."""
-    import importlib
+    return script(f"documentation.{module}")
 
+
+def script(module: str) -> ModuleType:
+    """A module below scripts/."""
     sys.path.insert(0, str(_SCRIPTS))
     try:
-        return importlib.import_module(f"documentation.{module}")
+        return importlib.import_module(module)
     finally:
         sys.path.remove(str(_SCRIPTS))
 

@@ -39,13 +39,15 @@ def reference() -> str:
         ("federated.local_momentum", "**default: `0.0`** · a number, at least 0, below 1"),
         (
             "federated.algorithm",
-            '**default: `{"name": "fedavg"}`** · a plug-in\'s name and options',
+            '**default: `{"name": "fedavg"}`** · name and options of [a plug-in]'
+            "(#options-of-plug-ins-federatedalgorithm)",
         ),
         (
             "federated.workers",
             "**default: `auto`** · a whole number, at least 1, at most 64 or `auto`",
         ),
         ("privacy.mechanism.quantile", "**required** · a number, above 0.0, below 1.0"),
+        ("federated.engine", "**default: `auto`** · `auto`, `sequential`, `vectorized`"),
         ("privacy.accountant", "**default: `rdp`** · `rdp`, `pld`, `prv`"),
         ("privacy.delta", "**default: `null`** · a number, above 0, below 1 or `null`"),
         ("channels_last", "**default: `false`** · `true` or `false`"),
