@@ -80,7 +80,7 @@ def begins_where_the_last_ended(patch: Patch) -> None:
         start = last["end"] if last.get("round") == index else central
         moved = start - central
         result = real(self, user, examples, index, start)
-        last.update(round=index, end=self._parts.model.vector.detach().clone())
+        last.update(round=index, end=self._model.vector.detach().clone())
         result.update.add_(moved)
         witness(l2_norm(moved))
         return result

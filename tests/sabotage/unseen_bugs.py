@@ -18,7 +18,7 @@ def train_on_from_the_last(patch: Patch) -> None:
     def train(self: SequentialEngine, user: int, examples: Any, index: int, central: Tensor) -> Any:
         start = last["end"] if last.get("round") == index else central
         result = real(self, user, examples, index, start)
-        last.update(round=index, end=self._parts.model.vector.detach().clone())
+        last.update(round=index, end=self._model.vector.detach().clone())
         result.update.add_(start - central)
         return result
 
