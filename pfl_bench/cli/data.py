@@ -17,6 +17,7 @@ from typing import Any
 from rich.progress import Progress, TaskID
 
 from pfl_bench import plugins
+from pfl_bench.cli.speech import print_table
 from pfl_bench.cli.targets import check_new
 from pfl_bench.config.loading import validate_options
 from pfl_bench.types import ConfigError, DataError, HubDataset, RemoteFile
@@ -184,7 +185,8 @@ def _list(arguments: argparse.Namespace) -> int:
         texts = {**found, **counts, "tasks": tasks}
         rows.append(tuple(texts[head] for head in heads))
     to_left = [place for place, head in enumerate(heads) if head not in ("clients", "samples")]
-    print(Table.of(heads, rows, to_left).to_text())
+    table = Table.of(heads, rows, to_left)
+    print_table(table, None if sys.stdout.isatty() else f"{table.to_text()}\n")
     return 0
 
 

@@ -194,7 +194,7 @@ def _add_privacy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     table.add_argument(
         "--accountant", choices=("rdp", "pld", "prv"), nargs="+", help="default: all three"
     )
-    table.add_argument("--format", choices=("md", "csv", "latex", "json"), default="md")
+    table.add_argument("--format", choices=("md", "csv", "latex", "json"))
     table.add_argument("--plot", metavar="FILE.png|svg", help="draw epsilon against rounds")
     for action in (calibrate, epsilon, solve, table):
         required = action is not solve

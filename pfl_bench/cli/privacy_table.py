@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import privacy_settings as shared
+from pfl_bench.cli.speech import print_table
 from pfl_bench.types import ConfigError
 from privacy.accountant import ACCOUNTANTS
 from privacy.errors import PlanError
@@ -51,7 +52,8 @@ def main(arguments: argparse.Namespace, composition: MechanismComposition) -> in
     if arguments.format == "json":
         print(_json(arguments, lines, accountants, refusals))
     else:
-        print(_table(arguments, lines, accountants, refusals).write(arguments.format), end="")
+        table = _table(arguments, lines, accountants, refusals)
+        print_table(table, arguments.format and table.write(arguments.format))
     if target is not None:
         from pfl_bench.cli.privacy_plot import draw
 

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
-from pfl_bench.cli.run_many import print_table
-from pfl_bench.cli.speech import say
+from pfl_bench.cli.speech import print_table, say
 from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.federated.workers.launched import is_launched, is_restarted

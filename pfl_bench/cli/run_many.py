@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, explain
-from pfl_bench.cli.speech import say
+from pfl_bench.cli.speech import print_table, say
 from pfl_bench.config.errors import blame
 from pfl_bench.config.loading import ResolvedConfig, load_config, resolve
 from pfl_bench.types import ConfigError, did_you_mean
@@ -316,15 +315,3 @@ def save_table(out: Path, table: Table, arguments: argparse.Namespace, title: st
     print_table(table, text if arguments.format else None)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / f"table.{'tex' if fmt == 'latex' else fmt}", text)
-
-
-def print_table(table: Table, text: str | None = None) -> None:
-    """Print a table: as a person at a terminal reads it, else as Markdown.
-
-    Args:
-        table: The table.
-        text: What is printed instead, in a format that was asked for.
-    """
-    if text is None and sys.stdout.isatty():
-        text = table.to_terminal(shutil.get_terminal_size((80, 24)).columns)
-    print(table.to_markdown() if text is None else text, end="")

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pfl_bench.report.table import Table
 
 # Commands that import for seconds, and the argument that names what they read.
 _READS = {"run": "config", "table": "folder", "sweep": "sweep", "report": "runs"}
@@ -27,3 +32,15 @@ def announce(arguments: argparse.Namespace) -> None:
     what = getattr(arguments, _READS[arguments.command])
     what = what if isinstance(what, str) else f"{len(what)} run{'s' * (len(what) > 1)}"
     say(f"pfl-bench {arguments.command}: reading {what}")
+
+
+def print_table(table: Table, text: str | None = None) -> None:
+    """Print a table: as a person at a terminal reads it, else as Markdown.
+
+    Args:
+        table: The table.
+        text: What is printed instead, in a format that was asked for.
+    """
+    if text is None and sys.stdout.isatty():
+        text = table.to_terminal(shutil.get_terminal_size((80, 24)).columns)
+    print(table.to_markdown() if text is None else text, end="")

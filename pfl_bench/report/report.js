@@ -125,7 +125,17 @@
     return { width, height: Math.round(Math.min(wide ? 400 : 280, Math.max(200, width * 0.62))) };
   };
 
+  // Marks of a logarithmic axis: powers of ten, with twos and fives where there are few.
+  const powers = (plot, place, min, max) => {
+    const [low, high] = [Math.floor(Math.log10(min)), Math.ceil(Math.log10(max))];
+    const steps = max > 1000 * min ? [1] : [1, 2, 5], marks = [];
+    for (let power = low; power <= high; power++) {
+      for (const step of steps) marks.push(Number(`${step}e${power}`));
+    }
+    return marks.filter((mark) => mark >= min && mark <= max);
+  };
   const axis = (key, log, label) => ({
+    ...(log ? { splits: powers, filter: (plot, marks) => marks } : {}),
     stroke: () => css("--soft"), font: "12px system-ui, sans-serif", label, labelSize: label ? 22 : 0,
     labelFont: "12px system-ui, sans-serif", labelGap: 0,
     grid: { stroke: () => css("--grid"), width: 1 }, ticks: { show: false },
@@ -151,7 +161,7 @@
     x.size = 26;
     if (spec.x === "step") x.incrs = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5];
     const options = {
-      ...sizeOf(element, wide), legend: { show: false }, padding: [8, 12, 0, 0],
+      ...sizeOf(element, wide), legend: { show: false }, padding: [8, 24, 0, 0],
       scales: {
         x: { time: false, distr: spec.logX ? 3 : 1 },
         y: spec.log ? { distr: 3 } : { distr: 1, range },
