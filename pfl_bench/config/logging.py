@@ -59,6 +59,8 @@ class LoggingOptions(Strict):
 
     Attributes:
         wandb: Weights & Biases.
+        tensorboard: TensorBoard.
+        mlflow: MLflow.
     """
 
     wandb: WandbOptions = WandbOptions()

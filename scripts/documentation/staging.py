@@ -12,7 +12,14 @@ from pathlib import Path
 
 from documentation import interface, settings, tutorials
 
-_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*", "tasks/**/*.md")
+_PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "Dockerfile",
+    "docs/**/*",
+    "tasks/**/*.md",
+)
 _TITLED = re.compile(r"^```(\w+) ([^\n]+)$", re.MULTILINE)
 # What a page asks for by a comment, which a code host does not show.
 _GENERATED = {
