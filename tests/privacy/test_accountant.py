@@ -87,7 +87,7 @@ def test_a_single_gaussian_has_its_analytic_epsilon(accountant: str) -> None:
 
 
 @every_accountant
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(
     noise=st.floats(min_value=0.8, max_value=20.0),
     rounds=st.integers(min_value=1, max_value=300),

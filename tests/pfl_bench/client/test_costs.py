@@ -160,7 +160,7 @@ def test_a_run_trains_to_the_same_bits_without_it(
 ) -> None:
     config = make_config(setting, model__name="mlp")
     run(config, tmp_path / "with")
-    monkeypatch.setattr("pfl_bench.runs.runner.measure_step", lambda *parts: StepFlops(0, 0))
+    monkeypatch.setattr("pfl_bench.runs.preparing.measure_step", lambda *parts: StepFlops(0, 0))
     run(config, tmp_path / "without")
     states = [load_latest(tmp_path / name / "checkpoints") for name in ("with", "without")]
     vectors = [state["trainer"]["central"] for state in states if state is not None]
