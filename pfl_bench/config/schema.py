@@ -99,6 +99,8 @@ class Expected(Strict):
         value: The published value.
         tolerance: Largest absolute difference that counts as reproduced.
         source: Paper, table, cell; or the command that measured it.
+        measured_here: Whether the value was measured with this toolkit, by the command in
+            ``source``. A run within the tolerance is then "as measured before", not "reproduced".
         variants: Variants of the data that the value holds for; null for any.
         split_by: How the data have to be split for it; null for any way.
         num_users: Users of the training split that it is of, give or take a tenth of them; null
@@ -111,6 +113,7 @@ class Expected(Strict):
     value: float
     tolerance: Annotated[float, Field(ge=0)]
     source: str
+    measured_here: bool = False
     variants: list[str] | None = None
     split_by: SplitBy | None = None
     num_users: Annotated[int, Field(ge=1)] | None = None

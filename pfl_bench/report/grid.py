@@ -22,8 +22,8 @@ def make_grid(rows: Sequence[RowResult], labels: Mapping[str, str]) -> Table:
             keep their names and come last.
 
     Returns:
-        Cells "published / measured", and below them how many are reproduced, and the epsilons. What
-        all metrics' names begin with stands in the corner alone.
+        Cells "published / measured", and below them how many are within tolerance, and the
+        epsilons. What all metrics' names begin with stands in the corner alone.
     """
     groups: dict[str, dict[str, RowResult]] = {name: {} for name in labels}
     for row in rows:
@@ -57,7 +57,7 @@ def _closing(groups: Sequence[_Group]) -> list[list[str | Cell]]:
         [row.epsilon_simulated for row in firsts],
         [row.epsilon_actual for row in firsts],
     )
-    lines = [["reproduced", *map(_count, groups)]]
+    lines = [["within tolerance", *map(_count, groups)]]
     if any(epsilon is not None for epsilon in (*simulated, *actual)):
         lines += [
             ["epsilon (simulated)", *(format_epsilon(epsilon, None) for epsilon in simulated)],
@@ -69,10 +69,10 @@ def _closing(groups: Sequence[_Group]) -> list[list[str | Cell]]:
 def _count(group: _Group) -> str:
     if any(row.status == "diverged" for row in group.values()):
         return "diverged"
-    judged = [row for row in group.values() if row.status in ("reproduced", "differs")]
+    judged = [row for row in group.values() if row.is_near or row.status == "differs"]
     if not judged:
         return next(iter(group.values())).status
-    return f"{sum(row.status == 'reproduced' for row in judged)} of {len(judged)}"
+    return f"{sum(row.is_near for row in judged)} of {len(judged)}"
 
 
 def _notes(groups: Mapping[str, _Group], labels: Mapping[str, str]) -> list[str]:

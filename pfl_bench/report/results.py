@@ -55,7 +55,7 @@ def results_table(rows: Sequence[RowResult], has_epsilons: bool = True) -> Table
 
 def _line(row: RowResult, mark: int | None, has_epsilons: bool) -> tuple[str | Cell, ...]:
     color = "differs" if row.is_failure else "other"
-    color = "reproduced" if row.status == "reproduced" else color
+    color = "reproduced" if row.is_near else color
     epsilons = []
     for epsilon, delta in (
         (row.epsilon_simulated, row.delta_simulated),

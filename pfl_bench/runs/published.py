@@ -8,7 +8,7 @@ from typing import Any
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.schema import Expected, RunConfig
 from pfl_bench.runs.divergence import describe_divergence
-from pfl_bench.runs.rows import as_float
+from pfl_bench.runs.rows import as_float, within_tolerance
 
 
 def compare(
@@ -28,8 +28,9 @@ def compare(
         not_the_row: How the run's configuration differs from the row that the numbers are of.
 
     Returns:
-        One entry an expected number, its verdict "reproduced" (within tolerance), "differs",
-        "diverged", or "not comparable"; the reason of the last two in "why".
+        One entry an expected number, its verdict "reproduced" (within tolerance; "as measured
+        before" where nobody published the number), "differs", "diverged", or "not comparable"; the
+        reason of the last two in "why".
     """
     diverged = describe_divergence(summary.get("diverged"))
     rows = []
@@ -42,13 +43,14 @@ def compare(
             verdict = "not comparable"
         else:
             near = abs(measured - expected.value) <= expected.tolerance
-            verdict = "reproduced" if near else "differs"
+            verdict = within_tolerance(expected.measured_here) if near else "differs"
         rows.append(
             {
                 "metric": expected.metric,
                 "published": expected.value,
                 "tolerance": expected.tolerance,
                 "source": expected.source,
+                "measured_here": expected.measured_here,
                 "measured": measured,
                 "difference": None if measured is None else measured - expected.value,
                 "verdict": verdict,

@@ -30,7 +30,8 @@ class RowResult:
         published: The published value, None where nothing is published.
         source: Where it is published: paper, table, cell.
         measured: One value a seed, in the order of the seeds.
-        status: "reproduced", "differs", "diverged", "not comparable" or "nothing published".
+        status: "reproduced", "as measured before", "differs", "diverged", "not comparable" or
+            "nothing published".
         epsilon_simulated: Epsilon of the simulated deployment, largest over seeds; may be inf.
         epsilon_actual: Epsilon of the run itself, largest over seeds; may be inf.
         delta_simulated: Delta of ``epsilon_simulated``.
@@ -51,6 +52,11 @@ class RowResult:
     delta_simulated: float | None
     note: str
     delta_actual: float | None = None
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the mean is within the tolerance of the expected number."""
+        return self.status in (within_tolerance(False), within_tolerance(True))
 
     @property
     def is_failure(self) -> bool:
@@ -245,8 +251,14 @@ def _status(
     difference = abs(math.fsum(measured) / len(measured) - published)
     # The published cell is rounded: without slack, 0.76 - 0.75 would exceed a tolerance of 0.01.
     if difference <= tolerance * (1 + 1e-9) + 1e-12:
-        return "reproduced", [f"tolerance {tolerance:g}"]
+        verdict = within_tolerance(bool(entries[0].get("measured_here")))
+        return verdict, [f"tolerance {tolerance:g}"]
     return "differs", [f"tolerance {tolerance:g}"]
+
+
+def within_tolerance(measured_here: bool) -> str:
+    """The verdict of a number that is near the expected one: of a paper, or of this toolkit."""
+    return "as measured before" if measured_here else "reproduced"
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:

@@ -210,3 +210,15 @@ def test_a_combination_of_a_sweep_runs_one_round(
     assert summary["metrics"] == {}
     assert summary["selection"]["metric"] == load_sweep(path).metric
     assert "the best is not chosen" in capsys.readouterr().out
+
+
+def test_numbers_of_our_own_are_called_so() -> None:
+    """A command is the source of a number that nobody published; of a published one, a paper."""
+    rows = {path: list(load_config(path).config.expected) for path in ROWS}
+    for path, viewed in VIEWED.items():
+        rows.setdefault(path, []).extend(viewed)
+    every = [(path.name, expected) for path, many in rows.items() for expected in many]
+    assert len(every) > 200
+    for name, expected in every:
+        ours = re.search(r"measured here|pfl-bench (table|run)|mean of seeds", expected.source)
+        assert expected.measured_here == bool(ours), (name, expected.source)
