@@ -138,7 +138,9 @@ def planned_epsilons(resolved: ResolvedConfig) -> tuple[Accounted, Accounted]:
     Args:
         resolved: Of a private federated run whose population is a number.
     """
-    from pfl_bench.cli.privacy_settings import make_pair, mechanism_composition, participation_of
+    from pfl_bench.cli.privacy_settings import make_pair
+    from pfl_bench.federated.accounting import composition_of
+    from privacy.amplification import Participation
     from privacy.calibration import calibrate_noise_multiplier, default_delta
 
     privacy, federated = resolved.config.privacy, resolved.config.federated
@@ -149,26 +151,30 @@ def planned_epsilons(resolved: ResolvedConfig) -> tuple[Accounted, Accounted]:
     name = options.pop("name")
     noise_cohort = privacy.noise_cohort_size or federated.cohort_size
     asked = Namespace(
-        mechanism=name,
-        overrides=[f"{key}={json.dumps(value)}" for key, value in options.items()],
         population=privacy.population_size,
         cohort=federated.cohort_size,
         noise_cohort=noise_cohort,
         users=privacy.population_size,
-        rounds=federated.num_rounds,
         sampling=federated.sampling,
         separation=federated.separation,
         max_participations=federated.max_participations,
         delta=privacy.delta,
     )
-    composition = mechanism_composition(asked)
+    composition = composition_of(
+        name,
+        options,
+        str(resolved.source),
+        (federated.cohort_size, noise_cohort),
+        federated.num_rounds,
+        federated.separation,
+    )
     noise = privacy.noise_multiplier
     if noise is None:
         assert privacy.epsilon is not None
         noise = calibrate_noise_multiplier(
             privacy.epsilon,
             privacy.delta or default_delta(privacy.population_size),
-            participation_of(asked, privacy.population_size, noise_cohort),
+            Participation(federated.scheme, privacy.population_size, noise_cohort),
             federated.num_rounds,
             privacy.accountant,
             composition,

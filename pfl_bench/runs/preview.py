@@ -17,7 +17,6 @@ from pfl_bench.config.loading import ResolvedConfig, resolve
 from pfl_bench.config.yaml_text import with_overrides
 from pfl_bench.federated.parts import FederatedParts
 from pfl_bench.federated.shards import expected_work
-from pfl_bench.runs.environment import environment
 from pfl_bench.runs.folder import RunFolder
 from pfl_bench.runs.preparing import PreparedRun, prepare
 from pfl_bench.types import RunFolderError
@@ -198,17 +197,7 @@ def _named(resolved: ResolvedConfig) -> ResolvedConfig:
 
 def _check_resumption(resolved: ResolvedConfig, out: Path, prepared: PreparedRun) -> list[str]:
     """Check that a run goes on under what it began with; gives what a person must know of it."""
-    parts, trainer = prepared.parts, prepared.trainer
-    now = environment(
-        parts.task.facts,
-        parts.model.device,
-        parts.model.initial_digest,
-        trainer.engine,
-        prepared.group.description,
-    )
-    if trainer.private_seed is not None:
-        now["private_seed"] = trainer.private_seed.to_json_dict()
     folder = RunFolder(out)
     if folder.look(resolved, resume=True) is not None:
         return []
-    return folder.check_environment(now)
+    return folder.check_environment(prepared.environment())

@@ -19,7 +19,6 @@ from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.runs.best_model import BestModel
 from pfl_bench.runs.checkpoint import load_latest, restoring, save_checkpoint
 from pfl_bench.runs.divergence import DivergenceWatch, describe_divergence, usual_mend
-from pfl_bench.runs.environment import environment
 from pfl_bench.runs.events import Callbacks, RoundEnd
 from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder
 from pfl_bench.runs.log import RunLog, headline_of
@@ -145,7 +144,7 @@ class _Run:
             code_digest()  # of the files as they are loaded, not as they are minutes later
         prepared = prepare(resolved, folder.path, group, stack, self._notices.add)
         self._parts, self._trainer = prepared.parts, prepared.trainer
-        self._group, self._evaluator = prepared.group, prepared.evaluator
+        self._evaluator, self._environment = prepared.evaluator, prepared.environment
         self._departure, self._directions = prepared.departure, prepared.directions
         self._costs = CostMeter(prepared.step, self._config.evaluation.budgets, self._directions)
         if callbacks is not None:
@@ -161,15 +160,7 @@ class _Run:
         # Only now, when nothing of it was refused: a mended row may use the same folder.
         for text in self._folder.record(self._resolved):
             self._notices.add(text)
-        now = environment(
-            self._parts.task.facts,
-            self._parts.model.device,
-            self._parts.model.initial_digest,
-            trainer.engine,
-            self._group.description,
-        )
-        if trainer.private_seed is not None:
-            now["private_seed"] = trainer.private_seed.to_json_dict()
+        now = self._environment()
         for text in self._folder.check_environment(now):
             self._notices.add(text)
         done = self._restore()

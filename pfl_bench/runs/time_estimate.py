@@ -160,9 +160,9 @@ def _central(resolved: ResolvedConfig) -> TimeEstimate:
     options = resolved.config.central
     assert options is not None
     points, batch = [], options.batch_size
-    whole = build_run(resolved).task.split("train").num_examples
     for count in (_FEWEST, 2 * _FEWEST):
         run = build_run(resolved)
+        whole = run.task.split("train").num_examples
         cut = replace(run, task=_FirstExamples(run.task, min(count * batch, whole), "train"))
         with _begun(resolved, [], cut) as prepared:
             seconds = 0.0

@@ -6,18 +6,21 @@ import contextlib
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from benchmarks.common import Machine, OurSide
+from benchmarks.femnist import FEMNIST, MEAN_EXAMPLES, make_store
+from benchmarks.workload import Job, Workload, configuration
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ("central", "central_dp", "federated", "private_federated")
@@ -69,8 +72,6 @@ def run_step(name: str, device: str, folder: Path) -> Any:
 
 
 def _environment(device: str, folder: Path) -> dict[str, Any]:
-    from benchmarks.common import Machine
-
     found = {**Machine().describe(), "python": sys.version.split()[0]}
     del found["command"]
     if device == "cuda":
@@ -139,17 +140,20 @@ def _repeat(device: str, folder: Path) -> dict[str, Any]:
     return {"runs": list(ledgers), "was_killed": killed, "lines": ledgers["first"].count("\n")}
 
 
-def _our_side(model: str, device: str, folder: Path, **changes: Any) -> Any:
-    """Our private trainer on generated data of FEMNIST's shapes."""
-    from benchmarks.common import OurSide
-    from benchmarks.femnist import FEMNIST, make_store
-    from benchmarks.workload import Job, configuration
-
+def _our_side(
+    load: Workload,
+    device: str,
+    folder: Path,
+    users: tuple[int, float] = (60, MEAN_EXAMPLES),
+    notice: Callable[[str], None] = lambda text: None,
+    **job: Any,
+) -> OurSide:
+    """Our trainer on generated data of FEMNIST's shapes; private unless ``job`` says otherwise."""
     store = folder / "generated.h5"
-    make_store(store, num_users=changes.pop("num_users", 60))
-    job = Job(str(store), FEMNIST[model], True, device=device, **changes)
+    make_store(store, *users)
     (folder / "run").mkdir()
-    return OurSide(configuration(job), folder / "run")
+    told = Job(str(store), load, device=device, **{"private": True, **job})
+    return OurSide(configuration(told), folder / "run", notice=notice)
 
 
 def _synchronizations(device: str, folder: Path) -> dict[str, Any]:
@@ -158,7 +162,7 @@ def _synchronizations(device: str, folder: Path) -> dict[str, Any]:
     for engine in ("sequential", "vectorized"):
         place = folder / engine
         place.mkdir()
-        side = _our_side("softmax", device, place, engine=engine)
+        side = _our_side(FEMNIST["softmax"], device, place, engine=engine)
         side.round(1)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -178,16 +182,10 @@ def _out_of_memory(device: str, folder: Path) -> dict[str, Any]:
     """The vectorized engine, told to take more slots than fit, must halve them and go on."""
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(MEMORY_BYTES / total)
-    from benchmarks.common import OurSide
-    from benchmarks.femnist import FEMNIST, make_store
-    from benchmarks.workload import Job, configuration
-
-    store, notices = folder / "generated.h5", []
-    make_store(store, num_users=TOO_MANY_SLOTS, mean_examples=20)
-    job = Job(str(store), FEMNIST["cnn"], False, engine="vectorized", device=device)
-    tree = configuration(job)
-    tree["federated"] |= {"engine_lanes": TOO_MANY_SLOTS, "cohort_size": TOO_MANY_SLOTS}
-    side = OurSide(tree, folder, notice=notices.append)
+    notices: list[str] = []
+    load = replace(FEMNIST["cnn"], cohort_size=TOO_MANY_SLOTS)
+    options = {"private": False, "engine": "vectorized", "slots": TOO_MANY_SLOTS}
+    side = _our_side(load, device, folder, (TOO_MANY_SLOTS, 20), notices.append, **options)
     side.round(1)
     said = [text for text in notices if "out of memory" in text]
     if not said:
@@ -246,7 +244,7 @@ def _profile(model: str, device: str, folder: Path) -> dict[str, Any]:
     """Where a round's time goes: operations by their own time, and launches a client."""
     from torch.profiler import ProfilerActivity, profile
 
-    side = _our_side(model, device, folder, engine="vectorized", num_users=40)
+    side = _our_side(FEMNIST[model], device, folder, (40, MEAN_EXAMPLES), engine="vectorized")
     side.round(1)
     activities = [ProfilerActivity.CPU]
     activities += [ProfilerActivity.CUDA] if device == "cuda" else []
@@ -267,19 +265,6 @@ def _profile(model: str, device: str, folder: Path) -> dict[str, Any]:
         "steps": int(side.scalars["train/num_steps"]),
         "launches": launches,
         "most": {row.key[:80]: round(float(getattr(row, own))) for row in most},
-    }
-
-
-def median_seconds(found: dict[str, Any]) -> dict[str, float]:
-    """Median seconds a round of each side that a bench step found.
-
-    Args:
-        found: Of a step whose name begins with "bench-".
-    """
-    return {
-        name: statistics.median(side["seconds"])
-        for result in found["results"]
-        for name, side in result["sides"].items()
     }
 
 
