@@ -51,6 +51,11 @@ class FlatModel:
         if odd or not self.parameters:
             what = f"parameters that are not float32: {odd}" if odd else "no trainable parameters"
             raise ValueError(f"the model has {what}; training needs float32 parameters")
+        if device.type != "cpu":
+            for layer in module.modules():
+                # The host waits to hear how many rows a sparse gradient has; zeros cost less.
+                if isinstance(layer, nn.Embedding):
+                    layer.sparse = False
         self.initial_digest = _digest(self.module)
         if channels_last:
             cast("Any", self.module).to(memory_format=torch.channels_last)

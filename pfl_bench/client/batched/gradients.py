@@ -67,7 +67,8 @@ class Products:
         """Sum of squares of each slot's elements, shape (L,)."""
         _, count, rows = self.left.shape
         columns = self.right.shape[2]
-        if count * (rows + columns) <= rows * columns:
+        # Whether the sum can be trusted is asked below: an accelerator would have to be waited for.
+        if self.left.device.type == "cpu" and count * (rows + columns) <= rows * columns:
             # |L'R|^2 = trace(R'L L'R) = sum of (L L') * (R R'), elementwise
             terms = torch.bmm(self.left, self.left.transpose(1, 2))
             terms *= torch.bmm(self.right, self.right.transpose(1, 2))
@@ -108,20 +109,26 @@ class Rows:
 
     def squared_norms(self) -> Tensor:
         """Sum of squares of each slot's elements, shape (L,)."""
-        places, where = torch.unique(self.places, return_inverse=True)
-        sums = self.values.new_zeros(len(places), self.values.shape[1])
-        squares = sums.index_add_(0, where, self.values).square().sum(1)
-        slot = torch.div(places, self.table, rounding_mode="floor")
+        # Numbers of the distinct places. ``torch.unique`` would tell the host how many they are.
+        places, order = self.places.sort()
+        is_new = torch.cat([torch.zeros_like(places[:1]), (places[1:] != places[:-1]).long()])
+        where = torch.empty_like(order).scatter_(0, order, is_new.cumsum(0))
+        squares = torch.zeros_like(self.values).index_add_(0, where, self.values).square().sum(1)
+        # Of numbers that are not taken, all squares are 0.
+        slot = torch.zeros_like(where).scatter_(0, where, self._slot())
         return squares.new_zeros(self.slots).index_add_(0, slot, squares)
 
     def scale(self, factors: Tensor) -> None:
         """Multiply each slot's gradient by its factor; ``factors`` has shape (L,)."""
-        slot = torch.div(self.places, self.table, rounding_mode="floor")
-        self.values = self.values * factors[slot].unsqueeze(1)
+        self.values = self.values * factors[self._slot()].unsqueeze(1)
 
     def add_to(self, weights: Tensor, alpha: float) -> None:
         """Add ``alpha`` times the gradients to ``weights``, (L, table, columns), in place."""
         weights.flatten(0, 1).index_add_(0, self.places, self.values, alpha=alpha)
+
+    def _slot(self) -> Tensor:
+        """The slot of each place, shape (n,)."""
+        return torch.div(self.places, self.table, rounding_mode="floor")
 
 
 Gradients = Dense | Products | Rows
