@@ -273,25 +273,6 @@ def _summary(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | Non
     return RunFolder(run_folder).prepare(resolved, resume=True) if run_folder.exists() else None
 
 
-def check_columns(table: Table, columns: str | None, fmt: TableFormat | None) -> None:
-    """Check ``--columns`` before anything runs.
-
-    Args:
-        table: A table with the columns to choose from, and any rows.
-        columns: The option's text.
-        fmt: The format that is written.
-
-    Raises:
-        ConfigError: A name is no column of the table.
-    """
-    if columns is not None:
-        table.choose(_names(columns), "programs" if fmt == "csv" else "people")
-
-
-def _names(columns: str) -> list[str]:
-    return [name.strip() for name in columns.split(",")]
-
-
 def save_table(out: Path, table: Table, arguments: argparse.Namespace, title: str) -> None:
     """Print a table and save it as OUT/table.FORMAT.
 
@@ -308,9 +289,7 @@ def save_table(out: Path, table: Table, arguments: argparse.Namespace, title: st
     from pfl_bench.files import write_atomically
 
     fmt: TableFormat = arguments.format or "md"
-    if arguments.columns is not None:
-        table = table.choose(_names(arguments.columns), "programs" if fmt == "csv" else "people")
-    table = replace(table, title=title)
+    table = replace(table.with_columns(arguments.columns, fmt), title=title)
     text = table.write(fmt)
     print_table(table, text if arguments.format else None)
     out.mkdir(parents=True, exist_ok=True)
