@@ -129,7 +129,7 @@ def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
     ):
         if given:
             raise ConfigError(f"{option} belongs to --launcher local or slurm; give that too")
-    from pfl_bench.runs.log import saying_once
+    from pfl_bench.runs.log import finished_before, saying_once
 
     before = [run_folder for run_folder, _ in plans if (run_folder / "summary.json").exists()]
     summaries = []
@@ -141,8 +141,7 @@ def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
             summaries.append(run_one(run_folder, resolved))
     kept = [one for one, left in zip(plans, summaries, strict=True) if left and one[0] in before]
     if kept:
-        others = f" and {len(kept) - 1} other runs" if len(kept) > 1 else ""
-        say(f"{kept[0][0]}{others}: finished before; not run again")
+        say(finished_before([run_folder for run_folder, _ in kept]))
     failed = [plan[0] for plan, summary in zip(plans, summaries, strict=True) if summary is None]
     return Batch(tuple(summaries), tuple(failed))
 
