@@ -1,4 +1,4 @@
-"""Clipping of updates, in L2 or (for Laplace noise) in L1: the only way into a private sum.
+"""Clipping of updates, in L2 or (for Laplace noise) in L1: our mechanisms' way into their sums.
 
 Guarantee: one unit (a user, or an example) changes the sum by a vector whose L2 norm (L1 norm for
 ``add_clipped_l1_``) is at most ``clip_norm``, when the unit is added or removed, and by at most
@@ -259,3 +259,19 @@ def add_clipped_l1_(total: Tensor, update: Tensor, clip_norm: float) -> ClipOutc
     # Within the bound already, or not finite: this checks what must fit, and adds or does not.
     add_clipped_(total, update, math.inf)
     return outcome
+
+
+def linf_norm(update: Tensor) -> float:
+    """Largest magnitude of an element.
+
+    Args:
+        update: Shape (P,), P at least 1.
+
+    Returns:
+        The norm; NaN or infinity if and only if an element is NaN or infinite.
+    """
+    return float(update.detach().abs().max())
+
+
+# By what ``privacy.description.Norm`` calls them.
+NORMS = {"l1": l1_norm, "l2": l2_norm, "linf": linf_norm}

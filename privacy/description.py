@@ -3,6 +3,11 @@
 Guarantee: none of its own. The ledger records a description, so that an audit can hold each round's
 noise against it, and the privacy statement puts its words into the guarantee. What a description
 leaves unsaid (None) cannot be checked: an audit skips the checks that need it, and says so.
+
+The law of the clip is stated by ``norm`` and ``clips_to_bound``. One user's clipped update has a
+norm of at most ``clip_norm``, in the norm that is stated, so that its L2 norm is at most
+``Description.reach`` times ``clip_norm``: 1 where the norm is L1 or L2, the root of the number of
+parameters where each element has the bound. The noise is counted in multiples of that.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from privacy.errors import PrivacyError
 
 Law = Literal["gaussian", "laplace"]
 Reports = Literal["noised", "direction", "other"]
-Norm = Literal["l1", "l2"]
+Norm = Literal["l1", "l2", "linf"]
 
 # Noise that is drawn anew in each round: the strategy matrix is the identity.
 FRESH = (1.0,)
@@ -57,8 +62,9 @@ class Description:
         law: Law of the noise in each element of a round's sum (of a client's report); None if
             there is no such law, or nobody states it.
         stddev: Standard deviation of that noise, in multiples of the noise multiplier times the
-            round's clip_norm; where rounds go together, of the draws that their noise is made of;
-            where a count is released, of the two together. None if nobody states it.
+            round's clip_norm times ``reach``; where rounds go together, of the draws that their
+            noise is made of; where a count is released, of the two together. None if nobody states
+            it.
         strategy: How the noise of rounds goes together. A tuple is the first column of a lower
             triangular Toeplitz matrix C: the noise is C^-1 Z, with Z drawn anew in each round
             (``FRESH``: Z itself). None if nobody states it.
@@ -66,7 +72,11 @@ class Description:
             with noise of ``law`` added, "direction" a report of ``privacy.privunit`` of epsilon one
             over the noise multiplier, "other" something else. None where the noise is added to the
             sum, by a server that must be trusted.
-        norm: Norm that updates are clipped in.
+        norm: Norm that ``clip_norm`` bounds: of "linf", it bounds each element.
+        clips_to_bound: Whether an update beyond the bound is brought to the bound, and one within
+            is added as it is, in the norm of ``norm``: scaled down, or of "linf" each element cut
+            off. False where all that is stated is that the bound holds, as of elements that are
+            cut off at bounds which together keep an L2 norm: an audit checks no more then.
         draws_count: Whether a noised count of unclipped updates is released beside the update.
     """
 
@@ -78,6 +88,7 @@ class Description:
     strategy: tuple[float, ...] | Tree | None = None
     reports: Reports | None = None
     norm: Norm = "l2"
+    clips_to_bound: bool = True
     draws_count: bool = False
 
     def __post_init__(self) -> None:
@@ -94,6 +105,14 @@ class Description:
     def correlates_rounds(self) -> bool:
         """Whether a round's noise depends on the rounds before, as far as anybody states."""
         return self.strategy != FRESH
+
+    def reach(self, num_parameters: float) -> float:
+        """The largest L2 norm of a vector whose ``norm`` is 1.
+
+        Args:
+            num_parameters: P, its elements.
+        """
+        return math.sqrt(num_parameters) if self.norm == "linf" else 1.0
 
     @property
     def is_sampled_gaussian(self) -> bool:

@@ -46,12 +46,19 @@ class Observer(SumWatch):
 
     Args:
         cohort_size: The configured expected cohort, which every sum is to be divided by.
-        norm: "l2", or "l1" where updates are clipped in that norm.
+        norm: Norm that updates are clipped in: "l1", "l2" or "linf".
         probes_all: Whether every client of a round is probed, not one.
+        clips_to_bound: See ``privacy.description.Description``.
     """
 
-    def __init__(self, cohort_size: float, norm: str = "l2", probes_all: bool = False) -> None:
-        super().__init__(norm, probes_all)
+    def __init__(
+        self,
+        cohort_size: float,
+        norm: str = "l2",
+        probes_all: bool = False,
+        clips_to_bound: bool = True,
+    ) -> None:
+        super().__init__(norm, probes_all, clips_to_bound)
         self._cohort_size = float(cohort_size)
         self._last: Tensor | None = None
 

@@ -1,7 +1,8 @@
 """How far each client really moved a round's sum, seen from outside the code that clips.
 
 Guarantee: the sum is compared before and after each client, whatever the clipping code reports, and
-is not changed. Kept are of all clients the one that is furthest from what the bound allows, how far
+is not changed. Kept are of all clients the one that is furthest from what the clip is stated to
+make of its update (where no more than a bound is stated, the one that moved the sum most), how far
 the sum moved between clients, and, where clients noise their updates themselves, how long their
 reports are, how long their noise, and how far reports point along the updates that they are about.
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
-from privacy.clipping import l1_norm, l2_norm
+from privacy.clipping import NORMS
 from privacy.errors import PrivacyError
 from privacy.noise_record import finite
 
@@ -108,14 +109,16 @@ class SumWatch:
     """Watches the sum of a round, or of a part of one.
 
     Args:
-        norm: "l2", or "l1" where updates are clipped in that norm.
+        norm: Norm that updates are clipped in: "l1", "l2" or "linf".
         watches_all: Whether every client is watched, not one.
+        clips_to_bound: See ``privacy.description.Description``.
     """
 
-    def __init__(self, norm: str, watches_all: bool) -> None:
-        self._order = 1 if norm == "l1" else 2
-        self._norm_of = l1_norm if norm == "l1" else l2_norm
+    def __init__(self, norm: str, watches_all: bool, clips_to_bound: bool = True) -> None:
+        self._norm = norm
+        self._norm_of = NORMS[norm]
         self._all = watches_all
+        self._clips_to_bound = clips_to_bound
         self._chosen = -1
         self._taken = 0
         # The clean sum as it was last seen, and the noised one; None is zero.
@@ -174,7 +177,11 @@ class SumWatch:
             self._look_at_report(aggregate.total, total)
         moved = self._step(total)
         allowed = min(norm, clip_norm) if math.isfinite(norm) else 0.0
-        wrong = abs(moved - allowed) / clip_norm + abs(abs(bit) - 0.5 * math.isfinite(norm))
+        # What moved less hides nothing where no more than a bound is stated.
+        far = abs(moved - allowed) if self._clips_to_bound else moved
+        # A client that must not have moved the sum at all comes before all that may.
+        far += clip_norm * (not math.isfinite(norm)) * (moved != 0.0)
+        wrong = far / clip_norm + abs(abs(bit) - 0.5 * math.isfinite(norm))
         wrong = wrong if math.isfinite(wrong) else math.inf
         worst = self._seen.worst
         if worst is None or wrong > worst[0]:
@@ -270,9 +277,14 @@ class SumWatch:
         for start in range(0, total.numel(), _CHUNK):
             new, old = total[start : start + _CHUNK], self._known[start : start + _CHUNK]
             part = buffer[: len(new)].copy_(torch.sub(new, old, out=old))
-            found += float(part.abs_().sum() if self._order == 1 else torch.dot(part, part))
             old.copy_(new)
-        return found if self._order == 1 else math.sqrt(found)
+            if self._norm == "linf":
+                largest = self._norm_of(part)
+                # Not ``max``, which loses a NaN.
+                found = largest if math.isnan(largest) or largest > found else found
+            else:
+                found += float(part.abs_().sum() if self._norm == "l1" else torch.dot(part, part))
+        return math.sqrt(found) if self._norm == "l2" else found
 
     def _look_at_report(self, noised: Tensor, clean: Tensor) -> None:
         """Measure what the client sent against the update that it is about."""

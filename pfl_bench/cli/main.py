@@ -126,6 +126,10 @@ def _add_format(command: argparse.ArgumentParser) -> None:
         choices=("md", "csv", "latex"),
         help="default: md; a terminal gets a table of its width",
     )
+    _add_columns(command)
+
+
+def _add_columns(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--columns", metavar="A,B,...", help="these columns alone, in this order, by their headings"
     )
@@ -195,6 +199,7 @@ def _add_privacy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--accountant", choices=("rdp", "pld", "prv"), nargs="+", help="default: all three"
     )
     table.add_argument("--format", choices=("md", "csv", "latex", "json"))
+    _add_columns(table)
     table.add_argument("--plot", metavar="FILE.png|svg", help="draw epsilon against rounds")
     for action in (calibrate, epsilon, solve, table):
         required = action is not solve

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pfl_bench import plugins
 from pfl_bench.types import PluginError
 from privacy.aggregate import Aggregate
+from privacy.clipping import NORMS
 from privacy.mechanism import NoiseScale
 
 # What a user sends, in multiples of nothing: small, usual, huge, not a number.
@@ -94,12 +95,11 @@ def _sensitivity(name: str, given: BaseModel | None) -> str:
     """Neighbouring sums: one user more moves the sum by at most the bound."""
     options = given or _defaults(plugins.MECHANISM, name)
     mechanism = plugins.build(plugins.MECHANISM, name, options, NoiseScale(1.0, 20, 20, 10))
-    settings = mechanism.clip_settings()
     # What the row asks for, where it names a bound; not what the mechanism makes of it.
     bound = getattr(options, "clip_norm", mechanism.clip_norm)
     if mechanism.description.randomizes_clients or bound is None:
         raise SkippedError("clients send noised reports, or nothing is clipped")
-    order = 1 if settings.get("norm") == "l1" else 2
+    norm_of = NORMS[mechanism.description.norm]
     generator, most = torch.Generator().manual_seed(2), 0.0
     for size in _SIZES:
         sums = (Aggregate.zeros(64), Aggregate.zeros(64))
@@ -108,7 +108,7 @@ def _sensitivity(name: str, given: BaseModel | None) -> str:
             for aggregate in sums:
                 mechanism.accumulate(aggregate, update.clone(), 1.0)
         mechanism.accumulate(sums[1], torch.randn(64, generator=generator) * size, 1.0)
-        distance = float(torch.linalg.vector_norm(sums[1].total - sums[0].total, ord=order))
+        distance = norm_of(sums[1].total - sums[0].total)
         if not distance <= bound * (1 + _ROUNDING):
             raise PluginError(
                 f"a user whose update is {size:g} times as large as others' moves the sum by "

@@ -46,12 +46,10 @@ def cost_lines(cost: Cost) -> Iterator[str]:
     if cost.clients is not None:
         steps += f", about {cost.clients:,} clients in each"
     yield from wrapped(steps)
-    if cost.local_steps is not None:
-        whose = f"an {cost.unit}" if cost.clients is None else "a client in each"
-        yield from wrapped(f"about {cost.local_steps:.4g} optimizer steps {whose}")
-    if cost.flops is None:
-        yield from wrapped("FLOPs and bytes: known as it goes (clients search, or solve duals)")
-        return
+    if cost.clients is None:
+        yield from wrapped(f"about {cost.local_steps:.4g} optimizer steps an {cost.unit}")
+    else:
+        yield from wrapped(f"about {cost.local_steps:.4g} local steps a client in each")
     amounts = f"about {flops_text(cost.flops)} computed"
     if cost.bytes_down is not None:
         amounts += f", {bytes_text(cost.bytes_down)} received by clients"
@@ -62,7 +60,7 @@ def cost_lines(cost: Cost) -> Iterator[str]:
 def time_lines(estimate: TimeEstimate | None, why: str | None = None) -> Iterator[str]:
     """What a run is expected to take on this machine; without an estimate, why there is none."""
     if estimate is None:
-        yield from wrapped(f"time: not estimated: {why or 'its steps are known as it goes'}")
+        yield from wrapped(f"time: not estimated: {why}")
         return
     workers = "" if estimate.workers == 1 else f" by {estimate.workers} worker processes"
     yield from wrapped(

@@ -18,7 +18,7 @@ from privacy.errors import PlanError
 from privacy.statement.statement import json_epsilon, round_up
 
 if TYPE_CHECKING:
-    from pfl_bench.report.table import Cell, Table
+    from pfl_bench.report.table import Cell, Column, Table
     from privacy.amplification import MechanismComposition
 
 _DIGITS = 4
@@ -41,6 +41,8 @@ class Line:
 
 def main(arguments: argparse.Namespace, composition: MechanismComposition) -> int:
     """Print the table; draw the picture, if one is asked for."""
+    from pfl_bench.report.table import Table
+
     accountants = tuple(dict.fromkeys(arguments.accountant or ACCOUNTANTS))
     target = None if arguments.plot is None else Path(arguments.plot)
     if target is not None:
@@ -48,11 +50,16 @@ def main(arguments: argparse.Namespace, composition: MechanismComposition) -> in
         from pfl_bench.cli.privacy_plot import check_target
 
         check_target(target)
+    if arguments.format == "json" and arguments.columns is not None:
+        raise ConfigError("--columns is for tables; leave it out, or take another --format")
+    headings = Table(_columns(arguments, accountants), ())
+    headings.with_columns(arguments.columns, arguments.format)
     lines, refusals = _lines(arguments, composition, accountants)
     if arguments.format == "json":
         print(_json(arguments, lines, accountants, refusals))
     else:
         table = _table(arguments, lines, accountants, refusals)
+        table = table.with_columns(arguments.columns, arguments.format)
         print_table(table, arguments.format and table.write(arguments.format))
     if target is not None:
         from pfl_bench.cli.privacy_plot import draw
@@ -106,7 +113,7 @@ def _sides(arguments: argparse.Namespace) -> tuple[str, ...]:
     return ("simulated", "actual") if shared.simulates(arguments) else ("simulated",)
 
 
-def _columns(
+def _epsilons(
     arguments: argparse.Namespace, accountants: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
     """Header, side and accountant of each column of epsilons."""
@@ -114,6 +121,19 @@ def _columns(
         label = f"epsilon ({side})" if shared.simulates(arguments) else "epsilon"
         for name in accountants:
             yield f"{label} {name}", side, name
+
+
+def _columns(arguments: argparse.Namespace, accountants: Sequence[str]) -> tuple[Column, ...]:
+    from pfl_bench.report.table import Column
+
+    sides = _sides(arguments)
+    deltas = [f"delta ({side})" for side in sides] if len(sides) > 1 else ["delta"]
+    return (
+        Column("rounds"),
+        Column("noise multiplier", is_number=True),
+        *(Column(text, is_number=True) for text, _, _ in _epsilons(arguments, accountants)),
+        *(Column(heading, only="programs") for heading in deltas),
+    )
 
 
 def _notes(
@@ -149,9 +169,9 @@ def _table(
     refusals: dict[str, str],
 ) -> Table:
     """Epsilons rounded up (CSV: as they are), a dash (CSV: empty) where there is none."""
-    from pfl_bench.report.table import Cell, Column, Table
+    from pfl_bench.report.table import Cell, Table
 
-    epsilons, sides = list(_columns(arguments, accountants)), _sides(arguments)
+    epsilons, sides = list(_epsilons(arguments, accountants)), _sides(arguments)
     rows = []
     for line in lines:
         row: list[str | Cell] = [f"{line.rounds}", f"{line.noise_multiplier!r}"]
@@ -162,14 +182,8 @@ def _table(
         anybody = next(iter(line.pairs.values()), None)
         row += [Cell("", anybody and getattr(anybody, side).delta) for side in sides]
         rows.append(tuple(row))
-    deltas = [f"delta ({side})" for side in sides] if len(sides) > 1 else ["delta"]
-    columns = (
-        Column("rounds"),
-        Column("noise multiplier", is_number=True),
-        *(Column(heading, is_number=True) for heading, _, _ in epsilons),
-        *(Column(heading, only="programs") for heading in deltas),
-    )
-    return Table(columns, tuple(rows), tuple(_notes(arguments, lines, refusals)))
+    notes = tuple(_notes(arguments, lines, refusals))
+    return Table(_columns(arguments, accountants), tuple(rows), notes)
 
 
 def _json(

@@ -129,7 +129,7 @@ def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
     ):
         if given:
             raise ConfigError(f"{option} belongs to --launcher local or slurm; give that too")
-    from pfl_bench.runs.log import saying_once
+    from pfl_bench.runs.log import finished_before, saying_once
 
     before = [run_folder for run_folder, _ in plans if (run_folder / "summary.json").exists()]
     summaries = []
@@ -141,8 +141,7 @@ def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
             summaries.append(run_one(run_folder, resolved))
     kept = [one for one, left in zip(plans, summaries, strict=True) if left and one[0] in before]
     if kept:
-        others = f" and {len(kept) - 1} other runs" if len(kept) > 1 else ""
-        say(f"{kept[0][0]}{others}: finished before; not run again")
+        say(finished_before([run_folder for run_folder, _ in kept]))
     failed = [plan[0] for plan, summary in zip(plans, summaries, strict=True) if summary is None]
     return Batch(tuple(summaries), tuple(failed))
 
@@ -273,25 +272,6 @@ def _summary(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | Non
     return RunFolder(run_folder).prepare(resolved, resume=True) if run_folder.exists() else None
 
 
-def check_columns(table: Table, columns: str | None, fmt: TableFormat | None) -> None:
-    """Check ``--columns`` before anything runs.
-
-    Args:
-        table: A table with the columns to choose from, and any rows.
-        columns: The option's text.
-        fmt: The format that is written.
-
-    Raises:
-        ConfigError: A name is no column of the table.
-    """
-    if columns is not None:
-        table.choose(_names(columns), "programs" if fmt == "csv" else "people")
-
-
-def _names(columns: str) -> list[str]:
-    return [name.strip() for name in columns.split(",")]
-
-
 def save_table(out: Path, table: Table, arguments: argparse.Namespace, title: str) -> None:
     """Print a table and save it as OUT/table.FORMAT.
 
@@ -308,9 +288,7 @@ def save_table(out: Path, table: Table, arguments: argparse.Namespace, title: st
     from pfl_bench.files import write_atomically
 
     fmt: TableFormat = arguments.format or "md"
-    if arguments.columns is not None:
-        table = table.choose(_names(arguments.columns), "programs" if fmt == "csv" else "people")
-    table = replace(table, title=title)
+    table = replace(table.with_columns(arguments.columns, fmt), title=title)
     text = table.write(fmt)
     print_table(table, text if arguments.format else None)
     out.mkdir(parents=True, exist_ok=True)

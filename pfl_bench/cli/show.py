@@ -22,6 +22,7 @@ from pfl_bench.cli.preview_text import (
 )
 from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
+from pfl_bench.config.schema import RunConfig
 from pfl_bench.config.yaml_text import read_yaml, with_overrides
 from pfl_bench.files import to_json_value
 from pfl_bench.runs.preview import Preview, preview
@@ -113,12 +114,22 @@ def _without_data(resolved: ResolvedConfig, lacking: str) -> Iterator[str]:
     else:
         yield from _planned_privacy(resolved)
     yield from ("", "Cost")
-    federated = resolved.config.federated
-    if federated is not None:
-        yield from wrapped(
-            f"{federated.num_rounds:,} rounds, about {federated.cohort_size:,} clients in each"
-        )
+    yield from wrapped(_planned_steps(resolved.config))
     yield from wrapped(f"data not prepared: {lacking}")
+
+
+def _planned_steps(config: RunConfig) -> str:
+    """Rounds and clients, or epochs, as far as they are known without the data."""
+    if config.federated is not None:
+        rounds, clients = config.federated.num_rounds, config.federated.cohort_size
+        return f"{rounds:,} rounds, about {clients:,} clients in each"
+    if config.central is not None:
+        return f"{config.central.num_epochs:,} epochs"
+    if config.local is not None:
+        epochs, rates = config.local.num_epochs, len(config.local.learning_rates)
+        return f"{epochs:,} epochs of each client at each of {rates} rates"
+    assert config.multitask is not None
+    return f"{config.multitask.num_rounds:,} rounds"
 
 
 def _planned_privacy(resolved: ResolvedConfig) -> Iterator[str]:

@@ -41,7 +41,8 @@ def main(arguments: argparse.Namespace) -> int:
         out = Path(arguments.out)
     print(f"{path}: {len(chosen)} of {len(sweep.combinations)} combinations", file=sys.stderr)
     plans = [(out / combination.slug, combination.resolved) for combination in chosen]
-    run_many.check_columns(_table(sweep, []), arguments.columns, arguments.format)
+    # A heading that there is not is told before anything runs.
+    _table(sweep, []).with_columns(arguments.columns, arguments.format)
     batch = run_many.run_all(plans, arguments, out)
     results = [
         _result(combination, summary)

@@ -35,7 +35,8 @@ def main(arguments: argparse.Namespace) -> int:
     run_many.check_names(resolved for _, resolved in plans)
     from pfl_bench.report.results import results_table
 
-    run_many.check_columns(results_table([]), arguments.columns, arguments.format)
+    # A heading that there is not is told before anything runs.
+    results_table([]).with_columns(arguments.columns, arguments.format)
     batch = run_many.run_all(plans, arguments, out)
     pairs = zip(plans, batch.summaries, strict=True)
     done = [(run_folder, summary) for (run_folder, _), summary in pairs if summary is not None]

@@ -102,10 +102,9 @@ def make_observer(mechanism: Mechanism, noise: NoiseScale, num_parameters: int) 
         noise: Of the run.
         num_parameters: P; all clients are probed unless it is very large.
     """
+    stated = mechanism.description
     return Observer(
-        noise.cohort_size,
-        str(mechanism.clip_settings().get("norm", "l2")),
-        probes_all=num_parameters <= WATCH_ALL,
+        noise.cohort_size, stated.norm, num_parameters <= WATCH_ALL, stated.clips_to_bound
     )
 
 
@@ -256,8 +255,7 @@ class PrivateRounds(PublicRounds):
         if options is not None:
             from privacy.empirical.canaries import Canaries
 
-            in_l1 = plan.mechanism.clip_settings().get("norm") == "l1"
-            if in_l1 and options.seen_direction == "sphere":
+            if plan.mechanism.description.norm == "l1" and options.seen_direction == "sphere":
                 raise ConfigError(
                     f"privacy.audit: canaries in directions of the sphere have a bounded L2 norm, "
                     f"but {plan.mechanism.name} clips in L1, which would shrink them to nothing; "

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.files import write_atomically
+from pfl_bench.report.svg_text import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,9 +27,6 @@ INK = "#0a0b0c"
 GRID = "#0d0e0f"
 # Places are marked by colours that are not the ones shown.
 _PRINTED_GRID = "#dfe3e8"
-# Coordinates, in points, of which no screen shows a hundredth.
-_ATTRIBUTE = re.compile(r'\s(?:d|x|y|x1|x2|y1|y2|width|height|points|transform)="[^"]*"')
-_LONG_NUMBER = re.compile(r"(\d\.\d)\d+")
 
 
 def color_name(style: int) -> str:
@@ -72,7 +70,7 @@ class Picture:
         for gid, title in (self.titles or {}).items():
             place = f'<g id="{self.identifier}-{gid}">'
             text = text.replace(place, f"<g><title>{_escape(title)}</title>", 1)
-        return _without_idle_marks(text)
+        return shorten(text)
 
     def save(self, stem: Path, y_label: str = "") -> None:
         """Write the picture for a paper, as STEM.svg and STEM.pdf, with its legend.
@@ -155,18 +153,9 @@ def _inline(svg: str, identifier: str, description: str, width: float) -> str:
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     # Wider than this, its letters would be larger than the page's.
     style = f"max-width: {6.5 * width:.1f}rem"
-    svg = svg.replace(
+    return svg.replace(
         "<svg", f'<svg role="img" style="{style}" aria-label="{_escape(description)}"', 1
     )
-    svg = _ATTRIBUTE.sub(lambda found: _LONG_NUMBER.sub(r"\1", found[0]), svg)
-    return re.sub(r"\n\s*", "\n", svg)
-
-
-def _without_idle_marks(svg: str) -> str:
-    """Leave out names that nothing refers to, and empty groups."""
-    used = set(re.findall(r"#([^\s\"')]+)", svg))
-    svg = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", svg)
-    return re.sub(r"<g/>\n?", "", svg)
 
 
 def _escape(text: str) -> str:

@@ -184,6 +184,21 @@ class Table:
             rows=tuple(tuple(row[place] for place in chosen) for row in self.rows),
         )
 
+    def with_columns(self, columns: str | None, fmt: TableFormat | None) -> Table:
+        """The table as the command-line option ``--columns`` wants it.
+
+        Args:
+            columns: Headings between commas; None for the table as it is.
+            fmt: The format that is written.
+
+        Raises:
+            ConfigError: See ``choose``.
+        """
+        if columns is None:
+            return self
+        names = [name.strip() for name in columns.split(",")]
+        return self.choose(names, "programs" if fmt == "csv" else "people")
+
     def split_constants(self) -> tuple[Table, list[tuple[str, str]]]:
         """The table without columns that do not vary, and these: headings with their one text.
 

@@ -38,6 +38,17 @@ def saying_once() -> Iterator[None]:
         _SAID.reset(token)
 
 
+def finished_before(folders: Sequence[Path]) -> str:
+    """What a person is told of runs that a command has found finished.
+
+    Args:
+        folders: Theirs, at least one.
+    """
+    others = len(folders) - 1
+    rest = f" and {others} other run{'s' * (others > 1)}" if others else ""
+    return f"{folders[0]}{rest}: finished before; not run again"
+
+
 class _Display:
     """Two lines that stay in sight: name, count, bar and time left; below them the last metrics.
 

@@ -19,6 +19,7 @@ from pfl_bench.federated.parts import FederatedParts
 from pfl_bench.federated.shards import expected_work
 from pfl_bench.runs.folder import RunFolder
 from pfl_bench.runs.preparing import PreparedRun, prepare
+from pfl_bench.trainers.personalized import PersonalizedModels
 from pfl_bench.types import RunFolderError
 from privacy.statement.statement import PrivacyStatement
 
@@ -34,8 +35,9 @@ class Cost:
         unit: "round" or "epoch".
         steps: Number of them.
         clients: Expected clients of a round; None where training is not federated.
-        local_steps: Mean optimizer steps of a client in a round (central training: of an epoch).
-        flops: Of the whole training; None where they are known as it goes alone.
+        local_steps: Mean optimizer steps of a client in a round (central training: of an epoch);
+            of local models at all rates together; of multi-task training, dual coordinate steps.
+        flops: Of the whole training.
         bytes_down: That clients receive in the whole training; None where nothing is sent.
         bytes_up: That they send.
     """
@@ -43,8 +45,8 @@ class Cost:
     unit: str
     steps: int
     clients: int | None
-    local_steps: float | None
-    flops: float | None
+    local_steps: float
+    flops: float
     bytes_down: float | None
     bytes_up: float | None
 
@@ -178,8 +180,18 @@ def expected_cost(prepared: PreparedRun) -> Cost:
         steps_an_epoch = math.ceil(split.num_examples / config.central.batch_size)
         flops = float(step.of(steps_an_epoch, split.num_examples))
         return Cost(trainer.unit, total, None, float(steps_an_epoch), total * flops, None, None)
-    # Clients search rates, or solve duals: their steps are known as it goes.
-    return Cost(trainer.unit, total, None, None, None, None, None)
+    assert isinstance(trainer, PersonalizedModels)
+    work = trainer.expected_work()
+    computed = step.per_step * work.steps + step.per_example * work.examples
+    return Cost(
+        trainer.unit,
+        total,
+        max(1, round(work.clients / total)),
+        work.steps / work.clients,
+        computed if work.flops is None else work.flops,
+        work.num_bytes,
+        work.num_bytes,
+    )
 
 
 def _named(resolved: ResolvedConfig) -> ResolvedConfig:

@@ -26,7 +26,11 @@ from pfl_bench.evaluation.fine_tuning import Batch, take_steps
 from pfl_bench.federated.parts import RunParts
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.trainers.model_selection import ClientModelSelector
-from pfl_bench.trainers.personalized import PersonalizedClients, PersonalizedModels
+from pfl_bench.trainers.personalized import (
+    ExpectedWork,
+    PersonalizedClients,
+    PersonalizedModels,
+)
 from pfl_bench.types import ConfigError, Examples
 
 # Chosen models that fit into so much are kept; larger ones are trained again when wanted.
@@ -103,6 +107,18 @@ class LocalTrainer(PersonalizedModels):
         self._kept: Tensor | None = None
         if not self._buffers and 4 * count * model.num_parameters <= MAX_KEPT_BYTES:
             self._kept = self._initial.cpu().repeat(count, 1)
+
+    @property
+    def keeps_models(self) -> bool:
+        """Whether chosen models are kept; else evaluation trains each client again."""
+        return self._kept is not None
+
+    def expected_work(self) -> ExpectedWork:
+        """Every client's passes over its examples, at each rate of the grid."""
+        sizes = np.diff(self._train.offsets)[self._clients.users]
+        passes = self._options.num_epochs * len(self._options.learning_rates)
+        steps = passes * np.ceil(sizes / self._options.batch_size).sum()
+        return ExpectedWork(len(sizes), float(steps), float(passes * sizes.sum()), None, 0.0)
 
     def _find_val_users(self) -> NDArray[np.int64]:
         found = np.full(len(self._clients.users), -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +89,25 @@ class PersonalizedClients:
         return self._places[split.name]
 
 
+@dataclass(frozen=True)
+class ExpectedWork:
+    """What all rounds of a run are expected to take together.
+
+    Attributes:
+        clients: Trainings of a client; one client in two rounds counts twice.
+        steps: Their steps.
+        examples: Examples that went through these steps.
+        flops: What they compute, where that does not follow from steps and examples; else None.
+        num_bytes: That clients receive, and that they send: as many each way.
+    """
+
+    clients: float
+    steps: float
+    examples: float
+    flops: float | None
+    num_bytes: float
+
+
 class PersonalizedModels(Trainer):
     """Base of trainers whose only models are the clients' own: no release, no centre.
 
@@ -97,6 +117,10 @@ class PersonalizedModels(Trainer):
 
     def __init__(self, clients: PersonalizedClients) -> None:
         self._clients = clients
+
+    def expected_work(self) -> ExpectedWork:
+        """What training is expected to take, if no loss diverges."""
+        raise NotImplementedError
 
     def _put_model(self, place: int) -> None:
         """Put the model of the client at a place among ``clients`` into the working memory."""

@@ -3,11 +3,13 @@
 Guarantee: checked here is that one user's contribution, as it was seen from outside the clipping
 code, is within the round's bound and is the update itself where that is within it already; that
 nothing else moves the sum; that the bound of each round follows from the released number of the
-round before; and that the counts agree with one another. Norms are in L1 where the mechanism clips
-in L1. Every client of a round was seen, and the ledger keeps the one that is furthest from what the
-bound allows. In models of more than ``privacy.sum_watch.WATCH_ALL`` parameters, and in the ledgers
-of older versions, it was one client, chosen at random; the others are covered by chance alone and
-by the norms that the clipping code reports, and what moves the sum between clients is not seen.
+round before; and that the counts agree with one another. Norms are those that the mechanism states
+that its bound is of: L1, L2, or the largest element. Of a mechanism that does not state that it
+clips to the bound, no more than the bound is checked, and the evidence says so. Every client of a
+round was seen, and the ledger keeps the one that is furthest from what the clip is stated to do. In
+models of more than ``privacy.sum_watch.WATCH_ALL`` parameters, and in the ledgers of older
+versions, it was one client, chosen at random; the others are covered by chance alone and by the
+norms that the clipping code reports, and what moves the sum between clients is not seen.
 """
 
 from __future__ import annotations
@@ -48,20 +50,24 @@ def check_clip_bound(evidence: Evidence, inputs: AuditInputs) -> Finding:
         "there is no bound": ~(clip > 0) | np.isinf(clip),
         "a clipped norm exceeds the bound": ~(clipped <= clip * (1.0 + _NORM_ROUNDING)),
         "the sum is longer than its updates can make it": ~((norm >= 0.0) & (norm <= most)),
+        "more updates are clipped than summed": ~(number <= updates),
+    }.items():
+        found.where(what, wrong)
+    for what, wrong in {
         "the largest clipped norm is not the largest norm, clipped": ~(
             apart <= _NORM_ROUNDING * clip
         ),
         # Whether an update was beyond the bound is told by its norm and by the count alike.
         "the largest norm and the number of clipped updates contradict each other": (largest > clip)
         != (number > 0),
-        "more updates are clipped than summed": ~(number <= updates),
     }.items():
-        found.where(what, wrong)
+        found.where(what, wrong & inputs.configured.description.clips_to_bound)
     share = float(np.nanmax(np.where(clip > 0, clipped / clip, np.nan), initial=0.0))
     total = float(np.nansum(updates))
     return found.seen(
         f"largest clipped norm {share:.9g} of the bound in {evidence.rounds} rounds; "
-        f"{np.nansum(number) / max(1.0, total):.3g} of {total:.0f} updates were clipped",
+        f"{np.nansum(number) / max(1.0, total):.3g} of {total:.0f} updates were clipped"
+        f"{_bound_alone(inputs)}",
         largest_share=share,
         updates=total,
     )
@@ -84,7 +90,7 @@ def check_clip_probe(evidence: Evidence, inputs: AuditInputs) -> Finding:
     # as in L2.
     slack = _NORM_ROUNDING * clip + _SUM_ROUNDING * updates * clip
     finite, reached = seen & ~np.isnan(norm), np.nan_to_num(moved, nan=math.inf)
-    wanted = np.minimum(norm, clip)
+    wanted, to_bound = np.minimum(norm, clip), inputs.configured.description.clips_to_bound
     watched, number = evidence["watched"], evidence.sent
     # Of huge models one client is watched, and nothing between the clients.
     one = np.isnan(evidence["unseen"])
@@ -95,9 +101,11 @@ def check_clip_probe(evidence: Evidence, inputs: AuditInputs) -> Finding:
         "not every client was watched": few,
         "the watched client moved the sum beyond the bound": seen & ~(reached <= clip + slack),
         "the watched client moved the sum by more than its update": finite
-        & ~(reached <= wanted + slack),
+        & ~(reached <= wanted + slack)
+        & to_bound,
         "the watched client moved the sum by less than its clipped update": finite
-        & (moved < wanted - slack),
+        & (moved < wanted - slack)
+        & to_bound,
         "an update that was not finite moved the sum": seen
         & np.isnan(norm)
         & ~((moved == 0.0) & (bit == 0.0)),
@@ -113,10 +121,20 @@ def check_clip_probe(evidence: Evidence, inputs: AuditInputs) -> Finding:
     return found.seen(
         f"the client furthest from its clipped update in each of {int(seen.sum())} rounds, "
         f"{int((finite & (norm > clip)).sum())} of them beyond the bound; the most that one moved "
-        f"the sum is {share:.7g} of it",
+        f"the sum is {share:.7g} of it{_bound_alone(inputs)}",
         f"one client in each round beyond the bound with probability {1.0 - passed_over:.3g}",
         watched=int(seen.sum()),
         largest_share=share,
+    )
+
+
+def _bound_alone(inputs: AuditInputs) -> str:
+    """That no more than the bound was checked, where that is so."""
+    if inputs.configured.description.clips_to_bound:
+        return ""
+    return (
+        f"; the bound alone was checked: {inputs.configured.mechanism} does not state that it "
+        "clips to it"
     )
 
 

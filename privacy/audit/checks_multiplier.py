@@ -32,6 +32,8 @@ def check_noise_multiplier(evidence: Evidence, inputs: AuditInputs) -> Finding:
     scale = configured.description.stddev
     if scale is None:
         raise SkippedError(f"{configured.mechanism} adds no noise of a standard deviation")
+    # One user's update is so long, at most.
+    clip = clip * configured.description.reach(evidence.constant("num_parameters"))
     simulated, actual = (evidence.constant("noise_multiplier", side) for side in SIDES)
     expects = np.full(evidence.rounds, actual > 0)
     if configured.randomizes_clients:

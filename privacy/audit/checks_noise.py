@@ -111,6 +111,7 @@ def observed(evidence: Evidence, inputs: AuditInputs) -> Noise:
         )
     stddev, length, size = evidence.need("update_noise_stddev", "sum_norm", "noise.count")
     seen = evidence.has_noise
+    length = length * inputs.configured.description.reach(evidence.constant("num_parameters"))
     rounding = _FLOAT32 * np.sqrt(1.0 + (length / stddev) ** 2 / size)
     expects = np.full(evidence.rounds, True)
     if inputs.configured.randomizes_clients:

@@ -82,9 +82,11 @@ def check_release_length(evidence: Evidence, inputs: AuditInputs) -> Finding:
     )
     if not inputs.claims_noise:
         raise SkippedError("no noise is claimed")
-    if inputs.configured.description.norm == "l1":
+    norm_of_bound = inputs.configured.description.norm
+    if norm_of_bound != "l2":
         raise SkippedError(
-            "the sum's recorded norm is that of the bound, L1, which says little of the length"
+            f"the sum's recorded norm is that of the bound, {norm_of_bound}, which says little of "
+            "the length"
         )
     if evidence.central.missing == evidence.rounds:
         raise IncompleteError(

@@ -137,7 +137,8 @@ def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
         rounds = np.arange(1, evidence.rounds + 1)
     canaries = np.nan_to_num(evidence["num_canaries"]).astype(np.int64)
     stddev, visible = evidence["update_noise_stddev"], np.isin(rounds, seen.rounds)
-    rounding = 4.0 * _HALF_ULP * (evidence["sum_norm"] / stddev + 8.0)
+    reach = inputs.configured.description.reach(evidence.constant("num_parameters"))
+    rounding = 4.0 * _HALF_ULP * (reach * evidence["sum_norm"] / stddev + 8.0)
     if inputs.configured.randomizes_clients:
         rounding = rounding * np.sqrt(np.maximum(1.0, evidence["num_contributions"]))
     allowed = _ALIKE + rounding

@@ -34,12 +34,10 @@ class Options(StrictOptions):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        given = {"normalization", "groups"} & self.model_fields_set
-        if self.name == "cnn" and given:
-            raise ValueError(
-                f"{', '.join(sorted(given))}: 'cnn' has no normalisation; leave it out"
-            )
-        if "groups" in given and self.normalization == "none":
+        changed = self.changed("groups", "normalization")
+        if self.name == "cnn" and changed:
+            raise ValueError(f"{', '.join(changed)}: 'cnn' has no normalisation; leave it out")
+        if "groups" in changed and self.normalization == "none":
             raise ValueError("groups: is for normalization: group; leave it out")
         if CHANNELS % self.groups:
             raise ValueError(f"groups: {self.groups} does not divide the {CHANNELS} channels")

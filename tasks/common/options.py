@@ -10,6 +10,14 @@ class StrictOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    def changed(self, *names: str) -> list[str]:
+        """Those of some options that have another value than their default.
+
+        A run's recorded configuration gives every option, so what is given tells less.
+        """
+        fields = type(self).model_fields
+        return [name for name in names if getattr(self, name) != fields[name].get_default()]
+
 
 class StoredOptions(StrictOptions):
     """Options of a task on a store.

@@ -53,10 +53,10 @@ class Options(StrictOptions):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
-        given = sorted(self.model_fields_set & {*_SIZES, "dropout"})
-        if self.weights is not None and given:
+        changed = ", ".join(self.changed(*sorted({*_SIZES, "dropout"})))
+        if self.weights is not None and changed:
             raise ValueError(
-                f"{', '.join(given)}: the sizes are those of the folder in weights; leave them out"
+                f"{changed}: the sizes are those of the folder in weights; leave them out"
             )
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(

@@ -50,13 +50,11 @@ class Options(StrictOptions):
 
     @model_validator(mode="after")
     def _of_this_model(self) -> Self:
-        own_to_bag = {"init"}
-        given = self.model_fields_set - {"name"}
-        foreign = given - own_to_bag if self.name == BAG else given & own_to_bag
-        if foreign:
-            raise ValueError(
-                f"{', '.join(sorted(foreign))}: no option of {self.name}; leave it out"
-            )
+        of_bag = {"init"}
+        foreign = type(self).model_fields.keys() - {"name"} - of_bag if self.name == BAG else of_bag
+        changed = self.changed(*sorted(foreign))
+        if changed:
+            raise ValueError(f"{', '.join(changed)}: no option of {self.name}; leave it out")
         if self.name == LSTM and (self.embeddings is None) == (self.embedding_size is None):
             raise ValueError(
                 "stacked_lstm: say where word vectors come from: embeddings = FILE (GloVe's text "

@@ -99,10 +99,10 @@ class Options(StrictOptions):
                 f"train_fraction {self.train_fraction} and val_fraction {self.val_fraction} sum to "
                 "more than 1; what they leave is the test split"
             )
-        given = [name for name in GENERATOR_OPTIONS if name in self.model_fields_set]
-        if self.data is not None and given:
+        changed = self.changed(*GENERATOR_OPTIONS)
+        if self.data is not None and changed:
             raise ValueError(
-                f"{', '.join(given)}: are for generated data, but data = {self.data!r} is read; "
+                f"{', '.join(changed)}: are for generated data, but data = {self.data!r} is read; "
                 "leave one of the two out"
             )
         return self
@@ -171,12 +171,12 @@ def build(options: Options) -> SyntheticTask:
     clients = {split: list(pool.names) for split, pool in kept.items()}
     published = None if UNSPLIT in clients else published_split_by(clients)
     if published is not None:
-        given = [name for name in SPLIT_OPTIONS if name in options.model_fields_set]
-        if options.partition == "iid" and "split_seed" in given:
-            given.remove("split_seed")  # the partition draws from it
-        if given:
+        changed = options.changed(*SPLIT_OPTIONS)
+        if options.partition == "iid" and "split_seed" in changed:
+            changed.remove("split_seed")  # the partition draws from it
+        if changed:
             raise ConfigError(
-                f"{', '.join(given)}: {options.data} is split by its publisher, by {published}; "
+                f"{', '.join(changed)}: {options.data} is split by its publisher, by {published}; "
                 "leave these options out, or give data that are not split"
             )
     splits = _splits(options, kept, published or options.split_by)

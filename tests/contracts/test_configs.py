@@ -14,7 +14,7 @@ import pytest
 
 from pfl_bench import plugins
 from pfl_bench.cli.main import main
-from pfl_bench.config.loading import ResolvedConfig, load_config, validate_options
+from pfl_bench.config.loading import ResolvedConfig, load_config, resolve, validate_options
 from pfl_bench.config.row_files import kind_of, rows_below
 from pfl_bench.config.schema import Expected
 from pfl_bench.config.sweeps import load_sweep
@@ -109,6 +109,12 @@ def test_a_row_names_its_launch_command_and_its_sources(row: Path) -> None:
     assert first == f"# pfl-bench run {row.relative_to(REPOSITORY).as_posix()}"
     config = as_it_is(row).config
     assert all(expected.source for expected in config.expected)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_the_configuration_that_a_run_records_can_be_run_again(row: Path) -> None:
+    resolved = as_it_is(row)
+    assert resolve(resolved.tree, row, ()).tree == resolved.tree
 
 
 def test_names_of_rows_are_unique() -> None:

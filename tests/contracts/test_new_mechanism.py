@@ -26,7 +26,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from privacy.amplification import sampled_gaussian
-from privacy.clipping import add_clipped_
+from privacy.clipping import ClipOutcome, add_clipped_
 from privacy.description import FRESH, Description
 from privacy.mechanism import Release, ReplayedNoise
 
@@ -60,12 +60,13 @@ class Own:
 
     def accumulate(self, aggregate, update, weight, rng=None):
         assert weight == 1.0
-        outcome = add_clipped_(aggregate.total, update, self.clip_norm)
+{clip}
         aggregate.count(outcome)
         return outcome
 
     def release(self, aggregate, rng):
-        stddev = self.noise.noise_multiplier * self.noise.ratio * self.clip_norm
+        reach = {reach}
+        stddev = self.noise.noise_multiplier * self.noise.ratio * self.clip_norm * reach
         noise = torch.from_numpy(stddev * rng.standard_normal(aggregate.total.numel()))
         mean = (aggregate.total + noise.float()) / self.noise.cohort_size
         return Release(mean.float(), self.clip_norm, stddev)
@@ -80,6 +81,19 @@ REPLAYS = """
     def replay_noise(self, streams):
         return ReplayedNoise(streams.rng.standard_normal(streams.wanted))
 """
+SCALED = """
+        outcome = add_clipped_(aggregate.total, update, self.clip_norm)
+"""
+# Each element is cut off: at the bound, or so that all together keep its L2 norm.
+CUT_OFF = """
+        each = self.clip_norm{part}
+        clipped = update.clamp(-each, each)
+        aggregate.total.add_(clipped)
+        norms = [float(torch.linalg.vector_norm(x.double(), {order})) for x in (update, clipped)]
+        outcome = ClipOutcome(norms[0], bool((update.abs() <= each).all()), True, norms[1])
+"""
+ELEMENTS = CUT_OFF.format(part="", order="float('inf')")
+PARTS = CUT_OFF.format(part=" * update.numel() ** -0.5", order="2")
 BUILD = '''
 
 def build(options, noise):
@@ -114,11 +128,18 @@ ALWAYS_SKIPPED = {"count_query", "count_noise", "count_fresh", "report_noise", "
 
 
 def write(
-    name: str, description: str, replays: bool, folder: Path, patch: pytest.MonkeyPatch
+    name: str,
+    description: str,
+    replays: bool,
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    clip: str = SCALED,
+    reach: str = "1.0",
 ) -> None:
     """Put a mechanism into a folder of its own, and the folder beside those of the package."""
     folder.mkdir()
-    text = OWN.format(name=name, description=description) + (REPLAYS if replays else "") + BUILD
+    text = OWN.format(name=name, description=description, clip=clip, reach=reach)
+    text += (REPLAYS if replays else "") + BUILD
     (folder / f"{name}.py").write_text(text, encoding="utf-8")
     folders = [*privacy.mechanisms.__path__, str(folder)]
     patch.setattr(privacy.mechanisms, "__path__", folders)
@@ -126,9 +147,12 @@ def write(
     importlib.invalidate_caches()
 
 
-def run_and_audit(name: str, folder: Path) -> tuple[RunAudit, dict[str, str]]:
+def run_and_audit(
+    name: str, folder: Path, clip_norm: float = 0.5
+) -> tuple[RunAudit, dict[str, str]]:
     """The audit, and why checks were skipped that are not of every such run."""
-    config = make_config("private_federated", privacy__mechanism={"name": name, "clip_norm": 0.5})
+    options = {"name": name, "clip_norm": clip_norm}
+    config = make_config("private_federated", privacy__mechanism=options)
     assert run(config, folder)["status"] == "finished"
     done = audit_run(folder, 1)
     skipped = {check.name: check.evidence for check in done.checks if check.outcome == "skipped"}
@@ -214,3 +238,45 @@ def test_rounds_of_which_nobody_states_how_they_go_together(
     assert "half_said" in skipped["noise_replay"]
     checked = {check.name for check in done.checks if check.outcome == "passed"}
     assert {"noise_scale", "noise_shape", "noise_mean", "noise_multiplier"} <= checked
+
+
+@pytest.mark.parametrize(
+    ("name", "stated", "clip", "reach"),
+    [
+        ("elements", 'norm="linf"', ELEMENTS, "aggregate.total.numel() ** 0.5"),
+        ("parts", "clips_to_bound=False", PARTS, "1.0"),
+    ],
+)
+def test_elements_may_be_cut_off_where_the_mechanism_states_it(
+    name: str,
+    stated: str,
+    clip: str,
+    reach: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(name, f"{STATED}, {stated}", True, tmp_path / "mine", monkeypatch, clip, reach)
+    done, _ = run_and_audit(name, tmp_path / "run", clip_norm=0.02)
+    assert done.verdict == "passed", [c for c in done.checks if c.outcome == "failed"]
+    found = {check.name: check for check in done.checks}
+    # Every update is beyond the bound.
+    assert found["clip_bound"].numbers["largest_share"] <= 1.0
+    assert found["clip_probe"].numbers["watched"] > 0
+    alone = f"the bound alone was checked: {name} does not state that it clips to it"
+    for check in ("clip_bound", "clip_probe"):
+        assert found[check].outcome == "passed"
+        assert (alone in found[check].evidence) == (name == "parts")
+    assert found["noise_multiplier"].outcome == found["epsilon_actual"].outcome == "passed"
+
+
+def test_elements_that_are_cut_off_need_the_noise_of_them_all_and_none_may_be_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spared = ELEMENTS.replace(
+        "aggregate.total.add_", "clipped[-1] = update[-1]; aggregate.total.add_"
+    )
+    stated = f'{STATED}, norm="linf"'
+    write("forgetful", stated, True, tmp_path / "mine", monkeypatch, spared)
+    done, _ = run_and_audit("forgetful", tmp_path / "run", clip_norm=0.001)
+    failed = {check.name for check in done.checks if check.outcome == "failed"}
+    assert {"clip_bound", "clip_probe", "noise_multiplier"} <= failed

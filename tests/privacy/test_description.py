@@ -100,6 +100,7 @@ def test_nothing_is_taken_for_granted_of_what_is_not_stated() -> None:
         {"strategy": {"restarts": 3}},
         {"reports": "maybe"},
         {"norm": "l3"},
+        {"clips_to_bound": None},
         {"draws_count": 1},
         {"colour": "red"},
         {"words": None},
@@ -109,3 +110,18 @@ def test_nothing_is_taken_for_granted_of_what_is_not_stated() -> None:
 def test_what_is_no_description_is_refused(facts: dict[str, Any]) -> None:
     with pytest.raises(PrivacyError, match="no description"):
         Description.from_json_dict({**GAUSSIAN.to_json_dict(), **facts})
+
+
+def test_a_bound_of_each_element_reaches_further_the_more_there_are() -> None:
+    assert replace(GAUSSIAN, norm="linf").reach(400) == 20.0
+    assert replace(GAUSSIAN, norm="l1").reach(400) == GAUSSIAN.reach(400) == 1.0
+    for other in (replace(GAUSSIAN, norm="linf"), replace(GAUSSIAN, clips_to_bound=False)):
+        assert not other.is_sampled_gaussian
+        assert Description.from_json_dict(other.to_json_dict()).agrees(other)
+        assert not other.agrees(GAUSSIAN)
+
+
+def test_a_description_from_before_the_clip_was_stated_is_of_a_clip_to_the_bound() -> None:
+    document = GAUSSIAN.to_json_dict()
+    del document["clips_to_bound"]
+    assert Description.from_json_dict(document).agrees(GAUSSIAN)

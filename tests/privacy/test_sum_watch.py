@@ -59,6 +59,45 @@ def test_clients_that_are_clipped_are_within_the_bound() -> None:
     assert seen.reports is None
 
 
+def test_the_largest_element_is_measured_where_each_is_cut_off() -> None:
+    for bad in (None, CLIENTS - 1):
+        aggregate, watch = Aggregate.zeros(LARGE), SumWatch("linf", watches_all=True)
+        watch.begin(-1)
+        for client in range(CLIENTS):
+            update = 100.0 * update_of(client)
+            watch.before(aggregate, update)
+            clipped = update.clamp(-CLIP_NORM, CLIP_NORM)
+            clipped[COMPARED] = 0.9 if client == bad else clipped[COMPARED]
+            aggregate.total.add_(clipped)
+            aggregate.bit_sum -= 0.5
+            watch.after(aggregate, CLIP_NORM)
+        worst = watch.seen(aggregate).worst
+        assert worst is not None
+        assert worst[1]["moved"] == pytest.approx(CLIP_NORM if bad is None else 0.9, rel=1e-5)
+
+
+def test_a_client_beyond_the_bound_does_not_hide_behind_one_that_moved_less_than_it_may() -> None:
+    aggregate = Aggregate.zeros(4)
+    watch = SumWatch("l2", watches_all=True, clips_to_bound=False)
+    watch.begin(-1)
+    # What clients whose update is at the bound move the sum by.
+    for moved in (0.0, 1.2 * CLIP_NORM, 0.5 * CLIP_NORM):
+        watch.before(aggregate, torch.tensor([CLIP_NORM, 0.0, 0.0, 0.0]))
+        aggregate.total[0] += moved
+        aggregate.bit_sum += 0.5
+        watch.after(aggregate, CLIP_NORM)
+    worst = watch.seen(aggregate).worst
+    assert worst is not None
+    assert worst[1]["moved"] == pytest.approx(1.2 * CLIP_NORM)
+    # One whose update is not finite must not move it at all.
+    watch.before(aggregate, torch.full((4,), math.nan))
+    aggregate.total[0] += 0.3 * CLIP_NORM
+    watch.after(aggregate, CLIP_NORM)
+    worst = watch.seen(aggregate).worst
+    assert worst is not None
+    assert worst[1]["moved"] == pytest.approx(0.3 * CLIP_NORM)
+
+
 def test_what_moves_a_large_sum_between_clients_is_seen() -> None:
     aggregate, watch = Aggregate.zeros(LARGE), SumWatch("l2", watches_all=True)
     watch.begin(-1)

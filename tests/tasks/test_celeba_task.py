@@ -163,7 +163,7 @@ def test_an_image_is_judged_alone(store: Path) -> None:
         ({"name": "leaf_cnn", "groups": 5}, "does not divide"),
         ({"name": "leaf_cnn", "normalization": "none", "groups": 4}, "leave it out"),
         ({"name": "leaf_cnn", "normalization": "batch"}, "group"),
-        ({"name": "cnn", "normalization": "group"}, "no normalisation"),
+        ({"name": "cnn", "normalization": "none"}, "no normalisation"),
         ({"name": "resnet18"}, "leaf_cnn"),
     ],
 )

@@ -180,7 +180,7 @@ def test_the_lstm_reads_the_first_words_alone(store: Path) -> None:
         ({"name": "stacked_lstm"}, "embeddings = FILE"),
         ({"name": "stacked_lstm", "embeddings": "x", "embedding_size": 8}, "one of the two"),
         ({"name": "stacked_lstm", "embedding_size": 8, "train_embeddings": True}, "of a file"),
-        ({"name": "stacked_lstm", "embedding_size": 8, "init": "zeros"}, "init: no option"),
+        ({"name": "stacked_lstm", "embedding_size": 8, "init": "normal"}, "init: no option"),
         ({"name": "bag_log_reg", "hidden_size": 8}, "hidden_size: no option"),
         ({"name": "bag"}, "bag_log_reg"),
     ],

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from pfl_bench.runs.launchers.job import Failure, JobRecord, Run, read_record
 from pfl_bench.runs.launchers.launchers import Launcher
+from pfl_bench.runs.log import finished_before
 from pfl_bench.types import UserInputError
 
 
@@ -77,6 +78,7 @@ class _Queue:
         looked_at = [f for f in self._waiting if free > 0 or self._states.get(f) != "waiting"]
         under_way = self._under_way(looked_at)
         chosen: list[Run] = []
+        kept: list[Path] = []
         for folder in looked_at:
             if folder in under_way:
                 print(f"{folder}: job {under_way[folder].job_id} has it already", file=sys.stderr)
@@ -86,6 +88,10 @@ class _Queue:
             elif not self._is_settled(self._waiting[folder]):
                 self._states[folder] = "waiting"
                 chosen.append(self._waiting[folder])
+            elif self.ended[folder] is None:
+                kept.append(folder)
+        if kept:
+            print(finished_before(kept), file=sys.stderr)
         if chosen[: max(0, free)]:
             self._submit(chosen[:free])
 
@@ -109,7 +115,6 @@ class _Queue:
         except UserInputError as error:
             self._end(run.folder, Failure(str(error), None, is_input=True))
             return True
-        print(f"{run.folder}: finished before; not run again", file=sys.stderr)
         self._end(run.folder, None)
         return True
 

@@ -35,7 +35,11 @@ from pfl_bench.trainers.mocha.dual import (
     sigma_prime,
 )
 from pfl_bench.trainers.mocha.linear_layer import LinearLayer
-from pfl_bench.trainers.personalized import PersonalizedClients, PersonalizedModels
+from pfl_bench.trainers.personalized import (
+    ExpectedWork,
+    PersonalizedClients,
+    PersonalizedModels,
+)
 from pfl_bench.types import ConfigError
 
 MAX_CLIENTS = 5000
@@ -136,17 +140,31 @@ class MultitaskTrainer(PersonalizedModels):
             "multitask/dual": dual,
             "multitask/duality_gap": primal - dual,
             "multitask/sigma_prime": self._sigma_prime,
-            # A coordinate step: the margin, and the move of the model.
-            "systems/flops": 4.0 * steps * self._sums.shape[1],
+            "systems/flops": self._flops(steps),
         }
         for direction in ("down", "up"):
-            moved = len(taking_part) * self._sums.shape[1] * BYTES_PER_NUMBER
-            scalars[f"systems/bytes_{direction}"] = float(moved)
+            scalars[f"systems/bytes_{direction}"] = self._bytes(len(taking_part))
         if options.relationship == "learned" and index % options.relationship_every == 0:
             self._set_relationship(learned_relationship(self._models, options.smoothing))
             scalars["multitask/rescaled"] = self._rescale()
         scalars["time/round_seconds"] = time.perf_counter() - started
         return scalars
+
+    def _flops(self, steps: float) -> float:
+        """Of coordinate steps: the margin, and the move of the model."""
+        return 4.0 * steps * self._sums.shape[1]
+
+    def _bytes(self, clients: float) -> float:
+        """That so many clients receive, or send."""
+        return clients * self._sums.shape[1] * float(BYTES_PER_NUMBER)
+
+    def expected_work(self) -> ExpectedWork:
+        """The coordinate steps of the clients that take part, an example each."""
+        options = self._options
+        rounds = options.num_rounds * options.participation
+        clients = rounds * len(self._clients.users)
+        steps = rounds * options.local_epochs * float(self._offsets[-1])
+        return ExpectedWork(clients, steps, steps, self._flops(steps), self._bytes(clients))
 
     def _rescale(self) -> float:
         """Shrink all dual variables by the power of 1/2 that is best under a new relationship.

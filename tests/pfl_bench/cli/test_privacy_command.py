@@ -227,6 +227,16 @@ def test_table_in_every_format(capsys: Capture) -> None:
             assert exact <= float(cell) < exact * 1.001
 
 
+def test_table_of_chosen_columns(capsys: Capture) -> None:
+    arguments = [*SMALL, "--rounds", "20", "5", "--delta", "1e-4", "--accountant", "rdp"]
+    assert main(["privacy", "table", *arguments, "--columns", "epsilon rdp, rounds"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [cell.strip() for cell in lines[0].split("|")[1:-1]] == ["epsilon rdp", "rounds"]
+    programs = ["--format", "csv", "--columns", "rounds,delta"]
+    assert main(["privacy", "table", *arguments, *programs]) == 0
+    assert capsys.readouterr().out.splitlines() == ["rounds,delta", "5,0.0001", "20,0.0001"]
+
+
 def test_table_names_both_settings_and_who_cannot_account_them(capsys: Capture) -> None:
     shape = ["--population", "1000", "--cohort", "100", "--noise-cohort", "200", "--rounds", "5"]
     arguments = ["privacy", "table", *shape, "--noise-multiplier", "8", "--sampling", "fixed_size"]
@@ -285,6 +295,12 @@ def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path:
     ("arguments", "words"),
     [
         (["table", *SMALL, "--rounds", "0"], "--rounds 0: must be whole numbers"),
+        (["table", *SMALL, "--rounds", "5", "--columns", "rdp"], "'rdp' is no column"),
+        (["table", *SMALL, "--rounds", "5", "--columns", "delta"], "'delta' is no column"),
+        (
+            ["table", *SMALL, "--rounds", "5", "--columns", "rounds", "--format", "json"],
+            "--columns is for tables",
+        ),
         (["table", *SMALL, "--rounds", "5", "--plot", "x.pdf"], "must end in .png or .svg"),
         (["table", *SMALL, "--rounds", "5", "--plot", "no/x.png"], "there is no folder no"),
         (["table", *SMALL, "--rounds", "5", "--noise-cohort", "0"], "--noise-cohort is 0"),

@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from pfl_bench.cli.main import main
+from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import load_config
+from pfl_bench.files import read_metrics
 from pfl_bench.runs.runner import run
-from pfl_bench.runs.time_estimate import _line, estimate_time
+from pfl_bench.runs.time_estimate import estimate_time
+from pfl_bench.runs.time_measurements import line
+from pfl_bench.trainers import local_only
 from tests.helpers import TREES, make_config
 
 Capture = pytest.CaptureFixture[str]
@@ -60,6 +64,41 @@ def test_what_is_shown_is_what_the_run_then_claims_and_costs(
     assert told["data_not_prepared"] is None
 
 
+@pytest.mark.parametrize("row", ["local", "mocha"])
+def test_clients_with_models_of_their_own_are_shown_exactly_what_they_then_cost(
+    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = {
+        "local": ["local.num_epochs=2", "local.clients_per_round=5"],
+        "mocha": ["multitask.num_rounds=3", "multitask.relationship_every=2"],
+    }
+    overrides = ["task.num_tasks=12", *small[row]]
+    row = f"leaf/quick/{row}"
+    told = as_json(capsys, row, *overrides)
+    summary = run(load_config(locate_row(row), overrides), tmp_path / "run")
+    cost, spent = told["cost"], summary["systems"]
+    for name in ("flops", "bytes_down", "bytes_up"):
+        assert cost[name] == spent[name]
+    assert cost["steps"] == 3
+    assert cost["clients"] == (4 if "local" in row else 12)
+    done = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    steps = sum(entry["train/num_steps"] for entry in done if "train/num_steps" in entry)
+    assert cost["local_steps"] * (12 if "local" in row else 36) == pytest.approx(steps)
+    assert 0 < told["estimate"]["total"] < 20 * summary["seconds"]
+
+
+def test_models_that_are_not_kept_are_trained_again_for_every_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    overrides = ["task.num_tasks=12", "local.num_epochs=2", "evaluation.splits=[val, test]"]
+    config = load_config(locate_row("leaf/quick/local"), overrides)
+    monkeypatch.setattr(local_only, "MAX_KEPT_BYTES", 0)
+    estimate = estimate_time(config)
+    # Of both splits after the only round, and of one at the end: each trains at one rate of three.
+    assert estimate.evaluation > 0.999 * estimate.training
+
+
 def test_a_row_fits_into_80_columns_and_names_its_published_number(capsys: Capture) -> None:
     text = shown(capsys, "show", "demo/private_federated", "--no-estimate")
     assert max(map(len, text.splitlines()[2:])) <= 80
@@ -95,7 +134,6 @@ def test_without_data_a_row_says_what_prepares_them_and_both_epsilons(
 def test_an_estimate_is_of_the_order_of_the_run(setting: str, tmp_path: Path) -> None:
     config = make_config(setting)
     estimate = estimate_time(config)
-    assert estimate is not None
     seconds = run(config, tmp_path / "run")["seconds"]
     # The run also writes files; a busy machine is slower now and then.
     assert estimate.total < 20 * seconds
@@ -106,15 +144,14 @@ def test_what_needs_whole_cohorts_is_measured_with_them(tmp_path: Path) -> None:
     krum = {"name": "krum", "num_attackers": 2, "num_selected": 7}
     changes = {"federated__aggregation": krum, "federated__sampling": "fixed_size"}
     estimate = estimate_time(make_config("federated", **changes))
-    assert estimate is not None
     assert "about 12 clients" in estimate.measured
 
 
 def test_the_line_through_two_measurements() -> None:
-    assert _line([(10.0, 2.0), (20.0, 3.0)]) == pytest.approx((1.0, 0.1))
-    assert _line([(10.0, 3.0), (20.0, 2.0)]) == pytest.approx((0.0, 0.1))
-    assert _line([(10.0, 1.0), (20.0, 3.0)]) == pytest.approx((0.0, 0.15))
-    assert _line([(10.0, 1.0), (10.0, 2.0)]) == pytest.approx((0.0, 0.2))
+    assert line([(10.0, 2.0), (20.0, 3.0)]) == pytest.approx((1.0, 0.1))
+    assert line([(10.0, 3.0), (20.0, 2.0)]) == pytest.approx((0.0, 0.1))
+    assert line([(10.0, 1.0), (20.0, 3.0)]) == pytest.approx((0.0, 0.15))
+    assert line([(10.0, 1.0), (10.0, 2.0)]) == pytest.approx((0.0, 0.2))
 
 
 @pytest.mark.parametrize("setting", ["private_federated", "central"])

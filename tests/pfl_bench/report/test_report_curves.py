@@ -133,14 +133,15 @@ def test_long_runs_of_several_lengths_share_rounds(tmp_path: Path) -> None:
     assert "</" not in text
 
 
-def test_a_page_of_many_long_runs_is_below_a_megabyte(tmp_path: Path) -> None:
+def test_a_page_of_many_long_runs_is_small(tmp_path: Path) -> None:
     folders = [
         write_run(tmp_path / f"{row}-{seed}", f"row-{row}", "private_federated", seed, rounds=400)
         for row in range(10)
         for seed in range(3)
     ]
     page = write_report(folders, tmp_path / "report.html")
-    assert page.stat().st_size < 1_000_000
+    # 40 such rows take 0.97 MB: each adds some 14 kB to what every page has.
+    assert page.stat().st_size < 600_000
     assert "MIT License" in page.read_text(encoding="utf-8")
 
 
