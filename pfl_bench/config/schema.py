@@ -102,7 +102,8 @@ class Expected(Strict):
             decides, and a significant difference is pardoned if it is surely within the tolerance.
         source: Paper, table, cell; or the command that measured it.
         sd: Standard deviation of the published value over its seeds (ddof 1), in the metric's
-            unit; null where only the value is published. Give ``seeds`` too.
+            unit; null where only the value is published. Give ``seeds`` too. Where it is 0, as
+            printed, the tolerance decides.
         seeds: Over how many seeds ``value`` is a mean and ``sd`` a deviation; null as ``sd``.
         statistic: Which number of a run is compared: "last" is the final evaluation's;
             "best_over_rounds" is the best of the evaluations during training, by the metric's own
@@ -121,7 +122,7 @@ class Expected(Strict):
     value: float
     tolerance: Annotated[float, Field(ge=0)]
     source: str
-    sd: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    sd: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     seeds: Annotated[int, Field(ge=2)] | None = None
     statistic: Statistic = "last"
     measured_here: bool = False

@@ -25,8 +25,7 @@ class Published:
     Attributes:
         value: The number; with ``sd``, a mean over ``seeds``.
         tolerance: Largest absolute difference that does not matter.
-        sd: Its standard deviation over seeds with ``ddof=1``, above 0; None where it was not
-            published.
+        sd: Its standard deviation over seeds with ``ddof=1``; None where it was not published.
         seeds: How many seeds, at least 2; None where ``sd`` is.
     """
 
@@ -54,7 +53,8 @@ class Agreement:
 def agreement(measured: Sequence[float], published: Published) -> Agreement:
     """Compare the numbers of some seeds with a published number.
 
-    Without a published sd, the mean agrees if it is within the tolerance. With one, and one seed of
+    Without a published sd, or with one of 0, which is one that was rounded and against which
+    everything differs, the mean agrees if it is within the tolerance. With one, and one seed of
     ours, that seed agrees if it is within the interval in which one more published run would be, at
     ``1 - LEVEL``. With one, and several seeds, the means agree if Welch's test does not reject at
     ``LEVEL`` that they are equal; or if it does, but the whole ``1 - LEVEL`` interval of their
@@ -69,7 +69,7 @@ def agreement(measured: Sequence[float], published: Published) -> Agreement:
     """
     mean = math.fsum(measured) / len(measured)
     difference = mean - published.value
-    if published.sd is None or published.seeds is None:
+    if not published.sd or published.seeds is None:
         agrees = abs(difference) <= published.tolerance * (1 + _SLACK) + 1e-12
         return Agreement(agrees, "", f"tolerance {published.tolerance:g}")
     beside = f"{published.value:g} ± {published.sd:g} ({published.seeds} seeds)"

@@ -86,6 +86,9 @@ def test_a_sure_difference_within_the_tolerance_does_not_matter() -> None:
     assert unsure.agrees
     assert "which reaches beyond the tolerance 0.01" in unsure.text
     assert not agreement((0.7, math.nan), loose).agrees
+    # As printed of trainings that all stay at chance: 10.00 +- 0.00.
+    for measured in ((0.1001, 0.1002), (0.1, 0.1), (0.1001,)):
+        assert agreement(measured, Published(0.1, 0.001, 0.0, 3)).text == "tolerance 0.001"
 
 
 def run_of(seed: int, accuracy: float, **more: Any) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def test_a_number_of_ours_is_as_measured_before_by_the_test_too() -> None:
     [
         ({"sd": 0.1}, "sd is given without seeds"),
         ({"seeds": 3}, "seeds is given without sd"),
-        ({"sd": 0.0, "seeds": 3}, "expected.0.sd: must be a finite number > 0"),
+        ({"sd": -0.1, "seeds": 3}, "expected.0.sd: must be a finite number >= 0"),
         ({"sd": 0.1, "seeds": 1}, "expected.0.seeds: must be a whole number >= 2"),
         ({"statistic": "best"}, "must be one of 'last', 'best_over_rounds'"),
         (
