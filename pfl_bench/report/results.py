@@ -9,8 +9,8 @@ from pfl_bench.report.table import Cell, Column, Table
 from pfl_bench.runs.rows import RowResult
 from privacy.statement.statement import round_up, small
 
-# What the page calls the settings.
-_SETTINGS = {
+# What pages call the settings.
+SETTINGS = {
     "central": "central",
     "central_dp": "central, example-level DP",
     "federated": "federated",
@@ -59,17 +59,18 @@ def results_table(rows: Sequence[RowResult], has_epsilons: bool = True) -> Table
 def _line(row: RowResult, mark: int | None, has_epsilons: bool) -> tuple[str | Cell, ...]:
     color = "differs" if row.is_failure else "other"
     color = "reproduced" if row.is_near else color
-    epsilons = []
-    for epsilon, delta in (
-        (row.epsilon_simulated, row.delta_simulated),
-        (row.epsilon_actual, row.delta_actual),
-    ):
-        text, _, detail = format_epsilon(epsilon, delta).partition(" (")
-        unit = "per example" if row.setting == "central_dp" else "per user"
-        epsilons += [Cell(text, epsilon, detail[:-1], unit), Cell("", delta)]
+    unit = "per example" if row.setting == "central_dp" else "per user"
+    epsilons = [
+        cell
+        for epsilon, delta in (
+            (row.epsilon_simulated, row.delta_simulated),
+            (row.epsilon_actual, row.delta_actual),
+        )
+        for cell in (epsilon_cell(epsilon, delta, unit), Cell("", delta))
+    ]
     return (
         row.name,
-        Cell(row.setting, row.setting, page_text=_SETTINGS.get(row.setting)),
+        Cell(row.setting, row.setting, page_text=SETTINGS.get(row.setting)),
         row.variant,
         row.metric,
         _published(row),
@@ -86,6 +87,12 @@ def _line(row: RowResult, mark: int | None, has_epsilons: bool) -> tuple[str | C
         row.source or "",
         row.note,
     )
+
+
+def epsilon_cell(epsilon: float | None, delta: float | None, unit: str = "") -> Cell:
+    """An epsilon with its delta below it; on a page, with what it protects."""
+    text, _, detail = format_epsilon(epsilon, delta).partition(" (")
+    return Cell(text, epsilon, detail[:-1], unit)
 
 
 def _published(row: RowResult) -> Cell:
