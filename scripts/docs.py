@@ -1,6 +1,7 @@
 """Builds the documentation site, without a network: python scripts/docs.py [--out FOLDER].
 
-Warnings, such as a link that leads nowhere, end the build. The site can be opened from the disk.
+Warnings, such as a link that leads nowhere, end the build, and so does a page of results that its
+records do not give. The site can be opened from the disk.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from documentation.results import check_page
 from documentation.staging import stage
+
+from pfl_bench.types import UserInputError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 # As docs_dir of mkdocs.yml.
@@ -37,6 +41,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Builds the documentation site.")
     parser.add_argument("--out", type=Path, default=CHECKOUT / "build" / "site")
     out = parser.parse_args(arguments).out.resolve()
+    try:
+        check_page(CHECKOUT)
+    except UserInputError as error:
+        print(f"docs: {error}", file=sys.stderr)
+        return 2
     stage(CHECKOUT, PAGES)
     code = build(CHECKOUT / "mkdocs.yml", out)
     if code == 0:

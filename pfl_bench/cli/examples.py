@@ -69,6 +69,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "audit runs/demo/private_federated/seed-0",
         "audit runs/mine --tuned-runs 50 --json",
     ),
+    "leaderboard": (
+        "leaderboard runs/demo --audit",
+        "leaderboard runs results --out board.html --force",
+    ),
     "report": ("report runs/mine", "report runs/one runs/other --out both.html --force"),
 }
 

@@ -66,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_privacy(commands)
     _add_audit(commands)
     _add_report(commands)
+    _add_leaderboard(commands)
     add_examples(parser)
     return parser
 
@@ -279,6 +280,26 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     report.add_argument("--force", action="store_true", help="replace FILE.html if it exists")
     report.set_defaults(module="report")
+
+
+def _add_leaderboard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    board = commands.add_parser("leaderboard", help="all rows of run folders by data, ranked")
+    board.add_argument(
+        "folders", nargs="+", metavar="FOLDER", help="run folders, or folders of such"
+    )
+    board.add_argument(
+        "--out",
+        default="leaderboard.html",
+        metavar="FILE.html",
+        type=path_text,
+        help="the page; FILE.json beside it has all its numbers",
+    )
+    board.add_argument(
+        "--audit", action="store_true", help="audit private runs that have no audit yet"
+    )
+    board.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    board.add_argument("--force", action="store_true", help="replace the files if they exist")
+    board.set_defaults(module="leaderboard")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

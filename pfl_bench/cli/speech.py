@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from pfl_bench.report.table import Table
 
 # Commands that import for seconds, and the argument that names what they read.
-_READS = {"run": "config", "table": "folder", "sweep": "sweep", "report": "runs"}
+_READS = {
+    "run": "config",
+    "table": "folder",
+    "sweep": "sweep",
+    "report": "runs",
+    "leaderboard": "folders",
+}
 
 
 def say(text: str) -> None:
@@ -30,7 +36,9 @@ def announce(arguments: argparse.Namespace) -> None:
     if arguments.command not in _READS or os.environ.get("RANK", "0") != "0":
         return
     what = getattr(arguments, _READS[arguments.command])
-    what = what if isinstance(what, str) else f"{len(what)} run{'s' * (len(what) > 1)}"
+    if not isinstance(what, str):
+        noun = "run" if arguments.command == "report" else "folder"
+        what = f"{len(what)} {noun}{'s' * (len(what) > 1)}"
     say(f"pfl-bench {arguments.command}: reading {what}")
 
 

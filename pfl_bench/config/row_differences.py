@@ -94,7 +94,7 @@ def row_differences(row: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[st
     """
     left_out = set(_HARMLESS)
     if not (_selects(row) or _selects(tree)):
-        # Otherwise it decides which models the best one is chosen from.
+        # Otherwise it decides which evaluations the best one is chosen from.
         left_out.add("evaluation.every")
     found = [
         (key, before, now)
@@ -107,8 +107,39 @@ def row_differences(row: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[st
     return tuple(texts)
 
 
+def experiment(tree: Mapping[str, Any]) -> str:
+    """What a configuration comes to as an experiment: equal texts for runs of one row.
+
+    Args:
+        tree: The whole configuration, every default filled in.
+
+    Returns:
+        A JSON text without what ``row_differences`` passes over, and without published numbers.
+    """
+    left_out = {*_HARMLESS, "expected", "version"}
+    if not _selects(tree):
+        left_out.add("evaluation.every")
+    return json.dumps(_without(tree, left_out), sort_keys=True)
+
+
+def _without(tree: Any, left_out: Container[str], prefix: str = "") -> Any:
+    if isinstance(tree, str) and prefix in _PATHS:
+        return "a path"
+    if not isinstance(tree, Mapping):
+        return tree
+    dotted = {key: f"{prefix}.{key}" if prefix else str(key) for key in tree}
+    return {
+        key: _without(value, left_out, dotted[key])
+        for key, value in tree.items()
+        if dotted[key] not in left_out
+    }
+
+
 def _selects(tree: Mapping[str, Any]) -> bool:
-    return bool((tree.get("evaluation") or {}).get("select_best"))
+    """Whether the best of the evaluations during training is taken, as model or as number."""
+    expected = [entry for entry in tree.get("expected") or () if isinstance(entry, Mapping)]
+    best = any(entry.get("statistic") == "best_over_rounds" for entry in expected)
+    return best or bool((tree.get("evaluation") or {}).get("select_best"))
 
 
 def _shown(value: Any) -> str:

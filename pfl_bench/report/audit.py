@@ -59,6 +59,27 @@ def audits(groups: Mapping[str, Sequence[RunRecord]]) -> list[AuditWords]:
     ]
 
 
+def audit_status(folder: Path) -> str:
+    """How a private run's audit stands.
+
+    Args:
+        folder: The run's folder.
+
+    Returns:
+        "passed", "failed" or "incomplete"; "stale" where the ledger has changed since; "not
+        audited" without an audit.
+
+    Raises:
+        RunFolderError: ``audit.json`` is damaged or of another version.
+    """
+    document = _read(folder / AUDIT_FILE)
+    if document is None:
+        return "not audited"
+    if ledger_digest(folder) != document.get("ledger_sha256"):
+        return "stale"
+    return _status(document)
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     document = read_json(path)
     if document is None:

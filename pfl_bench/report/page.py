@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from pfl_bench.files import write_atomically
 from pfl_bench.report import panels
@@ -104,8 +105,6 @@ def render(
     Returns:
         A whole HTML document.
     """
-    import jinja2
-
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
         groups.setdefault(run.name, []).append(run)
@@ -119,13 +118,6 @@ def render(
     else:
         results = make_grid(rows, labels)
     every = [run for group in groups.values() for run in group]
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("pfl_bench.report", package_path=""),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
     learning, clients = panels.learning_panels(groups), panels.client_panels(groups)
     boxes, devices = panels.box_panels(groups), system_panels(groups)
     if save_to is not None:
@@ -133,7 +125,8 @@ def render(
         parts += [part.panels for part in learning.values()]
         parts += [clients, boxes, *(part for _, part in devices)]
         _save_figures([panel for part in parts for panel in part], save_to)
-    return environment.get_template("page.html").render(
+    return fill(
+        "page.html",
         title=_title(runs),
         subtitle=_subtitle(groups),
         drawn=figures,
@@ -154,11 +147,30 @@ def render(
         run_table=run_table(every),
         runs=run_facts(every),
         numbers=numbers(groups, _of_bands(clients)),
-        styles=_asset("vendor/uPlot.min.css") + _asset("report.css"),
         library=_asset("vendor/uPlot.iife.min.js"),
         licence=_asset("vendor/LICENSE-uPlot.txt"),
-        script=_asset("report.js"),
     )
+
+
+def fill(template: str, **values: Any) -> str:
+    """Fill in a template of this package; it has the styles and the script of all pages.
+
+    Args:
+        template: Its file's name.
+        values: What it names.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pfl_bench.report", package_path=""),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    styles = _asset("vendor/uPlot.min.css") + _asset("report.css")
+    shown = environment.get_template(template)
+    return shown.render(styles=styles, script=_asset("report.js"), **values)
 
 
 def _asset(name: str) -> str:

@@ -9,8 +9,8 @@ from pfl_bench.report.table import Cell, Column, Table
 from pfl_bench.runs.rows import RowResult
 from privacy.statement.statement import round_up, small
 
-# What the page calls the settings.
-_SETTINGS = {
+# What pages call the settings.
+SETTINGS = {
     "central": "central",
     "central_dp": "central, example-level DP",
     "federated": "federated",
@@ -24,12 +24,15 @@ _COLUMNS = (
     Column("data"),
     Column("metric"),
     Column("published", is_number=True),
+    Column("published sd", only="programs"),
+    Column("published seeds", only="programs"),
     Column("measured", is_number=True, only="people"),
     Column("mean", only="programs"),
     Column("sd", only="programs"),
     Column("seeds", only="programs"),
     Column("difference", is_number=True),
     Column("verdict"),
+    Column("test", only="programs"),
 )
 _EPSILONS = (
     Column("epsilon (simulated)", is_number=True),
@@ -56,40 +59,62 @@ def results_table(rows: Sequence[RowResult], has_epsilons: bool = True) -> Table
 def _line(row: RowResult, mark: int | None, has_epsilons: bool) -> tuple[str | Cell, ...]:
     color = "differs" if row.is_failure else "other"
     color = "reproduced" if row.is_near else color
-    epsilons = []
-    for epsilon, delta in (
-        (row.epsilon_simulated, row.delta_simulated),
-        (row.epsilon_actual, row.delta_actual),
-    ):
-        text, _, detail = format_epsilon(epsilon, delta).partition(" (")
-        unit = "per example" if row.setting == "central_dp" else "per user"
-        epsilons += [Cell(text, epsilon, detail[:-1], unit), Cell("", delta)]
+    unit = "per example" if row.setting == "central_dp" else "per user"
+    epsilons = [
+        cell
+        for epsilon, delta in (
+            (row.epsilon_simulated, row.delta_simulated),
+            (row.epsilon_actual, row.delta_actual),
+        )
+        for cell in (epsilon_cell(epsilon, delta, unit), Cell("", delta))
+    ]
     return (
         row.name,
-        Cell(row.setting, row.setting, page_text=_SETTINGS.get(row.setting)),
+        Cell(row.setting, row.setting, page_text=SETTINGS.get(row.setting)),
         row.variant,
         row.metric,
-        Cell(format_value(row.published), row.published),
+        _published(row),
+        Cell("", row.published_sd),
+        Cell("", row.published_seeds),
         _measured(row),
         Cell("", row.mean),
         Cell("", row.sd),
         Cell("", len(row.measured)),
         Cell(format_value(row.difference, signed=True), row.difference),
-        Cell(row.status, row.status, style=f"verdict {color}", note=mark),
+        Cell(row.status, row.status, row.test, style=f"verdict {color}", note=mark),
+        Cell("", row.test),
         *(epsilons if has_epsilons else ()),
         row.source or "",
         row.note,
     )
 
 
+def epsilon_cell(epsilon: float | None, delta: float | None, unit: str = "") -> Cell:
+    """An epsilon with its delta below it; on a page, with what it protects."""
+    text, _, detail = format_epsilon(epsilon, delta).partition(" (")
+    return Cell(text, epsilon, detail[:-1], unit)
+
+
+def _published(row: RowResult) -> Cell:
+    """What is published: a value, or a mean with its standard deviation over seeds."""
+    if row.published_sd is None:
+        return Cell(format_value(row.published), row.published)
+    spread = f"{format_value(row.published)} ± {format_value(row.published_sd)}"
+    return Cell(spread, row.published, f"{row.published_seeds} seeds")
+
+
 def _measured(row: RowResult) -> Cell:
     """Mean, standard deviation and number of seeds."""
-    if row.mean is None:
+    return format_mean(row.mean, row.sd, len(row.measured))
+
+
+def format_mean(mean: float | None, sd: float | None, seeds: int) -> Cell:
+    """A mean over seeds; with two seeds or more, beside its standard deviation."""
+    if mean is None:
         return Cell("-")
-    if row.sd is None:
-        return Cell(format_value(row.mean), detail="1 seed")
-    spread = f"{format_value(row.mean)} ± {format_value(row.sd)}"
-    return Cell(spread, detail=f"{len(row.measured)} seeds")
+    if sd is None:
+        return Cell(format_value(mean), detail="1 seed")
+    return Cell(f"{format_value(mean)} ± {format_value(sd)}", detail=f"{seeds} seeds")
 
 
 def _footnotes(rows: Sequence[RowResult]) -> tuple[list[str], list[int | None]]:

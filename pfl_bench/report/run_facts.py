@@ -30,7 +30,7 @@ def run_table(runs: Sequence[RunRecord]) -> Table:
             _seed(run),
             ", ".join(filter(None, (run.status.replace("_", " "), diverged))),
             progress(run),
-            _duration(as_float(summary.get("seconds"))),
+            duration(as_float(summary.get("seconds"))),
             f"{sum(nonfinite):.0f}" if nonfinite else "-",
             Cell(str(run.path), str(run.path), style="path"),
         )
@@ -109,7 +109,7 @@ def _seed(run: RunRecord) -> str:
     return "-" if run.seed is None else str(run.seed)
 
 
-def _duration(seconds: float | None) -> str:
+def duration(seconds: float | None) -> str:
     """Write a time span for reading."""
     if seconds is None:
         return "-"

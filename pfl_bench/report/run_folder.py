@@ -128,6 +128,22 @@ class RunRecord:
         return [point[0] for point in points], [point[1] for point in points]
 
 
+def runs_below(folder: Path) -> list[Path]:
+    """Find the run folders at and below a folder, sorted; nothing is read.
+
+    Raises:
+        RunFolderError: The folder is missing, or holds no run.
+    """
+    files = folder.rglob("config.yaml") if folder.is_dir() else iter(())
+    found = sorted(file.parent for file in files if (file.parent / "environment.json").is_file())
+    if not found:
+        what = "holds no run folder" if folder.is_dir() else "is no folder"
+        raise RunFolderError(
+            f"{folder} {what}; give a folder that `pfl-bench run --out` or `pfl-bench table` wrote"
+        )
+    return found
+
+
 def read_run(path: Path) -> RunRecord:
     """Read a run folder.
 

@@ -68,7 +68,7 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("command", ["run", "table", "sweep", "report"])
+@pytest.mark.parametrize("command", ["run", "table", "sweep", "report", "leaderboard"])
 def test_what_begins_is_said_before_the_imports(command: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FIRST, command, "some/where"],
@@ -77,5 +77,5 @@ def test_what_begins_is_said_before_the_imports(command: str) -> None:
         text=True,
         check=True,
     )
-    what = "1 run" if command == "report" else "some/where"
+    what = {"report": "1 run", "leaderboard": "1 folder"}.get(command, "some/where")
     assert done.stdout == f"pfl-bench {command}: reading {what} []\n"

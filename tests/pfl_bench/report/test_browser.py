@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from pfl_bench.report.leaderboard import write_leaderboard
 from pfl_bench.report.page import write_report
+from pfl_bench.report.run_folder import read_run
 from tests.pfl_bench.report.test_report import write_all
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -55,6 +57,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Nine runs of five rows: seeds, central and private training, an unfinished run."""
     root = tmp_path_factory.mktemp("runs")
     return write_report(write_all(root), root / "report.html")
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The leaderboard of the same runs."""
+    root = tmp_path_factory.mktemp("ranked")
+    runs = [read_run(path) for path in write_all(root)]
+    write_leaderboard(runs, root / "board.html", root / "board.json")
+    return root / "board.html"
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +202,21 @@ def test_tables_are_sorted_and_filtered(browser: Any, page: Path) -> None:
     assert len(columns(browser, runs, 0)) == 9
     find(browser, "input[type=search]")[-1].send_keys("private")
     assert columns(browser, runs, 0) == ["demo-private-federated"] * 3
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_the_leaderboard_is_sorted_and_fits(browser: Any, board: Path, width: int) -> None:
+    show(browser, board, width)
+    assert browser.get_log("browser") == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    names = ["demo-central", "demo-federated", "demo-central-dp", "demo-private-federated"]
+    shown = zip(columns(browser, 0, 0), names, strict=True)
+    assert all(text.startswith(name) for text, name in shown)
+    if width == 1400:
+        next(one for one in find(browser, "th button") if one.text == "epsilon (actual)").click()
+        actual = [float(text.partition("delta")[0]) for text in columns(browser, 0, 5)[:2]]
+        assert actual == sorted(actual)
+        assert columns(browser, 0, 5)[2:] == ["-", "-"]
 
 
 def test_paper_has_the_pictures_and_no_controls(browser: Any, page: Path) -> None:

@@ -371,6 +371,25 @@ def test_example_level_runs_are_checked_as_far_as_their_ledger_goes(tmp_path: Pa
     assert "rounds" in failed(tmp_path / "run")
 
 
+def test_the_leaderboard_audits_what_has_no_audit(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Named twice, the run is there once.
+    board = ["leaderboard", str(tmp_path), str(copied), "--out", str(tmp_path / "b.html")]
+    assert main(board) == 0
+    assert "no rank: audit: not audited" in capsys.readouterr().out
+    assert main(board) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main([*board, "--force", "--audit", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == json.loads((tmp_path / "b.json").read_text())
+    ((only,),) = [table["rows"] for table in document["tables"]]
+    assert (only["rank"], only["privacy"]["audits"]) == (1, {"passed": 1})
+    page = (tmp_path / "b.html").read_text()
+    assert "src=" not in page
+    assert '<span class="verdict reproduced">passed' in page
+
+
 def test_the_report_has_the_audit_and_says_when_it_is_stale(copied: Path) -> None:
     audit_run(copied, 2)
     text = write_report([copied], copied / "report.html").read_text()

@@ -1,0 +1,59 @@
+"""``pfl-bench leaderboard``: all rows of run folders by data set, ranked where comparable."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from pfl_bench.cli.main import explain
+from pfl_bench.cli.speech import print_table, say
+from pfl_bench.cli.targets import check_new
+from pfl_bench.files import read_json
+from pfl_bench.report.audit import audit_status
+from pfl_bench.report.leaderboard import write_leaderboard
+from pfl_bench.report.run_folder import RunRecord, read_run, runs_below
+from pfl_bench.types import UserInputError
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Write the page and its JSON, and print the tables."""
+    out = Path(arguments.out)
+    if out.suffix != ".html" or out.is_dir():
+        raise UserInputError(f"--out {out}: give the name of a page, such as leaderboard.html")
+    data_out = out.with_suffix(".json")
+    for path in (out, data_out):
+        check_new(path, arguments.force)
+    found = {path.resolve(): path for name in arguments.folders for path in runs_below(Path(name))}
+    runs = [read_run(path) for path in found.values()]
+    if arguments.audit:
+        for run in runs:
+            _audit(run)
+    shown = write_leaderboard(runs, out, data_out)
+    if arguments.json:
+        print(json.dumps(read_json(data_out), allow_nan=False))
+    for board in () if arguments.json else shown:
+        print(f"\n{board.title} ({board.about})\n")
+        print_table(board.table)
+    print(f"\nleaderboard: {out.resolve()}\ndata: {data_out.resolve()}", file=sys.stderr)
+    return 0
+
+
+def _audit(run: RunRecord) -> None:
+    """Audit a finished private run that has no audit of what it is now."""
+    from pfl_bench.runs.audit import audit_run
+
+    if run.summary is None or not run.is_private:
+        return
+    if audit_status(run.path) in ("passed", "failed", "incomplete"):
+        return
+    say(f"auditing {run.path}")
+    try:
+        audit_run(run.path)
+    except Exception as error:
+        # One run without its data must not keep the others from the page.
+        message = explain(error)
+        if message is None:
+            raise
+        say(f"pfl-bench: not audited: {message}")

@@ -1,0 +1,254 @@
+"""A leaderboard: the experiments of many run folders, ranked where they can be compared.
+
+Rows stand in one table if they are of the same data (task, variant, content, split and users), of
+the same metric and under the same attack. Within a table only rows that protect the same unit are
+ranked together, by the mean of the metric over seeds. A row has no rank where its number or its
+guarantee cannot be relied on (``_unranked``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.files import to_json_value, write_atomically, write_json
+from pfl_bench.report.costs import bytes_text, flops_text
+from pfl_bench.report.page import fill
+from pfl_bench.report.records import Record, protects, records
+from pfl_bench.report.results import SETTINGS, epsilon_cell, format_mean
+from pfl_bench.report.run_facts import count, duration
+from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.report.table import Cell, Table
+from pfl_bench.runs.rows import RowResult, rows_from_summaries
+
+BOARD_VERSION = 1
+_UNITS = ("nobody", "example", "user")
+_HEADINGS = ("row", "rank", "utility", "protects", "epsilon (simulated)", "epsilon (actual)",
+             "audit", "seeds", "cost", "commit")  # fmt: skip
+_READING = (
+    "A rank is among the rows of one table that protect the same unit, by the mean over seeds. "
+    "Epsilons stand beside it: a rank compares utility at whatever epsilon each row has. A private "
+    "row is ranked if the audits of all its runs have passed."
+)
+
+
+@dataclass(frozen=True)
+class Board:
+    """One table of the leaderboard.
+
+    Attributes:
+        title: Data, in words.
+        about: Split, users and checksum, in words.
+        table: The rows, the ranked ones of each unit first.
+    """
+
+    title: str
+    about: str
+    table: Table
+
+
+def standings(runs: Sequence[RunRecord]) -> list[Record]:
+    """Put the experiments of runs into tables, and rank them.
+
+    Args:
+        runs: Runs; unfinished ones are left out.
+
+    Returns:
+        A table each: "data", "metric", "lower_is_better", "attack" and "rows". A row is a record
+        (``pfl_bench.report.records``) with its "utility" over seeds, whom it "protects", its
+        "rank" (null without one) and, in "unranked", why.
+    """
+    tables: dict[str, Record] = {}
+    for record in records(runs):
+        key = {"data": record["data"], **record["headline"], "attack": record["attack"]}
+        table = tables.setdefault(repr(key), {**key, "rows": []})
+        utility = _utility(record)
+        row = {
+            **record,
+            "utility": {"mean": utility.mean, "sd": utility.sd, "values": utility.measured},
+            "protects": protects(record),
+            "unranked": _unranked(record, utility),
+            "rank": None,
+            "note": utility.note,
+        }
+        table["rows"].append(row)
+    for table in tables.values():
+        _rank(table["rows"], table["lower_is_better"])
+    return sorted(tables.values(), key=lambda table: (table["data"]["task"], table["metric"]))
+
+
+def _utility(record: Record) -> RowResult:
+    """The headline metric over seeds."""
+    metric = record["headline"]["metric"]
+    values = record["metrics"].get(metric) or [None] * len(record["seeds"])
+    summaries = [
+        {
+            "name": record["row"],
+            "setting": record["setting"],
+            "variant": str(record["data"]["variant"]),
+            "seed": seed,
+            "metrics": {} if value is None else {metric: value},
+            "expected": [],
+        }
+        for seed, value in zip(record["seeds"], values, strict=True)
+    ]
+    (line, *_) = rows_from_summaries(summaries)
+    return line
+
+
+def _unranked(record: Record, utility: RowResult) -> list[str]:
+    """Why a row has no rank; empty if it has one."""
+    reasons = []
+    if utility.mean is None or not math.isfinite(utility.mean):
+        reasons.append("no finite utility")
+    reasons += record["diverged"]
+    if record["has_canaries"]:
+        reasons.append("canaries have moved the model")
+    privacy = record["privacy"]
+    if privacy is not None and privacy["unit"] != "nobody":
+        if protects(record) == "nobody":
+            reasons.append("its guarantee is infinite")
+        missing = [status for status in privacy["audits"] if status != "passed"]
+        reasons += [f"audit: {status}" for status in missing]
+    return reasons
+
+
+def _rank(rows: list[Record], lower_is_better: bool) -> None:
+    """Rank rows by unit, and put them in the order in which they are shown."""
+    sign = 1 if lower_is_better else -1
+
+    def place(row: Record) -> tuple[int, bool, float]:
+        mean = row["utility"]["mean"]
+        worth = math.inf if mean is None or math.isnan(mean) else sign * mean
+        return _UNITS.index(row["protects"]), bool(row["unranked"]), worth
+
+    rows.sort(key=place)
+    for row in rows:
+        if not row["unranked"]:
+            peers = [one for one in rows if place(one)[:2] == place(row)[:2]]
+            row["rank"] = 1 + sum(place(one) < place(row) for one in peers)
+
+
+def boards(tables: Sequence[Record]) -> list[Board]:
+    """Lay out the tables of ``standings``."""
+    return [_board(table) for table in tables]
+
+
+def _board(table: Record) -> Board:
+    data = table["data"]
+    better = "lower" if table["lower_is_better"] else "higher"
+    title = f"{data['task']}: {data['variant']}"
+    if table["attack"]:
+        title += f", under the attack {table['attack']}"
+    users = data["num_users"] or {}
+    facts = [
+        f"{table['metric']}, {better} is better",
+        f"split by {data['split_by']}" if data["split_by"] else "",
+        ", ".join(f"{number:,} {split} users" for split, number in users.items()),
+        f"content {str(data['checksum'])[:15]}" if data["checksum"] else "",
+    ]
+    notes: list[str] = []
+    lines = [_line(row, notes) for row in table["rows"]]
+    shown = Table.of(_HEADINGS, lines, to_left=(0, 3, 6, 9), notes=notes)
+    shown = replace(shown, has_numbered_notes=True)
+    return Board(title, "; ".join(filter(None, facts)), shown)
+
+
+def _line(row: Record, notes: list[str]) -> list[str | Cell]:
+    utility, privacy, cost = row["utility"], row["privacy"], row["cost"]
+    rank = (
+        Cell("-", style="differs") if row["rank"] is None else Cell(str(row["rank"]), row["rank"])
+    )
+    changes = ", ".join(row["changes"])
+    said = [f"no rank: {'; '.join(row['unranked'])}" if row["unranked"] else "", row["note"]]
+    notice = "; ".join(filter(None, [*said, f"not the row: {changes}" if changes else ""]))
+    if notice and notice not in notes:
+        notes.append(notice)
+    mark = notes.index(notice) + 1 if notice else None
+    rank = Cell("-" if row["rank"] is None else str(row["rank"]), row["rank"], note=mark)
+    setting = SETTINGS.get(row["setting"], row["setting"])
+    name = Cell(
+        row["row"],
+        row["row"],
+        detail=row["method"],
+        page_detail=setting,
+    )
+    epsilons = [Cell("-")] * 2
+    if privacy is not None and privacy["unit"] != "nobody":
+        epsilons = [epsilon_cell(**privacy[side]) for side in ("simulated", "actual")]
+    seconds = [one for one in row["seconds"] if one is not None]
+    spent = Cell("-")
+    if cost is not None:
+        sent = cost["bytes_down"] + cost["bytes_up"]
+        took = f"{duration(math.fsum(seconds) / len(seconds))} a run" if seconds else ""
+        detail = f"{bytes_text(sent)} moved" if sent else "nothing moved"
+        spent = Cell(flops_text(cost["flops"]), cost["flops"], detail, took)
+    return [
+        name,
+        rank,
+        format_mean(utility["mean"], utility["sd"], len(utility["values"])).text,
+        row["protects"],
+        *epsilons,
+        _audit(privacy),
+        Cell(str(len(row["seeds"])), len(row["seeds"])),
+        spent,
+        ", ".join(_short(commit) for commit in row["commits"]) or "-",
+    ]
+
+
+def _audit(privacy: Mapping[str, Any] | None) -> Cell:
+    if privacy is None or privacy["unit"] == "nobody":
+        return Cell("-")
+    audits = privacy["audits"]
+    total = sum(audits.values())
+    if len(audits) == 1:
+        (status,) = audits
+        color = {"passed": "reproduced", "failed": "differs"}.get(status, "other")
+        return Cell(status, status, f"{total} of {total}", style=f"verdict {color}")
+    worst = "failed" if "failed" in audits else next(one for one in audits if one != "passed")
+    color = "differs" if worst == "failed" else "other"
+    return Cell(worst, worst, f"{audits[worst]} of {total}", style=f"verdict {color}")
+
+
+def _short(commit: str) -> str:
+    """The first digits of a commit, with a plus where the code had changes."""
+    digits, _, changes = commit.partition(" ")
+    return digits[:9] + ("+" if changes else "")
+
+
+def write_leaderboard(runs: Sequence[RunRecord], out: Path, data_out: Path) -> list[Board]:
+    """Write the page, and the same as JSON.
+
+    Args:
+        runs: Runs; unfinished ones are counted and left out.
+        out: The HTML file, replaced as a whole; its folder is made when missing.
+        data_out: The JSON file; likewise.
+
+    Returns:
+        The tables of the page.
+
+    Raises:
+        RunFolderError: A summary or an audit is damaged.
+        OSError: A file cannot be written.
+    """
+    tables = standings(runs)
+    shown = boards(tables)
+    unfinished = [str(run.path) for run in runs if run.summary is None]
+    rows = sum(len(table["rows"]) for table in tables)
+    subtitle = f"{count(len(tables), 'table')}, {count(rows, 'row')}, {count(len(runs), 'run')}"
+    page = fill(
+        "leaderboard.html",
+        title="Leaderboard",
+        subtitle=subtitle + (f", {len(unfinished)} unfinished" if unfinished else ""),
+        reading=_READING,
+        boards=shown,
+        unfinished=unfinished,
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, page)
+    document = {"format_version": BOARD_VERSION, "tables": tables, "unfinished": unfinished}
+    write_json(data_out, to_json_value(document))
+    return shown

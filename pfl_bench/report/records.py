@@ -1,0 +1,203 @@
+"""What the runs of one experiment come to, as plain data: for leaderboards and for result pages."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.config.row_differences import experiment, from_head
+from pfl_bench.metrics import MetricDirections
+from pfl_bench.report.audit import audit_status
+from pfl_bench.report.costs import total_of
+from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.runs.divergence import describe_divergence
+from pfl_bench.runs.rows import RowResult, as_float, headline_metrics, rows_from_summaries
+
+Record = dict[str, Any]
+# Dozens of numbers each: how metrics spread over clients and strata.
+_SPREADS = ("client_", "stratum_")
+_UNITS = {"none": "nobody"}
+
+
+def records(runs: Iterable[RunRecord]) -> list[Record]:
+    """Gather finished runs by experiment and data, and say of each what all its seeds came to.
+
+    Runs belong together if name, configuration and data are the same: what may differ within a row
+    (``pfl_bench.config.row_differences``) may differ here.
+
+    Args:
+        runs: Runs; unfinished ones are left out.
+
+    Returns:
+        A record an experiment, in the order in which they first occur.
+
+    Raises:
+        RunFolderError: A summary or an audit is damaged.
+    """
+    groups: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        if run.summary is not None:
+            key = repr((run.name, experiment(run.config), data_of(run)))
+            groups.setdefault(key, []).append(run)
+    return [_record(sorted(group, key=lambda run: run.seed or 0)) for group in groups.values()]
+
+
+def data_of(run: RunRecord) -> Record:
+    """What has to be the same for two numbers to be of the same data."""
+    data = (run.summary or {}).get("data") or run.environment.get("data") or {}
+    variant = (run.summary or {}).get("variant") or data.get("variant")
+    named = ("checksum", "split_by", "num_users", "extra")
+    return {"task": run.task, "variant": variant, **{key: data.get(key) for key in named}}
+
+
+def _record(runs: Sequence[RunRecord]) -> Record:
+    """The record of the runs of one experiment, in the order of their seeds."""
+    first = runs[0]
+    summaries = [run.summary for run in runs if run.summary is not None]
+    headline = (headline_metrics(summaries[0]) or [""])[0]
+    lower = MetricDirections.of_summary(summaries[0]).lower_is_better(headline)
+    return {
+        "row": first.name,
+        "setting": first.setting,
+        "changes": list(from_head(first.config_text)),
+        "method": method_of(first.config, first.setting),
+        "attack": (first.config.get("attack") or {}).get("kind"),
+        "has_canaries": bool((first.config.get("privacy") or {}).get("audit")),
+        "data": data_of(first),
+        "seeds": [run.seed for run in runs],
+        "headline": {"metric": headline, "lower_is_better": lower},
+        "metrics": _metrics(summaries),
+        "lines": [asdict(line) for line in rows_from_summaries(summaries)],
+        "diverged": _distinct(describe_divergence(one.get("diverged")) for one in summaries),
+        "privacy": _privacy(runs),
+        "cost": total_of(runs),
+        "seconds": [as_float(one.get("seconds")) for one in summaries],
+        "commits": _distinct(map(_commit, runs)),
+        "commands": _distinct(map(_command, runs)),
+        "versions": _same(
+            {**_packages(run), "python": run.environment.get("python")} for run in runs
+        ),
+        "hardware": _same(run.environment.get("hardware") or {} for run in runs),
+    }
+
+
+def _metrics(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """Final metrics, one value a seed, without their spread over clients and strata."""
+    names = dict.fromkeys(name for one in summaries for name in one["metrics"])
+    return {
+        name: [as_float(one["metrics"].get(name)) for one in summaries]
+        for name in names
+        if not name.partition("/")[2].startswith(_SPREADS)
+    }
+
+
+def _privacy(runs: Sequence[RunRecord]) -> Record | None:
+    """Unit, both claims as the weakest run has them, and how many audits came to what."""
+    statements = [run.statement for run in runs if run.statement is not None]
+    if not statements:
+        return None
+    audits = [audit_status(run.path) for run in runs]
+    claims = {
+        side: max(
+            (
+                {key: as_float((one.get(side) or {}).get(key)) for key in ("epsilon", "delta")}
+                for one in statements
+            ),
+            key=lambda claim: -1.0 if claim["epsilon"] is None else claim["epsilon"],
+        )
+        for side in ("simulated", "actual")
+    }
+    unit = str(statements[0].get("unit"))
+    return {
+        "unit": _UNITS.get(unit, unit),
+        **claims,
+        "audits": {status: audits.count(status) for status in dict.fromkeys(audits)},
+    }
+
+
+def protects(record: Mapping[str, Any]) -> str:
+    """Whom a record's guarantee is for: "user", "example", or "nobody"."""
+    privacy = record["privacy"]
+    epsilon = None if privacy is None else as_float(privacy["simulated"]["epsilon"])
+    return "nobody" if epsilon is None or math.isinf(epsilon) else str(privacy["unit"])
+
+
+def lines_of(record: Mapping[str, Any]) -> list[RowResult]:
+    """The lines of a table of results, from a record that was read from JSON or was not."""
+    lines = []
+    for line in record["lines"]:
+        numbers = {
+            key: None if line[key] is None else as_float(line[key])
+            for key in line
+            if key.startswith(("epsilon_", "delta_")) or key in ("published", "published_sd")
+        }
+        measured = tuple(
+            math.nan if one is None else one for one in map(as_float, line["measured"])
+        )
+        lines.append(RowResult(**{**line, **numbers, "measured": measured}))
+    return lines
+
+
+def method_of(config: Mapping[str, Any], setting: str) -> str:
+    """A configuration's method and model in a few words, such as "fedavg, gaussian; cnn"."""
+    federated = config.get("federated") or {}
+    parts = {
+        "central": ["pooled data"],
+        "central_dp": ["DP-SGD"],
+        "local": ["local models"],
+        "multitask": ["mocha"],
+    }.get(setting, [_name(federated.get("algorithm")) or "fedavg"])
+    optimizer = _name(federated.get("central_optimizer"))
+    parts += [f"central {optimizer}"] if optimizer not in ("", "sgd") else []
+    parts += [_name(federated.get(key)) for key in ("aggregation", "compression", "selection")]
+    if setting != "central_dp":
+        parts.append(_name((config.get("privacy") or {}).get("mechanism")))
+    if (config.get("evaluation") or {}).get("adaptation"):
+        parts.append("fine-tuned")
+    model = _name(config.get("model"))
+    text = ", ".join(part for part in parts if part not in ("", "mean", "none"))
+    return f"{text}; {model}" if model else text
+
+
+def _name(section: Any) -> str:
+    return str(section.get("name") or "") if isinstance(section, Mapping) else ""
+
+
+def _packages(run: RunRecord) -> Record:
+    return dict(run.environment.get("packages") or {})
+
+
+def _commit(run: RunRecord) -> str:
+    """Commit of the code; empty for an installed package."""
+    state = run.environment.get("git") or {}
+    commit = str(state.get("commit") or "")
+    return f"{commit} with changes" if commit and state.get("uncommitted_changes") else commit
+
+
+def _command(run: RunRecord) -> str:
+    """The command as its user typed it, without the folders of one machine."""
+    words = [str(word) for word in run.environment.get("command") or ()][1:]
+    return shlex.join(["pfl-bench", *map(_without_folders, words)]) if words else ""
+
+
+def _without_folders(word: str) -> str:
+    key, equals, value = word.rpartition("=")
+    return f"{key}{equals}{Path(value).name}" if Path(value).is_absolute() else word
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return [text for text in dict.fromkeys(texts) if text]
+
+
+def _same(mappings: Iterable[Mapping[str, Any]]) -> Record:
+    """What all mappings have; where they differ, every value, joined by " / "."""
+    every = list(mappings)
+    found = {}
+    for key in dict.fromkeys(key for one in every for key in one):
+        values = list(dict.fromkeys(one.get(key) for one in every))
+        found[key] = values[0] if len(values) == 1 else " / ".join(map(str, values))
+    return found

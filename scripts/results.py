@@ -1,0 +1,56 @@
+"""The page docs/results.md, from records of runs: no number of it is typed by a hand.
+
+    python scripts/results.py collect RUNS... --into docs/results/X.json
+    python scripts/results.py write
+    python scripts/results.py check
+
+``collect`` gathers what finished, committed runs have measured. ``write`` makes the page from the
+files of docs/results, and ``check`` says whether it is what they give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from documentation.results import PAGE, check_page, collect, results_page
+
+from pfl_bench.files import write_atomically
+from pfl_bench.types import UserInputError
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+def main(arguments: list[str] | None = None, checkout: Path = CHECKOUT) -> int:
+    """Run an action; the exit code is 2 where the input is wrong, or the page is another.
+
+    Args:
+        arguments: Those of the command line; None for the process's own.
+        checkout: The root of the checkout.
+    """
+    parser = argparse.ArgumentParser(description="The page docs/results.md, from records of runs.")
+    actions = parser.add_subparsers(dest="action", required=True)
+    gather = actions.add_parser("collect", help="write the records of finished runs")
+    gather.add_argument("runs", nargs="+", metavar="RUNS", type=Path)
+    gather.add_argument("--into", required=True, metavar="FILE.json", type=Path)
+    actions.add_parser("write", help="write docs/results.md")
+    actions.add_parser("check", help="say whether docs/results.md is what the records give")
+    given = parser.parse_args(arguments)
+    try:
+        if given.action == "collect":
+            number = collect(given.runs, given.into)
+            print(f"{given.into}: {number} record{'s' * (number != 1)}")
+        elif given.action == "write":
+            write_atomically(checkout / PAGE, results_page(checkout))
+            print(checkout / PAGE)
+        else:
+            check_page(checkout)
+    except UserInputError as error:
+        print(f"results: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""The page of results is what its records give, and says why each cell is not reproduced."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docs.following import documentation, script
+from tests.helpers import REPOSITORY
+from tests.pfl_bench.report.test_report import write_run
+
+RESULTS = documentation("results")
+PROGRAM = script("results")
+DIFFERS = "b test/accuracy"
+
+
+def committed(run: Path, **git: Any) -> Path:
+    """Give a made-up run a commit."""
+    path = run / "environment.json"
+    state = {"commit": "0123456789abcdef", "uncommitted_changes": False, **git}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "git": state}))
+    return run
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A page of two rows with a paper's number: one is reproduced, one differs."""
+    for name, level in (("a", 0.805), ("b", 0.6)):
+        for seed in range(2):
+            committed(write_run(tmp_path / "runs" / f"{name}{seed}", name, "federated", seed,
+                                level=level))  # fmt: skip
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    write(tmp_path, "page", {"title": "Results", "text": "An introduction."})
+    section = {"title": "A table", "command": "pfl-bench table demo", "records": ["t.json"]}
+    write(tmp_path, "t", {**section, "why": {DIFFERS: "The model is smaller."}})
+    arguments = ["collect", str(tmp_path / "runs"), "--into", str(records(tmp_path))]
+    assert PROGRAM.main(arguments) == 0
+    assert PROGRAM.main(["write"], tmp_path) == 0
+    return tmp_path
+
+
+def write(checkout: Path, name: str, tree: dict[str, Any]) -> None:
+    path = checkout / "docs" / "results" / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+
+
+def change(checkout: Path, **keys: Any) -> None:
+    """Change keys of the section."""
+    path = checkout / "docs" / "results" / "t.yaml"
+    write(checkout, "t", {**yaml.safe_load(path.read_text()), **keys})
+
+
+def records(checkout: Path) -> Path:
+    return checkout / "docs" / "results" / "t.json"
+
+
+def test_the_page_of_this_checkout_is_what_its_records_give() -> None:
+    RESULTS.check_page(REPOSITORY)
+
+
+def test_a_page_has_tables_origin_and_what_became_of_each_cell(checkout: Path) -> None:
+    page = (checkout / "docs" / "results.md").read_text(encoding="utf-8")
+    assert page.startswith("# Results\n")
+    assert "```bash\npfl-bench table demo\n```" in page
+    assert "Commit 012345678;" in page
+    assert "qmnist-digits (sha256:ab)" in page
+    assert "reproduced 1, not reproduced 1, not comparable 0. 0 more" in " ".join(page.split())
+    reproduced, rest = page.split("### Reproduced")[1].split("### Not reproduced")
+    assert "- a, test/accuracy: published 0.8000, measured 0.8" in reproduced
+    assert "- b, test/accuracy: published 0.8000, measured 0.5" in rest
+    assert "The model is smaller." in rest
+    seeds = json.loads(records(checkout).read_text())[0]["metrics"]["test/accuracy"]
+    assert len(seeds) == 2
+    assert f"{sum(seeds) / 2:.4f} ± " in page
+
+
+def test_a_number_that_a_hand_typed_is_seen(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert PROGRAM.main(["check"], checkout) == 0
+    page = checkout / "docs" / "results.md"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("0.8000", "0.8100", 1), encoding="utf-8")
+    assert PROGRAM.main(["check"], checkout) == 2
+    assert "python scripts/results.py write" in capsys.readouterr().err
+    page.write_text(text, encoding="utf-8")
+    record = records(checkout).read_text().replace("0.8,", "0.79,")
+    records(checkout).write_text(record)
+    assert PROGRAM.main(["check"], checkout) == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"why": {}}, "why: 'b test/accuracy' has no reason; add it"),
+        ({"why": {DIFFERS: "x", "a test/accuracy": "y"}}, "'a test/accuracy' is no cell that"),
+        ({"rows": ["a"]}, "'b test/accuracy' is no cell that differs"),
+        ({"rows": ["a", "c"]}, "rows: no record is of c"),
+        ({"records": ["u.json"]}, r"records: .*u\.json cannot be read"),
+        ({"colums": ["row"]}, "colums: unknown key; did you mean 'columns'"),
+        ({"columns": ["rwo"]}, "'rwo' is no column of this table; did you mean 'row'"),
+    ],
+)
+def test_a_section_that_does_not_fit_its_records_is_refused(
+    checkout: Path, keys: dict[str, Any], words: str
+) -> None:
+    change(checkout, **keys)
+    with pytest.raises(RESULTS.ConfigError, match=words):
+        RESULTS.results_page(checkout)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '[{"row": "a"}]', '[{"row": "a", "lines": [{}]}]'])
+def test_a_damaged_file_of_records_is_refused(checkout: Path, text: str) -> None:
+    records(checkout).write_text(text)
+    with pytest.raises(RESULTS.ConfigError, match=r"t\.json"):
+        RESULTS.results_page(checkout)
+
+
+def test_records_that_no_section_shows_are_refused(checkout: Path) -> None:
+    shutil.copy(records(checkout), checkout / "docs" / "results" / "left.json")
+    with pytest.raises(RESULTS.ConfigError, match=r"no section shows left\.json"):
+        RESULTS.results_page(checkout)
+
+
+@pytest.mark.parametrize(
+    ("git", "finished", "words"),
+    [
+        ({"uncommitted_changes": True}, True, "no commit says what code it ran"),
+        ({"commit": None}, True, "no commit says what code it ran"),
+        ({}, False, "is not finished"),
+    ],
+)
+def test_runs_of_unknown_code_are_not_collected(
+    tmp_path: Path, git: dict[str, Any], finished: bool, words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    committed(write_run(tmp_path / "a", "a", "federated", finished=finished), **git)
+    into = tmp_path / "t.json"
+    assert PROGRAM.main(["collect", str(tmp_path), "--into", str(into)]) == 2
+    assert words in capsys.readouterr().err
+    assert not into.exists()

@@ -1,0 +1,181 @@
+"""The leaderboard: what is ranked with what, and what has no rank.
+
+The command on a real run is in tests/pfl_bench/runs/test_audit.py, beside the audits.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pfl_bench.cli.main import main
+from pfl_bench.report.leaderboard import standings
+from pfl_bench.report.records import lines_of, method_of, records
+from pfl_bench.report.run_folder import read_run, runs_below
+from pfl_bench.runs.rows import rows_from_summaries
+from tests.pfl_bench.report.test_report import write_all, write_run
+
+Capture = pytest.CaptureFixture[str]
+
+
+def change(path: Path, **members: Any) -> None:
+    """Change members of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **members}))
+
+
+def audited(run: Path, verdict: str = "passed", ledger: str = "") -> Path:
+    """Leave an audit in a run folder that has no ledger."""
+    document = {"format_version": 1, "checks": [], "verdict": verdict, "ledger_sha256": ledger}
+    (run / "audit.json").write_text(json.dumps(document))
+    return run
+
+
+def tables(root: Path) -> list[dict[str, Any]]:
+    return standings([read_run(path) for path in runs_below(root)])
+
+
+def ranks(table: dict[str, Any]) -> dict[str, int | None]:
+    return {row["row"]: row["rank"] for row in table["rows"]}
+
+
+def test_rows_are_ranked_with_those_that_protect_the_same(tmp_path: Path) -> None:
+    for path in write_all(tmp_path):
+        audited(path)
+    (table,) = tables(tmp_path)
+    assert table["metric"] == "test/accuracy"
+    assert [(row["row"], row["protects"], row["rank"]) for row in table["rows"]] == [
+        ("demo-central", "nobody", 1),
+        ("demo-federated", "nobody", 2),
+        ("demo-central-dp", "example", 1),
+        ("demo-private-federated", "user", 1),
+    ]
+    private = table["rows"][3]
+    assert private["seeds"] == [0, 1, 2]
+    assert private["privacy"]["audits"] == {"passed": 3}
+    assert private["privacy"]["actual"] == {"epsilon": 9.87, "delta": 0.00188}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "ledger", "why"),
+    [
+        ("failed", "", "audit: failed"),
+        ("incomplete", "", "audit: incomplete"),
+        ("passed", "of another ledger", "audit: stale"),
+        (None, "", "audit: not audited"),
+    ],
+)
+def test_one_run_without_a_passed_audit_leaves_a_row_without_rank(
+    tmp_path: Path, verdict: str | None, ledger: str, why: str
+) -> None:
+    for seed in range(2):
+        run = write_run(tmp_path / f"a{seed}", "a", "private_federated", seed)
+        if verdict is not None or seed == 0:
+            audited(run, verdict if seed and verdict else "passed", ledger if seed else "")
+    audited(write_run(tmp_path / "b", "b", "private_federated", level=0.4))
+    (table,) = tables(tmp_path)
+    assert ranks(table) == {"b": 1, "a": None}
+    assert table["rows"][1]["unranked"] == [why]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": {"checksum": "sha256:cd"}},
+        {"variant": "other"},
+        {"task": "femnist"},
+        {"data": {"checksum": "sha256:ab", "split_by": "user"}},
+        {"metrics": {"val/accuracy": 0.5}},
+    ],
+)
+def test_other_data_and_other_metrics_are_another_table(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    write_run(tmp_path / "a", "a", "federated")
+    change(write_run(tmp_path / "b", "b", "federated") / "summary.json", **changes)
+    found = tables(tmp_path)
+    assert [list(ranks(table).values()) for table in found] == [[1], [1]]
+
+
+def test_the_better_loss_is_the_lower_one_and_equal_rows_share_a_rank(tmp_path: Path) -> None:
+    for name, loss in (("a", 2.0), ("b", 1.0), ("c", 1.0), ("d", "nan")):
+        run = write_run(tmp_path / name, name, "federated", expected=False)
+        change(run / "summary.json", metrics={"test/loss": loss})
+    (table,) = tables(tmp_path)
+    assert table["lower_is_better"]
+    assert ranks(table) == {"b": 1, "c": 1, "a": 3, "d": None}
+    assert table["rows"][-1]["unranked"] == ["no finite utility"]
+
+
+def test_a_run_that_diverged_or_has_canaries_or_no_guarantee_has_no_rank(tmp_path: Path) -> None:
+    found = {"metric": "train/loss", "round": 3, "unit": "round", "value": "nan", "start": 2.3}
+    change(write_run(tmp_path / "a", "a", "federated") / "summary.json", diverged=found)
+    run = audited(write_run(tmp_path / "b", "b", "private_federated"))
+    tree = yaml.safe_load((run / "config.yaml").read_text())
+    tree["privacy"]["audit"] = {"kind": "worst_case"}
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    run = audited(write_run(tmp_path / "c", "c", "private_federated"))
+    change(run / "privacy.json", simulated={"epsilon": "inf", "delta": 1e-5})
+    why = {row["row"]: row["unranked"] for table in tables(tmp_path) for row in table["rows"]}
+    assert "train/loss" in why["a"][0]
+    assert why["b"] == ["canaries have moved the model"]
+    assert why["c"] == ["its guarantee is infinite"]
+
+
+def test_another_setting_is_another_row_and_another_seed_or_device_is_not(tmp_path: Path) -> None:
+    runs = {
+        place: write_run(tmp_path / place, "a", "federated", seed)
+        for place, seed in (("0", 0), ("1", 1), ("2", 2))
+    }
+    for place, key, value in (("1", "device", "cuda"), ("2", "task", {"name": "digits"})):
+        path = runs[place] / "config.yaml"
+        tree = {**yaml.safe_load(path.read_text()), key: value}
+        path.write_text("# not the row: task.num_users 300 -> null\n" * (place == "2"))
+        with path.open("a") as file:
+            yaml.safe_dump(tree, file)
+    (table,) = tables(tmp_path)
+    assert sorted(row["seeds"] for row in table["rows"]) == [[0, 1], [2]]
+    (other,) = [row for row in table["rows"] if row["seeds"] == [2]]
+    assert other["changes"] == ["task.num_users 300 -> null"]
+
+
+def test_a_record_gives_the_lines_of_the_table_again(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / str(s), "a", "private_federated", s)) for s in (0, 1)]
+    (record,) = records(runs)
+    wanted = rows_from_summaries([run.summary for run in runs if run.summary is not None])
+    assert lines_of(json.loads(json.dumps(record))) == wanted
+
+
+def test_methods_are_named_in_a_few_words() -> None:
+    federated = {
+        "algorithm": {"name": "scaffold"},
+        "central_optimizer": {"name": "adam"},
+        "aggregation": {"name": "mean"},
+        "compression": {"name": "top_k"},
+    }
+    privacy = {"mechanism": {"name": "gaussian"}}
+    tree = {"federated": federated, "privacy": privacy, "model": {"name": "cnn"}}
+    said = "scaffold, central adam, top_k, gaussian; cnn"
+    assert method_of(tree, "private_federated") == said
+    assert method_of({"privacy": privacy, "model": {"name": "cnn"}}, "central_dp") == "DP-SGD; cnn"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "nowhere is no folder; give a folder that"),
+        (["."], "holds no run folder"),
+        ([".", "--out", "board"], "--out board: give the name of a page, such as"),
+    ],
+)
+def test_what_is_no_folder_of_runs_is_refused(
+    arguments: list[str], words: str, tmp_path: Path, capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(["leaderboard", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
