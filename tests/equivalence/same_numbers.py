@@ -92,6 +92,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             {"name": "reptile"},
             {"name": "scaffold"},
             {"name": "fednova"},
+            {"name": "feddyn", "alpha": 0.1},
         )
         if setting == "federated" or options["name"] == "fedprox"
     },
@@ -103,6 +104,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "federated__weighting": "examples",
         },
     ),
+    **{
+        f"{setting}/ditto": (
+            setting,
+            {
+                "task__split_by": "example",
+                "federated__algorithm": {"name": "ditto", "proximal_weight": 0.5},
+            },
+        )
+        for setting in ("federated", "private_federated")
+    },
     "private/fednova": (
         "private_federated",
         {"federated__algorithm": {"name": "fednova", "effective_steps": 3.0}},
