@@ -12,17 +12,17 @@ import torch
 from pfl_bench.client.machine import plugin_digests
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.federated.private_seed import value_of
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.runs.checkpoint import load_latest
+from pfl_bench.types import Algorithm
 from privacy.audit.central_columns import CentralState, sketch_row
 from privacy.audit.central_steps import CentralOptimizer
 from privacy.audit.inputs import METRICS, Metrics, Saved, as_number
 from privacy.central_record import central_state
 
 METRICS_FILE = "metrics.jsonl"
-# Algorithms whose central step goes along the release itself.
-_ALONG_RELEASE = ("fedavg", "fedprox", "minibatch_sgd", "reptile")
 
 
 def read_saved(folder: Path) -> tuple[Saved | None, int | None]:
@@ -109,9 +109,10 @@ def central_optimizer(resolved: ResolvedConfig) -> CentralOptimizer | str:
     options = resolved.config.federated
     if options is None:
         return "the steps of central training are of gradients that no ledger records"
-    algorithm = resolved.tree["federated"]["algorithm"]["name"]
-    if algorithm not in _ALONG_RELEASE:
-        return f"what the algorithm {algorithm} makes of a release is not known to the audit"
+    algorithm = build_algorithm(resolved, options)
+    if type(algorithm).central_gradient is not Algorithm.central_gradient:
+        name = resolved.tree["federated"]["algorithm"]["name"]
+        return f"what the algorithm {name} makes of a release is not known to the audit"
     chosen, schedule = options.central_optimizer, options.central_schedule
     rounds = options.num_rounds
     factors = [rate_factor(schedule, number, rounds) for number in range(1, rounds + 1)]

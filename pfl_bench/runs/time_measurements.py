@@ -107,6 +107,7 @@ def evaluation_seconds(prepared: PreparedRun) -> float:
                 parts.model,
                 parts.forward,
                 prepared.trainer.personal,
+                beside=prepared.trainer.beside,
             )
             evaluator.evaluate(splits)
             started = time.perf_counter()

@@ -22,11 +22,13 @@ class ClientUpload:
             until its next client.
         weight: What the client counts for.
         num_bytes: Bytes that sending takes.
+        scalar: A number that goes beside the update; see ``Algorithm.receive``.
     """
 
     update: Tensor
     weight: float
     num_bytes: float
+    scalar: float = 0.0
 
 
 class UpdateTransform(Stateful):
@@ -64,6 +66,11 @@ class Algorithm(Stateful):
         downloads: What each client is sent: vectors of P parameters.
         transform: What happens first of all to what clients send; None for nothing.
         corrects_steps: Whether ``correction`` gives anything, which not every engine adds.
+        personal_training: How each client of a round also trains a model of its own, from what
+            ``own_model`` gives; its proximal term draws to the central model. None for no such
+            models.
+        follows_mean: Whether the mean of the updates, as clients computed them and by their
+            weights, is what the central optimizer gets.
     """
 
     local_training: LocalTraining
@@ -71,6 +78,8 @@ class Algorithm(Stateful):
     downloads: tuple[str, ...] = ("central",)
     transform: UpdateTransform | None = None
     corrects_steps: bool = False
+    personal_training: LocalTraining | None = None
+    follows_mean: bool = True
 
     def begin(self, num_users: int, central: Tensor) -> None:
         """Take note of the run; called once, before the first round.
@@ -89,6 +98,27 @@ class Algorithm(Stateful):
             Shape (P,), valid until the next call; None for nothing.
         """
         return None
+
+    def own_model(self, user: int) -> Tensor | None:
+        """The model that a user keeps, shape (P,); None while it is the central one."""
+        return None
+
+    def keep(self, user: int, model: Tensor) -> None:
+        """Keep what a user's ``personal_training`` has come to.
+
+        Args:
+            user: Index of the user in the training split.
+            model: Shape (P,), valid during the call.
+        """
+
+    def receive(self, weight: float, mean_scalar: float) -> None:
+        """Take note of what clients sent beside their updates; called before ``central_gradient``.
+
+        Args:
+            weight: Sum of the weights of the clients whose updates count: their number where all
+                count alike; 0 where there are none.
+            mean_scalar: Mean, by these weights, of their scalars; 0 where there are none.
+        """
 
     def central_gradient(self, mean_update: Tensor, out: Tensor) -> None:
         """Write the gradient that the central optimizer takes: by default the negative mean update.

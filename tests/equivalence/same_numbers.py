@@ -91,9 +91,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             {"name": "qfedavg", "q": 0.5},
             {"name": "reptile"},
             {"name": "scaffold"},
+            {"name": "fednova"},
+            {"name": "feddyn", "alpha": 0.1},
         )
         if setting == "federated" or options["name"] == "fedprox"
     },
+    "federated/scaffold-niid_bench": (
+        "federated",
+        {
+            "federated__algorithm": {"name": "scaffold", "variant": "niid_bench"},
+            "federated__local_momentum": 0.5,
+            "federated__weighting": "examples",
+        },
+    ),
+    **{
+        f"{setting}/ditto": (
+            setting,
+            {
+                "task__split_by": "example",
+                "federated__algorithm": {"name": "ditto", "proximal_weight": 0.5},
+            },
+        )
+        for setting in ("federated", "private_federated")
+    },
+    "private/fednova": (
+        "private_federated",
+        {"federated__algorithm": {"name": "fednova", "effective_steps": 3.0}},
+    ),
     **{
         f"federated/central-{name}": (
             "federated",
