@@ -22,7 +22,7 @@ from pfl_bench.report.results import SETTINGS, epsilon_cell, format_mean
 from pfl_bench.report.run_facts import count, duration
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Cell, Table
-from pfl_bench.runs.rows import RowResult, rows_from_summaries
+from pfl_bench.runs.rows import RowResult, headline_metrics, rows_from_summaries
 
 BOARD_VERSION = 1
 _UNITS = ("nobody", "example", "user")
@@ -54,7 +54,7 @@ def standings(runs: Sequence[RunRecord]) -> list[Record]:
     """Put the experiments of runs into tables, and rank them.
 
     Args:
-        runs: Runs; unfinished ones are left out.
+        runs: Runs; those that have no number to rank by are left out.
 
     Returns:
         A table each: "data", "metric", "lower_is_better", "attack" and "rows". A row is a record
@@ -62,7 +62,7 @@ def standings(runs: Sequence[RunRecord]) -> list[Record]:
         "rank" (null without one) and, in "unranked", why.
     """
     tables: dict[str, Record] = {}
-    for record in records(runs):
+    for record in records(run for run in runs if not _left_out(run)):
         key = {"data": record["data"], **record["headline"], "attack": record["attack"]}
         table = tables.setdefault(repr(key), {**key, "rows": []})
         utility = _utility(record)
@@ -78,6 +78,13 @@ def standings(runs: Sequence[RunRecord]) -> list[Record]:
     for table in tables.values():
         _rank(table["rows"], table["lower_is_better"])
     return sorted(tables.values(), key=lambda table: (table["data"]["task"], table["metric"]))
+
+
+def _left_out(run: RunRecord) -> str:
+    """Why a run has no number to rank by; empty if it has one."""
+    if run.summary is None:
+        return "not finished"
+    return "" if headline_metrics(run.summary) else "no final metrics, as those of a sweep"
 
 
 def _utility(record: Record) -> RowResult:
@@ -169,7 +176,7 @@ def _line(row: Record, notes: list[str]) -> list[str | Cell]:
         notes.append(notice)
     mark = notes.index(notice) + 1 if notice else None
     rank = Cell("-" if row["rank"] is None else str(row["rank"]), row["rank"], note=mark)
-    setting = SETTINGS.get(row["setting"], row["setting"])
+    setting = str(SETTINGS.get(row["setting"], row["setting"]))
     name = Cell(
         row["row"],
         row["row"],
@@ -223,7 +230,7 @@ def write_leaderboard(runs: Sequence[RunRecord], out: Path, data_out: Path) -> l
     """Write the page, and the same as JSON.
 
     Args:
-        runs: Runs; unfinished ones are counted and left out.
+        runs: Runs; those that have no number to rank by are named and left out.
         out: The HTML file, replaced as a whole; its folder is made when missing.
         data_out: The JSON file; likewise.
 
@@ -236,19 +243,19 @@ def write_leaderboard(runs: Sequence[RunRecord], out: Path, data_out: Path) -> l
     """
     tables = standings(runs)
     shown = boards(tables)
-    unfinished = [str(run.path) for run in runs if run.summary is None]
+    left_out = {str(run.path): why for run in runs if (why := _left_out(run))}
     rows = sum(len(table["rows"]) for table in tables)
     subtitle = f"{count(len(tables), 'table')}, {count(rows, 'row')}, {count(len(runs), 'run')}"
     page = fill(
         "leaderboard.html",
         title="Leaderboard",
-        subtitle=subtitle + (f", {len(unfinished)} unfinished" if unfinished else ""),
+        subtitle=subtitle + (f", {len(left_out)} left out" if left_out else ""),
         reading=_READING,
         boards=shown,
-        unfinished=unfinished,
+        left_out=left_out,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
-    document = {"format_version": BOARD_VERSION, "tables": tables, "unfinished": unfinished}
+    document = {"format_version": BOARD_VERSION, "tables": tables, "left_out": left_out}
     write_json(data_out, to_json_value(document))
     return shown

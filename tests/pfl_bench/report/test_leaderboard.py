@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from pfl_bench.cli.main import main
-from pfl_bench.report.leaderboard import standings
+from pfl_bench.report.leaderboard import standings, write_leaderboard
 from pfl_bench.report.records import lines_of, method_of, records
 from pfl_bench.report.run_folder import read_run, runs_below
 from pfl_bench.runs.rows import rows_from_summaries
@@ -140,6 +140,22 @@ def test_another_setting_is_another_row_and_another_seed_or_device_is_not(tmp_pa
     assert sorted(row["seeds"] for row in table["rows"]) == [[0, 1], [2]]
     (other,) = [row for row in table["rows"] if row["seeds"] == [2]]
     assert other["changes"] == ["task.num_users 300 -> null"]
+
+
+def test_runs_without_a_number_to_rank_by_are_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "a", "federated")
+    write_run(tmp_path / "b", "b", "federated", finished=False)
+    sweep = write_run(tmp_path / "c", "c", "federated", expected=False)
+    change(sweep / "summary.json", metrics={})
+    runs = [read_run(path) for path in runs_below(tmp_path)]
+    (board,) = write_leaderboard(runs, tmp_path / "b.html", tmp_path / "b.json")
+    assert len(board.table.rows) == 1
+    left_out = json.loads((tmp_path / "b.json").read_text())["left_out"]
+    assert left_out == {
+        str(tmp_path / "b"): "not finished",
+        str(tmp_path / "c"): "no final metrics, as those of a sweep",
+    }
+    assert all(path in (tmp_path / "b.html").read_text() for path in left_out)
 
 
 def test_a_record_gives_the_lines_of_the_table_again(tmp_path: Path) -> None:

@@ -374,6 +374,7 @@ def test_example_level_runs_are_checked_as_far_as_their_ledger_goes(tmp_path: Pa
 def test_the_leaderboard_audits_what_has_no_audit(
     copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (copied / "audit.json").unlink(missing_ok=True)
     # Named twice, the run is there once.
     board = ["leaderboard", str(tmp_path), str(copied), "--out", str(tmp_path / "b.html")]
     assert main(board) == 0

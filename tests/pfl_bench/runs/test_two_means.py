@@ -115,6 +115,7 @@ def test_the_table_names_the_test_and_what_is_published() -> None:
     assert "0.7000 ± 0.0200 (5 seeds)" in text
     assert "differs (Welch's t-test) [1]" in text
     assert "Welch's t-test against 0.7 ± 0.02 (5 seeds): t 4.47 at 2.8 degrees of freedom" in text
+    assert "differs<small>Welch&#x27;s t-test</small>" in results_table(both).to_html()
     first, line = results_table(both).to_csv().splitlines()[:2]
     assert "published,published sd,published seeds,mean" in first
     assert ",0.7,0.02,5,0.76," in line
