@@ -166,9 +166,6 @@ def _board(table: Record) -> Board:
 
 def _line(row: Record, notes: list[str]) -> list[str | Cell]:
     utility, privacy, cost = row["utility"], row["privacy"], row["cost"]
-    rank = (
-        Cell("-", style="differs") if row["rank"] is None else Cell(str(row["rank"]), row["rank"])
-    )
     changes = ", ".join(row["changes"])
     said = [f"no rank: {'; '.join(row['unranked'])}" if row["unranked"] else "", row["note"]]
     notice = "; ".join(filter(None, [*said, f"not the row: {changes}" if changes else ""]))
