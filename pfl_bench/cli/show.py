@@ -83,9 +83,13 @@ def _head(
     if not config.expected:
         yield "  nothing"
     for entry in config.expected:
+        best = "" if entry.statistic == "last" else ", best over rounds,"
+        judged = f"(within {entry.tolerance:g})"
+        if entry.sd is not None:
+            judged = f"± {entry.sd:g} over {entry.seeds} seeds"
         diverged = ", of a training that diverged" if entry.diverged else ""
         yield from wrapped(
-            f"{entry.metric} {entry.value:g} (within {entry.tolerance:g}){diverged}: {entry.source}"
+            f"{entry.metric}{best} {entry.value:g} {judged}{diverged}: {entry.source}"
         )
     for difference in resolved.not_the_row:
         yield from wrapped(f"not compared with it: {difference}")

@@ -94,7 +94,7 @@ def row_differences(row: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[st
     """
     left_out = set(_HARMLESS)
     if not (_selects(row) or _selects(tree)):
-        # Otherwise it decides which models the best one is chosen from.
+        # Otherwise it decides which evaluations the best one is chosen from.
         left_out.add("evaluation.every")
     found = [
         (key, before, now)
@@ -108,7 +108,10 @@ def row_differences(row: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[st
 
 
 def _selects(tree: Mapping[str, Any]) -> bool:
-    return bool((tree.get("evaluation") or {}).get("select_best"))
+    """Whether the best of the evaluations during training is taken, as model or as number."""
+    expected = [entry for entry in tree.get("expected") or () if isinstance(entry, Mapping)]
+    best = any(entry.get("statistic") == "best_over_rounds" for entry in expected)
+    return best or bool((tree.get("evaluation") or {}).get("select_best"))
 
 
 def _shown(value: Any) -> str:

@@ -29,6 +29,7 @@ from pfl_bench.types import SplitBy
 from privacy.empirical.canary_options import CanaryOptions
 
 CONFIG_VERSION = 1
+Statistic = Literal["last", "best_over_rounds"]
 Setting = Literal["central", "central_dp", "federated", "private_federated", "local", "multitask"]
 
 
@@ -115,8 +116,16 @@ class Expected(Strict):
     Attributes:
         metric: Name in the summary, such as "test/accuracy".
         value: The published value.
-        tolerance: Largest absolute difference that counts as reproduced.
+        tolerance: Largest absolute difference that counts as reproduced. With ``sd``, a test
+            decides, and a significant difference is pardoned if it is surely within the tolerance.
         source: Paper, table, cell; or the command that measured it.
+        sd: Standard deviation of the published value over its seeds (ddof 1), in the metric's
+            unit; null where only the value is published. Give ``seeds`` too. Where it is 0, as
+            printed, the tolerance decides.
+        seeds: Over how many seeds ``value`` is a mean and ``sd`` a deviation; null as ``sd``.
+        statistic: Which number of a run is compared: "last" is the final evaluation's;
+            "best_over_rounds" is the best of the evaluations during training, by the metric's own
+            direction, as some papers report. Its split has to be in ``evaluation.splits``.
         measured_here: Whether the value was measured with this toolkit, by the command in
             ``source``. A run within the tolerance is then "as measured before", not "reproduced".
         variants: Variants of the data that the value holds for; null for any.
@@ -131,11 +140,24 @@ class Expected(Strict):
     value: float
     tolerance: Annotated[float, Field(ge=0)]
     source: str
+    sd: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    seeds: Annotated[int, Field(ge=2)] | None = None
+    statistic: Statistic = "last"
     measured_here: bool = False
     variants: list[str] | None = None
     split_by: SplitBy | None = None
     num_users: Annotated[int, Field(ge=1)] | None = None
     diverged: bool = False
+
+    @model_validator(mode="after")
+    def _deviation_of_seeds(self) -> Expected:
+        if (self.sd is None) != (self.seeds is None):
+            given, lacking = ("sd", "seeds") if self.seeds is None else ("seeds", "sd")
+            raise ValueError(
+                f"{given} is given without {lacking}: a test needs the published standard "
+                "deviation and the number of seeds that it is over; give both or neither"
+            )
+        return self
 
 
 TRAINERS = ("federated", "central", "local", "multitask")
@@ -318,6 +340,19 @@ class RunConfig(Strict):
                 "without momentum, at a constant rate, weighting uniform); give boost a number "
                 "instead"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _best_is_of_rounds(self) -> RunConfig:
+        for index, entry in enumerate(self.expected):
+            is_best = entry.statistic == "best_over_rounds"
+            if is_best and entry.metric.partition("/")[0] not in self.evaluation.splits:
+                raise ValueError(
+                    f"expected.{index}: statistic best_over_rounds of '{entry.metric}', whose "
+                    f"split is not in evaluation.splits: {self.evaluation.splits}; the best is "
+                    "taken over what is evaluated during training: add the split there, or compare "
+                    "the last"
+                )
         return self
 
     @property

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from pfl_bench.config.bundled_rows import bundled_configs
 from pfl_bench.config.row_files import VIEW_NAME, read_typed, rows_below
-from pfl_bench.config.schema import Expected, RunConfig
+from pfl_bench.config.schema import Expected, RunConfig, Statistic
 from pfl_bench.config.training import Strict
 from pfl_bench.types import ConfigError, did_you_mean
 
@@ -150,9 +150,10 @@ def load_view(path: Path) -> LoadedView:
         if twice:
             raise ConfigError(f"{path}: rows: the {what} '{twice}' stands twice; give it once")
     for index, row in enumerate(view.rows):
-        twice = _twice([entry.metric for entry in row.expected])
-        if twice:
-            raise ConfigError(f"{path}: rows.{index}.expected: '{twice}' stands twice")
+        for statistic in get_args(Statistic):
+            twice = _twice([one.metric for one in row.expected if one.statistic == statistic])
+            if twice:
+                raise ConfigError(f"{path}: rows.{index}.expected: '{twice}' stands twice")
     for index, figure in enumerate(view.figures):
         where = f"{path}: figures.{index}"
         for name in figure.rows:
@@ -190,7 +191,14 @@ def check_measured(view: LoadedView, row: ViewRow, config: RunConfig) -> None:
     """
     evaluation = config.evaluation
     place = f"{view.path}: row '{row.row}'"
-    finals = [entry.metric for entry in row.expected]
+    finals = [entry.metric for entry in row.expected if entry.statistic == "last"]
+    for entry in row.expected:
+        is_best = entry.statistic == "best_over_rounds"
+        if is_best and entry.metric.partition("/")[0] not in evaluation.splits:
+            raise ConfigError(
+                f"{place}: the best over rounds of '{entry.metric}' is wanted, which is not of a "
+                f"split in the row's evaluation.splits: {evaluation.splits}"
+            )
     for figure in view.figures:
         if figure.rows and row.row not in figure.rows:
             continue

@@ -139,7 +139,9 @@ class Evaluator:
             key = f"evaluation.budgets.{index}.metric"
             self._check_measured(key, target.metric, options.splits)
         for index, entry in enumerate(self._expected):
-            self._check_measured(f"expected.{index}.metric", entry.metric, options.final_splits)
+            is_best = entry.statistic == "best_over_rounds"
+            splits = options.splits if is_best else options.final_splits
+            self._check_measured(f"expected.{index}.metric", entry.metric, splits)
 
     def _check_measured(self, key: str, wanted: str, splits: Sequence[str]) -> None:
         """Check that a metric is among those of some splits.

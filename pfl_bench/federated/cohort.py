@@ -184,6 +184,8 @@ class CohortTraining:
                 loss += result.loss
                 counted.num_examples += result.num_examples
                 counted.num_steps += result.num_steps
+                counted.weight += upload.weight
+                counted.scalar += upload.weight * upload.scalar
             else:
                 counted.lost.append(result.user)
         counted.loss = float(loss)

@@ -367,11 +367,11 @@ def _with_attack(parts: FederatedParts, engine: Engine, notice: Callable[[str], 
     attack, split = parts.resolved.config.attack, parts.split
     assert attack is not None
     assert isinstance(split, CorruptedSplit)  # build_task gives no other
-    if attack.boost == "replace" and "weight" in parts.algorithm.uploads:
+    if attack.boost == "replace" and not parts.algorithm.follows_mean:
         raise ConfigError(
-            "attack.boost: replace reckons with the plain mean, but the algorithm "
-            f"{parts.resolved.tree['federated']['algorithm']['name']} weighs clients by what they "
-            "send; give boost a number instead"
+            "attack.boost: replace reckons with a step along the mean of clients' updates, but the "
+            f"algorithm {parts.resolved.tree['federated']['algorithm']['name']} takes another; "
+            "give boost a number instead"
         )
     boost = boost_of(attack, parts.options)
     every = "each round" if attack.every == 1 else f"one round in {attack.every}"

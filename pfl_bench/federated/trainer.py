@@ -194,6 +194,7 @@ class FederatedTrainer(Trainer):
             release = released(aggregate)
         del released  # what was drawn ahead takes memory
         self._rounds.record(index, users, release, aggregate, counted.users)
+        self._algorithm.receive(counted.scalar / counted.weight if counted.weight else 0.0)
         with phase("central step"):
             rate = self._take_central_step(release.mean_update, index)
         self._rounds.watch(index, release, self.central)

@@ -22,8 +22,8 @@ def make_grid(rows: Sequence[RowResult], labels: Mapping[str, str]) -> Table:
             keep their names and come last.
 
     Returns:
-        Cells "published / measured", and below them how many are within tolerance, and the
-        epsilons. What all metrics' names begin with stands in the corner alone.
+        Cells "published / measured", and below them how many agree, and the epsilons. What all
+        metrics' names begin with stands in the corner alone.
     """
     groups: dict[str, dict[str, RowResult]] = {name: {} for name in labels}
     for row in rows:
@@ -57,7 +57,7 @@ def _closing(groups: Sequence[_Group]) -> list[list[str | Cell]]:
         [row.epsilon_simulated for row in firsts],
         [row.epsilon_actual for row in firsts],
     )
-    lines = [["within tolerance", *map(_count, groups)]]
+    lines = [["agree", *map(_count, groups)]]
     if any(epsilon is not None for epsilon in (*simulated, *actual)):
         lines += [
             ["epsilon (simulated)", *(format_epsilon(epsilon, None) for epsilon in simulated)],
@@ -76,7 +76,7 @@ def _count(group: _Group) -> str:
 
 
 def _notes(groups: Mapping[str, _Group], labels: Mapping[str, str]) -> list[str]:
-    notes = ["Cells: published / measured; * is out of tolerance."]
+    notes = ["Cells: published / measured; * differs, by the tolerance or the test named below."]
     for name, group in groups.items():
         rows = list(group.values())
         first = rows[0]

@@ -24,12 +24,15 @@ _COLUMNS = (
     Column("data"),
     Column("metric"),
     Column("published", is_number=True),
+    Column("published sd", only="programs"),
+    Column("published seeds", only="programs"),
     Column("measured", is_number=True, only="people"),
     Column("mean", only="programs"),
     Column("sd", only="programs"),
     Column("seeds", only="programs"),
     Column("difference", is_number=True),
     Column("verdict"),
+    Column("test", only="programs"),
 )
 _EPSILONS = (
     Column("epsilon (simulated)", is_number=True),
@@ -69,27 +72,42 @@ def _line(row: RowResult, mark: int | None, has_epsilons: bool) -> tuple[str | C
         Cell(row.setting, row.setting, page_text=_SETTINGS.get(row.setting)),
         row.variant,
         row.metric,
-        Cell(format_value(row.published), row.published),
+        _published(row),
+        Cell("", row.published_sd),
+        Cell("", row.published_seeds),
         _measured(row),
         Cell("", row.mean),
         Cell("", row.sd),
         Cell("", len(row.measured)),
         Cell(format_value(row.difference, signed=True), row.difference),
-        Cell(row.status, row.status, style=f"verdict {color}", note=mark),
+        Cell(row.status, row.status, row.test, style=f"verdict {color}", note=mark),
+        Cell("", row.test),
         *(epsilons if has_epsilons else ()),
         row.source or "",
         row.note,
     )
 
 
+def _published(row: RowResult) -> Cell:
+    """What is published: a value, or a mean with its standard deviation over seeds."""
+    if row.published_sd is None:
+        return Cell(format_value(row.published), row.published)
+    spread = f"{format_value(row.published)} ± {format_value(row.published_sd)}"
+    return Cell(spread, row.published, f"{row.published_seeds} seeds")
+
+
 def _measured(row: RowResult) -> Cell:
     """Mean, standard deviation and number of seeds."""
-    if row.mean is None:
+    return format_mean(row.mean, row.sd, len(row.measured))
+
+
+def format_mean(mean: float | None, sd: float | None, seeds: int) -> Cell:
+    """A mean over seeds; with two seeds or more, beside its standard deviation."""
+    if mean is None:
         return Cell("-")
-    if row.sd is None:
-        return Cell(format_value(row.mean), detail="1 seed")
-    spread = f"{format_value(row.mean)} ± {format_value(row.sd)}"
-    return Cell(spread, detail=f"{len(row.measured)} seeds")
+    if sd is None:
+        return Cell(format_value(mean), detail="1 seed")
+    return Cell(f"{format_value(mean)} ± {format_value(sd)}", detail=f"{seeds} seeds")
 
 
 def _footnotes(rows: Sequence[RowResult]) -> tuple[list[str], list[int | None]]:

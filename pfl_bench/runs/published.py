@@ -1,14 +1,41 @@
-"""Published numbers beside measured ones, and which of two is the better."""
+"""Published numbers beside measured ones, and whether they agree."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.schema import Expected, RunConfig
+from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.divergence import describe_divergence
-from pfl_bench.runs.rows import as_float, within_tolerance
+from pfl_bench.runs.rows import as_float, judge, measured_value
+
+
+def best_over_rounds(
+    rounds: Sequence[Mapping[str, Any]], splits: Sequence[str], directions: MetricDirections
+) -> dict[str, dict[str, Any]]:
+    """The best value of each metric over the evaluations during training.
+
+    Args:
+        rounds: Lines of ``metrics.jsonl``.
+        splits: The splits that are evaluated during training.
+        directions: Which metrics are better when lower.
+
+    Returns:
+        By metric "value" and the first "round" that had it; NaN is never the best.
+    """
+    best: dict[str, dict[str, Any]] = {}
+    for line in rounds:
+        for name, given in line.items():
+            value = as_float(given) if name.partition("/")[0] in splits else None
+            if value is None or math.isnan(value):
+                continue
+            sign = -1 if directions.lower_is_better(name) else 1
+            if name not in best or sign * value > sign * best[name]["value"]:
+                best[name] = {"value": value, "round": line["round"]}
+    return best
 
 
 def compare(
@@ -22,41 +49,43 @@ def compare(
     Args:
         config: Has the published ones.
         summary: The run's: "variant" and "data" of it; "num_users" of the data, where a published
-            number asks for it, by split; "diverged", if its training did; "departure", why its
-            model is not the row's, if it is not.
-        metrics: The measured ones.
+            number asks for it, by split; "best", what ``best_over_rounds`` gives, where one asks
+            for that; "diverged", if its training did; "departure", why its model is not the row's,
+            if it is not.
+        metrics: The measured ones of the final evaluation.
         not_the_row: How the run's configuration differs from the row that the numbers are of.
 
     Returns:
-        One entry an expected number, its verdict "reproduced" (within tolerance; "as measured
-        before" where nobody published the number), "differs", "diverged", or "not comparable"; the
-        reason of the last two in "why".
+        One entry an expected number, its verdict for this run alone: "reproduced" (they agree;
+        "as measured before" where nobody published the number), "differs", "diverged", or "not
+        comparable"; the reason of the last two in "why".
     """
     diverged = describe_divergence(summary.get("diverged"))
     rows = []
     for expected in config.expected:
-        measured = metrics.get(expected.metric)
+        entry: dict[str, Any] = {
+            "metric": expected.metric,
+            "statistic": expected.statistic,
+            "published": expected.value,
+            "sd": expected.sd,
+            "seeds": expected.seeds,
+            "tolerance": expected.tolerance,
+            "source": expected.source,
+            "measured_here": expected.measured_here,
+        }
+        measured = measured_value({**summary, "metrics": metrics}, entry)
         why = _not_comparable(expected, config, summary, metrics, not_the_row)
+        if measured is None and not why:
+            why = "not measured in any round: the run has recorded no best value"
         if diverged and not expected.diverged:
             verdict, why = "diverged", "; ".join(filter(None, (diverged, why)))
         elif why or measured is None:
             verdict = "not comparable"
         else:
-            near = abs(measured - expected.value) <= expected.tolerance
-            verdict = within_tolerance(expected.measured_here) if near else "differs"
-        rows.append(
-            {
-                "metric": expected.metric,
-                "published": expected.value,
-                "tolerance": expected.tolerance,
-                "source": expected.source,
-                "measured_here": expected.measured_here,
-                "measured": measured,
-                "difference": None if measured is None else measured - expected.value,
-                "verdict": verdict,
-                "why": why,
-            }
-        )
+            verdict = judge([measured], entry)[0]
+        difference = None if measured is None else measured - expected.value
+        entry |= {"measured": measured, "difference": difference, "verdict": verdict, "why": why}
+        rows.append(entry)
     return rows
 
 
@@ -91,7 +120,7 @@ def _not_comparable(
     not_the_row: Sequence[str],
 ) -> str:
     """Why a measured number says nothing about the published one; empty if it does."""
-    if expected.metric not in metrics:
+    if expected.statistic == "last" and expected.metric not in metrics:
         return f"not measured; there are: {', '.join(sorted(metrics))}"
     if config.privacy is not None and config.privacy.audit is not None:
         return "canaries (privacy.audit) have moved the model"

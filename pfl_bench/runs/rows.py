@@ -13,9 +13,13 @@ from typing import Any
 
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.divergence import describe_divergence
+from pfl_bench.runs.two_means import Published, agreement
 from pfl_bench.types import RunFolderError
 
 FAILED = ("differs", "diverged")
+# Of a number of a paper, and of one of this toolkit.
+_AGREES = ("reproduced", "as measured before")
+BEST = "best_over_rounds"
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,8 @@ class RowResult:
         name: Name of the row.
         setting: "central", "federated", "private_federated" or "central_dp".
         variant: Variant of the data; several are joined by ", ".
-        metric: Full name of the metric, such as "test/accuracy".
+        metric: Full name of the metric, such as "test/accuracy"; followed by what is taken of it,
+            where that is not its last value.
         published: The published value, None where nothing is published.
         source: Where it is published: paper, table, cell.
         measured: One value a seed, in the order of the seeds.
@@ -37,6 +42,10 @@ class RowResult:
         delta_simulated: Delta of ``epsilon_simulated``.
         note: What a reader must know to read the line; may be empty.
         delta_actual: Delta of ``epsilon_actual``.
+        published_sd: Standard deviation of the published value over its seeds; None where that is
+            not published.
+        published_seeds: Those seeds.
+        test: The test whose verdict it is; empty for that of the tolerance.
     """
 
     name: str
@@ -52,11 +61,14 @@ class RowResult:
     delta_simulated: float | None
     note: str
     delta_actual: float | None = None
+    published_sd: float | None = None
+    published_seeds: int | None = None
+    test: str = ""
 
     @property
     def is_near(self) -> bool:
-        """Whether the mean is within the tolerance of the expected number."""
-        return self.status in (within_tolerance(False), within_tolerance(True))
+        """Whether the measured values agree with the expected number."""
+        return self.status in _AGREES
 
     @property
     def is_failure(self) -> bool:
@@ -127,11 +139,16 @@ def rows_from_summaries(summaries: Sequence[Mapping[str, Any]]) -> list[RowResul
         runs.sort(key=lambda run: int(run["seed"]))
         expected = [entry for run in runs for entry in run["expected"]]
         if expected:
-            metrics = list(dict.fromkeys(str(entry["metric"]) for entry in expected))
+            wanted = list(dict.fromkeys((str(e["metric"]), _statistic(e)) for e in expected))
         else:
-            metrics = headline_metrics(runs[0])
-        rows += [_row(runs, metric) for metric in metrics]
+            wanted = [(metric, "last") for metric in headline_metrics(runs[0])]
+        rows += [_row(runs, metric, statistic) for metric, statistic in wanted]
     return rows
+
+
+def _statistic(entry: Mapping[str, Any]) -> str:
+    """Which number of a run an entry is of; those of runs of before are of the last."""
+    return str(entry.get("statistic", "last"))
 
 
 def headline_metrics(summary: Mapping[str, Any]) -> list[str]:
@@ -192,16 +209,22 @@ def check_summary(summary: Mapping[str, Any], index: int = 0) -> None:
             )
 
 
-def _row(runs: Sequence[Mapping[str, Any]], metric: str) -> RowResult:
+def _row(runs: Sequence[Mapping[str, Any]], metric: str, statistic: str) -> RowResult:
     """Make one line out of the runs of one row."""
-    entries = [entry for run in runs for entry in run["expected"] if entry["metric"] == metric]
-    values = [_measured(run, metric) for run in runs]
+    key = {"metric": metric, "statistic": statistic}
+    entries = [
+        entry
+        for run in runs
+        for entry in run["expected"]
+        if entry["metric"] == metric and _statistic(entry) == statistic
+    ]
+    values = [_measured(run, key) for run in runs]
     measured = tuple(value for value in values if value is not None)
     first = entries[0] if entries else {}
     published = as_float(first.get("published"))
     variants = list(dict.fromkeys(run["variant"] for run in runs))
     epsilons = {side: _largest_epsilon(runs, side) for side in ("simulated", "actual")}
-    status, why = _status(entries, measured, published)
+    status, test, why = _status(entries, measured)
     diverged = _distinct(filter(None, (describe_divergence(run.get("diverged")) for run in runs)))
     if status != "diverged":
         why = [*why, *diverged]
@@ -211,7 +234,7 @@ def _row(runs: Sequence[Mapping[str, Any]], metric: str) -> RowResult:
         name=runs[0]["name"],
         setting=runs[0]["setting"],
         variant=", ".join(variants),
-        metric=metric,
+        metric=f"{metric} (best over rounds)" if statistic == BEST else metric,
         published=published,
         source=first.get("source"),
         measured=measured,
@@ -221,44 +244,69 @@ def _row(runs: Sequence[Mapping[str, Any]], metric: str) -> RowResult:
         delta_simulated=epsilons["simulated"][1],
         note="; ".join([*why, *_notes(runs, values, variants)]),
         delta_actual=epsilons["actual"][1],
+        published_sd=as_float(first.get("sd")),
+        published_seeds=first.get("seeds"),
+        test=test,
     )
 
 
-def _measured(run: Mapping[str, Any], metric: str) -> float | None:
-    """What a run measured for a metric."""
-    value = as_float(run["metrics"].get(metric))
+def measured_value(summary: Mapping[str, Any], wanted: Mapping[str, Any]) -> float | None:
+    """What a run measured of a metric: its final value, or the best over its rounds.
+
+    Args:
+        summary: The run's "metrics" and, for the best over its rounds, "best".
+        wanted: "metric" and "statistic", such as an expected number has them.
+    """
+    metric = wanted["metric"]
+    if _statistic(wanted) == BEST:
+        return as_float((summary.get("best") or {}).get(metric, {}).get("value"))
+    return as_float(summary["metrics"].get(metric))
+
+
+def _measured(run: Mapping[str, Any], wanted: Mapping[str, Any]) -> float | None:
+    value = measured_value(run, wanted)
     if value is not None:
         return value
     for entry in run["expected"]:
-        if entry["metric"] == metric:
+        if entry["metric"] == wanted["metric"] and _statistic(entry) == wanted["statistic"]:
             return as_float(entry.get("measured"))
     return None
 
 
 def _status(
-    entries: Sequence[Mapping[str, Any]], measured: tuple[float, ...], published: float | None
-) -> tuple[str, list[str]]:
-    """Compare the mean over seeds with the published value; also say why where a run says why."""
-    if published is None:
-        return "nothing published", []
+    entries: Sequence[Mapping[str, Any]], measured: tuple[float, ...]
+) -> tuple[str, str, list[str]]:
+    """Verdict over all seeds, the test that gave it, and why, where a run says why."""
+    if not entries or as_float(entries[0].get("published")) is None:
+        return "nothing published", "", []
     for status in ("diverged", "not comparable"):
         of_it = [entry for entry in entries if entry.get("verdict") == status]
         if of_it:
-            return status, _distinct(str(entry["why"]) for entry in of_it if entry.get("why"))
+            return status, "", _distinct(str(entry["why"]) for entry in of_it if entry.get("why"))
     if not measured:
-        return "not comparable", ["nothing was measured"]
-    tolerance = as_float(entries[0].get("tolerance")) or 0.0
-    difference = abs(math.fsum(measured) / len(measured) - published)
-    # The published cell is rounded: without slack, 0.76 - 0.75 would exceed a tolerance of 0.01.
-    if difference <= tolerance * (1 + 1e-9) + 1e-12:
-        verdict = within_tolerance(bool(entries[0].get("measured_here")))
-        return verdict, [f"tolerance {tolerance:g}"]
-    return "differs", [f"tolerance {tolerance:g}"]
+        return "not comparable", "", ["nothing was measured"]
+    verdict, test, text = judge(measured, entries[0])
+    return verdict, test, [text]
 
 
-def within_tolerance(measured_here: bool) -> str:
-    """The verdict of a number that is near the expected one: of a paper, or of this toolkit."""
-    return "as measured before" if measured_here else "reproduced"
+def judge(measured: Sequence[float], entry: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Compare what some seeds measured with an expected number.
+
+    Args:
+        measured: One value a seed, at least one.
+        entry: "published", "tolerance", "sd", "seeds" and "measured_here", as ``summary.json`` has
+            them; all but the first may be missing.
+
+    Returns:
+        "differs", "reproduced" or, for a number of this toolkit, "as measured before"; the test,
+        empty for the tolerance; and what decided, in words.
+    """
+    published = as_float(entry["published"])
+    assert published is not None
+    tolerance, sd = as_float(entry.get("tolerance")) or 0.0, as_float(entry.get("sd"))
+    found = agreement(measured, Published(published, tolerance, sd, entry.get("seeds")))
+    verdict = _AGREES[bool(entry.get("measured_here"))] if found.agrees else "differs"
+    return verdict, found.test, found.text
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:

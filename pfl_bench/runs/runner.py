@@ -14,7 +14,7 @@ from typing import Any
 from pfl_bench.client.costs import CostMeter
 from pfl_bench.client.machine import code_digest
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.files import to_json_value, write_json
+from pfl_bench.files import read_metrics, to_json_value, write_json
 from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.runs.best_model import BestModel
 from pfl_bench.runs.checkpoint import load_latest, restoring, save_checkpoint
@@ -23,7 +23,7 @@ from pfl_bench.runs.events import Callbacks, RoundEnd
 from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder
 from pfl_bench.runs.log import RunLog, headline_of
 from pfl_bench.runs.preparing import prepare
-from pfl_bench.runs.published import compare
+from pfl_bench.runs.published import best_over_rounds, compare
 from pfl_bench.runs.trackers import Trackers
 from pfl_bench.types import WorkerError, WorkerGroup
 from privacy.errors import BudgetExceededError
@@ -321,6 +321,11 @@ class _Run:
             "departure": self._departure,
             "metrics": metrics,
             "metric_directions": self._directions.to_json_dict(),
+            "best": best_over_rounds(
+                read_metrics(self._folder.path / "metrics.jsonl"),
+                self._config.evaluation.splits,
+                self._directions,
+            ),
             "systems": self._costs.totals,
             "budgets": self._costs.budgets(),
             "privacy": trainer.statement(done),

@@ -22,11 +22,13 @@ class ClientUpload:
             until its next client.
         weight: What the client counts for.
         num_bytes: Bytes that sending takes.
+        scalar: A number that goes beside the update; see ``Algorithm.receive``.
     """
 
     update: Tensor
     weight: float
     num_bytes: float
+    scalar: float = 0.0
 
 
 class UpdateTransform(Stateful):
@@ -64,6 +66,8 @@ class Algorithm(Stateful):
         downloads: What each client is sent: vectors of P parameters.
         transform: What happens first of all to what clients send; None for nothing.
         corrects_steps: Whether ``correction`` gives anything, which not every engine adds.
+        follows_mean: Whether the mean of the updates, as clients computed them and by their
+            weights, is what the central optimizer gets.
     """
 
     local_training: LocalTraining
@@ -71,6 +75,7 @@ class Algorithm(Stateful):
     downloads: tuple[str, ...] = ("central",)
     transform: UpdateTransform | None = None
     corrects_steps: bool = False
+    follows_mean: bool = True
 
     def begin(self, num_users: int, central: Tensor) -> None:
         """Take note of the run; called once, before the first round.
@@ -89,6 +94,14 @@ class Algorithm(Stateful):
             Shape (P,), valid until the next call; None for nothing.
         """
         return None
+
+    def receive(self, mean_scalar: float) -> None:
+        """Take note of what clients sent beside their updates; called before ``central_gradient``.
+
+        Args:
+            mean_scalar: Mean, by their weights, of the scalars of the clients whose updates count;
+                0 where there are none.
+        """
 
     def central_gradient(self, mean_update: Tensor, out: Tensor) -> None:
         """Write the gradient that the central optimizer takes: by default the negative mean update.

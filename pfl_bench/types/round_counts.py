@@ -13,6 +13,8 @@ class RoundStatistics:
         loss: Sum over clients, whose updates count, of their mean training loss.
         num_examples: Examples that these trained on, once each.
         num_steps: Their local steps.
+        weight: What they count for.
+        scalar: Sum of the scalars that they sent beside their updates, each times its weight.
         steps: Steps of all clients, those too whose update was lost: they have had the cost.
         processed: Examples that went through them.
         lost: Users whose update was not finite.
@@ -25,6 +27,8 @@ class RoundStatistics:
     loss: float = 0.0
     num_examples: int = 0
     num_steps: int = 0
+    weight: float = 0.0
+    scalar: float = 0.0
     steps: int = 0
     processed: int = 0
     lost: list[int] = field(default_factory=list)
@@ -37,6 +41,8 @@ class RoundStatistics:
         self.loss += other.loss
         self.num_examples += other.num_examples
         self.num_steps += other.num_steps
+        self.weight += other.weight
+        self.scalar += other.scalar
         self.steps += other.steps
         self.processed += other.processed
         self.lost += other.lost

@@ -88,7 +88,8 @@ class LocalTraining:
     the client, and ``weight_decay * local``. Of that sum g it makes ``v = momentum * v + g``, where
     v is zero before a client's first step of a round, and moves the local parameters by
     ``-rate * v``: torch.optim.SGD without dampening, not Nesterov's, begun anew for each client in
-    each round.
+    each round. With ``corrects_beside_momentum`` the correction is no part of g; the step is
+    followed by another of ``-rate * correction``.
 
     Attributes:
         epochs: Passes over the client's examples.
@@ -108,6 +109,7 @@ class LocalTraining:
             of its examples, as they were read for training: without dropout or random transforms.
         momentum: From 0 to below 1; 0 for none.
         weight_decay: Coupled L2 penalty, 0 or larger; 0 for none.
+        corrects_beside_momentum: See above.
         schedule: From a round, 1-based, to the fraction of ``learning_rate`` that its clients use;
             None for all of it in each round.
     """
@@ -124,6 +126,7 @@ class LocalTraining:
     measures_start: bool = False
     momentum: float = 0.0
     weight_decay: float = 0.0
+    corrects_beside_momentum: bool = False
     schedule: Callable[[int], float] | None = None
 
     def rate(self, round_index: int) -> float:

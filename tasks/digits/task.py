@@ -15,7 +15,7 @@ from pfl_bench.data import InMemorySplit
 from pfl_bench.types import DataFacts
 from tasks.common.classification import InMemoryTask
 from tasks.common.options import StrictOptions
-from tasks.digits.partition import partition
+from tasks.common.partition.skewed import skewed
 
 NUM_EXAMPLES = 1797
 NUM_CLASSES = 10
@@ -97,7 +97,7 @@ def _partitioned(options: Options) -> dict[str, tuple[NDArray[np.int64], NDArray
     found = {}
     for name, part in parts.items():
         num_users = options.num_users if name == "train" else num_held_out_users
-        order, offsets = partition(targets[part], num_users, options.label_concentration, rng)
+        order, offsets = skewed(targets[part], num_users, options.label_concentration, rng)
         found[name] = (part[order], offsets)
         for array in found[name]:
             array.setflags(write=False)

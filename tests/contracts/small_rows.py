@@ -14,9 +14,12 @@ from tests.contracts.small_stores import (
     LEAF_USERS,
     write_amazon_review,
     write_celeba,
+    write_cifar10,
+    write_fashion_mnist,
     write_femnist,
     write_flair,
     write_google_speech,
+    write_mnist,
     write_openimage,
     write_reddit,
     write_reddit_albert,
@@ -31,12 +34,16 @@ ROWS = [path for path in FILES if kind_of(path) == "row"]
 DIGITS_USERS = 300
 SMALL_SIDE = 32
 SLOW = frozenset({"flair", "google_speech", "openimage", "shakespeare"})
+IMAGES = frozenset({"cifar10", "fashion_mnist", "mnist"})
 STORES = {
     "amazon_review": write_amazon_review,
     "celeba": write_celeba,
+    "cifar10": write_cifar10,
+    "fashion_mnist": write_fashion_mnist,
     "femnist": write_femnist,
     "flair": write_flair,
     "google_speech": write_google_speech,
+    "mnist": write_mnist,
     "openimage": write_openimage,
     "reddit": write_reddit,
     "reddit_albert": write_reddit_albert,
@@ -67,6 +74,8 @@ def shortened(tree: dict[str, Any], small: dict[str, Path]) -> list[str]:
     if task["name"] in small:
         overrides.append(f"task.data={small[task['name']]}")
         users = FLAIR_USERS["train"] if task["name"] == "flair" else LEAF_USERS
+    if task.get("partition") and task["name"] in IMAGES:
+        users = task["partition"].get("num_clients", users)
     cohort = users
     if task["name"] == "synthetic":
         users = cohort = LEAF_USERS

@@ -91,9 +91,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             {"name": "qfedavg", "q": 0.5},
             {"name": "reptile"},
             {"name": "scaffold"},
+            {"name": "fednova"},
         )
         if setting == "federated" or options["name"] == "fedprox"
     },
+    "federated/scaffold-niid_bench": (
+        "federated",
+        {
+            "federated__algorithm": {"name": "scaffold", "variant": "niid_bench"},
+            "federated__local_momentum": 0.5,
+            "federated__weighting": "examples",
+        },
+    ),
+    "private/fednova": (
+        "private_federated",
+        {"federated__algorithm": {"name": "fednova", "effective_steps": 3.0}},
+    ),
     **{
         f"federated/central-{name}": (
             "federated",

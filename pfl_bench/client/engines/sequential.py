@@ -178,10 +178,12 @@ class SequentialEngine:
         velocity.mul_(local.momentum)
         # The update is written when the client has ended; until then its memory is free.
         add_to_momentum_(velocity, model.vector, central, local, self._update)
-        if correction is not None:
+        if correction is not None and not local.corrects_beside_momentum:
             velocity.add_(correction)
         descend([_like(weight, velocity) for weight in weights], gradients, -1.0, factor)
         model.vector.add_(velocity, alpha=-rate)
+        if correction is not None and local.corrects_beside_momentum:
+            model.vector.add_(correction, alpha=-rate)
 
 
 def _like(weight: Tensor, vector: Tensor) -> Tensor:

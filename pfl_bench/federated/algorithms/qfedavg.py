@@ -108,6 +108,7 @@ class QFedAvg(Algorithm):
     local_training: LocalTraining
     transform: WeighsByLoss
     uploads: tuple[str, ...] = ("update", "weight")
+    follows_mean: bool = False
 
 
 def check(federated: FederatedOptions) -> None:

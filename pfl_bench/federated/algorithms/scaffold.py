@@ -11,6 +11,12 @@ client's own gradients are clipped, if clipping is set, before they are correcte
 takes no step, or whose rate is 0, or whose update is not finite, keeps its c_i and moves c by
 nothing. There is no local momentum: with it (x - y) / (K r) is no mean of gradients.
 
+``variant: niid_bench`` is what the benchmark NIID-Bench runs. Local momentum and ``weighting:
+examples`` are allowed: each step is that of SGD with momentum and weight decay, followed by
+w <- w - r (c - c_i). The control variates are computed as above, and c moves by the sum over the
+cohort / N, however clients weigh in the mean of y - x. Without momentum, and of clients that count
+alike, it is the paper's.
+
 N counts users who never take part, too: where only a few are ever available, c stays near zero, and
 so do the corrected steps of those who return. It then learns more slowly than FedAvg.
 
@@ -21,14 +27,16 @@ trains in one process.
 
 Privacy: none. What a client sends beside its update, and what it remembers, no clip bounds.
 
-Source: Karimireddy et al. 2020, algorithm 1.
+Source: Karimireddy et al. 2020, algorithm 1; of the variant, Li et al. 2022, "Federated Learning on
+Non-IID Data Silos: An Experimental Study", section 5, and its code.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -48,9 +56,15 @@ from privacy.clipping import l2_norm
 
 
 class Options(BaseModel):
-    """SCAFFOLD has no options beyond those of every federated run."""
+    """Options of SCAFFOLD.
+
+    Attributes:
+        variant: "paper", or "niid_bench": with local momentum and clients' weights.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    variant: Literal["paper", "niid_bench"] = "paper"
 
 
 class Scaffold(Algorithm):
@@ -150,25 +164,29 @@ class _SendsControlVariate(UpdateTransform):
 
 
 def check(federated: FederatedOptions) -> None:
-    """Refuse what would not be SCAFFOLD.
+    """Refuse what would not be the paper's SCAFFOLD, unless the variant is another.
 
     Raises:
         ConfigError: Clients weigh by their examples, but c is the plain mean of the c_i; or they
             have momentum, but what they learn of their gradients is that of plain SGD.
     """
+    if federated.algorithm.get("variant", "paper") != "paper":
+        return
     if federated.local_momentum:
         raise ConfigError(
             f"federated.local_momentum: {federated.local_momentum:g} with scaffold, whose control "
             "variates are mean gradients of plain local SGD, (central - local) / (steps * rate); "
-            "leave it out, or set the algorithm to fedavg"
+            "leave it out, set the algorithm's variant to niid_bench, or the algorithm to fedavg"
         )
     if federated.weighting != "uniform":
         raise ConfigError(
             f"federated.weighting: '{federated.weighting}' with scaffold, whose control variate is "
-            "the plain mean over clients; set weighting: uniform, or the algorithm to fedavg"
+            "the plain mean over clients; set weighting: uniform, the algorithm's variant to "
+            "niid_bench, or the algorithm to fedavg"
         )
 
 
 def build(options: Options, local_training: LocalTraining) -> Scaffold:
     """Build SCAFFOLD for clients that train as ``local_training`` says."""
-    return Scaffold(local_training)
+    beside = options.variant == "niid_bench"
+    return Scaffold(replace(local_training, corrects_beside_momentum=beside))

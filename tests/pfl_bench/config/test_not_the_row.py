@@ -47,7 +47,7 @@ def row(config_file: Callable[..., Path]) -> Path:
           "federated.engine=vectorized", "federated.engine_lanes=4", "federated.data_workers=1",
           "checkpoint.every=1", "logging.wandb.mode=offline", "evaluation.every=1",
           "evaluation.splits=[val, test]", "evaluation.final_splits=[test, val]",
-          "evaluation.batch_size=8"], []),
+          "evaluation.batch_size=8", "precision=auto"], []),
         (["privacy.noise_multiplier=0.01", "privacy.epsilon=null"],
          ["privacy.epsilon 5.0 -> null", "privacy.noise_multiplier null -> 0.01"]),
         (["privacy=null"], ["privacy {"]),

@@ -222,11 +222,11 @@ def test_grid_golden() -> None:
         "| ------------------- | ----------------: | -----------------------: |",
         "| cat                 | 0.4000 / 0.6000 * | 0.5000 / 0.5050 ± 0.0071 |",
         "| dog                 |                   | 0.7000 / 0.9000 ± 0.0000 |",
-        "| within tolerance    |            0 of 1 |                   2 of 2 |",
+        "| agree               |            0 of 1 |                   2 of 2 |",
         "| epsilon (simulated) |                 2 |                        - |",
         "| epsilon (actual)    |              4.33 |                        - |",
         "",
-        "Cells: published / measured; * is out of tolerance.",
+        "Cells: published / measured; * differs, by the tolerance or the test named below.",
         "B|1: row b; data v; 1 seed; delta (simulated) 1e-06; delta (actual) 1e-06; tolerance 0.01",
         "A: row a-long-name; data v; 2 seeds; source: Paper, table 2, A; tolerances 0.01 to 0.2",
     ]

@@ -109,13 +109,13 @@ ROWS = [
 ]
 
 CSV = """\
-row,setting,data,metric,published,mean,sd,seeds,difference,verdict,epsilon (simulated),\
-delta (simulated),epsilon (actual),delta (actual),source,note
-fedavg,federated,femnist-3550,test/accuracy,0.7472,0.755,0.007071067811865481,2,\
-0.007800000000000029,reproduced,,,,,"LEAF, table 2",tolerance 0.01
-a|b_100%,private_federated,"v1, v2",test/map,58.03,55.5,,1,-2.530000000000001,differs,2.0,\
+row,setting,data,metric,published,published sd,published seeds,mean,sd,seeds,difference,verdict,\
+test,epsilon (simulated),delta (simulated),epsilon (actual),delta (actual),source,note
+fedavg,federated,femnist-3550,test/accuracy,0.7472,,,0.755,0.007071067811865481,2,\
+0.007800000000000029,reproduced,,,,,,"LEAF, table 2",tolerance 0.01
+a|b_100%,private_federated,"v1, v2",test/map,58.03,,,55.5,,1,-2.530000000000001,differs,,2.0,\
 8.4026e-06,4.324,8.4026e-06,,
-none,central_dp,v1,test/loss,,,,0,,nothing published,inf,1e-06,inf,1e-06,,
+none,central_dp,v1,test/loss,,,,,,0,,nothing published,,inf,1e-06,inf,1e-06,,
 """
 
 LATEX = r"""% needs \usepackage{booktabs,adjustbox}

@@ -175,8 +175,7 @@ def test_one_diverged_seed_is_enough(tmp_path: Path) -> None:
     (row,) = rows_from_summaries([good, bad])
     assert (row.status, row.note) == ("diverged", "it did")
     assert make_grid([row], {}).to_text().splitlines()[-1].split() == [
-        "within",
-        "tolerance",
+        "agree",
         "diverged",
     ]
     # Nor does a row of which nothing is published keep it to itself.
