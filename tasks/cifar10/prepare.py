@@ -8,9 +8,10 @@ from typing import Any, Literal
 from pfl_bench.types import RemoteFile
 from tasks.cifar10.forms import ARCHIVE, CLASSES, FORMS, PUBLISHED, read_binary, read_jpegs
 from tasks.common.forms import choose_form
+from tasks.common.images.features import FeatureOptions, featured
 from tasks.common.images.store import About, write_images
-from tasks.common.options import StrictOptions
 from tasks.common.progress import Progress
+from tasks.common.vision.dp_models import IMAGENET
 
 # Size and digest: the publisher's page.
 FILES = (
@@ -26,7 +27,7 @@ FILES_NOTE = "CIFAR-10's binary version as published; for research."
 JPEG_COPY = "cifar10-jpeg-copy"
 
 
-class Options(StrictOptions):
+class Options(FeatureOptions):
     """Options of preparing CIFAR-10.
 
     Attributes:
@@ -57,4 +58,4 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         variant += "-partial"
     told = "CIFAR-10, JPEG copy: pixels and order are not the published ones"
     about = About("cifar10", variant, told if is_copy else "CIFAR-10 as published", CLASSES)
-    return write_images(Path(out), about, splits)
+    return write_images(Path(out), *featured(about, splits, options, progress, IMAGENET))

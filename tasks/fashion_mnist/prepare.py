@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.types import RemoteFile
+from tasks.common.images.features import FeatureOptions, featured
 from tasks.common.images.idx_files import PARTS, read_split
 from tasks.common.images.store import About, write_images
-from tasks.common.options import StrictOptions
 from tasks.common.progress import Progress
 
 _MIRRORS = (
@@ -41,8 +41,8 @@ CLASSES = (
 )
 
 
-class Options(StrictOptions):
-    """Preparing Fashion-MNIST has no options."""
+class Options(FeatureOptions):
+    """Options of preparing Fashion-MNIST: which features of images."""
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
@@ -61,4 +61,4 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         splits[name] = read_split(Path(source), name)
         progress("reading Fashion-MNIST (splits)", done, len(PARTS))
     about = About("fashion_mnist", "fashion-mnist", "Fashion-MNIST as published", CLASSES)
-    return write_images(Path(out), about, splits)
+    return write_images(Path(out), *featured(about, splits, options, progress))

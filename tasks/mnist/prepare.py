@@ -7,9 +7,9 @@ from typing import Any
 
 from pfl_bench.types import DataError
 from tasks.common.idx import find_idx
+from tasks.common.images.features import FeatureOptions, featured
 from tasks.common.images.idx_files import PARTS, file_names, read_split
 from tasks.common.images.store import About, Images, write_images
-from tasks.common.options import StrictOptions
 from tasks.common.progress import Progress
 from tasks.common.qmnist import (
     LABEL_FILES,
@@ -28,8 +28,8 @@ FILES_NOTE = (
 _LABELS = {"train": TRAIN_LABELS, "test": TEST_LABELS}
 
 
-class Options(StrictOptions):
-    """Preparing MNIST has no options."""
+class Options(FeatureOptions):
+    """Options of preparing MNIST: which features of images."""
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     counts = {"writers": len({int(one) for part in known for one in part})} if known else {}
     told = ", with QMNIST's writers" if known else ""
     about = About("mnist", "mnist", f"MNIST as published{told}", [*"0123456789"], counts)
-    return write_images(Path(out), about, splits)
+    return write_images(Path(out), *featured(about, splits, options, progress))
 
 
 def _with_writers(source: Path, split: str, images: Images) -> Images:

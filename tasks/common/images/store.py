@@ -22,12 +22,12 @@ class Images:
     """One split, in published order.
 
     Attributes:
-        inputs: Shape (n, ...), uint8.
+        inputs: Shape (n, ...), uint8; or features of images, float16.
         targets: Shape (n,), classes from 0.
         writers: Shape (n,), who wrote each image; None if that is not known.
     """
 
-    inputs: NDArray[np.uint8]
+    inputs: NDArray[Any]
     targets: NDArray[Any]
     writers: NDArray[Any] | None = None
 
@@ -69,8 +69,9 @@ def write_images(out: Path, about: About, splits: Mapping[str, Images]) -> dict[
         raise DataError(
             f"{out} is a folder; --out names the file to write, such as {about.task}.h5"
         )
-    shape = next(iter(splits.values())).inputs.shape[1:]
-    fields = {"inputs": FieldSpec("uint8", shape), "targets": FieldSpec("uint8")}
+    first = next(iter(splits.values())).inputs
+    shape = first.shape[1:]
+    fields = {"inputs": FieldSpec(first.dtype.name, shape), "targets": FieldSpec("uint8")}
     has_writers = all(images.writers is not None for images in splits.values())
     if has_writers:
         fields[WRITER] = FieldSpec("uint16")

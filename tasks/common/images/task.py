@@ -84,6 +84,13 @@ def build_task(
             be made.
     """
     facts = store.facts
+    is_noisy = isinstance(partition, FeatureNoise)
+    if store.fields["inputs"].dtype != "uint8" and (transform is not None or is_noisy):
+        what = "task.partition: kind 'feature_noise'" if is_noisy else "task.augment"
+        raise ConfigError(
+            f"{what}: of pixels alone, but the store has features of images ({facts.variant}); "
+            "prepare it with features=pixels, or choose otherwise"
+        )
     if isinstance(partition, Writers) and WRITER not in store.fields:
         raise ConfigError(
             f"task.partition: kind 'writers', but the store ({facts.variant}) does not know who "

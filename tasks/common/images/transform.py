@@ -21,13 +21,13 @@ class Scale:
         """Scale a batch.
 
         Args:
-            inputs: Shape (n, ...), uint8; or float32, which has been scaled before.
+            inputs: Shape (n, ...), uint8; or floating-point numbers, which are taken as they are.
             draws: Not used.
 
         Returns:
             The same shape, float32.
         """
-        return inputs.float().div_(WHITE) if inputs.dtype == torch.uint8 else inputs
+        return inputs.float().div_(WHITE) if inputs.dtype == torch.uint8 else inputs.float()
 
 
 class CropFlip(Scale):

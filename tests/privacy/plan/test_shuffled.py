@@ -67,9 +67,9 @@ def test_published_epsilons_are_of_poisson_samples_by_the_older_conversion(sourc
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld", "prv"])
 def test_steps_are_one_gaussian_an_epoch_under_zero_out(accountant: str) -> None:
-    shuffled = plan(
-        sampling="shuffled", accountant=accountant, batch_size=512, noise_multiplier=4.0
-    )
+    settings: dict[str, Any] = {"accountant": accountant, "batch_size": 512}
+    settings["noise_multiplier"] = 4.0
+    shuffled = plan(sampling="shuffled", **settings)
     # 117 full batches an epoch; a step more begins another epoch.
     true = [epsilon_of_mu(math.sqrt(epochs) / 4.0, 1e-5) for epochs in (1, 40, 41)]
     stated = [shuffled.statement(steps).actual.epsilon for steps in (1, 40 * 117, 40 * 117 + 1)]
