@@ -23,6 +23,7 @@ from tests.contracts.small_stores import (
     write_openimage,
     write_reddit,
     write_reddit_albert,
+    write_scattering,
     write_sent140,
     write_shakespeare,
 )
@@ -59,6 +60,9 @@ def write_small_files(folder: Path) -> dict[str, Path]:
     files = {name: folder / f"{name}.h5" for name in STORES}
     for name, write in STORES.items():
         write(files[name])
+    for name in IMAGES:
+        files[f"{name}, scattering"] = folder / f"{name}-scattering.h5"
+        write_scattering(files[f"{name}, scattering"], name)
     torch.manual_seed(0)
     files["weights"] = folder / "random-resnet18.pth"
     torch.save(resnet18(weights=None).state_dict(), files["weights"])
@@ -72,7 +76,8 @@ def shortened(tree: dict[str, Any], small: dict[str, Path]) -> list[str]:
     overrides = ["device=cpu", "evaluation.every=1"]
     task, users = tree["task"], DIGITS_USERS
     if task["name"] in small:
-        overrides.append(f"task.data={small[task['name']]}")
+        features = ", scattering" if tree["model"]["name"] == "scatter_linear" else ""
+        overrides.append(f"task.data={small[task['name'] + features]}")
         users = FLAIR_USERS["train"] if task["name"] == "flair" else LEAF_USERS
     if task.get("partition") and task["name"] in IMAGES:
         users = task["partition"].get("num_clients", users)

@@ -263,6 +263,19 @@ def _write_images(path: Path, task: str, shape: tuple[int, ...]) -> None:
     write_images(path, About(task, "generated", "noise", [*"0123456789"]), splits)
 
 
+def write_scattering(path: Path, task: str) -> None:
+    """Noise in the shape of scattering features of the task's images."""
+    from tasks.common.images.store import About, Images, write_images
+
+    rng = np.random.default_rng(0)
+    shape = (243, 8, 8) if task == "cifar10" else (81, 7, 7)
+    splits = {}
+    for name, count in (("train", 48), ("test", 12)):
+        inputs = rng.random((count, *shape), np.float32).astype(np.float16)
+        splits[name] = Images(inputs, np.arange(count) % 10)
+    write_images(path, About(task, "generated-scattering", "noise", [*"0123456789"]), splits)
+
+
 def write_mnist(path: Path) -> None:
     """Grey noise of 28 x 28 pixels, with writers."""
     _write_images(path, "mnist", (28, 28))
