@@ -12,13 +12,22 @@ from pfl_bench.config.schema import RunConfig
 from pfl_bench.evaluation.fine_tuning import FineTuning
 from pfl_bench.evaluation.splits import (
     Measured,
+    evaluate,
     examples_at_once,
     measure,
     measured_names,
 )
 from pfl_bench.evaluation.strata import Strata
-from pfl_bench.metrics import build_metrics
-from pfl_bench.types import ConfigError, Evaluate, PersonalModels, SingleProcess, Task, WorkerGroup
+from pfl_bench.metrics import PERSONAL, build_metrics
+from pfl_bench.types import (
+    ConfigError,
+    Evaluate,
+    OwnModels,
+    PersonalModels,
+    SingleProcess,
+    Task,
+    WorkerGroup,
+)
 
 
 class Evaluator:
@@ -35,6 +44,8 @@ class Evaluator:
         forward: How a batch goes through it.
         personal: Models of the clients' own that training gives; None for one model of all.
         group: The processes of the run, which evaluate a part each.
+        beside: Models that clients keep beside the central one, in a run of one process. What they
+            come to has the same names behind "personal_".
 
     Raises:
         ConfigError: What is to be measured does not fit the data or the training.
@@ -48,6 +59,7 @@ class Evaluator:
         forward: Forward,
         personal: PersonalModels | None,
         group: WorkerGroup | None = None,
+        beside: OwnModels | None = None,
     ) -> None:
         self._options = config.evaluation
         self._expected = config.expected
@@ -64,6 +76,7 @@ class Evaluator:
                 )
             self._adaptation = FineTuning(forward, model, self._options.adaptation, config.seed)
         self._personal = self._adaptation or personal
+        self._beside = beside
         self._strata()
         self._measured: dict[str, tuple[str, ...]] = {}  # names, by split
         self._check_wanted(personal is not None)
@@ -88,7 +101,22 @@ class Evaluator:
                 measured.merge(parts[place])
             scalars |= measured.result(self._task.split(name), self._personal is not None)
             tables[name] = strata.tables()
-        return scalars, tables
+        return scalars | self._measure_beside(splits), tables
+
+    def _measure_beside(self, splits: Sequence[str]) -> dict[str, float]:
+        """What clients' own models come to; afterwards the model is in memory as it was."""
+        if self._beside is None:
+            return {}
+        self._beside.begin()
+        scalars: dict[str, float] = {}
+        for name in splits:
+            split = self._task.split(name)
+            metrics = build_metrics(self._task)
+            size = self._options.batch_size
+            found = evaluate(self._forward, split, metrics, size, personal=self._beside)
+            scalars |= {_personal(key): value for key, value in found.items()}
+        self._beside.end()
+        return scalars
 
     def measure(self, splits: Sequence[str], rank: int, size: int) -> list[tuple[Measured, Strata]]:
         """Evaluate on a part of some splits; afterwards the model is in memory as it was.
@@ -171,4 +199,18 @@ class Evaluator:
                 self._strata(),
                 self._personal is not None,
             )
+            if self._beside is not None:
+                own = measured_names(
+                    self._forward,
+                    self._task.split(split),
+                    build_metrics(self._task),
+                    is_personal=True,
+                )
+                self._measured[split] += tuple(map(_personal, own))
         return self._measured[split]
+
+
+def _personal(name: str) -> str:
+    """The name of what was measured of clients' own models."""
+    split, _, metric = name.partition("/")
+    return f"{split}/{PERSONAL}{metric}"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
 from pfl_bench.federated.parts import FederatedParts
+from pfl_bench.federated.personal import PersonalTraining
 from pfl_bench.federated.shards import Node, PairwiseReduction
 from pfl_bench.profiling import phase, timed
 from pfl_bench.rng import Purpose, stream
@@ -113,6 +114,7 @@ class CohortTraining:
         self._engine = engine
         self._options = parts.options
         self._buffers = parts.model.buffers()
+        self._personal = PersonalTraining.of(parts)
 
     def train(
         self,
@@ -189,6 +191,10 @@ class CohortTraining:
             else:
                 counted.lost.append(result.user)
         counted.loss = float(loss)
+        if self._personal is not None:
+            for own in timed("personal training", self._personal.train(users, index, central)):
+                counted.steps += own.num_steps
+                counted.processed += own.num_processed
         return ShardResult(counted, None if observer is None else observer.seen(aggregate))
 
     def _outgoing(self, result: LocalResult, index: int) -> ClientUpload:

@@ -206,7 +206,8 @@ class FederatedParts(RunParts):
     def needs_one_process(self) -> bool:
         """Whether it keeps something of its clients, so that one process must train them all."""
         keeps_state = any(transform.keeps_state for transform in self.transforms.values())
-        return self.aggregation.keeps_updates or keeps_state
+        keeps_models = self.algorithm.personal_training is not None
+        return self.aggregation.keeps_updates or keeps_state or keeps_models
 
     @property
     def asks_engine(self) -> bool:

@@ -24,6 +24,7 @@ from pfl_bench.federated import private_seed
 from pfl_bench.federated.cohort import CohortTraining
 from pfl_bench.federated.notices import RoundNotices
 from pfl_bench.federated.parts import FederatedParts, build_engine
+from pfl_bench.federated.personal import KeptModels
 from pfl_bench.federated.privacy_session import PrivateRounds, PublicRounds, make_federated_plan
 from pfl_bench.federated.sampling import Sampler, build_sampler
 from pfl_bench.federated.shards import num_shards
@@ -37,6 +38,7 @@ from pfl_bench.simulation.devices.sources import open_devices
 from pfl_bench.types import (
     ConfigError,
     Engine,
+    OwnModels,
     Participants,
     PrivateSeed,
     RoundStatistics,
@@ -118,6 +120,7 @@ class FederatedTrainer(Trainer):
         self._participants = _participants(parts, devices, self._cohort_seed, folder)
         self._notices = RoundNotices(notice, parts.split.client_ids)
         self.central = model.vector.clone()
+        self._own_models = KeptModels.of(parts, notice)
         self.plan = make_federated_plan(parts, self._participants)
         self._rounds = PublicRounds(parts.aggregation, self._cohort_seed)
         if self.plan is not None:
@@ -194,7 +197,8 @@ class FederatedTrainer(Trainer):
             release = released(aggregate)
         del released  # what was drawn ahead takes memory
         self._rounds.record(index, users, release, aggregate, counted.users)
-        self._algorithm.receive(counted.scalar / counted.weight if counted.weight else 0.0)
+        weight = counted.weight
+        self._algorithm.receive(weight, counted.scalar / weight if weight else 0.0)
         with phase("central step"):
             rate = self._take_central_step(release.mean_update, index)
         self._rounds.watch(index, release, self.central)
@@ -242,6 +246,11 @@ class FederatedTrainer(Trainer):
     def close(self) -> None:
         """Close the ledger."""
         self._rounds.close()
+
+    @property
+    def beside(self) -> OwnModels | None:
+        """The models that clients keep, if the algorithm has them."""
+        return self._own_models
 
     def load_central(self) -> None:
         """Put the central parameters into the model, for evaluation."""

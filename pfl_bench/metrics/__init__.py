@@ -17,6 +17,8 @@ from pfl_bench.types import Metric, PluginError, Task
 
 # What trainers call losses of their own, whatever families measure.
 _LOSSES = frozenset({"loss", "step_loss", "train_loss", "val_loss"})
+# What is measured of models that clients keep beside the central one.
+PERSONAL = "personal_"
 # What a distribution over clients or over the values of a column adds to the name of a value.
 _DERIVED = re.compile(r"(_weighted)?_p\d+$|_by_client$|_mean$")
 
@@ -85,7 +87,7 @@ class MetricDirections:
         name = metric.rpartition("/")[2]
         if name == "sd" or name.endswith("_sd"):
             return True
-        name = _DERIVED.sub("", name).removeprefix("client_")
+        name = _DERIVED.sub("", name).removeprefix(PERSONAL).removeprefix("client_")
         lower = self.lower | _LOSSES
         if name.startswith("stratum_"):  # then the name of a column, whatever that is
             return any(name.endswith(f"_{value}") for value in lower)

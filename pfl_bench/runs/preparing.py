@@ -105,7 +105,9 @@ def prepare(
         stack.callback(group.close)
     trainer = build_trainer(parts, folder, notice, group)
     stack.callback(trainer.close)
-    evaluator = Evaluator(config, parts.task, parts.model, parts.forward, trainer.personal, group)
+    evaluator = Evaluator(
+        config, parts.task, parts.model, parts.forward, trainer.personal, group, trainer.beside
+    )
     return PreparedRun(parts, trainer, evaluator, group, step, directions, start, departure)
 
 

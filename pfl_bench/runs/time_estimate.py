@@ -225,6 +225,7 @@ def _evaluation(prepared: PreparedRun) -> float:
                 parts.model,
                 parts.forward,
                 prepared.trainer.personal,
+                beside=prepared.trainer.beside,
             )
             evaluator.evaluate(splits)
             started = time.perf_counter()

@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.evaluation.fine_tuning import Batch, take_steps
+from pfl_bench.evaluation.personalized_clients import PersonalizedClients
 from pfl_bench.federated.parts import RunParts
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.trainers.model_selection import ClientModelSelector
-from pfl_bench.trainers.personalized import PersonalizedClients, PersonalizedModels
+from pfl_bench.trainers.personalized import PersonalizedModels
 from pfl_bench.types import ConfigError, Examples
 
 # Chosen models that fit into so much are kept; larger ones are trained again when wanted.

@@ -1,91 +1,12 @@
-"""Clients that have models of their own, and where the users of evaluated splits are among them."""
+"""Trainers whose only models are the clients' own."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.config.schema import RunConfig
-from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import ConfigError, FederatedSplit, PersonalModels, Task, Trainer
-
-
-class PersonalizedClients:
-    """Clients that have models of their own, and which users of any split they are.
-
-    Args:
-        config: The run.
-        section: Name of the trainer's section, for messages.
-        task: The data, whose splits must divide each user's examples.
-        num_clients: So many training users are drawn by the run's seed; None for all.
-        notice: Told of users of evaluated splits who have no model.
-
-    Attributes:
-        users: Shape (C,): the clients, ascending indices into the training split.
-
-    Raises:
-        ConfigError: The data do not fit.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        section: str,
-        task: Task,
-        num_clients: int | None,
-        notice: Callable[[str], None],
-    ) -> None:
-        self._check(section, task)
-        train = task.split("train")
-        self.users: NDArray[np.int64] = np.arange(train.num_users)
-        if num_clients is not None:
-            if num_clients > train.num_users:
-                raise ConfigError(
-                    f"{section}.num_clients: {num_clients} is more than the {train.num_users} "
-                    "training users; lower it, or leave it out for all"
-                )
-            rng = stream(config.seed, Purpose.PERSONAL)
-            self.users = np.sort(rng.choice(train.num_users, num_clients, replace=False))
-        ids = train.client_ids()
-        self._place_of = {ids[user]: place for place, user in enumerate(self.users.tolist())}
-        self._places: dict[str, NDArray[np.int64]] = {}
-        evaluated = [*config.evaluation.splits, *config.evaluation.final_splits]
-        for name in dict.fromkeys(evaluated):
-            split = task.split(name)
-            without = int((self.places(split) < 0).sum())
-            if without == split.num_users:
-                raise ConfigError(
-                    f"{section}: no client of split '{name}' has training examples, so none has a "
-                    "model of its own; evaluate a split of the same clients"
-                )
-            if without:
-                notice(
-                    f"split '{name}': {without} of its {split.num_users} clients have no model of "
-                    "their own (no training examples, or not drawn) and are left out"
-                )
-
-    @staticmethod
-    def _check(section: str, task: Task) -> None:
-        if task.facts.split_by != "example":
-            raise ConfigError(
-                f"{section}: clients are tested with models of their own, but the splits of these "
-                "data divide the clients, so no tested client has training examples; use data "
-                "split by example (data prepare TASK ... split_by=example), or federated with "
-                "evaluation.adaptation"
-            )
-
-    def places(self, split: FederatedSplit) -> NDArray[np.int64]:
-        """Where each user of a split is among ``users``, by client id; -1 for none.
-
-        Returns:
-            Shape (num_users,).
-        """
-        if split.name not in self._places:
-            found = (self._place_of.get(name, -1) for name in split.client_ids())
-            self._places[split.name] = np.fromiter(found, dtype=np.int64, count=split.num_users)
-        return self._places[split.name]
+from pfl_bench.evaluation.personalized_clients import PersonalizedClients
+from pfl_bench.types import FederatedSplit, PersonalModels, Trainer
 
 
 class PersonalizedModels(Trainer):

@@ -23,7 +23,7 @@ from pfl_bench.types.errors import (
     WorkerError,
     did_you_mean,
 )
-from pfl_bench.types.evaluation import Metric, PersonalModels
+from pfl_bench.types.evaluation import Metric, OwnModels, PersonalModels
 from pfl_bench.types.layers import (
     ComputesInSlots,
     CountsFlops,
@@ -70,6 +70,7 @@ __all__ = [
     "LocalTraining",
     "Metric",
     "NormalizesByStatistics",
+    "OwnModels",
     "Participants",
     "PersonalModels",
     "PluginError",

@@ -66,6 +66,9 @@ class Algorithm(Stateful):
         downloads: What each client is sent: vectors of P parameters.
         transform: What happens first of all to what clients send; None for nothing.
         corrects_steps: Whether ``correction`` gives anything, which not every engine adds.
+        personal_training: How each client of a round also trains a model of its own, from what
+            ``own_model`` gives; its proximal term draws to the central model. None for no such
+            models.
         follows_mean: Whether the mean of the updates, as clients computed them and by their
             weights, is what the central optimizer gets.
     """
@@ -75,6 +78,7 @@ class Algorithm(Stateful):
     downloads: tuple[str, ...] = ("central",)
     transform: UpdateTransform | None = None
     corrects_steps: bool = False
+    personal_training: LocalTraining | None = None
     follows_mean: bool = True
 
     def begin(self, num_users: int, central: Tensor) -> None:
@@ -95,12 +99,25 @@ class Algorithm(Stateful):
         """
         return None
 
-    def receive(self, mean_scalar: float) -> None:
+    def own_model(self, user: int) -> Tensor | None:
+        """The model that a user keeps, shape (P,); None while it is the central one."""
+        return None
+
+    def keep(self, user: int, model: Tensor) -> None:
+        """Keep what a user's ``personal_training`` has come to.
+
+        Args:
+            user: Index of the user in the training split.
+            model: Shape (P,), valid during the call.
+        """
+
+    def receive(self, weight: float, mean_scalar: float) -> None:
         """Take note of what clients sent beside their updates; called before ``central_gradient``.
 
         Args:
-            mean_scalar: Mean, by their weights, of the scalars of the clients whose updates count;
-                0 where there are none.
+            weight: Sum of the weights of the clients whose updates count: their number where all
+                count alike; 0 where there are none.
+            mean_scalar: Mean, by these weights, of their scalars; 0 where there are none.
         """
 
     def central_gradient(self, mean_update: Tensor, out: Tensor) -> None:

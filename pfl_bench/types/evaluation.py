@@ -53,3 +53,13 @@ class PersonalModels(Protocol):
         Raises:
             DataError: There is nothing to make this user's model from.
         """
+
+
+class OwnModels(PersonalModels, Protocol):
+    """Clients' own models that are evaluated beside the one that is in the working memory."""
+
+    def begin(self) -> None:
+        """Take the model as it is now for that of clients who have none of their own."""
+
+    def end(self) -> None:
+        """Put it back."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pfl_bench.types.evaluation import PersonalModels
+    from pfl_bench.types.evaluation import OwnModels, PersonalModels
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ class Trainer:
 
         With clients' own there is no central model to select.
         """
+        return None
+
+    @property
+    def beside(self) -> OwnModels | None:
+        """Gives evaluation what clients keep beside the central model; None for nothing."""
         return None
 
     def advance(self, index: int) -> dict[str, float]:

@@ -259,7 +259,7 @@ def _derived_problems(inputs: AuditInputs, evidence: Evidence) -> Iterator[str]:
     for label in SIDES:
         rate = evidence.constant("cohort_size", label) * separation
         rate /= evidence.constant("population_size", label) or math.nan
-        if sampling == "selected":
+        if sampling in ("selected", "shuffled"):
             rate = 1.0
         recorded, stated = constants.get(label) or {}, inputs.side(label)
         for where, side in (("ledger", recorded), ("statement", stated)):

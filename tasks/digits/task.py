@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from importlib import metadata
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ NUM_CLASSES = 10
 NUM_HELD_OUT = NUM_EXAMPLES // 6  # a sixth for "val" and a sixth for "test"
 MAX_PIXEL = 16.0
 USERS_PER_HELD_OUT_USER = 6
+PARTS_OF_A_USER = 6  # split by example: one for "val", one for "test", the others for "train"
 _FILE = "sklearn/datasets/data/digits.csv.gz"
 
 
@@ -33,11 +35,14 @@ class Options(StrictOptions):
         label_concentration: Dirichlet parameter of the users' label skew, 0.001 to 1,000,000.
         partition_seed: Seed of the split and of the partition; separate from the run's seed, so
             that runs with different seeds see the same users.
+        split_by: "user" gives val and test users of their own; "example" gives a sixth of each
+            training user's examples, rounded down, to each of them.
     """
 
     num_users: int = Field(default=300, ge=1, le=NUM_EXAMPLES - 2 * NUM_HELD_OUT)
     label_concentration: float = Field(default=1.0, ge=1e-3, le=1e6)
     partition_seed: int = Field(default=0, ge=0)
+    split_by: Literal["user", "example"] = "user"
 
 
 class DigitsTask(InMemoryTask[InMemorySplit]):
@@ -51,16 +56,16 @@ def build(options: Options) -> DigitsTask:
         options: Options of the task.
 
     Returns:
-        The task, with splits "train", "val" and "test" of disjoint examples and disjoint users.
+        The task, with splits "train", "val" and "test" of disjoint examples, and of disjoint users
+        unless they are split by example.
     """
     pixels, labels = _read_digits()
     inputs = (pixels / MAX_PIXEL).astype(np.float32)
     targets = labels.astype(np.int64)
     splits: dict[str, InMemorySplit] = {}
     digest = hashlib.sha256()
-    for name, (part, offsets) in _partitioned(options).items():
+    for name, (part, offsets, ids) in _partitioned(options).items():
         tensors = torch.from_numpy(inputs[part]), torch.from_numpy(targets[part])
-        ids = [f"{name}-{user:04d}" for user in range(len(offsets) - 1)]
         splits[name] = InMemorySplit(name, *tensors, offsets, ids)
         for array in splits[name].content():
             digest.update(array.tobytes())
@@ -73,17 +78,28 @@ def build(options: Options) -> DigitsTask:
         checksum=f"sha256:{digest.hexdigest()}",
         num_classes=NUM_CLASSES,
         input_shape=(inputs.shape[1],),
-        split_by="user",
-        extra=options.model_dump(),
+        split_by=options.split_by,
+        extra=options.model_dump(exclude={"split_by"}),
         artificial_users=True,
     )
     return DigitsTask("digits", splits, facts)
 
 
+# Examples, shape (n,), in the order of their users; offsets, shape (U + 1,); ids of the users.
+_Part = tuple[NDArray[np.int64], NDArray[np.int64], list[str]]
+
+
 # The rows of a table have the same users: they are drawn once for all of them.
 @functools.lru_cache(maxsize=4)
-def _partitioned(options: Options) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Each split's examples, shape (n,), in the order of its users, and offsets, shape (U + 1,)."""
+def _partitioned(options: Options) -> dict[str, _Part]:
+    found = _by_user(options) if options.split_by == "user" else _by_example(options)
+    for part, offsets, _ in found.values():
+        part.setflags(write=False)
+        offsets.setflags(write=False)
+    return found
+
+
+def _by_user(options: Options) -> dict[str, _Part]:
     targets = _read_digits()[1].astype(np.int64)
     # The order of these draws defines the partition of a seed: new ones go to the end.
     rng = np.random.default_rng(options.partition_seed)
@@ -98,9 +114,30 @@ def _partitioned(options: Options) -> dict[str, tuple[NDArray[np.int64], NDArray
     for name, part in parts.items():
         num_users = options.num_users if name == "train" else num_held_out_users
         order, offsets = skewed(targets[part], num_users, options.label_concentration, rng)
-        found[name] = (part[order], offsets)
-        for array in found[name]:
-            array.setflags(write=False)
+        ids = [f"{name}-{user:04d}" for user in range(num_users)]
+        found[name] = (part[order], offsets, ids)
+    return found
+
+
+def _by_example(options: Options) -> dict[str, _Part]:
+    targets = _read_digits()[1].astype(np.int64)
+    rng = np.random.default_rng(options.partition_seed)
+    order, offsets = skewed(targets, options.num_users, options.label_concentration, rng)
+    sizes = np.diff(offsets)
+    held_out = sizes // PARTS_OF_A_USER
+    # A user's examples are in random order.
+    ranks = np.arange(NUM_EXAMPLES) - np.repeat(offsets[:-1], sizes)
+    last_val, last_test = np.repeat(held_out, sizes), np.repeat(2 * held_out, sizes)
+    chosen = {
+        "train": (ranks >= last_test, sizes - 2 * held_out),
+        "val": (ranks < last_val, held_out),
+        "test": ((ranks >= last_val) & (ranks < last_test), held_out),
+    }
+    found = {}
+    for name, (mask, counts) in chosen.items():
+        users = np.flatnonzero(counts)
+        ends = np.concatenate([[0], np.cumsum(counts[users])]).astype(np.int64)
+        found[name] = (order[mask], ends, [f"user-{user:04d}" for user in users])
     return found
 
 

@@ -33,17 +33,16 @@ class Options(ImageOptions):
     split_seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
-    def _fractions_leave_train(self) -> Options:
+    def _fractions_are_of_writers(self) -> Options:
         if self.val_fraction + self.test_fraction >= 1:
             raise ValueError(
                 f"val_fraction {self.val_fraction:g} and test_fraction {self.test_fraction:g} "
                 "leave no writer for train; their sum must be below 1"
             )
-        given = {"val_fraction", "test_fraction", "split_seed"} & self.model_fields_set
-        if given and self.splits == "published":
-            raise ValueError(
-                f"{', '.join(sorted(given))}: for splits 'writers' alone; remove it, or set splits"
-            )
+        fields = type(self).model_fields
+        for name in ("val_fraction", "test_fraction", "split_seed"):
+            if self.splits == "published" and getattr(self, name) != fields[name].default:
+                raise ValueError(f"{name}: for splits 'writers' alone; remove it, or set splits")
         return self
 
 

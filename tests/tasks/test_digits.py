@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -45,6 +47,31 @@ def test_sizes_and_users_are_the_documented_ones(task: DigitsTask) -> None:
     counts = np.diff(task.split("train").offsets)
     assert counts.min() == 1
     assert counts.max() >= 5 * np.median(counts)  # users differ in size
+
+
+def test_split_by_example_each_user_has_a_sixth_of_its_own_to_be_tested_on() -> None:
+    task = build(Options(num_users=200, split_by="example"))
+    assert task.facts.split_by == "example"
+    train, val, test = (task.split(name) for name in ("train", "val", "test"))
+    assert train.num_users == 200
+    assert val.client_ids() == test.client_ids()
+    assert set(val.client_ids()) < set(train.client_ids())  # the small have none
+    held = dict(zip(val.client_ids(), np.diff(val.offsets).tolist(), strict=True))
+    sizes = dict(zip(train.client_ids(), np.diff(train.offsets).tolist(), strict=True))
+    for name, left in sizes.items():
+        # Whole sixths of what the user had.
+        assert held.get(name, 0) == (left + 2 * held.get(name, 0)) // 6
+    assert np.array_equal(val.offsets, test.offsets)
+    parts = [part.read_range(0, part.num_examples) for part in (train, val, test)]
+    pixels = np.concatenate([part.inputs * 16 for part in parts])
+    assert sorted(map(tuple, pixels)) == sorted(map(tuple, load_digits().data))
+    # A user's labels are skewed alike in all of its parts.
+    agree = []
+    for user, (start, stop) in enumerate(pairwise(test.offsets.tolist())):
+        place = train.client_ids().index(test.client_ids()[user])
+        own = train.read_user(place, np.random.default_rng()).targets.tolist()
+        agree += [label in own for label in test.read_range(start, stop).targets.tolist()]
+    assert np.mean(agree) > 0.7
 
 
 def test_facts_say_that_users_are_artificial(task: DigitsTask) -> None:

@@ -124,7 +124,7 @@ class FedNova(Algorithm):
             update = float(central.numel() * BYTES_PER_PARAMETER)
             self.transform.expected_bytes = update + _BYTES_OF_NORMALIZER
 
-    def receive(self, mean_scalar: float) -> None:
+    def receive(self, weight: float, mean_scalar: float) -> None:
         """Take the mean of what clients divided by."""
         if not self._is_fixed:
             self._effective_steps = mean_scalar

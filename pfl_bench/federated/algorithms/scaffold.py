@@ -44,14 +44,8 @@ from torch import Tensor
 
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
 from pfl_bench.config.training import FederatedOptions
-from pfl_bench.types import (
-    Algorithm,
-    ClientUpload,
-    ConfigError,
-    LocalResult,
-    LocalTraining,
-    UpdateTransform,
-)
+from pfl_bench.federated.algorithms._client_memory import LearnsFromClients
+from pfl_bench.types import Algorithm, ConfigError, LocalResult, LocalTraining, UpdateTransform
 from privacy.clipping import l2_norm
 
 
@@ -82,7 +76,8 @@ class Scaffold(Algorithm):
 
     def __init__(self, local_training: LocalTraining) -> None:
         self.local_training = local_training
-        self.transform: UpdateTransform = _SendsControlVariate(self)
+        # The difference of a client's control variates goes beside its update.
+        self.transform: UpdateTransform = LearnsFromClients(self.learn, sends_vector=True)
         self._num_users = 0
         self._control = torch.zeros(0)
         self._change = torch.zeros(0)
@@ -142,25 +137,6 @@ class Scaffold(Algorithm):
         """Restore what ``state_dict`` gave."""
         self._control.copy_(state["control"])
         self._own = {int(user): own.cpu() for user, own in state["clients"].items()}
-
-
-class _SendsControlVariate(UpdateTransform):
-    """Sends the difference of a client's control variates beside its update.
-
-    Args:
-        algorithm: Keeps them.
-    """
-
-    keeps_state = True
-
-    def __init__(self, algorithm: Scaffold) -> None:
-        self._algorithm = algorithm
-
-    def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
-        """See ``UpdateTransform``."""
-        self._algorithm.learn(result, round_index)
-        upload.num_bytes += upload.update.numel() * BYTES_PER_PARAMETER
-        return upload
 
 
 def check(federated: FederatedOptions) -> None:

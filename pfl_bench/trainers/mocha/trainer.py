@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from pfl_bench.config.training import MultitaskOptions
+from pfl_bench.evaluation.personalized_clients import PersonalizedClients
 from pfl_bench.federated.parts import RunParts
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.trainers.mocha.dual import (
@@ -35,7 +36,7 @@ from pfl_bench.trainers.mocha.dual import (
     sigma_prime,
 )
 from pfl_bench.trainers.mocha.linear_layer import LinearLayer
-from pfl_bench.trainers.personalized import PersonalizedClients, PersonalizedModels
+from pfl_bench.trainers.personalized import PersonalizedModels
 from pfl_bench.types import ConfigError
 
 MAX_CLIENTS = 5000

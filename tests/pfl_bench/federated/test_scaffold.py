@@ -77,11 +77,11 @@ class Quadratics:
 
 
 def quadratic_run(
-    algorithm: str, rounds: int, cohort: int, folder: Path, **changes: Any
+    algorithm: str | dict[str, Any], rounds: int, cohort: int, folder: Path, **changes: Any
 ) -> tuple[FederatedTrainer, list[float]]:
     config = make_config(
         "federated",
-        federated__algorithm={"name": algorithm},
+        federated__algorithm={"name": algorithm} if isinstance(algorithm, str) else algorithm,
         federated__local_epochs=STEPS,
         federated__local_learning_rate=RATE,
         federated__num_rounds=rounds,

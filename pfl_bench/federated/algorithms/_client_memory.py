@@ -1,0 +1,30 @@
+"""What algorithms share whose clients remember something from round to round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pfl_bench.client.costs import BYTES_PER_PARAMETER
+from pfl_bench.types import ClientUpload, LocalResult, UpdateTransform
+
+
+class LearnsFromClients(UpdateTransform):
+    """Tells an algorithm of each client that has trained, and leaves its update as it is.
+
+    Args:
+        learn: Called with what a client's training gave, and with the round, 1-based.
+        sends_vector: Whether the client sends a vector of P parameters beside its update.
+    """
+
+    keeps_state = True
+
+    def __init__(self, learn: Callable[[LocalResult, int], None], sends_vector: bool) -> None:
+        self._learn = learn
+        self._sends_vector = sends_vector
+
+    def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
+        """See ``UpdateTransform``."""
+        self._learn(result, round_index)
+        if self._sends_vector:
+            upload.num_bytes += result.update.numel() * BYTES_PER_PARAMETER
+        return upload

@@ -1,0 +1,93 @@
+"""Ditto: FedAvg, and a model of each client's own that is held near the central one.
+
+The central model x is trained as with FedAvg. Beside that, each client of a round takes steps from
+its own model v_i on
+
+    F_i(v) + proximal_weight / 2 |v - x|^2
+
+where x is the central model that it was sent, and keeps what it ends in. With weight 0 it trains
+alone; the larger the weight, the nearer v_i stays to x. Batch size, momentum, weight decay and
+clipping are those of local training, and so are rate and epochs unless the options say otherwise. A
+client begins with the model that it is sent when it first takes part (the paper's clients with
+models of their own from round 0), and both of its models see the same batches.
+
+Evaluation measures both: "test/accuracy" of the central model, "test/personal_accuracy" of clients'
+own, each on its client's examples. A client that was in no round yet has the central model. The
+data must be split by example, so that a client has examples of each split. ``select_best`` selects
+the central model; clients' own are those of the last round.
+
+Costs: a client sends its update alone. Steps of both models are counted, but a virtual clock knows
+the central model's alone. A simulation holds the v_i of all clients that were ever drawn, 4 P bytes
+each, in memory (not the GPU's) and in each checkpoint, and trains in one process.
+
+Guarantee: of what is released, the central model, every mechanism's guarantee holds as with FedAvg:
+a client sends one update, which is made of its data and of x, and of nothing that it keeps. The v_i
+are made of data without noise and are not released: they stay with their clients, and no statement
+covers them. A simulation's checkpoints hold them, and metrics of evaluation are computed with them.
+
+Source: Li et al. 2021, "Ditto: Fair and Robust Federated Learning Through Personalization",
+algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from pfl_bench.config.training import PositiveFloat, PositiveInt
+from pfl_bench.types import Algorithm, LocalTraining
+
+
+class Options(BaseModel):
+    """Options of Ditto.
+
+    Attributes:
+        proximal_weight: The paper's lambda, 0 or larger: how strongly a client's own model is drawn
+            to the central one.
+        epochs: Passes of a client's own model over its examples in a round; null for
+            ``local_epochs``.
+        learning_rate: Rate of a client's own model, which ``local_schedule`` moves too; null for
+            ``local_learning_rate``.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    proximal_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    epochs: PositiveInt | None = None
+    learning_rate: PositiveFloat | None = None
+
+
+class Ditto(Algorithm):
+    """See the module.
+
+    Args:
+        options: Of how clients train their own models.
+        local_training: How clients train the central model.
+    """
+
+    def __init__(self, options: Options, local_training: LocalTraining) -> None:
+        self.local_training = local_training
+        self.personal_training = replace(
+            local_training,
+            proximal_weight=options.proximal_weight,
+            epochs=options.epochs or local_training.epochs,
+            learning_rate=options.learning_rate or local_training.learning_rate,
+        )
+        # On the CPU: of many clients, they are more than a GPU holds.
+        self._own: dict[int, Tensor] = {}
+
+    def own_model(self, user: int) -> Tensor | None:
+        """See ``Algorithm``."""
+        return self._own.get(user)
+
+    def keep(self, user: int, model: Tensor) -> None:
+        """See ``Algorithm``."""
+        self._own[user] = model.clone() if model.device.type == "cpu" else model.cpu()
+
+
+def build(options: Options, local_training: LocalTraining) -> Ditto:
+    """Build Ditto for clients that train the central model as ``local_training`` says."""
+    return Ditto(options, local_training)
