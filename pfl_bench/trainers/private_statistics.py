@@ -26,23 +26,15 @@ def requested_statistics(
     """What is to be released of the features; None where the model has no such statistics.
 
     Raises:
-        ConfigError: The model has such and the configuration does not say how they are released,
-            or the other way round.
+        ConfigError: Something is to be released that the model has no use for.
     """
-    has_such = isinstance(model.module, NormalizesByStatistics)
     options = None if privacy is None else privacy.statistics
-    if has_such and options is None:
-        raise ConfigError(
-            "model: it normalises by statistics of the training examples' features, which nothing "
-            "releases: set privacy.statistics (noise_multiplier, mean_clip_norm, "
-            "square_clip_norm), or choose model.normalization=group"
-        )
     if options is None:
         return None
-    if not has_such:
+    if not isinstance(model.module, NormalizesByStatistics):
         raise ConfigError(
             "privacy.statistics: the model has no statistics of features; remove it, or choose "
-            "one that normalises by such (model.normalization=statistics)"
+            "one that normalises by such, as scatter_linear without model.groups does"
         )
     return FeatureStatistics(**options.model_dump())
 

@@ -23,6 +23,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "femnist-cnn": ({}, {"name": "cnn"}),
     "femnist-leaf_cnn": ({}, {"name": "leaf_cnn"}),
     "mnist-lenet": ({"partition": {"kind": "writers"}}, {"name": "lenet"}),
+    "mnist-opacus_cnn": ({"partition": {"kind": "writers"}}, {"name": "opacus_cnn"}),
     "fashion_mnist-softmax": (
         {"partition": {"kind": "feature_noise", "num_clients": 60, "level": 0.1}},
         {"name": "softmax"},
