@@ -34,6 +34,7 @@ class Purpose(IntEnum):
     COMPRESSION = 12
     DEVICES = 14
     ATTACK = 15
+    STATISTICS = 16
 
 
 def _sequence(seed: int, purpose: Purpose, round_index: int, client: int) -> np.random.SeedSequence:

@@ -83,7 +83,16 @@ def check_composition(composition: Composition, accountant: str) -> None:
     """
     if accountant not in ACCOUNTANTS:
         raise PrivacyError(f"the accountant is {accountant!r}, but must be one of {ACCOUNTANTS}")
-    kind, _ = _kind_of(composition.event)
+    for event, _ in composition.parts:
+        _check_event(event, composition.adjacency, accountant)
+    if composition.count < 0 or composition.count != int(composition.count):
+        raise PrivacyError(
+            f"rounds is {composition.count!r}, but must be a whole number, at least 0"
+        )
+
+
+def _check_event(event: Any, adjacency: str, accountant: str) -> None:
+    kind, _ = _kind_of(event)
     if kind not in KNOWN_EVENTS[accountant]:
         able = [name for name in ACCOUNTANTS if kind in KNOWN_EVENTS[name]]
         hint = ", or sample by poisson" if kind == "fixed-size sampled gaussian" else ""
@@ -92,21 +101,17 @@ def check_composition(composition: Composition, accountant: str) -> None:
             f"its place would be wrong; use the accountant {' or '.join(able)}{hint}"
         )
     allowed = _ADJACENCIES.get(kind, ("add-or-remove-one",))
-    if composition.adjacency not in allowed:
+    if adjacency not in allowed:
         raise PlanError(
             f"a {kind} event is accounted under {' or '.join(allowed)} adjacency, not "
-            f"{composition.adjacency!r}: its sensitivity would be another; take both from one "
+            f"{adjacency!r}: its sensitivity would be another; take both from one "
             "privacy.amplification.Composition"
         )
-    noise = _noise_of(composition.event)
+    noise = _noise_of(event)
     if noise != 0.0 and not _NOISE_RANGE[0] <= noise <= _NOISE_RANGE[1]:
         raise PrivacyError(
             f"the noise multiplier is {noise!r}, but must be 0, or from {_NOISE_RANGE[0]:g} to "
             f"{_NOISE_RANGE[1]:g}; usual ones are from 0.3 to 100"
-        )
-    if composition.count < 0 or composition.count != int(composition.count):
-        raise PrivacyError(
-            f"rounds is {composition.count!r}, but must be a whole number, at least 0"
         )
 
 
@@ -173,7 +178,8 @@ def compose_epsilon(
             "rounds under different adjacencies have no epsilon together; run them under one "
             "sampling scheme"
         )
-    parts = tuple((part.event, int(part.count)) for part in compositions if part.count)
+    composed = (part for composition in compositions for part in composition.parts)
+    parts = tuple((event, int(count)) for event, count in composed if count)
     if not parts:
         return 0.0
     if any(_noise_of(event) == 0 for event, _ in parts):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from privacy.errors import PrivacyError
@@ -28,11 +28,19 @@ class Composition:
         event: A ``dp_accounting.DpEvent``.
         count: How often it is composed, at least 0.
         adjacency: "add-or-remove-one", "replace-one" or "zero-out".
+        beside: Further events, each composed once whatever the count, such as statistics of the
+            data that are released before the first round.
     """
 
     event: Any
     count: int
     adjacency: str
+    beside: tuple[Any, ...] = ()
+
+    @property
+    def parts(self) -> tuple[tuple[Any, int], ...]:
+        """All events, and how often each is composed."""
+        return ((self.event, self.count), *((event, 1) for event in self.beside))
 
 
 # What a mechanism's rounds compose to, of how users take part, the multiplier and the rounds.
@@ -79,3 +87,26 @@ def sampled_gaussian(
     plain = dp_event.GaussianDpEvent(noise_multiplier / participation.scheme.sensitivity)
     count = participation.most_participations(int(rounds))
     return Composition(participation.sampled(plain), count, participation.adjacency)
+
+
+def after_gaussians(noise_multipliers: tuple[float, ...]) -> MechanismComposition:
+    """Compose rounds of a Gaussian mechanism with Gaussians that were released before them.
+
+    Args:
+        noise_multipliers: Of each of those: the standard deviation of its noise in multiples of the
+            most that one unit moves it under the scheme's adjacency; positive.
+
+    Returns:
+        As ``sampled_gaussian``, with those releases beside, whatever the rounds.
+    """
+
+    def composition(
+        participation: Participation, noise_multiplier: float, rounds: int
+    ) -> Composition:
+        from dp_accounting import dp_event
+
+        composed = sampled_gaussian(participation, noise_multiplier, rounds)
+        beside = tuple(dp_event.GaussianDpEvent(noise) for noise in noise_multipliers)
+        return replace(composed, beside=beside)
+
+    return composition

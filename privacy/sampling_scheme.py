@@ -29,7 +29,7 @@ Pattern = Literal["none", "groups", "separated"]
 
 _PACKAGE = "privacy.schemes"
 # Messages name these first.
-_USUAL = ("poisson", "cyclic_poisson", "fixed_size", "full", "selected")
+_USUAL = ("poisson", "cyclic_poisson", "fixed_size", "full", "selected", "shuffled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class SamplingScheme(ABC):
         takes_everybody: Whether the cohort is the population.
         keeps_distance: Whether ``min_separation`` may exceed 1.
         keeps_cap: Whether ``max_participations`` may be set.
+        of_examples: Whether it draws the batches of central training, and no cohorts of users.
         pattern: In which rounds one user can be: "groups" (g, g + b, g + 2b, ... for one g),
             "separated" (any of which no two are closer than b), "none" (no such limit is kept).
         phrase: The scheme in a report: {q} is the probability, {b} the separation, {k} the cap.
@@ -70,6 +71,7 @@ class SamplingScheme(ABC):
     takes_everybody: ClassVar[bool] = False
     keeps_distance: ClassVar[bool] = False
     keeps_cap: ClassVar[bool] = False
+    of_examples: ClassVar[bool] = False
     pattern: ClassVar[Pattern] = "none"
     phrase: ClassVar[str]
     noted: ClassVar[str] = ""
@@ -114,10 +116,15 @@ class SamplingScheme(ABC):
 
         return dp_event.PoissonSampledDpEvent(self.sampling_probability(users), event)
 
-    def most_participations(self, rounds: int) -> int:
+    def rounds_of_epoch(self, users: Participation) -> int:
+        """Rounds in which the cohorts come to the population: expected passes are counted so."""
+        return math.ceil(users.population_size / users.cohort_size)
+
+    def most_participations(self, users: Participation, rounds: int) -> int:
         """Rounds of so many in which one user can take part at most.
 
         Args:
+            users: Population and cohort.
             rounds: Number of rounds, at least 0.
         """
         apart = -(-rounds // self.min_separation)
@@ -276,7 +283,7 @@ class Participation:
 
     def most_participations(self, rounds: int) -> int:
         """Rounds of so many in which one user can take part at most."""
-        return self.scheme.most_participations(rounds)
+        return self.scheme.most_participations(self, rounds)
 
 
 def scheme_names() -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from peers.common import Row
 ERRORS: tuple[Callable[[], Row], ...] = (
     accounting.rounds_as_epochs,
     accounting.fixed_as_poisson,
+    accounting.shuffled_as_poisson,
     accounting.drawn_twice,
     accounting.ten_million,
     accounting.banded_rate,

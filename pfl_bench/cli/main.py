@@ -228,7 +228,8 @@ def _add_privacy_setting(action: argparse.ArgumentParser) -> None:
         "--sampling",
         choices=scheme_names(),
         default="poisson",
-        help="how a round's users are drawn (default poisson; selected: by devices and a selector)",
+        help="how a round's users are drawn (default poisson; selected: by devices and a selector; "
+        "shuffled: batches of a shuffled order, of central training)",
     )
     action.add_argument(
         "--separation",

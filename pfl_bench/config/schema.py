@@ -33,6 +33,20 @@ Statistic = Literal["last", "best_over_rounds"]
 Setting = Literal["central", "central_dp", "federated", "private_federated", "local", "multitask"]
 
 
+class StatisticsOptions(Strict):
+    """Statistics of the training examples' features, released before the first step.
+
+    Attributes:
+        noise_multiplier: Standard deviation of the noise on either sum, in multiples of its bound.
+        mean_clip_norm: L2 bound of an example's channel means. Nobody may take it from the data.
+        square_clip_norm: L2 bound of an example's channel mean squares, likewise.
+    """
+
+    noise_multiplier: PositiveFloat
+    mean_clip_norm: PositiveFloat
+    square_clip_norm: PositiveFloat
+
+
 class PrivacyOptions(Strict):
     """What privacy the run claims; without this section a run claims none.
 
@@ -52,6 +66,9 @@ class PrivacyOptions(Strict):
             joint guarantee. null: they are this run's own.
         accountant: "rdp" (moments accountant), "pld" or "prv".
         audit: Canary clients that measure a lower bound of epsilon; null for none.
+        statistics: Noise and bounds of the statistics of the features that a model of central
+            training normalises by, such as {noise_multiplier: 8, mean_clip_norm: 1,
+            square_clip_norm: 0.1}; the epsilon counts them. null for a model without.
     """
 
     mechanism: dict[str, Any]
@@ -64,6 +81,7 @@ class PrivacyOptions(Strict):
     accountant: Literal["rdp", "pld", "prv"] = "rdp"
     nonce: NonNegativeInt | Annotated[str, Field(min_length=1, max_length=100)] | None = None
     audit: CanaryOptions | None = None
+    statistics: StatisticsOptions | None = None
 
     @model_validator(mode="after")
     def _noise_is_determined(self) -> PrivacyOptions:
@@ -221,7 +239,16 @@ class RunConfig(Strict):
             )
         if self.privacy is not None and given[0] in _NOT_PRIVATE:
             raise ValueError(f"privacy: {_NOT_PRIVATE[given[0]]}; remove the section 'privacy'")
+        if self.central is not None and self.privacy is None and self.central.sampling != "poisson":
+            raise ValueError(
+                f"central.sampling is '{self.central.sampling}', but says how batches are drawn "
+                "under the section 'privacy' alone (without it they are always shuffled); remove it"
+            )
         if self.federated is not None and self.privacy is not None:
+            if self.privacy.statistics is not None:
+                raise ValueError(
+                    "privacy.statistics is of central training, whose unit is an example; remove it"
+                )
             if self.privacy.population_size is None:
                 raise ValueError(
                     "privacy.population_size is required and has no default: the number of users "

@@ -180,6 +180,11 @@ class FederatedOptions(Strict):
     @model_validator(mode="after")
     def _groups_of_cyclic_sampling(self) -> FederatedOptions:
         scheme = self.scheme
+        if scheme.of_examples:
+            raise ValueError(
+                f"sampling is '{self.sampling}', which cuts the batches of central training "
+                "(central.sampling); set it to poisson or fixed_size"
+            )
         if scheme.is_drawn and scheme.keeps_distance and self.separation == 1:
             raise ValueError(
                 f"sampling is '{self.sampling}', which draws from separation groups in turn: set "
@@ -193,7 +198,10 @@ class CentralOptions(Strict):
 
     Attributes:
         num_epochs: Passes over the pooled examples (example-level DP: expected passes).
-        batch_size: Examples a step (example-level DP: expected, drawn by Poisson sampling).
+        batch_size: Examples a step (example-level DP with sampling poisson: expected).
+        sampling: How example-level DP draws batches. "poisson" draws each example independently in
+            each step. "shuffled" cuts batches from an order that each epoch draws anew, and drops
+            what is left over: it is accounted as what it is, one full participation an epoch.
         learning_rate: Rate of the optimizer.
         optimizer: Optimizer and its constants.
         schedule: How the rate moves over steps.
@@ -207,6 +215,7 @@ class CentralOptions(Strict):
 
     num_epochs: PositiveInt
     batch_size: PositiveInt
+    sampling: Literal["poisson", "shuffled"] = "poisson"
     learning_rate: PositiveFloat
     optimizer: OptimizerOptions = OptimizerOptions()
     schedule: ScheduleOptions = ScheduleOptions()

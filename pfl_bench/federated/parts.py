@@ -29,6 +29,7 @@ from pfl_bench.types import (
     Examples,
     FederatedSplit,
     LocalTraining,
+    NormalizesByStatistics,
     ReadsOnDevice,
     Task,
     UpdateTransform,
@@ -76,6 +77,13 @@ def build_model(resolved: ResolvedConfig, task: Task, device: torch.device) -> F
     seed_torch(resolved.config.seed, Purpose.MODEL_INIT, torch.device("cpu"))
     name = resolved.tree["task"]["name"]
     module = plugins.build(plugins.MODEL, name, resolved.model_options, task.facts)
+    privacy = resolved.config.privacy
+    if isinstance(module, NormalizesByStatistics) and (not privacy or not privacy.statistics):
+        raise ConfigError(
+            "model: it normalises by statistics of the training examples' features, which nothing "
+            "releases: set privacy.statistics (noise_multiplier, mean_clip_norm, "
+            "square_clip_norm) of central training, or choose model.groups=27"
+        )
     return FlatModel(module, device, resolved.config.channels_last)
 
 

@@ -28,14 +28,17 @@ from pfl_bench.runs.audit_inputs import (
 )
 from pfl_bench.runs.audit_replay import make_replay
 from pfl_bench.types import RunFolderError, UserInputError
-from privacy.amplification import Composition, Participation, sampled_gaussian
+from privacy.amplification import Composition, Participation
 from privacy.audit.auditor import audit_with_evidence
 from privacy.audit.check import OUTCOMES, Check, verdict
 from privacy.audit.inputs import AuditInputs, Compose, Configured, DataAtHand, Replay
 from privacy.audit.outside import COVERS, TunedRuns, tuned_runs
 from privacy.description import DP_SGD
+from privacy.errors import PrivacyError
+from privacy.feature_statistics import FeatureStatistics
 from privacy.ledger import iterate_ledger
 from privacy.mechanism import Mechanism, NoiseScale
+from privacy.plan.example_level import example_level_composition
 from privacy.plan.plan import tensor_digest
 from privacy.statement.statement import PrivacyStatement
 
@@ -198,8 +201,8 @@ def _configured(resolved: ResolvedConfig) -> Configured:
         return Configured(
             unit="example",
             mechanism=_EXAMPLE_LEVEL,
-            mechanism_options={"clip_norm": resolved.tree["privacy"]["mechanism"]["clip_norm"]},
-            sampling="poisson",
+            mechanism_options=_example_level_options(resolved),
+            sampling=central.sampling,
             separation=1,
             population_size=None,
             hypothetical_population=False,
@@ -246,6 +249,15 @@ def _configured(resolved: ResolvedConfig) -> Configured:
     )
 
 
+def _example_level_options(resolved: ResolvedConfig) -> dict[str, Any]:
+    privacy = resolved.config.privacy
+    assert privacy is not None
+    options = {"clip_norm": resolved.tree["privacy"]["mechanism"]["clip_norm"]}
+    if privacy.statistics is not None:
+        options["statistics"] = privacy.statistics.model_dump()
+    return options
+
+
 def _compose(configured: Configured) -> Compose:
     """How rounds of a recorded mechanism compose: asked of the mechanism, built anew."""
 
@@ -257,7 +269,13 @@ def _compose(configured: Configured) -> Compose:
         rounds: int,
     ) -> Composition:
         if name == _EXAMPLE_LEVEL:
-            return sampled_gaussian(participation, noise_multiplier, rounds)
+            recorded = options.get("statistics")
+            try:
+                statistics = None if recorded is None else FeatureStatistics(**recorded)
+            except TypeError as error:
+                raise PrivacyError(f"the statistics are recorded as {recorded!r}") from error
+            composed = example_level_composition(statistics)
+            return composed(participation, noise_multiplier, rounds)
         module = plugins.load(plugins.MECHANISM, name)
         scale = NoiseScale(
             0.0,

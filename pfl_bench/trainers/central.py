@@ -1,14 +1,16 @@
 """The central trainer: the pooled training split, with or without example-level DP.
 
-Guarantee with a ``privacy`` section: unit one example, adjacency add or remove one example, batches
-by Poisson sampling with rate batch_size / examples, each example's gradient clipped to
+Guarantee with a ``privacy`` section: unit one example, each example's gradient clipped to
 ``clip_norm`` in L2 norm over all parameters, Gaussian noise by Opacus, and the *expected* batch
-size as denominator. Normalisation over examples of a batch is refused by Opacus' own validator.
+size as denominator. Batches are Poisson samples with rate batch_size / examples (adjacency add or
+remove one example), or cut from an order that each epoch draws anew (zero-out): the scheme that
+draws them is the one that is accounted. Statistics that the model normalises by are released before
+the first step, and accounted. Normalisation over examples of a batch is refused by Opacus' own
+validator.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -31,6 +33,7 @@ from pfl_bench.federated.parts import RunParts
 from pfl_bench.federated.private_seed import OtherSeedError
 from pfl_bench.rng import Purpose, seed_torch, stream, torch_seed
 from pfl_bench.trainers.dp_sgd import PrivateSteps
+from pfl_bench.trainers.private_statistics import release_statistics, requested_statistics
 from pfl_bench.types import ConfigError, FederatedSplit, Trainer
 from privacy.errors import BudgetExceededError
 from privacy.ledger import Ledger
@@ -42,6 +45,7 @@ from privacy.plan.example_level import (
     make_example_level_plan,
 )
 from privacy.plan.plan import tensor_digest
+from privacy.sampling_scheme import Participation
 from privacy.statement.statement import PrivacyStatement
 
 
@@ -85,7 +89,11 @@ class CentralTrainer(Trainer):
                 f"central.batch_size: {options.batch_size} is more than the "
                 f"{self._split.num_examples} training examples; lower it"
             )
-        self._steps_per_epoch = math.ceil(self._split.num_examples / options.batch_size)
+        self._examples = Participation.named(
+            options.sampling, self._split.num_examples, options.batch_size
+        )
+        self._steps_per_epoch = self._examples.scheme.rounds_of_epoch(self._examples)
+        self._statistics = requested_statistics(model, resolved.config.privacy)
         self._optimizer = build_optimizer(
             options.optimizer, model.parameters, options.learning_rate
         )
@@ -105,6 +113,7 @@ class CentralTrainer(Trainer):
             self._batch_seed = self.private_seed.value
             self._private.generator.manual_seed(torch_seed(self._batch_seed, Purpose.NOISE))
             self._constants = self.plan.ledger_constants(task.facts.checksum)
+            self._released: dict[str, Any] | None = None
 
     def _make_plan(self, resolved: ResolvedConfig) -> ExampleLevelPlan | None:
         privacy = resolved.config.privacy
@@ -130,6 +139,8 @@ class CentralTrainer(Trainer):
                 selected_by=resolved.config.evaluation.select_best,
                 nonce=privacy.nonce,
                 plugins=machine.plugin_digests(),
+                sampling=self._options.sampling,
+                statistics=self._statistics,
             )
         )
 
@@ -154,7 +165,7 @@ class CentralTrainer(Trainer):
         loss_sum = new_loss_sum(self._model.device)
         seen = lost = 0
         rate = 0.0
-        batches = self._shuffled(rng) if self.plan is None else self._poisson(rng)
+        batches = self._shuffled(rng) if self.plan is None else self._drawn(rng)
         total_steps = self._steps_per_epoch * self.total
         jobs = self._jobs(batches, index)
         for micro_batch in prefetch(jobs, self._options.data_workers):
@@ -194,6 +205,7 @@ class CentralTrainer(Trainer):
         if self._ledger is not None:
             entry = {
                 **self._constants,
+                **({} if self._released is None else {"statistics": self._released}),
                 "round": epoch,
                 "steps": epoch * self._steps_per_epoch,
                 "num_nonfinite": lost,
@@ -212,6 +224,12 @@ class CentralTrainer(Trainer):
             privacy.errors.LedgerError: The ledger is damaged or of another run.
         """
         if self.plan is not None:
+            if self._statistics is not None and self._released is None:
+                # Of a run that goes on, they came with its checkpoint.
+                rng = stream(self._batch_seed, Purpose.STATISTICS)
+                self._released = release_statistics(
+                    self._statistics, self._model, self._split, self._forward, rng
+                )
             self._ledger = Ledger.open(self._ledger_path)
             self._ledger.check_resume(done, self._constants, self._digest)
 
@@ -232,9 +250,16 @@ class CentralTrainer(Trainer):
         for start in range(0, len(order), self._options.batch_size):
             yield order[start : start + self._options.batch_size]
 
-    def _poisson(self, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-        count = self._split.num_examples
-        rate = self._options.batch_size / count
+    def _drawn(self, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+        """The batches of a private epoch, as they are accounted."""
+        scheme, count = self._examples.scheme, self._split.num_examples
+        if not scheme.is_independent:
+            order = scheme.assign(self._examples, rng)
+            for step in range(1, self._steps_per_epoch + 1):
+                yield scheme.draw(self._examples, rng, step, order)
+            return
+        # Not by the scheme's own draw, which is the same law: runs of a seed would be others.
+        rate = self._examples.sampling_probability
         for _ in range(self._steps_per_epoch):
             yield np.flatnonzero(rng.random(count) < rate).astype(np.int64)
 
@@ -322,6 +347,8 @@ class CentralTrainer(Trainer):
             state["noise_generator"] = self._private.generator.get_state()
             state["ledger"] = self._digest
             state["seed"] = self._batch_seed
+            if self._released is not None:
+                state["statistics"] = self._released
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -338,3 +365,4 @@ class CentralTrainer(Trainer):
         if self.plan is not None:
             self._private.generator.set_state(state["noise_generator"])
             self._digest = state["ledger"]
+            self._released = state.get("statistics")

@@ -1,6 +1,6 @@
 """DP-SGD steps by Opacus.
 
-Guarantee: see ``privacy.plan.example_level``; the batches must be Poisson samples, which is the
+Guarantee: see ``privacy.plan.example_level``; the batches must be drawn as it says, which is the
 caller's part (``central.py``).
 """
 

@@ -30,6 +30,7 @@ from pfl_bench.types.layers import (
     DepartsFromRow,
     GivesFactoredGradients,
     KeepFactors,
+    NormalizesByStatistics,
 )
 from pfl_bench.types.processes import Evaluate, SingleProcess, WorkerGroup
 from pfl_bench.types.round_counts import RoundStatistics
@@ -68,6 +69,7 @@ __all__ = [
     "LocalResult",
     "LocalTraining",
     "Metric",
+    "NormalizesByStatistics",
     "OwnModels",
     "Participants",
     "PersonalModels",

@@ -48,6 +48,28 @@ class CountsFlops(Protocol):
 
 
 @runtime_checkable
+class NormalizesByStatistics(Protocol):
+    """A model that normalises its inputs by statistics of the training examples' inputs.
+
+    A run of example-level DP releases them with noise before the first step. They are buffers of
+    the model, so that checkpoints hold them.
+    """
+
+    def moments(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each example, what is averaged over the training split.
+
+        Args:
+            inputs: Shape (n, K, ...), as the model takes them.
+
+        Returns:
+            Shapes (n, K): mean of each channel over its positions, and mean of its square.
+        """
+
+    def set_statistics(self, mean: Tensor, variance: Tensor) -> None:
+        """Take the statistics, shapes (K,); a channel of variance 0 is not used."""
+
+
+@runtime_checkable
 class DepartsFromRow(Protocol):
     """A model that may be another one than published numbers are of.
 

@@ -29,6 +29,7 @@ from privacy.audit import (
     checks_release,
     checks_replay,
     checks_reports,
+    checks_statistics,
 )
 from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.evidence import Evidence, gather
@@ -158,3 +159,4 @@ def _observed_checks(evidence: Evidence, inputs: AuditInputs) -> Iterator[Check]
     for check in _OBSERVED:
         if check.name in _OF_EXAMPLES:
             yield check(evidence, inputs)
+    yield checks_statistics.check_statistics(evidence, inputs)

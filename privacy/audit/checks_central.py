@@ -48,10 +48,10 @@ _OLDER = (
 def check_central_step(evidence: Evidence, inputs: AuditInputs) -> Finding:
     evidence.need_lines()
     optimizer, found = inputs.central_optimizer, Finding()
-    if evidence.central.missing == evidence.rounds:
-        raise IncompleteError(_OLDER)
     if isinstance(optimizer, str):
         raise SkippedError(optimizer)
+    if evidence.central.missing == evidence.rounds:
+        raise IncompleteError(_OLDER)
     if evidence.rounds > len(optimizer.rates):
         raise SkippedError("there are more rounds than were configured: see rounds")
     before, release = evidence.central.sketches("central"), evidence.central.sketches("release")

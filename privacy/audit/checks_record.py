@@ -27,6 +27,7 @@ ADJACENCY = {
     "full": "add-or-remove-one",
     "fixed_size": "replace-one",
     "selected": "zero-out",
+    "shuffled": "zero-out",
 }
 
 
@@ -129,10 +130,14 @@ def _step_problems(evidence: Evidence, inputs: AuditInputs) -> Iterator[str]:
     if steps[-1] > stated:
         yield f"the ledger goes to step {steps[-1]:g}, beyond the {stated:g} stated"
     units, batch = inputs.data.num_units, inputs.configured.cohort_size
-    if units is not None and each[0] != math.ceil(units / batch):
+    if units is None:
+        return
+    # An order's last batch, which is not full, is dropped.
+    whole = math.floor if inputs.configured.sampling == "shuffled" else math.ceil
+    if each[0] != whole(units / batch):
         yield (
             f"an epoch has {each[0]:g} steps, but {units} examples in batches of {batch:g} are "
-            f"{math.ceil(units / batch)}"
+            f"{whole(units / batch)}"
         )
 
 
@@ -254,7 +259,7 @@ def _derived_problems(inputs: AuditInputs, evidence: Evidence) -> Iterator[str]:
     for label in SIDES:
         rate = evidence.constant("cohort_size", label) * separation
         rate /= evidence.constant("population_size", label) or math.nan
-        if sampling == "selected":
+        if sampling in ("selected", "shuffled"):
             rate = 1.0
         recorded, stated = constants.get(label) or {}, inputs.side(label)
         for where, side in (("ledger", recorded), ("statement", stated)):

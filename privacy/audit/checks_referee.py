@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from privacy.audit import referee, referee_renyi
@@ -130,6 +131,14 @@ def bounds_of(described: Described, delta: float, near: float) -> Bounds:
     """
     kind, noise, count = described.kind, described.noise, described.count
     rate = described.rate
+    if described.beside:
+        # What is true of a part is at most what is true of all; Gaussians add up exactly.
+        apart = math.fsum(other**-2.0 for other in described.beside)
+        if kind == "gaussian":
+            epsilon = epsilon_of_mu(math.sqrt(count / noise**2 + apart), delta)
+            return Bounds(epsilon, epsilon)
+        steps = bounds_of(replace(described, beside=()), delta, near)
+        return Bounds(max(steps.lower, epsilon_of_mu(math.sqrt(apart), delta)), math.inf)
     if kind == "gaussian" or (kind == "sampled gaussian" and rate == 1.0):
         epsilon = epsilon_of_mu(math.sqrt(count) / noise, delta)
         return Bounds(epsilon, epsilon)
@@ -162,8 +171,9 @@ def _rdp(described: Described, delta: float, is_whole: bool = False) -> float:
     if described.kind not in divergences:
         return math.inf
     divergence = divergences[described.kind]
+    apart = math.fsum(other**-2.0 for other in described.beside)
     return referee_renyi.rdp_epsilon(
-        lambda order: described.count * divergence(order), delta, is_whole
+        lambda order: described.count * divergence(order) + 0.5 * order * apart, delta, is_whole
     )
 
 
@@ -171,4 +181,8 @@ def _in_words(described: Described) -> str:
     if described.kind == "answers":
         return f"{described.count} randomized responses of epsilon {described.noise:.6g}"
     sampled = "" if described.rate == 1.0 else f", each at probability {described.rate:.6g}"
-    return f"{described.count} times {described.kind} of multiplier {described.noise:.6g}{sampled}"
+    beside = "".join(f", and a gaussian of {noise:.6g}" for noise in described.beside)
+    return (
+        f"{described.count} times {described.kind} of multiplier {described.noise:.6g}{sampled}"
+        f"{beside}"
+    )

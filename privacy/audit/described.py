@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +37,7 @@ class Described:
         count: Events that one user can be in.
         rate: Probability of a user's part in each; 1 without sampling.
         note: What was taken from the mechanism itself, in words; empty for nothing.
+        beside: Noise multipliers of Gaussians that are released once, beside the events.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Described:
     count: int
     rate: float = 1.0
     note: str = ""
+    beside: tuple[float, ...] = ()
 
 
 def contradictions(described: Described, part: Composition) -> list[str]:
@@ -76,6 +78,11 @@ def contradictions(described: Described, part: Composition) -> list[str]:
         )
     if not math.isclose(noise, expected, rel_tol=1e-6):
         problems.append(f"noise multiplier {noise:.6g} is accounted, not {expected:.6g}")
+    beside = tuple(getattr(event, "noise_multiplier", math.nan) for event in part.beside)
+    if beside != described.beside:
+        problems.append(
+            f"releases of noise {beside} are accounted beside the steps, not {described.beside}"
+        )
     return problems
 
 
@@ -103,6 +110,10 @@ def describe(
     most = -(-rounds // apart)
     if constants.get("max_participations") is not None:
         most = min(most, int(as_number(constants["max_participations"])))
+    if scheme == "shuffled":
+        # Full batches of one order of the examples; an example is in one of them at most.
+        batches = as_number(side.get("population_size")) // as_number(side.get("cohort_size"))
+        most = -(-rounds // max(1, int(batches)))
     rate = as_number(side.get("cohort_size")) * apart / as_number(side.get("population_size"))
     if not (
         math.isfinite(noise) and (scheme not in ("poisson", "cyclic_poisson") or 0 < rate <= 1)
@@ -128,8 +139,17 @@ def describe(
         len(column) == 1 or (scheme == "cyclic_poisson" and apart >= len(column))
     ):
         # Each of a user's rounds touches rows of its own: one Gaussian, entered by chance.
-        return _fresh(scheme, deviation / math.hypot(*column), most, rate)
+        fresh = _fresh(scheme, deviation / math.hypot(*column), most, rate)
+        return replace(fresh, beside=_beside(constants))
     return _correlated(evidence, inputs, rounds, deviation, part)
+
+
+def _beside(constants: Mapping[str, Any]) -> tuple[float, ...]:
+    """Noise multipliers of the two statistics of the features; none where none are released."""
+    statistics = (constants.get("mechanism_options") or {}).get("statistics")
+    if not isinstance(statistics, Mapping):
+        return ()
+    return (as_number(statistics.get("noise_multiplier")),) * 2
 
 
 def _unstated(stated: Description) -> str:

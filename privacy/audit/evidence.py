@@ -57,9 +57,11 @@ CONSTANT = (
     "unit", "mechanism", "mechanism_options", "mechanism_description", "sampling", "separation",
     "max_participations", "adjacency", "accountant", "weighting", "uploads", "batchnorm_layers",
     "seed_policy", "simulated", "actual", "num_parameters", "denominator", "data",
-    "plugins",
+    "plugins", "statistics",
 )  # fmt: skip
-_OBJECTS = ("simulated", "actual", "mechanism_options", "mechanism_description", "plugins")
+_OBJECTS = (
+    "simulated", "actual", "mechanism_options", "mechanism_description", "plugins", "statistics",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,9 @@ def tuned_runs(evidence: Evidence, inputs: AuditInputs, runs: int) -> TunedRuns:
         delta = as_number(inputs.side(label).get("delta"))
         try:
             parts = compositions(evidence, inputs, label, rounds)
-            repeated = [replace(part, count=part.count * runs) for part in parts]
+            repeated = [
+                replace(part, count=part.count * runs, beside=part.beside * runs) for part in parts
+            ]
             epsilons[label] = json_epsilon(compose_epsilon(repeated, delta, accountant))
         except (ValueError, ZeroDivisionError) as error:
             problems[label] = str(error)

@@ -1,26 +1,40 @@
 """The plan of central DP-SGD: privacy of one example.
 
-Guarantee: unit example, adjacency add-or-remove-one. Each step draws a batch by Poisson sampling
-(each example independently with probability batch_size / num_examples), clips each example's
-gradient to ``clip_norm`` in L2 norm, and adds Gaussian noise of standard deviation
-``noise_multiplier * clip_norm`` to the sum. A user with several examples has less than that.
-Nothing is simulated, so both epsilons are the same. Accounting is that of ``privacy.calibration``
-with the scheme poisson, the examples as the population, the batch as the cohort and the steps as
-the rounds.
+Guarantee: unit example, adjacency that of the scheme by which batches are drawn. Each step draws a
+batch, clips each example's gradient to ``clip_norm`` in L2 norm, and adds Gaussian noise of
+standard deviation ``noise_multiplier * clip_norm`` to the sum. A user with several examples has
+less than that. Nothing is simulated, so both epsilons are the same. Accounting is that of
+``privacy.calibration`` with the examples as the population, the batch as the cohort and the steps
+as the rounds:
+
+- "poisson": each example is drawn independently with probability batch_size / num_examples;
+  adjacency add-or-remove-one;
+- "shuffled": batches of one order of the examples an epoch; adjacency zero-out, each example in at
+  most one step of an epoch, and no amplification.
+
+Statistics of the features, where the model has such, are released once before the first step
+(``privacy.feature_statistics``). Their two Gaussian mechanisms are composed with the steps, also
+before the first of these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from privacy.amplification import Participation, sampled_gaussian
+from privacy.amplification import (
+    MechanismComposition,
+    Participation,
+    after_gaussians,
+    sampled_gaussian,
+)
 from privacy.calibration import default_delta
 from privacy.description import DP_SGD
 from privacy.errors import PrivacyError
+from privacy.feature_statistics import FeatureStatistics
 from privacy.plan.budget import Budget
-from privacy.plan.notes import example_level_notes, plugin_notes
+from privacy.plan.notes import example_level_notes, plugin_notes, sampling_notes
 from privacy.plan.types import Setting
 from privacy.schemes.poisson import Poisson
 from privacy.statement.statement import PrivacyStatement, Status
@@ -42,6 +56,8 @@ class ExampleLevelRequest:
         selected_by: Metric by which one of the models is chosen; None for the last one.
         nonce: What pins the noise, which all runs of it share; None for a run's own noise.
         plugins: Digests of the user's plug-ins, by name.
+        sampling: How batches are drawn: "poisson" or "shuffled".
+        statistics: What is released of the features before the first step; None for nothing.
     """
 
     num_examples: int
@@ -53,6 +69,8 @@ class ExampleLevelRequest:
     selected_by: str | None = None
     nonce: str | int | None = None
     plugins: Mapping[str, str] = field(default_factory=dict)
+    sampling: str = "poisson"
+    statistics: FeatureStatistics | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +122,24 @@ class ExampleLevelPlan:
             "clip_norm": self.clip_norm,
             "data": data_checksum,
             "plugins": dict(self.request.plugins),
-        }
+        } | self._options_of_statistics
+
+    @property
+    def _options_of_statistics(self) -> dict[str, Any]:
+        """What the ledger has beside, of a run whose model has statistics of the features."""
+        statistics = self.request.statistics
+        if statistics is None:
+            return {}
+        options = {"clip_norm": self.clip_norm, "statistics": asdict(statistics)}
+        return {"mechanism_options": options}
+
+    def _as_poisson(self, steps: int) -> float | None:
+        """Epsilon that these steps would have on Poisson samples; None where they are such."""
+        request = self.request
+        if self.setting.participation.scheme.is_independent:
+            return None
+        examples = Participation(Poisson(), request.num_examples, request.batch_size)
+        return replace(self.setting, participation=examples).epsilon(steps)
 
     def statement(self, steps_done: int, status: Status = "final") -> PrivacyStatement:
         """What the run guarantees after so many steps.
@@ -119,7 +154,14 @@ class ExampleLevelPlan:
         Raises:
             PrivacyError: A number is out of its range.
         """
-        accounted = self.setting.accounted(steps_done)
+        accounted, statistics = self.setting.accounted(steps_done), self.request.statistics
+        clip: dict[str, float | str] = {"kind": "per_example", "clip_norm": self.clip_norm}
+        if statistics is not None:
+            clip |= {
+                "statistics_noise_multiplier": statistics.noise_multiplier,
+                "mean_clip_norm": statistics.mean_clip_norm,
+                "square_clip_norm": statistics.square_clip_norm,
+            }
         return PrivacyStatement(
             unit=_UNIT,
             adjacency=self.setting.adjacency,
@@ -127,7 +169,7 @@ class ExampleLevelPlan:
             accountant=self.setting.accountant,
             rounds=steps_done,
             num_parameters=self.request.num_parameters,
-            clip={"kind": "per_example", "clip_norm": self.clip_norm},
+            clip=clip,
             mechanism_description=DP_SGD,
             noise_multiplier=self.noise_multiplier,
             update_noise_multiplier=self.noise_multiplier,
@@ -136,11 +178,19 @@ class ExampleLevelPlan:
             actual=accounted,
             budget_epsilon=self.epsilon,
             notes=(
+                *sampling_notes(self.setting, self._as_poisson(steps_done)),
                 *example_level_notes(self.setting, self.request.nonce, self.request.selected_by),
                 *plugin_notes(self.request.plugins),
             ),
             status=status,
         )
+
+
+def example_level_composition(statistics: FeatureStatistics | None) -> MechanismComposition:
+    """What steps compose to, with the statistics that are released before them; None for none."""
+    if statistics is None:
+        return sampled_gaussian
+    return after_gaussians(statistics.noise_multipliers)
 
 
 def make_example_level_plan(request: ExampleLevelRequest) -> ExampleLevelPlan:
@@ -160,9 +210,10 @@ def make_example_level_plan(request: ExampleLevelRequest) -> ExampleLevelPlan:
         )
     budget = request.budget
     delta = default_delta(request.num_examples) if budget.delta is None else budget.delta
-    examples = Participation(Poisson(), request.num_examples, request.batch_size)
-    noise, max_steps = budget.settle(examples, delta, request.steps, sampled_gaussian, step="step")
-    setting = Setting(examples, noise, delta, budget.accountant, sampled_gaussian)
+    examples = Participation.named(request.sampling, request.num_examples, request.batch_size)
+    composition = example_level_composition(request.statistics)
+    noise, max_steps = budget.settle(examples, delta, request.steps, composition, step="step")
+    setting = Setting(examples, noise, delta, budget.accountant, composition)
     plan = ExampleLevelPlan(request, setting, max_steps)
     # Whatever cannot be stated after the last step should be known before the first.
     plan.statement(request.steps)

@@ -80,6 +80,24 @@ def example_level_notes(
     return tuple(notes)
 
 
+def sampling_notes(setting: Setting, as_poisson: float | None) -> tuple[str, ...]:
+    """What the statement says of how DP-SGD's batches are drawn, a sentence or two each.
+
+    Args:
+        setting: Examples, batches and noise.
+        as_poisson: Epsilon that the steps would have on Poisson samples; None where they are such.
+    """
+    scheme = setting.participation.scheme
+    notes = [scheme.note] if scheme.note else []
+    if as_poisson is not None:
+        notes.append(
+            f"Accounted as Poisson samples, which these batches are not, the steps would have "
+            f"epsilon {as_poisson:.4g}: as-published numbers of such batches are often of that "
+            "kind, and no proof covers it."
+        )
+    return tuple(notes)
+
+
 def plugin_notes(plugins: Mapping[str, str]) -> tuple[str, ...]:
     """What the statement says of the user's plug-ins.
 

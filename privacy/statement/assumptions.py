@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from privacy.description import Tree
-from privacy.sampling_scheme import scheme_type
+from privacy.sampling_scheme import Participation, scheme_type
 from privacy.statement.guarantee import Guarantee
 from privacy.statement.statement import Accounted, small
 
@@ -40,7 +40,7 @@ def stated_assumptions(guarantee: Guarantee) -> Iterator[str]:
     yield f"Accountant: {guarantee.accountant}, {how}."
     step, unit = guarantee.step, guarantee.unit
     known = f"how many {unit}s there are"
-    if not scheme_type(guarantee.simulated.sampling).is_drawn:
+    if guarantee.adjacency == "zero-out":
         known = f"which {unit} took part in which {step}"
     elif guarantee.adjacency == "add-or-remove-one":
         known = f"the probability with which a {unit} takes part"
@@ -70,6 +70,12 @@ def _adjacency(guarantee: Guarantee) -> str:
             f"Adjacency: replace one. Two data sets are compared in which one {unit} has other "
             f"data. That the {unit} is there at all is not protected."
         )
+    if guarantee.adjacency == "zero-out" and unit == "example":
+        return (
+            "Adjacency: zero-out. Two runs are compared in which the gradients of one example "
+            "count in one and are zero in the other, while the same examples are in the same "
+            "batches. That the example is there at all is not protected."
+        )
     if guarantee.adjacency == "zero-out":
         return (
             f"Adjacency: zero-out. Two runs are compared in which the device of one {unit} sends "
@@ -86,6 +92,10 @@ def _sampling(guarantee: Guarantee) -> str:
     unit, step, accounted = guarantee.unit, guarantee.step, guarantee.simulated
     apart, cap = accounted.separation, accounted.max_participations
     rounds = -(-guarantee.rounds // apart)
+    if scheme_type(accounted.sampling).of_examples:
+        size = accounted.population_size, accounted.cohort_size
+        users = Participation.named(accounted.sampling, *size)
+        rounds = users.most_participations(guarantee.rounds)
     most = count(rounds if cap is None else min(cap, rounds))
     rate, own = f"{accounted.sampling_probability:.4g}", guarantee.actual.sampling_probability
     if own != accounted.sampling_probability:
@@ -129,6 +139,12 @@ def _clipping(guarantee: Guarantee) -> str:
         beside = (
             "Beside it the noisy count of unclipped updates is released, and the bound that "
             "follows from it; nothing else that depends on the data is"
+        )
+    if "statistics_noise_multiplier" in guarantee.clip:
+        beside = (
+            "Before the first step, mean and mean square of each channel of the features are "
+            "released with Gaussian noise, clipped to bounds of their own, and the epsilon counts "
+            "both; nothing else that depends on the data is"
         )
     return (
         f"Clipping: every {guarantee.unit} weighs the same, and {adds}. The sum is divided by the "

@@ -138,6 +138,12 @@ def _compared_with(guarantee: Guarantee) -> tuple[str, str]:
             "for the second once in 100 times, knows the second at most {found} times in 100. "
             "Blind guessing knows it once."
         )
+    if guarantee.adjacency == "zero-out" and guarantee.unit == "example":
+        return "if the gradients of that example had been zero", (
+            "somebody who knows in which steps an example was, and who takes one whose gradients "
+            "were zero for one that counted once in 100 times, knows one that counted at most "
+            "{found} times in 100. Blind guessing knows it once."
+        )
     if guarantee.adjacency == "zero-out":
         return f"if the device of that {guarantee.unit} had sent nothing", (
             "somebody who knows when a {unit} took part, and who takes a device that sent nothing "

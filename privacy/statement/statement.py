@@ -45,7 +45,7 @@ class Accounted:
     Attributes:
         population_size: Users (or examples) to draw from.
         cohort_size: Users (or examples) of a round; expected under "poisson".
-        sampling: "poisson", "cyclic_poisson", "fixed_size", "full" or "selected".
+        sampling: "poisson", "cyclic_poisson", "fixed_size", "full", "selected" or "shuffled".
         sampling_probability: Of an eligible user in a round: cohort_size * separation /
             population_size.
         noise_multiplier: Standard deviation of the noise in multiples of clip_norm.
@@ -283,7 +283,7 @@ def _accounted_to_text(accounted: Accounted) -> str:
     if accounted.max_participations is not None:
         apart += f", at most {accounted.max_participations} rounds a user"
     chance = f"q = {accounted.sampling_probability:.4g}"
-    if not scheme_type(accounted.sampling).is_drawn:
+    if scheme_type(accounted.sampling).adjacency == "zero-out":
         chance = "no amplification"
     return (
         f"{round_up(accounted.epsilon, 4)}{delta}: {accounted.cohort_size:g} of "

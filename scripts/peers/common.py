@@ -105,6 +105,46 @@ def least_epsilon(
     return float(losses.self_compose(rounds).get_epsilon_for_delta(delta))
 
 
+def least_shuffled_epsilon(
+    examples: Participation, noise: float, epochs: int, delta: float
+) -> float:
+    """Lower bound of epsilon of shuffled batches, from one pair of data sets and one test.
+
+    All examples but one have a gradient of -1, the one has 1 in the one data set and 0 in the
+    other. Where it is not, a batch of B sums to -B, and where it is to 2 or 1 more. Seen is the
+    largest sum of an epoch alone.
+
+    Args:
+        examples: How batches are cut.
+        noise: Standard deviation.
+        epochs: Number of epochs.
+        delta: In (0, 1).
+
+    Source: Chua et al. 2024, "How private are DP-SGD implementations?", section 4.
+    """
+    from dp_accounting.pld import privacy_loss_distribution
+    from scipy.stats import norm
+
+    steps = examples.scheme.rounds_of_epoch(examples)
+    taken = steps * examples.cohort_size / examples.population_size
+    bins = np.concatenate([[-np.inf], np.linspace(-2.0, 7.0, 4001) * noise, [np.inf]])
+
+    def log_masses(more: float) -> dict[int, float]:
+        others = norm.cdf(bins / noise) ** (steps - 1)
+        largest = others * norm.cdf((bins - more) / noise) * taken
+        largest += others * norm.cdf(bins / noise) * (1.0 - taken)
+        masses = np.diff(largest)
+        return {i: math.log(mass) for i, mass in enumerate(masses) if mass > 1e-250}
+
+    losses = privacy_loss_distribution.from_two_probability_mass_functions(
+        log_masses(1.0),
+        log_masses(2.0),
+        pessimistic_estimate=False,
+        value_discretization_interval=1e-3,
+    )
+    return float(losses.self_compose(epochs).get_epsilon_for_delta(delta))
+
+
 def refusal(ask: Callable[[], object]) -> str:
     """The message with which this project refuses something; an error if it does not."""
     try:

@@ -16,7 +16,7 @@ from pfl_bench.data import InMemorySplit
 from pfl_bench.types import DataFacts
 from tasks.common.classification import InMemoryTask
 from tasks.common.options import StrictOptions
-from tasks.digits.partition import partition
+from tasks.common.partition.skewed import skewed
 
 NUM_EXAMPLES = 1797
 NUM_CLASSES = 10
@@ -113,7 +113,7 @@ def _by_user(options: Options) -> dict[str, _Part]:
     found = {}
     for name, part in parts.items():
         num_users = options.num_users if name == "train" else num_held_out_users
-        order, offsets = partition(targets[part], num_users, options.label_concentration, rng)
+        order, offsets = skewed(targets[part], num_users, options.label_concentration, rng)
         ids = [f"{name}-{user:04d}" for user in range(num_users)]
         found[name] = (part[order], offsets, ids)
     return found
@@ -122,7 +122,7 @@ def _by_user(options: Options) -> dict[str, _Part]:
 def _by_example(options: Options) -> dict[str, _Part]:
     targets = _read_digits()[1].astype(np.int64)
     rng = np.random.default_rng(options.partition_seed)
-    order, offsets = partition(targets, options.num_users, options.label_concentration, rng)
+    order, offsets = skewed(targets, options.num_users, options.label_concentration, rng)
     sizes = np.diff(offsets)
     held_out = sizes // PARTS_OF_A_USER
     # A user's examples are in random order.

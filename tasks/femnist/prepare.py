@@ -15,6 +15,7 @@ from tasks.common.leaf.options import FORM_NAMES
 from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.table1 import FEMNIST, compare
 from tasks.common.progress import Progress
+from tasks.common.qmnist import LABEL_FILES, MNIST_FILES, QMNIST_URL
 from tasks.femnist import fedscale, leaf_json, nist, parquet, qmnist, tff
 from tasks.femnist.forms import FIELDS, SIDE, Form
 
@@ -27,34 +28,16 @@ FORMS: tuple[Form, ...] = (
     *parquet.FORMS,
 )
 
-_QMNIST = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
-_MNIST = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
-# Digests: torchvision's classes MNIST and QMNIST.
 FILES = (
-    RemoteFile(
-        "train-images-idx3-ubyte.gz",
-        tuple(f"{mirror}train-images-idx3-ubyte.gz" for mirror in _MNIST),
-        None,
-        "md5:f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    ),
-    RemoteFile(
-        "qmnist-train-labels-idx2-int.gz",
-        (f"{_QMNIST}qmnist-train-labels-idx2-int.gz",),
-        463_024,
-        "md5:0058f8dd561b90ffdd0f734c6a30e5e4",
-    ),
+    MNIST_FILES[0],
+    LABEL_FILES[0],
     RemoteFile(
         "qmnist-test-images-idx3-ubyte.gz",
-        (f"{_QMNIST}qmnist-test-images-idx3-ubyte.gz",),
+        (f"{QMNIST_URL}qmnist-test-images-idx3-ubyte.gz",),
         None,
         "md5:1394631089c404de565df7b7aeaf9412",
     ),
-    RemoteFile(
-        "qmnist-test-labels-idx2-int.gz",
-        (f"{_QMNIST}qmnist-test-labels-idx2-int.gz",),
-        526_800,
-        "md5:5b5b05890a5e13444e108efe57b788aa",
-    ),
+    LABEL_FILES[1],
 )
 HUB = HubDataset(
     "flwrlabs/femnist",

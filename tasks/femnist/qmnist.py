@@ -9,15 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
+from tasks.common.idx import UBYTE, find_idx, read_idx
 from tasks.common.leaf.partition import Gathering
 from tasks.common.leaf.plan import UNSPLIT
 from tasks.common.progress import Progress
+from tasks.common.qmnist import (
+    CLASS_COLUMN,
+    NUM_ROWS,
+    TEST_LABELS,
+    TRAIN_LABELS,
+    WRITER_COLUMN,
+    check_classes,
+    read_labels,
+)
 from tasks.femnist.forms import NUM_DIGITS, SIDE, Form, Reading
-from tasks.femnist.idx import find_idx, read_idx
 
-UBYTE, INT = 0x08, 0x0C
-CLASS_COLUMN, WRITER_COLUMN, NUM_COLUMNS = 0, 2, 8
-NUM_ROWS = 60_000
 NUM_MNIST_TEST = 10_000
 
 
@@ -42,8 +48,6 @@ class Part:
     classes: str | None = None
 
 
-TRAIN_LABELS = "qmnist-train-labels-idx2-int"
-TEST_LABELS = "qmnist-test-labels-idx2-int"
 MNIST_TRAIN = Part(
     "train-images-idx3-ubyte", NUM_ROWS, TRAIN_LABELS, 0, NUM_ROWS, "train-labels-idx1-ubyte"
 )
@@ -124,23 +128,10 @@ def _labels(source: Path, part: Part, images: Path) -> NDArray[np.int32]:
             f"{images}: who wrote these digits is in {part.labels}[.gz], which is missing from "
             f"{source}; get it from QMNIST and put it there"
         )
-    labels: NDArray[np.int32] = read_idx(path, INT, (NUM_ROWS, NUM_COLUMNS))
-    classes, writers = labels[:, CLASS_COLUMN], labels[:, WRITER_COLUMN]
-    if classes.min() < 0 or classes.max() >= NUM_DIGITS or writers.min() < 0:
-        raise DataError(
-            f"{path}: column {CLASS_COLUMN} must be digits 0..9 and column {WRITER_COLUMN} "
-            "writers from 0; the file is damaged: get it anew"
-        )
+    labels = read_labels(path)
     mnist = find_idx(source, part.classes) if part.classes else None
     if mnist is not None:
-        theirs = read_idx(mnist, UBYTE, (part.num_images,))
-        differing = np.flatnonzero(theirs != classes[: part.num_images])
-        if len(differing):
-            row = int(differing[0])
-            raise DataError(
-                f"{mnist}: image {row} is a {theirs[row]}, but {path} says {classes[row]} "
-                f"({len(differing)} rows differ); the files do not belong together: get them anew"
-            )
+        check_classes(mnist, read_idx(mnist, UBYTE, (part.num_images,)), path, labels)
     return labels
 
 

@@ -19,7 +19,7 @@ from pfl_bench.types import ConfigError, DataError, DataFacts, Examples
 from tasks.common.classification import known_facts
 from tasks.common.names import did_you_mean
 from tasks.common.options import StrictOptions
-from tasks.common.partition import PartitionedSplit
+from tasks.common.partition.split import PartitionedSplit
 from tasks.common.vision.decoding import check_kept
 from tasks.flair.decoding import Decoder
 from tasks.flair.transform import CropFlipNormalize

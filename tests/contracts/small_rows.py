@@ -14,12 +14,16 @@ from tests.contracts.small_stores import (
     LEAF_USERS,
     write_amazon_review,
     write_celeba,
+    write_cifar10,
+    write_fashion_mnist,
     write_femnist,
     write_flair,
     write_google_speech,
+    write_mnist,
     write_openimage,
     write_reddit,
     write_reddit_albert,
+    write_scattering,
     write_sent140,
     write_shakespeare,
 )
@@ -31,12 +35,16 @@ ROWS = [path for path in FILES if kind_of(path) == "row"]
 DIGITS_USERS = 300
 SMALL_SIDE = 32
 SLOW = frozenset({"flair", "google_speech", "openimage", "shakespeare"})
+IMAGES = frozenset({"cifar10", "fashion_mnist", "mnist"})
 STORES = {
     "amazon_review": write_amazon_review,
     "celeba": write_celeba,
+    "cifar10": write_cifar10,
+    "fashion_mnist": write_fashion_mnist,
     "femnist": write_femnist,
     "flair": write_flair,
     "google_speech": write_google_speech,
+    "mnist": write_mnist,
     "openimage": write_openimage,
     "reddit": write_reddit,
     "reddit_albert": write_reddit_albert,
@@ -52,6 +60,9 @@ def write_small_files(folder: Path) -> dict[str, Path]:
     files = {name: folder / f"{name}.h5" for name in STORES}
     for name, write in STORES.items():
         write(files[name])
+    for name in IMAGES:
+        files[f"{name}, scattering"] = folder / f"{name}-scattering.h5"
+        write_scattering(files[f"{name}, scattering"], name)
     torch.manual_seed(0)
     files["weights"] = folder / "random-resnet18.pth"
     torch.save(resnet18(weights=None).state_dict(), files["weights"])
@@ -65,8 +76,11 @@ def shortened(tree: dict[str, Any], small: dict[str, Path]) -> list[str]:
     overrides = ["device=cpu", "evaluation.every=1"]
     task, users = tree["task"], DIGITS_USERS
     if task["name"] in small:
-        overrides.append(f"task.data={small[task['name']]}")
+        features = ", scattering" if tree["model"]["name"] == "scatter_linear" else ""
+        overrides.append(f"task.data={small[task['name'] + features]}")
         users = FLAIR_USERS["train"] if task["name"] == "flair" else LEAF_USERS
+    if task.get("partition") and task["name"] in IMAGES:
+        users = task["partition"].get("num_clients", users)
     cohort = users
     if task["name"] == "synthetic":
         users = cohort = LEAF_USERS

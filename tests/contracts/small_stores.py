@@ -246,3 +246,46 @@ def write_reddit_albert(path: Path) -> None:
     fields = {"tokens": FieldSpec("uint16", (64,))}
     names = {"vocabulary": ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]", *_words(40)[5:]]}
     _write_leaf(path, "reddit_albert", 40, (64,), fields, names, {"pad_id": 0, "unk_id": 1})
+
+
+def _write_images(path: Path, task: str, shape: tuple[int, ...]) -> None:
+    """Whole splits of 360 and 60 images, ten classes, a dozen writers."""
+    from tasks.common.images.store import About, Images, write_images
+
+    rng = np.random.default_rng(0)
+    splits = {}
+    for name, count in (("train", 360), ("test", 60)):
+        targets = np.arange(count) % 10
+        # Brighter by class, so that there is something to learn.
+        noise = rng.integers(0, 100, (count, *shape))
+        inputs = noise + 15 * targets.reshape(-1, *[1] * len(shape))
+        splits[name] = Images(inputs.astype(np.uint8), targets, np.arange(count) // 10 % LEAF_USERS)
+    write_images(path, About(task, "generated", "noise", [*"0123456789"]), splits)
+
+
+def write_scattering(path: Path, task: str) -> None:
+    """Noise in the shape of scattering features of the task's images."""
+    from tasks.common.images.store import About, Images, write_images
+
+    rng = np.random.default_rng(0)
+    shape = (243, 8, 8) if task == "cifar10" else (81, 7, 7)
+    splits = {}
+    for name, count in (("train", 48), ("test", 12)):
+        inputs = rng.random((count, *shape), np.float32).astype(np.float16)
+        splits[name] = Images(inputs, np.arange(count) % 10)
+    write_images(path, About(task, "generated-scattering", "noise", [*"0123456789"]), splits)
+
+
+def write_mnist(path: Path) -> None:
+    """Grey noise of 28 x 28 pixels, with writers."""
+    _write_images(path, "mnist", (28, 28))
+
+
+def write_fashion_mnist(path: Path) -> None:
+    """Grey noise of 28 x 28 pixels."""
+    _write_images(path, "fashion_mnist", (28, 28))
+
+
+def write_cifar10(path: Path) -> None:
+    """Coloured noise of 32 x 32 pixels."""
+    _write_images(path, "cifar10", (3, 32, 32))

@@ -22,6 +22,16 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "femnist-softmax": ({}, {"name": "softmax"}),
     "femnist-cnn": ({}, {"name": "cnn"}),
     "femnist-leaf_cnn": ({}, {"name": "leaf_cnn"}),
+    "mnist-lenet": ({"partition": {"kind": "writers"}}, {"name": "lenet"}),
+    "mnist-opacus_cnn": ({"partition": {"kind": "writers"}}, {"name": "opacus_cnn"}),
+    "fashion_mnist-softmax": (
+        {"partition": {"kind": "feature_noise", "num_clients": 60, "level": 0.1}},
+        {"name": "softmax"},
+    ),
+    "cifar10-lenet": (
+        {"augment": True, "partition": {"kind": "iid", "num_clients": 60}},
+        {"name": "lenet"},
+    ),
     "celeba-leaf_cnn": ({"size": 32}, {"name": "leaf_cnn"}),
     "celeba-no_norm": ({"size": 32}, {"name": "leaf_cnn", "normalization": "none"}),
     "synthetic-perceptron": ({"num_tasks": 12}, {"name": "perceptron"}),

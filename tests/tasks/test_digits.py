@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
 from pfl_bench.types import DataError, Task
+from tasks.common.partition.skewed import skewed
 from tasks.digits import models
-from tasks.digits.partition import partition
 from tasks.digits.task import DigitsTask, Options, build
 
 
@@ -167,7 +167,7 @@ def test_dealing_is_a_permutation_in_which_every_user_has_something(
 ) -> None:
     labels = np.array(data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=60)))
     num_users = data.draw(st.integers(1, len(labels)))
-    order, offsets = partition(labels, num_users, concentration, np.random.default_rng(seed))
+    order, offsets = skewed(labels, num_users, concentration, np.random.default_rng(seed))
     assert sorted(order) == list(range(len(labels)))
     assert len(offsets) == num_users + 1
     assert (offsets[0], offsets[-1]) == (0, len(labels))
@@ -193,12 +193,12 @@ def test_a_low_concentration_gives_users_of_few_labels() -> None:
 @pytest.mark.parametrize("num_users", [0, 4])
 def test_dealing_to_an_impossible_number_of_users_is_refused(num_users: int) -> None:
     with pytest.raises(ValueError, match="1 to 3 users"):
-        partition(np.array([0, 1, 2]), num_users, 1.0, np.random.default_rng(0))
+        skewed(np.array([0, 1, 2]), num_users, 1.0, np.random.default_rng(0))
 
 
 def test_dealing_with_a_concentration_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="above 0"):
-        partition(np.array([0, 1, 2]), 2, 0.0, np.random.default_rng(0))
+        skewed(np.array([0, 1, 2]), 2, 0.0, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(

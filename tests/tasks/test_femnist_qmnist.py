@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.data import Store
 from pfl_bench.types import DataError
-from tasks.femnist.idx import read_idx
+from tasks.common.idx import read_idx
 from tests.tasks.femnist_files import REAL_DATA, contents, pooled, prepared, refused, write_idx
 
 REAL = REAL_DATA / "qmnist"

@@ -15,7 +15,7 @@ from pfl_bench.data.stored_task import Convert
 from pfl_bench.types import DataFacts
 from tasks.common.classification import CrossEntropy, known_facts
 from tasks.common.options import StrictOptions
-from tasks.common.partition import PartitionedSplit, equal_shares
+from tasks.common.partition.split import PartitionedSplit, equal_shares
 
 # Of the store's facts, what a summary repeats.
 FACTS_SHOWN = ("generated", "table5", "differs_from_published", "bad_samples", "dropped_clients")

@@ -9,19 +9,20 @@ from tasks.common.vision.normalization import num_groups
 SMALL_CNN = "small_cnn"
 
 
-def small_cnn(num_classes: int) -> nn.Module:
+def small_cnn(num_classes: int, channels: int = 3) -> nn.Module:
     """Build a network for images of 24 to 64 pixels a side; 24,913 parameters at 17 classes.
 
     It ends in the maximum over the image, as a label asks whether something is anywhere in it.
 
     Args:
         num_classes: Number of logits.
+        channels: Of an image.
 
     Returns:
-        A network from shape (n, 3, side, side) to logits of shape (n, num_classes).
+        A network from shape (n, channels, side, side) to logits of shape (n, num_classes).
     """
     layers: list[nn.Module] = []
-    for inputs, outputs in ((3, 16), (16, 32), (32, 64)):
+    for inputs, outputs in ((channels, 16), (16, 32), (32, 64)):
         layers += [
             nn.Conv2d(inputs, outputs, kernel_size=3, padding=1),
             nn.GroupNorm(num_groups(outputs), outputs),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pfl_bench.types import DataError
 
 # Third byte of the file: type of the values, which are big-endian.
+UBYTE, INT = 0x08, 0x0C
 DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 

@@ -1,4 +1,4 @@
-"""Assign labelled examples to artificial users with skewed labels and skewed sizes."""
+"""Artificial users with skewed labels and skewed sizes, as the digits task has them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 SIZE_SPREAD = 1.0
 
 
-def partition(
+def skewed(
     labels: NDArray[np.int64],
     num_users: int,
     label_concentration: float,

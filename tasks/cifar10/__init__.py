@@ -1,0 +1,1 @@
+"""CIFAR-10: small colour images, by artificial clients."""

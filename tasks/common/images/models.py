@@ -1,0 +1,60 @@
+"""Models of the tasks on images: NIID-Bench's LeNet, a small network, softmax regression."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal
+
+from pydantic import Field, model_validator
+from torch import nn
+
+from pfl_bench.types import DataFacts
+from tasks.common.options import StrictOptions
+from tasks.common.vision import dp_models
+from tasks.common.vision.lenet import lenet
+from tasks.common.vision.scattering import COEFFICIENTS
+from tasks.common.vision.small_cnn import small_cnn
+
+
+class Options(StrictOptions):
+    """Options of the models.
+
+    Attributes:
+        name: "lenet", "small_cnn" or "softmax"; "opacus_cnn", "tfp_cnn", "tramer_cnn" or
+            "scatter_linear" of DP-SGD's standard tables.
+        groups: Of "scatter_linear" alone: normalise features by so many groups of an example's own
+            channels; null to normalise by statistics that a private run releases.
+    """
+
+    name: Literal[
+        "lenet", "small_cnn", "softmax", "opacus_cnn", "tfp_cnn", "tramer_cnn", "scatter_linear"
+    ]
+    groups: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _groups_are_of_features(self) -> Options:
+        if self.groups is not None and self.name != "scatter_linear":
+            raise ValueError(f"groups: for scatter_linear alone, not for {self.name}; remove it")
+        if self.groups is not None and COEFFICIENTS % self.groups:
+            raise ValueError(f"groups: {self.groups} does not divide {COEFFICIENTS} features")
+        return self
+
+
+def build(options: Options, facts: DataFacts) -> nn.Module:
+    """Build a model that gives logits of shape (n, num_classes).
+
+    Args:
+        options: Which model.
+        facts: Gives the number of classes and the shape of images.
+
+    Returns:
+        The model, freshly initialised from torch's global generator.
+    """
+    if options.name in dp_models.NAMES:
+        return dp_models.build_dp_model(options.name, options.groups, facts)
+    channels, side, _ = facts.input_shape
+    if options.name == "lenet":
+        return lenet(channels, side, facts.num_classes)
+    if options.name == "small_cnn":
+        return small_cnn(facts.num_classes, channels)
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(facts.input_shape), facts.num_classes))

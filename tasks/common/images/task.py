@@ -1,0 +1,157 @@
+"""A task on a store of labelled images: the clients of a row, made when it is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pfl_bench.data import InMemorySplit, Store
+from pfl_bench.types import BatchTransform, ConfigError
+from tasks.common.classification import InMemoryTask
+from tasks.common.images.store import WRITER, Images
+from tasks.common.images.transform import WHITE, Scale
+from tasks.common.options import StrictOptions
+from tasks.common.partition.options import (
+    Assignment,
+    FeatureNoise,
+    PartitionOptions,
+    Writers,
+    assign,
+    by_writer,
+    pooled,
+)
+
+
+class ImageOptions(StrictOptions):
+    """Options that tasks on images have in common.
+
+    Attributes:
+        data: Path of the store that ``pfl-bench data prepare`` wrote.
+        partition: The clients of the training split: {kind: iid, num_clients: 10}, or another kind
+            (``tasks/common/partition``); null leaves the split whole, for central training.
+    """
+
+    data: str
+    partition: PartitionOptions | None = None
+
+
+class ImageTask(InMemoryTask[InMemorySplit]):
+    """Classify images; cross entropy loss.
+
+    Attributes:
+        transform: From bytes to what models take.
+    """
+
+    def __init__(self, *arguments: Any, transform: BatchTransform) -> None:
+        super().__init__(*arguments)
+        self.transform = transform
+
+
+def read_store(store: Store) -> dict[str, Images]:
+    """Read all splits of a store into memory."""
+    splits = {}
+    for name in store.split_names:
+        split = store.split(name)
+        columns = {field: split.read(field, 0, split.num_examples) for field in store.fields}
+        splits[name] = Images(columns["inputs"], columns["targets"], columns.get(WRITER))
+    return splits
+
+
+def build_task(
+    store: Store,
+    partition: PartitionOptions | None,
+    splits: Mapping[str, Images] | None = None,
+    transform: BatchTransform | None = None,
+) -> ImageTask:
+    """Make a row's clients.
+
+    Args:
+        store: An open store of images.
+        partition: The clients of train. In the other splits each writer is a client if they are
+            in train; otherwise all of a split is one client.
+        splits: Other splits than the store's, with its writers.
+        transform: Applied to batches; None to scale alone.
+
+    Raises:
+        ConfigError: The store does not know the writers who are asked for, or the partition cannot
+            be made.
+    """
+    facts = store.facts
+    is_noisy = isinstance(partition, FeatureNoise)
+    if store.fields["inputs"].dtype != "uint8" and (transform is not None or is_noisy):
+        what = "task.partition: kind 'feature_noise'" if is_noisy else "task.augment"
+        raise ConfigError(
+            f"{what}: of pixels alone, but the store has features of images ({facts.variant}); "
+            "prepare it with features=pixels, or choose otherwise"
+        )
+    if isinstance(partition, Writers) and WRITER not in store.fields:
+        raise ConfigError(
+            f"task.partition: kind 'writers', but the store ({facts.variant}) does not know who "
+            "wrote what; prepare it again from files that say so, or choose another kind"
+        )
+    digest, made = hashlib.sha256(), {}
+    for name, images in (splits or read_store(store)).items():
+        clients = _clients(name, images, partition)
+        digest.update(clients.order.tobytes() + clients.offsets.tobytes())
+        made[name] = _split(name, images, clients, partition)
+    variant = facts.variant if splits is None else f"{facts.variant}-by-writer"
+    natural = isinstance(partition, Writers)
+    if partition is not None and not (natural and splits is not None):
+        variant += f"-{partition.kind}"
+    shape = facts.input_shape if len(facts.input_shape) == 3 else (1, *facts.input_shape)
+    facts = replace(
+        facts,
+        variant=variant,
+        input_shape=shape,
+        class_names=tuple(store.names("targets")),
+        artificial_users=not natural,
+        extra={**facts.extra, "artificial_users": not natural, "clients": _name(digest)},
+    )
+    return ImageTask(store.task, made, facts, transform=transform or Scale())
+
+
+def _name(digest: hashlib._Hash) -> str:
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _clients(name: str, images: Images, partition: PartitionOptions | None) -> Assignment:
+    if isinstance(partition, Writers) and images.writers is not None:
+        return by_writer(images.writers, np.unique(images.writers))
+    if name != "train" or partition is None or isinstance(partition, Writers):
+        return pooled(len(images.targets), name)
+    return assign(partition, images.targets.astype(np.int64))
+
+
+def _split(
+    name: str, images: Images, clients: Assignment, partition: PartitionOptions | None
+) -> InMemorySplit:
+    """The images in the order of their clients, with a channel axis."""
+    inputs: NDArray[Any] = images.inputs[clients.order]
+    if inputs.ndim == 3:
+        inputs = inputs[:, None]
+    if name == "train" and isinstance(partition, FeatureNoise):
+        inputs = _noisy(inputs, clients.offsets, partition)
+    targets = torch.from_numpy(images.targets[clients.order].astype(np.int64))
+    return InMemorySplit(
+        name, torch.from_numpy(inputs), targets, clients.offsets, clients.client_ids
+    )
+
+
+def _noisy(
+    inputs: NDArray[np.uint8], offsets: NDArray[np.int64], partition: FeatureNoise
+) -> NDArray[np.float32]:
+    noisy = inputs.astype(np.float32) / np.float32(WHITE)
+    for client, (start, stop) in enumerate(pairwise(offsets)):
+        rng = np.random.default_rng([partition.seed, client])
+        noise = rng.standard_normal(noisy[start:stop].shape, dtype=np.float32)
+        noisy[start:stop] += noise * np.float32(
+            partition.level * (client + 1) / partition.num_clients
+        )
+    return noisy

@@ -1,0 +1,1 @@
+"""Examples that are assigned to clients by an experimenter's rule."""

@@ -1,0 +1,69 @@
+"""The models of DP-SGD's standard tables by name, for images of 28 and of 32 pixels a side."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pfl_bench.types import DataFacts
+from tasks.common.shapes import check_inputs
+from tasks.common.vision.dp_cnn import draw_he_normal, strided_cnn, tanh_cnn
+from tasks.common.vision.scatter_linear import scatter_linear
+from tasks.common.vision.scattering import COEFFICIENTS
+
+NAMES = ("opacus_cnn", "tfp_cnn", "tramer_cnn", "scatter_linear")
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MNIST = (0.1307,), (0.3081,)
+
+
+class FixedNormalization(nn.Module):
+    """Measures each channel of images in a given standard deviation from a given mean.
+
+    Args:
+        mean: Of each channel, in pixels in 0 to 1.
+        stddev: Of each channel, positive.
+    """
+
+    mean: Tensor
+    stddev: Tensor
+
+    def __init__(self, mean: tuple[float, ...], stddev: tuple[float, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
+        self.register_buffer("stddev", torch.tensor(stddev).view(1, -1, 1, 1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Normalise ``inputs``, shape (n, C, height, width)."""
+        return (inputs - self.mean) / self.stddev
+
+
+def build_dp_model(name: str, groups: int | None, facts: DataFacts) -> nn.Module:
+    """Build a model of ``NAMES``.
+
+    Args:
+        name: Which one: "opacus_cnn" (ReLU, normalised by MNIST's published mean and deviation),
+            "tfp_cnn" (without activations, He's initialisation), "tramer_cnn" (tanh; of 28 or 32
+            pixels a side, these normalised as ImageNet) or "scatter_linear".
+        groups: Of "scatter_linear": see there.
+        facts: Gives the shape of inputs and the number of classes.
+
+    Raises:
+        ConfigError: The data have other inputs.
+    """
+    shape, classes = tuple(facts.input_shape), facts.num_classes
+    task = facts.variant.split("-")[0]
+    if name == "scatter_linear":
+        takes = "scattering features (data prepare ... features=scattering)"
+        is_such = len(shape) == 3 and shape[0] in (COEFFICIENTS, 3 * COEFFICIENTS)
+        check_inputs(is_such, task, name, takes, facts)
+        return scatter_linear((shape[0], shape[1], shape[2]), classes, groups)
+    if name == "tramer_cnn" and shape == (3, 32, 32):
+        return nn.Sequential(FixedNormalization(*IMAGENET), tanh_cnn(classes))
+    check_inputs(shape == (1, 28, 28), task, name, "images of shape (1, 28, 28)", facts)
+    if name == "tramer_cnn":
+        return strided_cnn(classes, 2, nn.Tanh)
+    if name == "opacus_cnn":
+        return nn.Sequential(FixedNormalization(*_MNIST), strided_cnn(classes, 3, nn.ReLU))
+    model = strided_cnn(classes, 3, nn.Identity)
+    draw_he_normal(model)
+    return model

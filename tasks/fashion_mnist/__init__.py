@@ -1,0 +1,1 @@
+"""Fashion-MNIST: articles of clothing, by artificial clients."""

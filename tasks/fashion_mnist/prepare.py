@@ -1,0 +1,64 @@
+"""Turn Fashion-MNIST's four files into a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.types import RemoteFile
+from tasks.common.images.features import FeatureOptions, featured
+from tasks.common.images.idx_files import PARTS, read_split
+from tasks.common.images.store import About, write_images
+from tasks.common.progress import Progress
+
+_MIRRORS = (
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+)
+# Digests: the publisher's README, and torchvision's class FashionMNIST.
+_DIGESTS = {
+    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+}
+FILES = tuple(
+    RemoteFile(name, tuple(f"{mirror}{name}" for mirror in _MIRRORS), None, f"md5:{digest}")
+    for name, digest in _DIGESTS.items()
+)
+FILES_NOTE = "Fashion-MNIST as published (MIT)."
+CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+
+
+class Options(FeatureOptions):
+    """Options of preparing Fashion-MNIST: which features of images."""
+
+
+def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
+    """Read a folder of public files and write a store, whole or not at all.
+
+    ``source`` is a folder with the four files. For the other arguments see ``tasks``.
+
+    Returns:
+        Facts for printing: variant, source and examples by split.
+
+    Raises:
+        DataError: A file is missing or damaged.
+    """
+    splits = {}
+    for done, name in enumerate(PARTS, start=1):
+        splits[name] = read_split(Path(source), name)
+        progress("reading Fashion-MNIST (splits)", done, len(PARTS))
+    about = About("fashion_mnist", "fashion-mnist", "Fashion-MNIST as published", CLASSES)
+    return write_images(Path(out), *featured(about, splits, options, progress))

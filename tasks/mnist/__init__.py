@@ -1,0 +1,1 @@
+"""MNIST: written digits, by artificial clients or by their real writers."""

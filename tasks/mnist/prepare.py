@@ -1,0 +1,73 @@
+"""Turn MNIST's four files, perhaps with QMNIST's labels, into a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.types import DataError
+from tasks.common.idx import find_idx
+from tasks.common.images.features import FeatureOptions, featured
+from tasks.common.images.idx_files import PARTS, file_names, read_split
+from tasks.common.images.store import About, Images, write_images
+from tasks.common.progress import Progress
+from tasks.common.qmnist import (
+    LABEL_FILES,
+    MNIST_FILES,
+    TEST_LABELS,
+    TRAIN_LABELS,
+    WRITER_COLUMN,
+    check_classes,
+    read_labels,
+)
+
+FILES = (*MNIST_FILES, *LABEL_FILES)
+FILES_NOTE = (
+    "MNIST as published (CC BY-SA 3.0), and QMNIST's labels (BSD), which name each digit's writer."
+)
+_LABELS = {"train": TRAIN_LABELS, "test": TEST_LABELS}
+
+
+class Options(FeatureOptions):
+    """Options of preparing MNIST: which features of images."""
+
+
+def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
+    """Read a folder of public files and write a store, whole or not at all.
+
+    ``source`` is a folder with MNIST's four files; with QMNIST's two label files beside them, the
+    store knows who wrote each digit. For the other arguments see ``tasks``.
+
+    Returns:
+        Facts for printing: variant, source, examples by split, and the number of writers.
+
+    Raises:
+        DataError: A file is missing or damaged, or labels disagree.
+    """
+    source, splits = Path(source), {}
+    for done, name in enumerate(PARTS, start=1):
+        splits[name] = _with_writers(source, name, read_split(source, name))
+        progress("reading MNIST (splits)", done, len(PARTS))
+    known = [images.writers for images in splits.values() if images.writers is not None]
+    if len(known) == 1:
+        there = next(name for name, images in splits.items() if images.writers is not None)
+        absent = next(name for name in _LABELS.values() if name != _LABELS[there])
+        raise DataError(
+            f"{source}: has {_LABELS[there]}, but not {absent}, with .gz or without; put both of "
+            "QMNIST's label files there, or neither"
+        )
+    counts = {"writers": len({int(one) for part in known for one in part})} if known else {}
+    told = ", with QMNIST's writers" if known else ""
+    about = About("mnist", "mnist", f"MNIST as published{told}", [*"0123456789"], counts)
+    return write_images(Path(out), *featured(about, splits, options, progress))
+
+
+def _with_writers(source: Path, split: str, images: Images) -> Images:
+    path = find_idx(source, _LABELS[split])
+    if path is None:
+        return images
+    labels = read_labels(path)
+    mnist = find_idx(source, file_names(split)[1])
+    assert mnist is not None  # it was read
+    check_classes(mnist, images.targets, path, labels)
+    return Images(images.inputs, images.targets, labels[: len(images.targets), WRITER_COLUMN])
