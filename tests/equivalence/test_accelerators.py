@@ -30,6 +30,7 @@ NOISE = {
     "privacy__noise_cohort_size": None,
     "privacy__noise_multiplier": 4.0,
 }
+BY_EXAMPLE = {"task__split_by": "example"}
 CYCLIC = {"federated__sampling": "cyclic_poisson", "federated__separation": 2}
 OF_MECHANISMS: dict[str, dict[str, Any]] = {
     "banded_matrix_factorization": CYCLIC,
@@ -41,6 +42,8 @@ OF_MECHANISMS: dict[str, dict[str, Any]] = {
 DP = {"central__num_epochs": 1, "privacy__epsilon": None, "privacy__noise_multiplier": 1.0}
 # What plug-ins ask for that have no default.
 REQUIRED: dict[str, dict[str, Any]] = {
+    "ditto": {"proximal_weight": 0.1},
+    "feddyn": {"alpha": 0.1},
     "fedprox": {"proximal_weight": 0.1},
     "minibatch_sgd": {"fraction": 0.5},
     "qfedavg": {"q": 1.0},
@@ -65,7 +68,9 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
     ):
         for name in plugins.available(kind):
             options = {"name": name, **REQUIRED.get(name, {})}
-            yield name, "federated", {**uniform, f"federated__{key}": options}
+            changes = {**uniform, f"federated__{key}": options}
+            # Clients with models of their own are tested on examples of their own.
+            yield name, "federated", {**changes, **{"ditto": BY_EXAMPLE}.get(name, {})}
     for name in plugins.available(plugins.MECHANISM):
         if name != "none":
             options = {"name": name, **REQUIRED.get(name, {"clip_norm": 0.5})}

@@ -16,9 +16,10 @@ own, each on its client's examples. A client that was in no round yet has the ce
 data must be split by example, so that a client has examples of each split. ``select_best`` selects
 the central model; clients' own are those of the last round.
 
-Costs: a client sends its update alone. Steps of both models are counted, but a virtual clock knows
-the central model's alone. A simulation holds the v_i of all clients that were ever drawn, 4 P bytes
-each, in memory (not the GPU's) and in each checkpoint, and trains in one process.
+Costs: a client sends its update alone. A run counts the steps of both models; a virtual clock and
+``pfl-bench show`` reckon with the central model's. A simulation holds the v_i of all clients that
+were ever drawn, 4 P bytes each, in memory (not the GPU's) and in each checkpoint, and trains in one
+process.
 
 Guarantee: of what is released, the central model, every mechanism's guarantee holds as with FedAvg:
 a client sends one update, which is made of its data and of x, and of nothing that it keeps. The v_i

@@ -15,9 +15,11 @@ from pfl_bench.federated.parts import build_model, build_task
 from pfl_bench.files import read_metrics
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.rng import Purpose, stream
+from pfl_bench.runs.audit_inputs import central_optimizer
 from pfl_bench.runs.checkpoint import load_latest
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError
+from privacy.audit.central_steps import CentralOptimizer
 from tests.equivalence.test_processes import InTurn
 from tests.helpers import central_of, make_config
 
@@ -172,6 +174,8 @@ def test_a_private_run_covers_the_central_model(tmp_path: Path) -> None:
     assert torch.equal(central_of(tmp_path / "ours"), central_of(tmp_path / "fedavg"))
     assert ours["privacy"]["simulated"]["epsilon"] > 0
     assert "test/personal_accuracy" in ours["metrics"]
+    # The central step is FedAvg's, so an audit takes it anew.
+    assert isinstance(central_optimizer(ditto(**private)), CentralOptimizer)
 
 
 def test_personal_metrics_can_be_expected_and_have_their_direction(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pfl_bench.federated.algorithms.fednova import normalizer
 from pfl_bench.federated.parts import FederatedParts, build_model, build_task
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.files import read_metrics
+from pfl_bench.runs.audit_inputs import central_optimizer
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, LocalTraining
 from privacy.errors import PlanError
@@ -146,6 +147,7 @@ def test_a_private_run_needs_steps_that_nobody_sends(tmp_path: Path) -> None:
         run(fednova(privacy=PRIVACY), tmp_path / "refused")
     fixed = {"privacy": PRIVACY, "federated__num_rounds": 1}
     initial = parts_of(fednova(3.0, **fixed)).model.vector
+    assert "what the algorithm fednova makes" in str(central_optimizer(fednova(3.0, **fixed)))
     moved = []
     for steps in (3.0, 6.0):
         summary = run(fednova(steps, **fixed), tmp_path / str(steps))
