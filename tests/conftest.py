@@ -31,6 +31,11 @@ settings.load_profile("pfl-bench")
 os.environ["PFL_BENCH_CACHE"] = "off"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones first, so that no process is left alone with one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture
 def config_file(tmp_path: Path) -> Callable[..., Path]:
     """Write a small configuration file: ``config_file("central", seed=4)``."""

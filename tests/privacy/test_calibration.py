@@ -85,12 +85,13 @@ def test_calibration_of_fixed_size_sampling() -> None:
 
 @pytest.mark.parametrize("accountant", ["rdp", "pld", "prv"])
 def test_max_rounds_is_the_last_round_within_the_budget(accountant: str) -> None:
-    participation = Participation.named("poisson", 10_000, 100)
-    rounds = max_rounds(2.0, 1e-5, participation, 1.0, accountant)
-    assert epsilon_of_rounds(participation, 1.0, rounds, 1e-5, accountant) <= 2.0
-    assert epsilon_of_rounds(participation, 1.0, rounds + 1, 1e-5, accountant) > 2.0
+    participation = Participation.named("poisson", 1000, 200)
+    rounds = max_rounds(2.0, 1e-5, participation, 8.0, accountant)
+    assert 300 < rounds < 400
+    assert epsilon_of_rounds(participation, 8.0, rounds, 1e-5, accountant) <= 2.0
+    assert epsilon_of_rounds(participation, 8.0, rounds + 1, 1e-5, accountant) > 2.0
     for limit in (1, rounds - 1, rounds, rounds + 1):
-        found = max_rounds(2.0, 1e-5, participation, 1.0, accountant, limit)
+        found = max_rounds(2.0, 1e-5, participation, 8.0, accountant, limit)
         assert found == min(limit, rounds)
 
 

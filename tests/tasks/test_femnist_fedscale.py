@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ from pfl_bench.data import Store
 from pfl_bench.types import ConfigError
 from tasks.femnist.fedscale import CODES
 from tasks.femnist.nist import class_of_code
+from tests import warm
 from tests.helpers import REPOSITORY
 from tests.tasks.femnist_files import contents, prepared, refused, write_leaf, write_png
 
@@ -190,14 +189,13 @@ def test_small_writers_can_be_left_out_and_others_dealt_anew(raw: Path, tmp_path
 def test_the_command_says_what_is_wrong_and_writes_nothing(raw: Path, tmp_path: Path) -> None:
     change(raw, "44,6", "44,62")
     given = ["data", "prepare", "femnist", "--source", str(raw), "--out", str(tmp_path / "f.h5")]
-    command = [sys.executable, "-m", "pfl_bench", *given]
-    failed = subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True)
+    failed = warm.python("-m", "pfl_bench", *given, cwd=REPOSITORY)
     assert failed.returncode == 2
     assert "train.csv, line 2" in failed.stderr
     assert "Traceback" not in failed.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
     change(raw, "44,62", "44,6")
-    done = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    done = warm.python("-m", "pfl_bench", *given, cwd=REPOSITORY, check=True)
     assert "variant: fedscale" in done.stdout
     shown = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert json.loads(shown["splits"])["train"] == {"users": 2, "examples": 5}

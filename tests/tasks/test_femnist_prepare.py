@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,8 @@ from pydantic import ValidationError
 from pfl_bench.data import Store
 from pfl_bench.types import ConfigError
 from tasks.femnist.prepare import Options, prepare
+from tests import warm
+from tests.helpers import REPOSITORY
 from tests.tasks.femnist_files import (
     contents,
     make_users,
@@ -205,13 +206,8 @@ except DataError as error:
 def test_a_full_disk_is_said_and_leaves_nothing(source: Path, tmp_path: Path) -> None:
     # The examples are 61,230 bytes.
     (tmp_path / "o").mkdir()
-    out = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(source), str(tmp_path / "o" / "x.h5"), "20000"],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).resolve().parents[2],
-    )
+    command = ("-c", LIMITED, str(source), str(tmp_path / "o" / "x.h5"), "20000")
+    out = warm.python(*command, cwd=REPOSITORY, check=True)
     assert "cannot write temporary data" in out.stdout
     assert "free space" in out.stdout
     assert list((tmp_path / "o").iterdir()) == []

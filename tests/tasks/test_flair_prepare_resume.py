@@ -16,6 +16,7 @@ from filelock import FileLock
 from pfl_bench.data import Store
 from pfl_bench.types import DataError
 from tasks.flair.prepare import Options, prepare
+from tests import warm
 from tests.helpers import REPOSITORY
 from tests.pfl_bench.data.test_store_full_disk import small_disk
 from tests.tasks.flair_files import (
@@ -69,8 +70,8 @@ def test_a_killed_process_is_gone_on_with(tmp_path: Path, stage: str) -> None:
     folder.mkdir()
     out = folder / "out.h5"
     at = (source / "small_images-00.tar.gz").stat().st_size + 1 if stage != "writing" else 5
-    command = [sys.executable, "-c", KILLED, str(source), str(out), stage, str(at), str(SIDE)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    command = ("-c", KILLED, str(source), str(out), stage, str(at), str(SIDE))
+    done = warm.python(*command, cwd=REPOSITORY)
     assert done.returncode == -9, done.stderr
     assert not out.exists()
     assert ".out.h5.spool" in names(folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tasks.common.leaf import parts as parts_module
 from tasks.common.leaf.partition import Gathering, Partition, PartitionOptions, write_partition
 from tasks.common.leaf.parts import rank_examples
 from tasks.common.leaf.plan import bounds, rank_users, systematic_bounds
+from tests import warm
 from tests.helpers import REPOSITORY
 from tests.tasks.leaf_samples import (
     FIELDS,
@@ -628,13 +628,7 @@ for limit in map(int, sys.argv[2:]):
 @pytest.mark.skipif(sys.platform == "win32", reason="no limits on file sizes on Windows")
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     limits = ["100000", "600000", "980000", "1001000", "2000000"]
-    out = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path), *limits],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-    )
+    out = warm.python("-c", LIMITED, str(tmp_path), *limits, cwd=REPOSITORY, check=True)
     assert not out.stderr
     lines = out.stdout.splitlines()
     stages = [line.split()[0] for line in lines]
