@@ -74,7 +74,8 @@ def _at_half(spectrum: Tensor) -> Tensor:
     """Every other pixel along each axis of what has a spectrum: leaving them out folds it."""
     side = spectrum.shape[-1] // 2
     folded = spectrum[..., :side, :] + spectrum[..., side:, :]
-    return torch.fft.ifft2((folded[..., :side] + folded[..., side:]) / 4.0)
+    kept: Tensor = torch.fft.ifft2((folded[..., :side] + folded[..., side:]) / 4.0)
+    return kept
 
 
 def _averaged(values: Tensor, average: Tensor) -> Tensor:
