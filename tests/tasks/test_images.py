@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pfl_bench.cli.main import main
 from pfl_bench.data import Store
 from pfl_bench.federated.parts import build_model, build_task
 from pfl_bench.types import ConfigError, DataError
@@ -224,6 +225,31 @@ def test_models_fit_the_tasks(
     assert flat.num_parameters == parameters
     inputs = built.transform(built.split("test").read_range(0, 3).inputs, None)
     assert flat.module(inputs).shape == (3, 10)
+
+
+def test_statistics_count_each_client_s_classes(
+    mnist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partition = "partition={kind: labels, num_clients: 10, labels_per_client: 1}"
+    command = ["data", "stats", str(mnist), partition, "clients=3"]
+    assert main([*command, "--plots", str(tmp_path / "plots")]) == 0
+    printed = capsys.readouterr().out
+    assert "ARTIFICIAL CLIENTS: THEY STAND FOR NO PERSON" in printed
+    assert "train: 10 clients of 36 to 36 images, mean 36.00, sd 0.00" in printed
+    lines = printed.splitlines()
+    for client in range(3):
+        (line,) = [text for text in lines if text.startswith(f"client-{client} ")]
+        assert line.split()[1:] == [*("36" if k == client else "0" for k in range(10)), "36"]
+    assert "and 7 clients more" in printed
+    assert any("images_by_class" in path.name for path in (tmp_path / "plots").iterdir())
+    assert main([*command[:3], "partition={kind: writers}"]) == 0
+    printed = capsys.readouterr().out
+    assert "ARTIFICIAL" not in printed
+    assert "writer-0011" in printed
+    assert main([*command[:3], "partition={kind: dirichlet, num_clients: 10}"]) == 2
+    assert "partition.alpha: required, but missing" in capsys.readouterr().err
+    assert main([*command[:3], "partition={kind: shards}"]) == 2
+    assert "a section whose kind is one of 'iid', 'dirichlet', 'labels'" in capsys.readouterr().err
 
 
 def test_writers_who_are_not_known_are_refused(tmp_path: Path) -> None:
