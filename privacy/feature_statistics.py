@@ -129,7 +129,7 @@ class StatisticsSums:
 
 def _clip(vectors: Array, bound: float) -> Array:
     """Scale each row beyond the bound down to it; rows that are not finite become zero."""
-    finite = np.isfinite(vectors).all(axis=1)
+    finite = np.asarray(np.isfinite(vectors).all(axis=1))
     kept = np.where(finite[:, None], vectors, 0.0)
     # Of a row divided by its largest element, no square overflows.
     largest = np.abs(kept).max(axis=1, initial=0.0)

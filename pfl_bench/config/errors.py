@@ -87,7 +87,7 @@ def _explain(
 ) -> str:
     kind, given = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
-        siblings = _fields_at(model, keys[:-1])
+        siblings = _fields_at(model, detail["loc"][:-1])
         elsewhere = [name for name in _all_paths(root) if name.endswith("." + keys[-1])]
         hint = did_you_mean(keys[-1], siblings, ".", cutoff=0.5)
         hint = f"; did you mean '{elsewhere[0]}'?" if elsewhere else hint
@@ -189,19 +189,28 @@ def _kinds(annotation: Any, constraints: tuple[Any, ...]) -> Iterator[_Allowed]:
 
 
 def _tag(kind: Any) -> Any:
-    """What chooses a section among several: the one value of its key ``name``."""
-    if not _is_model(kind) or "name" not in kind.model_fields:
-        return None
-    values = get_args(kind.model_fields["name"].annotation)
-    return values[0] if len(values) == 1 else None
+    """What chooses a section among several: the one value of its key ``name`` or ``kind``."""
+    field = _tag_field(kind)
+    return None if field is None else get_args(kind.model_fields[field].annotation)[0]
+
+
+def _tag_field(kind: Any) -> str | None:
+    """The key that has one value alone."""
+    for name in ("name", "kind") if _is_model(kind) else ():
+        field = kind.model_fields.get(name)
+        if field is not None and len(get_args(field.annotation)) == 1:
+            return name
+    return None
 
 
 def _words(annotation: Any, constraints: tuple[Any, ...]) -> str:
     """What is allowed, such as "a whole number >= 1, or null"."""
     parts = list(_kinds(annotation, constraints))
-    tags = [tag for kind, _ in parts if (tag := _tag(kind)) is not None]
+    tags = {_tag(kind): _tag_field(kind) for kind, _ in parts if _tag(kind) is not None}
     if len(tags) > 1:
-        return f"a section whose name is one of {', '.join(map(repr, tags))}"
+        (field,) = set(tags.values())
+        null = ", or null" if any(kind is NoneType for kind, _ in parts) else ""
+        return f"a section whose {field} is one of {', '.join(map(repr, tags))}{null}"
     texts = [_kind_in_words(kind, limits) for kind, limits in parts if kind is not NoneType]
     texts += ["null"] * (len(texts) < len(parts))
     return ", or ".join(dict.fromkeys(texts))
@@ -259,8 +268,8 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _fields_at(model: type[BaseModel], keys: Sequence[str]) -> list[str]:
-    _, here = _find(model, [int(key) if key.isdigit() else key for key in keys])
+def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
+    _, here = _find(model, loc)
     section = None if here is None else _section(here[0])
     return [] if section is None else list(section.model_fields)
 

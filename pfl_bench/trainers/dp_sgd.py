@@ -7,10 +7,10 @@ caller's part (``central.py``).
 from __future__ import annotations
 
 import warnings
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
@@ -45,7 +45,6 @@ class PrivateSteps:
         forward: Forward,
         options: CentralOptions,
     ) -> None:
-        from opacus import GradSampleModule
         from opacus.optimizers import DPOptimizer
         from opacus.validators import ModuleValidator
 
@@ -58,7 +57,7 @@ class PrivateSteps:
         self._model = model
         self._checked = False
         try:
-            self._module = GradSampleModule(model.module, loss_reduction="mean")
+            self._module = _with_example_gradients(model.module)
         except NotImplementedError as error:  # Opacus', of a layer that it has no rule for
             raise _unfit(error) from error
         self._optimizer = DPOptimizer(
@@ -150,6 +149,28 @@ class PrivateSteps:
             for sample in samples:
                 sample[~finite] = 0.0
         return lost
+
+
+def _with_example_gradients(module: nn.Module) -> Any:
+    """Opacus' module that gives gradients of single examples, whatever the layout of images.
+
+    Raises:
+        NotImplementedError: It has no rule for a layer.
+    """
+    from opacus import GradSampleModule
+    from opacus.grad_sample.conv import compute_conv_grad_sample
+
+    def of_convolution(layer: nn.Conv2d, activations: list[Tensor], backprops: Tensor) -> Any:
+        # Opacus 1.6 reads inputs as if each channel lay in one piece, whatever their strides.
+        inputs = [part.contiguous() for part in activations]
+        return compute_conv_grad_sample(layer, inputs, backprops)
+
+    class WithExampleGradients(GradSampleModule):  # type: ignore[misc]
+        """Opacus' rules, but for convolutions."""
+
+        GRAD_SAMPLERS: ClassVar = {**GradSampleModule.GRAD_SAMPLERS, nn.Conv2d: of_convolution}
+
+    return WithExampleGradients(module, loss_reduction="mean")
 
 
 def _unfit(error: Exception) -> ConfigError:

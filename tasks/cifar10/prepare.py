@@ -11,7 +11,7 @@ from tasks.common.forms import choose_form
 from tasks.common.images.features import FeatureOptions, featured
 from tasks.common.images.store import About, write_images
 from tasks.common.progress import Progress
-from tasks.common.vision.dp_models import IMAGENET
+from tasks.common.vision import imagenet
 
 # Size and digest: the publisher's page.
 FILES = (
@@ -58,4 +58,5 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         variant += "-partial"
     told = "CIFAR-10, JPEG copy: pixels and order are not the published ones"
     about = About("cifar10", variant, told if is_copy else "CIFAR-10 as published", CLASSES)
-    return write_images(Path(out), *featured(about, splits, options, progress, IMAGENET))
+    normalization = imagenet.MEAN, imagenet.STD
+    return write_images(Path(out), *featured(about, splits, options, progress, normalization))

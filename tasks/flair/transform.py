@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# ImageNet's, of pixels in 0..1: torchvision's documentation of its classification weights.
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
+from tasks.common.vision.imagenet import MEAN, STD
 
 
 class CropFlipNormalize:

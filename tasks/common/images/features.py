@@ -7,11 +7,9 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tasks.common.images.store import About, Images
-from tasks.common.images.transform import WHITE
 from tasks.common.options import StrictOptions
 from tasks.common.progress import Progress
 
@@ -62,7 +60,10 @@ def _scattered(
     split: str,
     progress: Progress,
 ) -> NDArray[np.float16]:
-    # Its constants take a moment, and other preparations need none of them.
+    # Preparing pixels needs no torch.
+    import torch
+
+    from tasks.common.images.transform import WHITE
     from tasks.common.vision.scattering import scattering
 
     mean, stddev = (torch.tensor(part).view(1, -1, 1, 1) for part in normalization)

@@ -98,7 +98,7 @@ def build_task(
         )
     digest, made = hashlib.sha256(), {}
     for name, images in (splits or read_store(store)).items():
-        clients = _clients(name, images, partition)
+        clients = clients_of(name, images, partition)
         digest.update(clients.order.tobytes() + clients.offsets.tobytes())
         made[name] = _split(name, images, clients, partition)
     variant = facts.variant if splits is None else f"{facts.variant}-by-writer"
@@ -121,7 +121,8 @@ def _name(digest: hashlib._Hash) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _clients(name: str, images: Images, partition: PartitionOptions | None) -> Assignment:
+def clients_of(name: str, images: Images, partition: PartitionOptions | None) -> Assignment:
+    """Assign the images of a split as ``build_task`` says."""
     if isinstance(partition, Writers) and images.writers is not None:
         return by_writer(images.writers, np.unique(images.writers))
     if name != "train" or partition is None or isinstance(partition, Writers):

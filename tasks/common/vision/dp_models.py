@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from pfl_bench.types import DataFacts
 from tasks.common.shapes import check_inputs
+from tasks.common.vision import imagenet
 from tasks.common.vision.dp_cnn import draw_he_normal, strided_cnn, tanh_cnn
 from tasks.common.vision.scatter_linear import scatter_linear
 from tasks.common.vision.scattering import COEFFICIENTS
 
 NAMES = ("opacus_cnn", "tfp_cnn", "tramer_cnn", "scatter_linear")
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MNIST = (0.1307,), (0.3081,)
 
 
@@ -58,7 +58,7 @@ def build_dp_model(name: str, groups: int | None, facts: DataFacts) -> nn.Module
         check_inputs(is_such, task, name, takes, facts)
         return scatter_linear((shape[0], shape[1], shape[2]), classes, groups)
     if name == "tramer_cnn" and shape == (3, 32, 32):
-        return nn.Sequential(FixedNormalization(*IMAGENET), tanh_cnn(classes))
+        return nn.Sequential(FixedNormalization(imagenet.MEAN, imagenet.STD), tanh_cnn(classes))
     check_inputs(shape == (1, 28, 28), task, name, "images of shape (1, 28, 28)", facts)
     if name == "tramer_cnn":
         return strided_cnn(classes, 2, nn.Tanh)

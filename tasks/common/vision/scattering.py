@@ -50,7 +50,7 @@ def scattering(images: Tensor) -> Tensor:
             f"images of {height} x {width} pixels have no scattering transform here: sides must be "
             f"equal and a multiple of {STRIDE}, at least {2 * STRIDE}"
         )
-    return torch.cat([_transform(part) for part in images.split(_AT_ONCE)])
+    return torch.cat([_transform(part) for part in torch.split(images, _AT_ONCE)])
 
 
 def _transform(images: Tensor) -> Tensor:
@@ -74,12 +74,14 @@ def _at_half(spectrum: Tensor) -> Tensor:
     """Every other pixel along each axis of what has a spectrum: leaving them out folds it."""
     side = spectrum.shape[-1] // 2
     folded = spectrum[..., :side, :] + spectrum[..., side:, :]
-    return torch.fft.ifft2((folded[..., :side] + folded[..., side:]) / 4.0)
+    kept: Tensor = torch.fft.ifft2((folded[..., :side] + folded[..., side:]) / 4.0)
+    return kept
 
 
 def _averaged(values: Tensor, average: Tensor) -> Tensor:
     """Averages without the border: the low-pass filter is a product of one along each axis."""
-    return average @ values @ average.t()
+    averaged: Tensor = average @ values @ average.t()
+    return averaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ def _morlet(side: int, scale: int, angle: int) -> Complex:
     shape = _SIGMA * 2**scale, theta, _FREQUENCY / 2**scale, 4.0 / ANGLES
     wave = _gabor(side, *shape)
     bump = _gabor(side, shape[0], theta, 0.0, shape[3])
-    return wave - wave.sum() / bump.sum() * bump
+    return np.asarray(wave - wave.sum() / bump.sum() * bump)
 
 
 def _gabor(side: int, sigma: float, theta: float, frequency: float, slant: float) -> Complex:

@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -23,8 +23,12 @@ from pfl_bench.cli.main import main
 from pfl_bench.data import download as download_module
 from pfl_bench.data.download import LOCK, download
 from pfl_bench.types import DataError, PluginError, RemoteFile
+from tasks.cifar10 import prepare as cifar10_prepare
+from tasks.fashion_mnist import prepare as fashion_prepare
 from tasks.femnist import prepare
 from tasks.flair import prepare as flair_prepare
+from tasks.mnist import prepare as mnist_prepare
+from tests.tasks.cifar10_files import write_archive
 from tests.tasks.femnist_files import write_idx
 from tests.tasks.flair_files import make_pictures, write_tarballs
 
@@ -594,10 +598,10 @@ def test_what_flair_declares_can_be_prepared(
     assert '"train": {"users": 3, "examples": 8}' in capsys.readouterr().out
 
 
-def published(server: Server) -> tuple[RemoteFile, ...]:
-    """The files that femnist declares, by name, with content of the published shapes."""
+def published(server: Server, declared: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]:
+    """The files that a task declares, by name, with the server's content."""
     files = []
-    for file in prepare.FILES:
+    for file in declared:
         path = f"/{file.name}"
         server.script[path] = ["range"]
         content = server.contents[path]
@@ -622,7 +626,7 @@ def test_what_femnist_declares_can_be_prepared(
         path = write_idx(tmp_path / "x.gz", labels)
         server.contents[f"/qmnist-{part}-labels-idx2-int.gz"] = path.read_bytes()
         labels[:, 2] += 40
-    monkeypatch.setattr(prepare, "FILES", published(server))
+    monkeypatch.setattr(prepare, "FILES", published(server, prepare.FILES))
     monkeypatch.chdir(tmp_path)
 
     assert main(["data", "download", "femnist", "--out", "raw files"]) == 0
@@ -640,8 +644,34 @@ def test_what_femnist_declares_can_be_prepared(
     assert {count["users"] for count in counts} == {80}
 
 
-def test_femnists_real_declaration_is_in_order() -> None:
-    download_module.check_declaration(prepare.FILES)
+def test_what_cifar10_declares_can_be_prepared(
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    archive = write_archive(tmp_path / cifar10_prepare.ARCHIVE)
+    server.contents[f"/{archive.name}"] = archive.read_bytes()
+    monkeypatch.setattr(cifar10_prepare, "FILES", published(server, cifar10_prepare.FILES))
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "download", "cifar10"]) == 0
+    command = "pfl-bench data prepare cifar10 --source data/cifar10 --out cifar10.h5"
+    assert capsys.readouterr().out.rstrip().endswith(command)
+    assert main(command.split()[1:]) == 0
+    assert '"train": 20, "test": 4' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "files",
+    [prepare.FILES, mnist_prepare.FILES, fashion_prepare.FILES, cifar10_prepare.FILES],
+    ids=["femnist", "mnist", "fashion_mnist", "cifar10"],
+)
+def test_real_declarations_are_in_order(files: Sequence[RemoteFile]) -> None:
+    download_module.check_declaration(files)
+    assert all(file.digest is not None for file in files)
+
+
+def test_femnists_note_says_that_the_files_are_not_femnist() -> None:
     assert "MNIST/QMNIST" in prepare.FILES_NOTE
 
 

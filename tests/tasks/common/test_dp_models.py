@@ -16,8 +16,9 @@ from pfl_bench.types import ConfigError, DataFacts, NormalizesByStatistics
 from tasks.common.images.features import FeatureOptions, featured
 from tasks.common.images.models import Options
 from tasks.common.images.store import About, Images, write_images
+from tasks.common.vision import imagenet
 from tasks.common.vision.dp_cnn import draw_he_normal
-from tasks.common.vision.dp_models import IMAGENET, FixedNormalization
+from tasks.common.vision.dp_models import FixedNormalization
 from tasks.common.vision.scatter_linear import StandardizedLinear
 from tasks.common.vision.scattering import COEFFICIENTS, scattering
 
@@ -145,12 +146,12 @@ def test_prepared_features_are_those_of_normalised_pixels(tmp_path: Path) -> Non
 
     assert featured(about, splits, FeatureOptions(), progress) == (about, splits)
     options = FeatureOptions(features="scattering")
-    made = featured(about, splits, options, progress, IMAGENET)
+    made = featured(about, splits, options, progress, (imagenet.MEAN, imagenet.STD))
     write_images(tmp_path / "store.h5", *made)
     assert told == [6, 2]
     store = open_store(str(tmp_path / "store.h5"), "cifar10")
     assert store.facts.variant == "cifar10-scattering"
     stored = store.split("train").read("inputs", 0, 6)
-    pixels = FixedNormalization(*IMAGENET)(torch.from_numpy(images).float() / 255)
+    pixels = FixedNormalization(imagenet.MEAN, imagenet.STD)(torch.from_numpy(images).float() / 255)
     np.testing.assert_allclose(stored, scattering(pixels).numpy(), rtol=1e-3, atol=1e-4)
     assert stored.dtype == np.float16
