@@ -25,6 +25,7 @@ from tests.sabotage.blind_planting import (
 from tests.sabotage.planting import (
     CYCLIC,
     ROUNDS,
+    SEQUENTIAL,
     Patch,
 )
 
@@ -238,6 +239,7 @@ SAMPLING: tuple[Blind, ...] = (
         "up to 17",
         1.0,
         plant=dealt_twice,
+        changes=SEQUENTIAL,
         expects=("users_distinct",),
     ),
 )

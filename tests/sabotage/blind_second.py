@@ -31,7 +31,7 @@ from tests.sabotage.blind_planting import (
     noising,
     witness,
 )
-from tests.sabotage.planting import BANDED, CYCLIC, LAPLACE, LOCAL, ROUNDS, Patch
+from tests.sabotage.planting import BANDED, CYCLIC, LAPLACE, LOCAL, ROUNDS, SEQUENTIAL, Patch
 
 
 def coins_shifted(
@@ -262,6 +262,7 @@ SECOND: tuple[Blind, ...] = (
         "infinite: here the first client moves the updates of all others",
         0.1,
         plant=begins_where_the_last_ended,
+        changes=SEQUENTIAL,
     ),
     blind(
         "user_as_two_clients",

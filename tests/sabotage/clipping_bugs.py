@@ -27,7 +27,16 @@ from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
 from privacy.mechanisms.gaussian import Gaussian
 from privacy.plan import checks as plan_checks
 from tasks.digits import models
-from tests.sabotage.planting import ADAPTIVE, CLIP_NORM, COHORT, LAPLACE, ROUNDS, Bug, Patch
+from tests.sabotage.planting import (
+    ADAPTIVE,
+    CLIP_NORM,
+    COHORT,
+    LAPLACE,
+    ROUNDS,
+    SEQUENTIAL,
+    Bug,
+    Patch,
+)
 
 # Elements of the first layer's weight, which come before its bias.
 WEIGHTS = 640
@@ -332,6 +341,7 @@ CLIPPING_BUGS = (
         expects=("clip_bound", "clip_probe"),
         plant=let_nan_pass,
         around=nan_client,
+        changes=SEQUENTIAL,
     ),
     Bug(
         "wide_bound_for_one",
@@ -384,6 +394,7 @@ CLIPPING_BUGS = (
         "`SequentialEngine.train` yields it again",
         expects=("users_distinct",),
         plant=summed_twice,
+        changes=SEQUENTIAL,
     ),
     Bug(
         "hand_summed_twice",
@@ -391,6 +402,7 @@ CLIPPING_BUGS = (
         "`PairwiseReduction._add` adds the right one again",
         expects=("sum_path",),
         plant=hand_summed_twice,
+        changes=SEQUENTIAL,
     ),
     Bug(
         "hand_lost",
@@ -398,6 +410,7 @@ CLIPPING_BUGS = (
         "`PairwiseReduction.push` empties the last shard",
         expects=("sum_path",),
         plant=hand_lost,
+        changes=SEQUENTIAL,
     ),
     Bug(
         "bits_not_centred",
@@ -429,6 +442,7 @@ CLIPPING_BUGS = (
         "the digits' model",
         words="running statistics of users' data",
         around=batchnorm_model,
+        changes=SEQUENTIAL,
     ),
     Bug(
         "batchnorm_unplanned",
@@ -437,6 +451,7 @@ CLIPPING_BUGS = (
         words="training changed its buffer",
         plant=forget_batchnorm_plan,
         around=batchnorm_model,
+        changes=SEQUENTIAL,
     ),
     Bug(
         "batchnorm_released",
@@ -445,6 +460,7 @@ CLIPPING_BUGS = (
         expects=("batchnorm",),
         plant=forget_batchnorm,
         around=batchnorm_model,
+        changes=SEQUENTIAL,
     ),
     Bug(
         "control_variate_planned",

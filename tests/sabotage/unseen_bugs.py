@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from pfl_bench.client.engines.sequential import SequentialEngine
-from tests.sabotage.planting import Bug, Patch
+from tests.sabotage.planting import SEQUENTIAL, Bug, Patch
 
 
 def train_on_from_the_last(patch: Patch) -> None:
@@ -33,5 +33,6 @@ UNSEEN = (
         unseen="the record begins where an update is taken in: what an update was computed from, "
         "only training it again would show",
         plant=train_on_from_the_last,
+        changes=SEQUENTIAL,
     ),
 )
