@@ -17,10 +17,10 @@ ruff check .
 ruff format --check .
 
 # Types and the documentation use what the tests leave of the processors: a tenth of the time of two.
-checks=$(mktemp)
+logs=$(mktemp -d)
 pid=
-trap 'kill $pid 2>/dev/null || true; rm -f "$checks"' EXIT
-nice -n 5 bash -euc 'echo "== mypy"; mypy; echo "== docs"; python scripts/docs.py' >"$checks" 2>&1 &
+trap 'kill $pid 2>/dev/null || true; rm -rf "$logs"' EXIT
+nice -n 5 bash -euc 'echo "== mypy"; mypy; echo "== docs"; python scripts/docs.py' >"$logs/checks" 2>&1 &
 pid=$!
 if [ "$wheel" = true ]; then
     echo "== wheel"
@@ -28,8 +28,10 @@ if [ "$wheel" = true ]; then
 fi
 echo "== pytest"
 failed=0
-pytest -n 2 --dist worksteal "$@" || failed=$?
+pytest -n 2 --dist worksteal "$@" | tee "$logs/pytest" || failed=$?
 wait "$pid" || failed=$?
 pid=
-cat "$checks"
+cat "$logs/checks"
+# Last, where whoever reads the end of the output looks for it.
+tail -n 1 "$logs/pytest"
 exit "$failed"
