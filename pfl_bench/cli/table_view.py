@@ -12,6 +12,7 @@ from pfl_bench.cli import run_many
 from pfl_bench.cli.main import EXIT_FAILED
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.views import LoadedView, ViewRow, check_measured, load_view
+from pfl_bench.types import ConfigError, UserInputError
 
 if TYPE_CHECKING:
     from pfl_bench.report.run_folder import RunRecord
@@ -63,7 +64,38 @@ def _plans(view: LoadedView, runs: Path, arguments: argparse.Namespace) -> list[
             check_measured(view, row, resolved.config)
             plans.append(_Plan(row, runs / row.row / f"seed-{resolved.config.seed}", resolved))
     run_many.check_names(plan.resolved for plan in plans)
+    for plan in {plan.row.row: plan for plan in plans}.values():
+        _check_cells(view, plan)
     return plans
+
+
+def _check_cells(view: LoadedView, plan: _Plan) -> None:
+    """Check, before anything runs, that a row's data and model give each cell that is shown of it.
+
+    Raises:
+        ConfigError: One is not measured.
+    """
+    from pfl_bench.evaluation.evaluator import Evaluator
+    from pfl_bench.federated.parts import build_run
+
+    if not plan.row.expected or (plan.folder / "summary.json").exists():
+        return
+    config = plan.resolved.config
+    try:
+        parts = build_run(plan.resolved)
+    except UserInputError:
+        return  # Such as data that are not there: the run says it, and the other rows go on.
+    if not {*config.evaluation.final_splits} <= {*parts.task.split_names}:
+        return
+    evaluation = config.evaluation.model_copy(update={"select_best": None, "budgets": []})
+    # One that clients' own models have beside those of a model of all.
+    own = "/num_clients_without_examples"
+    cells = [entry for entry in plan.row.expected if not entry.metric.endswith(own)]
+    asked = config.model_copy(update={"evaluation": evaluation, "expected": cells})
+    try:
+        Evaluator(asked, parts.task, parts.model, parts.forward, None)
+    except ConfigError as error:
+        raise ConfigError(f"{view.path}: row '{plan.row.row}': {error}") from None
 
 
 def _with_the_views_cells(plan: _Plan, summary: dict[str, Any]) -> dict[str, Any]:

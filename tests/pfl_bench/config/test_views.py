@@ -123,6 +123,17 @@ def test_a_metric_of_a_split_that_is_not_evaluated_stops_before_the_first_run(
     assert not (folders / "runs").exists()
 
 
+def test_a_cell_that_no_metric_fills_stops_before_the_first_run(
+    folders: Path, capsys: Capture
+) -> None:
+    change(folders, lambda t: t["rows"][1]["expected"].append(cell("test/acuracy", 0.5)))
+    assert main(["table", str(folders / "other"), "--out", str(folders / "runs")]) == 2
+    told = capsys.readouterr().err
+    assert "view.yaml: row 'pfl': expected." in told
+    assert "'test/acuracy' is not measured; did you mean 'test/accuracy'?" in told
+    assert not (folders / "runs").exists()
+
+
 def test_a_view_uses_the_runs_of_its_rows(folders: Path, capsys: Capture) -> None:
     runs = folders / "runs"
     assert main(["table", str(folders / "rows"), "--out", str(runs), "--only", "fl"]) == 0
