@@ -211,6 +211,8 @@ def test_lenet_is_the_published_network(channels: int, side: int, parameters: in
     ("task", "model", "parameters"),
     [
         ("mnist", "softmax", 7_850),
+        # McMahan et al. 2017, section 3, and FLGo's.
+        ("mnist", "mcmahan_cnn", 1_663_370),
         ("fashion_mnist", "small_cnn", 24_170),
         ("cifar10", "softmax", 30_730),
         ("cifar10", "small_cnn", 24_458),

@@ -1,4 +1,4 @@
-"""Models of the tasks on images: NIID-Bench's LeNet, a small network, softmax regression."""
+"""Models of the tasks on images: published networks, a small one, softmax regression."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 from pfl_bench.types import DataFacts
 from tasks.common.options import StrictOptions
 from tasks.common.vision import dp_models
+from tasks.common.vision.leaf_cnn import two_convolutions
 from tasks.common.vision.lenet import lenet
 from tasks.common.vision.scattering import COEFFICIENTS
 from tasks.common.vision.small_cnn import small_cnn
@@ -20,14 +21,21 @@ class Options(StrictOptions):
     """Options of the models.
 
     Attributes:
-        name: "lenet", "small_cnn" or "softmax"; "opacus_cnn", "tfp_cnn", "tramer_cnn" or
-            "scatter_linear" of DP-SGD's standard tables.
+        name: "lenet" (NIID-Bench), "mcmahan_cnn" (McMahan et al. 2017), "small_cnn" or "softmax";
+            "opacus_cnn", "tfp_cnn", "tramer_cnn" or "scatter_linear" of DP-SGD's standard tables.
         groups: Of "scatter_linear" alone: normalise features by so many groups of an example's own
             channels; null to normalise by statistics that a private run releases.
     """
 
     name: Literal[
-        "lenet", "small_cnn", "softmax", "opacus_cnn", "tfp_cnn", "tramer_cnn", "scatter_linear"
+        "lenet",
+        "mcmahan_cnn",
+        "small_cnn",
+        "softmax",
+        "opacus_cnn",
+        "tfp_cnn",
+        "tramer_cnn",
+        "scatter_linear",
     ]
     groups: int | None = Field(default=None, ge=1)
 
@@ -55,6 +63,8 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
     channels, side, _ = facts.input_shape
     if options.name == "lenet":
         return lenet(channels, side, facts.num_classes)
+    if options.name == "mcmahan_cnn":
+        return two_convolutions(channels, side, facts.num_classes, units=512)
     if options.name == "small_cnn":
         return small_cnn(facts.num_classes, channels)
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(facts.input_shape), facts.num_classes))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from torch import nn
 
 
-def two_convolutions(channels: int, side: int, num_classes: int) -> nn.Module:
-    """Build two convolutional layers followed by pooling, and a dense layer of 2,048 units.
+def two_convolutions(channels: int, side: int, num_classes: int, units: int = 2048) -> nn.Module:
+    """Build two convolutional layers followed by pooling, and a dense layer.
 
     Args:
         channels: Of an image.
         side: Height and width of an image.
         num_classes: Number of logits.
+        units: Of the dense layer: 2,048 in LEAF, 512 in McMahan et al. 2017.
 
     Returns:
         A network from shape (n, channels, side, side) to logits of shape (n, num_classes).
@@ -26,7 +27,7 @@ def two_convolutions(channels: int, side: int, num_classes: int) -> nn.Module:
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(64 * (side // 4) ** 2, 2048),
+        nn.Linear(64 * (side // 4) ** 2, units),
         nn.ReLU(),
-        nn.Linear(2048, num_classes),
+        nn.Linear(units, num_classes),
     )
