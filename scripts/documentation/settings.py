@@ -116,7 +116,7 @@ def _section(prefix: str, options: type[BaseModel], title: str) -> Iterator[str]
 
 def _title(place: str, options: type[BaseModel]) -> str:
     """The heading of a section; one of several that a key may hold has its name beside it."""
-    named = options.model_fields.get("name")
+    named = options.model_fields.get("name") or options.model_fields.get("kind")
     chosen = () if named is None else get_args(named.annotation)
     return f"`{place}`" + (f", {chosen[0]}" if len(chosen) == 1 else "")
 
@@ -154,6 +154,7 @@ def _plugin_names(place: str) -> str:
 
 
 def _plugins() -> Iterator[str]:
+    shown: set[type[BaseModel]] = set()
     for kind, place in PLACES.items():
         names = plugins.available(kind)
         yield f"\n## Options of plug-ins: `{place}`\n"
@@ -165,6 +166,13 @@ def _plugins() -> Iterator[str]:
                 yield f"{_first_sentence(options)}\n"
                 prefix = "" if place.startswith("pfl-bench ") else f"{place}."
                 yield from _fields(prefix, options, level=4)
+            for field, info in options.model_fields.items():
+                # Sections that several plug-ins have stand where the first of them is.
+                for nested in _nested(info.annotation):
+                    if nested not in shown:
+                        shown.add(nested)
+                        title = _title(prefix + field, nested)
+                        yield from _section(f"{prefix}{field}.", nested, title)
 
 
 def _default(field: Any) -> str:
