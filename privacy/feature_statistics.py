@@ -131,11 +131,11 @@ def _clip(vectors: Array, bound: float) -> Array:
     """Scale each row beyond the bound down to it; rows that are not finite become zero."""
     finite = np.asarray(np.isfinite(vectors).all(axis=1))
     kept = np.where(finite[:, None], vectors, 0.0)
-    # Of a row divided by its largest element, no square overflows.
-    largest = np.abs(kept).max(axis=1, initial=0.0)
-    scaled = kept / np.where(largest > 0.0, largest, 1.0)[:, None]
-    norms = largest * np.linalg.norm(scaled, axis=1)
-    return np.asarray(kept * np.minimum(1.0, bound / np.maximum(norms, bound))[:, None])
+    # Of a row divided by its largest element, or by a bound above that, no square overflows.
+    unit = np.maximum(np.abs(kept).max(axis=1, initial=0.0), bound)
+    room = bound / unit
+    norms = np.linalg.norm(kept / unit[:, None], axis=1)
+    return np.asarray(kept * (room / np.maximum(norms, room))[:, None])
 
 
 class StatisticsWatch:

@@ -41,6 +41,10 @@ ROUNDING = 0.03
 # Where two of a pool's four elements round to one number, its slope goes to another of them than in
 # float32: up to 0.12 of an update was seen.
 POOLED = 0.2
+# Without such instructions the engines' convolutions round in other places, and pooling then takes
+# other pixels. Distance of updates and of losses.
+HAS_AVX512 = "AVX512" in torch.backends.cpu.get_cpu_capability()
+BETWEEN_ENGINES = (ROUNDING, 1e-4) if HAS_AVX512 else (POOLED, 1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +108,10 @@ def test_both_engines_round_the_same_to_bfloat16_s_digits(model: str, femnist: P
     exact = updates(configure(task, model, "float32"), "sequential")
     for user, expected in exact.items():
         assert ours[user].update.dtype == theirs[user].update.dtype == torch.float32
-        assert distance(ours[user].update, theirs[user].update) < ROUNDING
+        assert distance(ours[user].update, theirs[user].update) < BETWEEN_ENGINES[0]
         assert distance(ours[user].update, expected.update) < POOLED
-        torch.testing.assert_close(ours[user].loss, theirs[user].loss, rtol=1e-4, atol=0)
+        rtol = BETWEEN_ENGINES[1]
+        torch.testing.assert_close(ours[user].loss, theirs[user].loss, rtol=rtol, atol=0)
         torch.testing.assert_close(ours[user].loss, expected.loss, rtol=0.003, atol=0)
         assert ours[user].loss.dtype == torch.float32
     if model != "softmax":
