@@ -233,11 +233,12 @@ def _origin(found: Sequence[Record]) -> str:
     data = dict.fromkeys(
         f"{one['data']['variant']} ({str(one['data']['checksum'])[:19]})" for one in found
     )
+    took = [duration(extreme(seconds)) for extreme in (min, max)] if seconds else []
     parts = [
         f"Commit{'s' * (len(commits) > 1)} {', '.join(commits)}",
         f"{' and '.join(machines)}",
         " and ".join(versions),
-        f"{duration(min(seconds))} to {duration(max(seconds))} a run" if seconds else "",
+        " to ".join(dict.fromkeys(took)) + " a run" if took else "",
         f"data {', '.join(data)}",
         _audits(found),
     ]
