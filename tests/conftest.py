@@ -36,6 +36,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Small stores of every task, each written when it is first asked for; to be read alone."""
+    from tests.contracts import small_stores
+
+    folder = tmp_path_factory.mktemp("stores")
+
+    def find(task: str) -> Path:
+        path = folder / f"{task}.h5"
+        if not path.exists():
+            getattr(small_stores, f"write_{task}")(path)
+        return path
+
+    return find
+
+
 @pytest.fixture
 def config_file(tmp_path: Path) -> Callable[..., Path]:
     """Write a small configuration file: ``config_file("central", seed=4)``."""

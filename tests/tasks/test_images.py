@@ -23,23 +23,9 @@ from tasks.common.images.task import ImageTask
 from tasks.common.images.transform import CropFlip
 from tasks.common.vision.lenet import lenet
 from tasks.mnist.task import Options, build
-from tests.contracts import small_stores
 from tests.equivalence.engines import CPU, configure
 
 RNG = np.random.default_rng(0)
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    folder = tmp_path_factory.mktemp("images")
-
-    def find(task: str) -> Path:
-        path = folder / f"{task}.h5"
-        if not path.exists():
-            getattr(small_stores, f"write_{task}")(path)
-        return path
-
-    return find
 
 
 @pytest.fixture(scope="module")
