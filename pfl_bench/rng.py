@@ -35,6 +35,8 @@ class Purpose(IntEnum):
     DEVICES = 14
     ATTACK = 15
     STATISTICS = 16
+    SHADOW = 17
+    TRIALS = 18
 
 
 def _sequence(seed: int, purpose: Purpose, round_index: int, client: int) -> np.random.SeedSequence:

@@ -8,6 +8,7 @@ Gaussian mechanism that all rounds are together; it is refused where the sampler
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation, check_composition_numbers
 from privacy.clipped_sum import ClippedSum
 from privacy.errors import PlanError, PrivacyError
+from privacy.factorization import separated_squared_sensitivity, squared_sensitivities
 from privacy.mechanism import NoiseScale, NormalSource, Release, ReplayedNoise, mean_of
 
 if TYPE_CHECKING:
@@ -77,6 +79,42 @@ def check_setting(
             f"but the mechanism was built for a separation of {noise.separation}; take both from "
             "federated.separation"
         )
+
+
+def check_bands(bands: int, noise: NoiseScale) -> None:
+    """Check that no band lies beyond the planned rounds.
+
+    Raises:
+        PlanError: There are more bands than planned rounds.
+    """
+    if noise.num_rounds and bands > noise.num_rounds:
+        raise PlanError(
+            f"bands is {bands}, but the run has {noise.num_rounds} rounds, so that the later bands "
+            f"would have nothing to act on; set bands to {noise.num_rounds} or less"
+        )
+
+
+def pattern_squared_sensitivity(
+    column: Callable[[], NDArray[np.float64]], participation: Participation, rounds: int
+) -> float:
+    """Squared sensitivity of all rounds of a user under a Toeplitz matrix, at a bound of 1.
+
+    Args:
+        column: Gives its first column, shape (n,), of which the rest is 0.
+        participation: How users are drawn.
+        rounds: At least 0.
+
+    Returns:
+        Of the worst rounds that a scheme of separated rounds allows, and of every round of a group;
+        0 without rounds, and for schemes that keep no pattern.
+    """
+    apart = participation.min_separation
+    if participation.scheme.pattern == "separated":
+        most = participation.most_participations(rounds)
+        return separated_squared_sensitivity(column(), apart, most, rounds)
+    if participation.scheme.pattern == "groups" and rounds > 0:
+        return float(squared_sensitivities(column(), apart, rounds)[-1])
+    return 0.0
 
 
 def check_rounds(noise: NoiseScale, done: int) -> None:

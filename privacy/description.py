@@ -16,9 +16,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from privacy.errors import PrivacyError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Law = Literal["gaussian", "laplace"]
 Reports = Literal["noised", "direction", "other"]
@@ -53,6 +57,85 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True)
+class Inverse:
+    """A lower triangular Toeplitz matrix C whose inverse is banded.
+
+    Attributes:
+        inverse: First column of C^-1, of which the rest is 0; begins above 0.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    inverse: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not (self.inverse and self.inverse[0] > 0.0):
+            raise PrivacyError(f"an inverse's column is {self.inverse}, but must begin above 0")
+
+    def column(self, rounds: int) -> NDArray[np.float64]:
+        """First column of C, shape (rounds,)."""
+        import numpy as np
+        from scipy.signal import lfilter
+
+        impulse = np.zeros(rounds)
+        impulse[:1] = 1.0
+        found: NDArray[np.float64] = lfilter([1.0], self.inverse, impulse)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """A lower triangular Toeplitz matrix C whose column is a sum of geometric series.
+
+    Its elements are ``first`` times 1, and then the sums over i of weights_i decays_i^(n - 1).
+
+    Attributes:
+        first: First element, above 0.
+        weights: One for each buffer.
+        decays: One for each buffer, in [0, 1).
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    first: float
+    weights: tuple[float, ...]
+    decays: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        good = len(self.weights) == len(self.decays) and all(0 <= one < 1 for one in self.decays)
+        if not (self.first > 0.0 and good):
+            raise PrivacyError(
+                f"buffers of first element {self.first}, weights {self.weights} and decays "
+                f"{self.decays} are no strategy: as many weights as decays, from 0 to below 1"
+            )
+
+    def column(self, rounds: int) -> NDArray[np.float64]:
+        """First column of C, shape (rounds,)."""
+        import numpy as np
+
+        powers = np.power(np.array(self.decays)[:, None], np.arange(max(rounds - 1, 0)))
+        tail = np.array(self.weights) @ powers
+        return np.asarray(self.first * np.concatenate([[1.0], tail])[:rounds])
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A lower triangular banded matrix C of columns of norm at most 1, which are not stated.
+
+    Attributes:
+        bands: Rows that a column reaches.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    bands: int
+
+    def __post_init__(self) -> None:
+        if self.bands < 1:
+            raise PrivacyError(f"bands is {self.bands}, but must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
 class Description:
     """What a mechanism is.
 
@@ -67,7 +150,8 @@ class Description:
             it.
         strategy: How the noise of rounds goes together. A tuple is the first column of a lower
             triangular Toeplitz matrix C: the noise is C^-1 Z, with Z drawn anew in each round
-            (``FRESH``: Z itself). None if nobody states it.
+            (``FRESH``: Z itself); ``Inverse`` and ``Buffers`` are such matrices that are not
+            banded, ``Columns`` one that is not Toeplitz. None if nobody states it.
         reports: What clients send who randomise their own updates: "noised" is the clipped update
             with noise of ``law`` added, "direction" a report of ``privacy.privunit`` of epsilon one
             over the noise multiplier, "other" something else. None where the noise is added to the
@@ -85,7 +169,7 @@ class Description:
     words: str
     law: Law | None = None
     stddev: float | None = None
-    strategy: tuple[float, ...] | Tree | None = None
+    strategy: tuple[float, ...] | Tree | Inverse | Buffers | Columns | None = None
     reports: Reports | None = None
     norm: Norm = "l2"
     clips_to_bound: bool = True
@@ -95,6 +179,20 @@ class Description:
         column = self.strategy if isinstance(self.strategy, tuple) else FRESH
         if not (column and column[0] > 0.0):
             raise PrivacyError(f"a strategy's column is {column}, but must begin above 0")
+
+    def column(self, rounds: int) -> NDArray[np.float64] | None:
+        """First column of the Toeplitz matrix C, as far as it is not 0; None without such a one.
+
+        Args:
+            rounds: Its rows.
+        """
+        import numpy as np
+
+        if isinstance(self.strategy, tuple):
+            return np.array(self.strategy)
+        if isinstance(self.strategy, (Inverse, Buffers)):
+            return self.strategy.column(rounds)
+        return None
 
     @property
     def randomizes_clients(self) -> bool:

@@ -29,7 +29,15 @@ Pattern = Literal["none", "groups", "separated"]
 
 _PACKAGE = "privacy.schemes"
 # Messages name these first.
-_USUAL = ("poisson", "cyclic_poisson", "fixed_size", "full", "selected", "shuffled")
+_USUAL = (
+    "poisson",
+    "truncated_poisson",
+    "cyclic_poisson",
+    "fixed_size",
+    "full",
+    "selected",
+    "shuffled",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +123,10 @@ class SamplingScheme(ABC):
         from dp_accounting import dp_event
 
         return dp_event.PoissonSampledDpEvent(self.sampling_probability(users), event)
+
+    def largest_cohort(self, users: Participation) -> int | None:
+        """Most users of a round, where more are left out at random; None without such a cap."""
+        return None
 
     def rounds_of_epoch(self, users: Participation) -> int:
         """Rounds in which the cohorts come to the population: expected passes are counted so."""

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,16 @@ from scipy.stats import binom
 
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.calibration import calibrate_noise_multiplier
+from privacy.description import FRESH
 from privacy.empirical.f_dp import ComposedFamily, gaussian_bound
+from privacy.empirical.gaussian_audit import gaussian_bound_of, independent_bound
 from privacy.empirical.gaussian_dp import mu_of_epsilon
+from privacy.empirical.matched_sum import (
+    MatchedSum,
+    Strategy,
+    expected_participation,
+    noise_covariance,
+)
 from privacy.empirical.one_run import audit_scores, log_likelihood_ratio
 from privacy.empirical.one_shot import audit_final, audit_held_out
 from privacy.empirical.per_round import (
@@ -35,6 +44,9 @@ from privacy.empirical.per_round import (
     mu_by_clopper_pearson,
     mu_by_normal,
 )
+from privacy.mechanism import NoiseScale
+from privacy.mechanisms import banded_matrix_factorization, tree_aggregation
+from privacy.sampling_scheme import scheme_named
 
 Array = NDArray[np.float64]
 
@@ -53,35 +65,117 @@ class Mechanism:
     Attributes:
         name: For the table.
         rounds: T.
-        rate: Probability that a user takes part in a round.
+        rate: Probability that a user takes part in a round, over all groups.
+        separation: Groups, which take turns.
+        module: Of a mechanism whose noise goes over rounds; None for noise that is drawn anew.
     """
 
     name: str
     rounds: int
     rate: float
+    separation: int = 1
+    module: Any = None
+
+    def built(self) -> Any:
+        """The mechanism of ``module``, without noise."""
+        options: dict[str, Any] = {"clip_norm": 1.0}
+        if self.module is banded_matrix_factorization:
+            options["bands"] = self.separation
+        scale = NoiseScale(0.0, 1.0, 1.0, num_rounds=self.rounds, separation=self.separation)
+        return self.module.build(self.module.Options(**options), scale)
+
+    @property
+    def strategy(self) -> Strategy:
+        """How the noise of rounds goes together."""
+        if self.module is None:
+            return FRESH
+        strategy: Strategy = self.built().description.strategy
+        return strategy
 
     def participation(self) -> Participation:
         """The sampler."""
+        if self.separation > 1:
+            scheme = scheme_named("cyclic_poisson", self.separation)
+            return Participation(scheme, 1000, 1000 * self.rate)
         if self.rate == 1.0:
             return Participation.named("full", 1000, 1000)
         return Participation.named("poisson", 1000, 1000 * self.rate)
 
     def compose(self, noise_multiplier: float, rounds: int) -> Composition:
         """What an accountant sees."""
+        if self.module is not None:
+            composed: Composition = self.built().composition(
+                self.participation(), noise_multiplier, rounds
+            )
+            return composed
         return sampled_gaussian(self.participation(), noise_multiplier, rounds)
 
     def noise_multiplier(self, epsilon: float) -> float:
         """The multiplier at which the epsilon is this one."""
+        if self.module is not None:
+            return calibrate_noise_multiplier(
+                epsilon, DELTA, self.participation(), self.rounds, "pld", self.built().composition
+            )
         if self.rate == 1.0:
             return float(np.sqrt(self.rounds)) / mu_of_epsilon(epsilon, DELTA)
         return calibrate_noise_multiplier(epsilon, DELTA, self.participation(), self.rounds, "pld")
+
+
+@lru_cache
+def sums_of(mechanism: Mechanism) -> MatchedSum:
+    """Matched sums of a mechanism's canaries, kept over trials."""
+    rate, groups = mechanism.rate * mechanism.separation, mechanism.separation
+    expected = expected_participation(rate, groups, None, mechanism.rounds)
+    return MatchedSum(mechanism.strategy, expected)
+
+
+@lru_cache
+def noise_root_of(mechanism: Mechanism) -> Array:
+    """A root of the covariance of the rounds' noise: shape (T, T)."""
+    return np.linalg.cholesky(noise_covariance(mechanism.strategy, mechanism.rounds))
 
 
 GAUSSIAN = Mechanism("Gaussian", 1, 1.0)
 REPEATED = Mechanism("Gaussian, 20 rounds", 20, 1.0)
 SAMPLED = Mechanism("sampled Gaussian, 200 rounds, q 0.05", 200, 0.05)
 
+OFTEN_SAMPLED = Mechanism("sampled Gaussian, 200 rounds, q 0.2", 200, 0.2)
+BANDED = Mechanism(
+    "banded, 10 bands, 200 rounds, q 0.05 (0.5 of a group)",
+    200,
+    0.05,
+    10,
+    banded_matrix_factorization,
+)
+TREE = Mechanism("tree, 200 rounds, each 20th", 200, 0.05, 20, tree_aggregation)
+
 Trial = Callable[[np.random.Generator, Mechanism, float, bool], dict[str, float]]
+
+
+def matched_trial(
+    rng: np.random.Generator, mechanism: Mechanism, noise: float, effect: bool, *, count: int
+) -> dict[str, float]:
+    """Canaries by run-long coins, matched sums: by their Gaussian law, and by both error rates."""
+    groups = rng.integers(mechanism.separation, size=count)
+    included = rng.random(count) < 0.5
+    sums, rate = sums_of(mechanism), mechanism.rate * mechanism.separation
+    scores = np.zeros(count)
+    noises = rng.standard_normal((mechanism.rounds, count))
+    if mechanism.module is not None:
+        noises = noise_root_of(mechanism) @ noises
+    for index in range(mechanism.rounds):
+        turn = groups == index % mechanism.separation
+        taking_part = included & turn & (rng.random(count) < rate)
+        seen = taking_part * float(effect) + noise * noises[index]
+        scores += sums.weights[groups, index] * seen
+    name = f"m = {count}"
+    family = family_of(mechanism)
+    by_law = gaussian_bound_of(scores, included, sums.longest, DELTA, ONE_SIDED, family)
+    rates = independent_bound(scores, included, noise, DELTA, ONE_SIDED, family)
+    return {
+        f"one_run, gaussian, {name}": by_law.epsilon,
+        f"one_run, independent, {name}": rates,
+    }
 
 
 def one_run_trial(
@@ -179,6 +273,12 @@ TRIALS: tuple[tuple[Mechanism, Trial], ...] = (
     (GAUSSIAN, partial(per_round_trial, count=1000)),
     (REPEATED, partial(per_round_trial, count=500)),
     (SAMPLED, partial(per_round_trial, count=20)),
+    (SAMPLED, partial(matched_trial, count=1000)),
+    (OFTEN_SAMPLED, partial(matched_trial, count=1000)),
+    (OFTEN_SAMPLED, partial(matched_trial, count=300)),
+    (OFTEN_SAMPLED, partial(one_run_trial, count=1000)),
+    (BANDED, partial(matched_trial, count=1000)),
+    (TREE, partial(matched_trial, count=1000)),
 )
 
 
@@ -201,12 +301,13 @@ def run_trials(
     return {name: np.array([bounds[name] for bounds in drawn]) for name in drawn[0]}
 
 
-def rows(trials: int, seed: int) -> Iterator[str]:
+def rows(trials: int, seed: int, only: str = "") -> Iterator[str]:
     """The table, a line at a time.
 
     Args:
         trials: A cell.
         seed: Of the draws.
+        only: Part of a mechanism's name, or of a trial's; empty for all.
     """
     most = int(binom.ppf(0.99, trials, 1.0 - ONE_SIDED))
     yield (
@@ -219,6 +320,8 @@ def rows(trials: int, seed: int) -> Iterator[str]:
     yield "|---|---|---:|---:|---:|---:|---:|"
     cells: dict[tuple[str, str], list[str]] = {}
     for mechanism, trial in TRIALS:
+        if only not in f"{mechanism.name} {trial}":
+            continue
         for epsilon in EPSILONS:
             for name, bounds in run_trials(mechanism, trial, epsilon, True, trials, seed).items():
                 yield _row(name, mechanism, epsilon, bounds)
@@ -261,9 +364,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="trials of mechanisms whose name has this")
     options = parser.parse_args()
     started = time.perf_counter()
-    for line in rows(options.trials, options.seed):
+    for line in rows(options.trials, options.seed, options.only):
         print(line, flush=True)
     print(f"\n{time.perf_counter() - started:.0f} s")
 

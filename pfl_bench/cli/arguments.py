@@ -22,3 +22,10 @@ def add_plugins(command: argparse.ArgumentParser) -> None:
         type=path_text,
         help="folder of your own plug-ins (DIR/algorithms/NAME.py, DIR/tasks/NAME/task.py, ...)",
     )
+
+
+def add_columns(command: argparse.ArgumentParser) -> None:
+    """Give a command that prints a table ``--columns``."""
+    command.add_argument(
+        "--columns", metavar="A,B,...", help="these columns alone, in this order, by their headings"
+    )

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
+from pfl_bench.cli.speech import say
 from pfl_bench.files import to_json_value
 from pfl_bench.runs.audit import RunAudit, audit_run
+from pfl_bench.types import ConfigError
 from privacy.audit.check import OUTCOMES, Check
 from privacy.audit.inputs import as_number
 from privacy.audit.outside import COVERS
@@ -22,12 +24,32 @@ _WIDTH = 110
 
 def main(arguments: argparse.Namespace) -> int:
     """Audit a run and print what was found; 1 if a check fails, or could not be made."""
+    if arguments.live:
+        return _watch(arguments)
     done = audit_run(Path(arguments.run), arguments.tuned_runs, arguments.data)
     if arguments.json:
         print(json.dumps(to_json_value(done.to_json_dict()), allow_nan=False))
     else:
         print("\n".join(_lines(Path(arguments.run), done)))
     return 0 if done.verdict == "passed" else 1
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    """Watch a run; 1 if it was stopped for a violation."""
+    from pfl_bench.runs.live_audit import watch
+
+    if not 0.0 < arguments.every < float("inf"):
+        raise ConfigError(f"--every {arguments.every:g}: must be above 0 seconds, such as 5")
+    seen = watch(Path(arguments.run), arguments.every, say, arguments.data)
+    wealth = None if seen.bets is None else seen.bets.largest
+    found = {"rounds": seen.rounds, "violation": seen.violation or None, "wealth": wealth}
+    if arguments.json:
+        print(json.dumps(to_json_value(found), allow_nan=False))
+    elif seen.violation:
+        print(f"STOPPED after round {seen.rounds}: {seen.violation}")
+    else:
+        print(f"no violation in {seen.rounds} rounds; pfl-bench audit judges the finished run")
+    return 1 if seen.violation else 0
 
 
 def _lines(folder: Path, done: RunAudit) -> Iterator[str]:

@@ -115,6 +115,7 @@ _NAMES: dict[tuple[str, str], Callable[[], Iterator[str]]] = {
     ("show", "row"): _rows,
     ("copy", "row"): _rows,
     ("privacy explain", "run"): _rows,
+    ("privacy tuning", "row"): _rows,
     ("table", "folder"): _folders,
     ("list", "below"): _folders,
     ("sweep", "sweep"): _sweeps,
@@ -123,6 +124,6 @@ _NAMES: dict[tuple[str, str], Callable[[], Iterator[str]]] = {
     ("data generate", "task"): _generated,
     **{
         (f"privacy {action}", "mechanism"): _mechanisms
-        for action in ("calibrate", "epsilon", "solve", "table")
+        for action in ("calibrate", "epsilon", "solve", "table", "tuning")
     },
 }

@@ -61,6 +61,11 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "privacy table --population 300 --cohort 60 --noise-multiplier 1 2 --rounds 60 "
         "--plot epsilon.png",
     ),
+    "privacy tuning": (
+        "privacy tuning --row demo/private_federated --mean 20",
+        "privacy tuning --epsilon 2 --trials geometric --mean 20 --population 41131 --cohort 5000 "
+        "--rounds 5000",
+    ),
     "privacy explain": (
         "privacy explain runs/demo/private_federated/seed-0",
         "privacy explain demo/private_federated",
@@ -68,6 +73,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "audit": (
         "audit runs/demo/private_federated/seed-0",
         "audit runs/mine --tuned-runs 50 --json",
+    ),
+    "attack": (
+        "attack runs/demo/private_federated/seed-0 --kind lira --shadows 32",
+        "attack demo/federated --kind gradient --out runs/inversion",
     ),
     "leaderboard": (
         "leaderboard runs/demo --audit",

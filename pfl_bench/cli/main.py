@@ -9,11 +9,12 @@ import json
 import sys
 from collections.abc import Sequence
 
-from pfl_bench.cli.arguments import add_plugins, path_text
+from pfl_bench.cli.arguments import add_columns, add_plugins, path_text
 from pfl_bench.cli.completion import complete
 from pfl_bench.cli.data_parser import add_data
 from pfl_bench.cli.examples import add_examples
-from pfl_bench.cli.own_parsers import add_own_commands
+from pfl_bench.cli.own_parsers import add_attack, add_own_commands
+from pfl_bench.cli.privacy_parser import add_privacy
 from pfl_bench.cli.speech import announce
 
 EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -63,8 +64,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_list(commands)
     add_own_commands(commands)
     add_data(commands)
-    _add_privacy(commands)
+    add_privacy(commands)
     _add_audit(commands)
+    _add_launcher(add_attack(commands))
     _add_report(commands)
     _add_leaderboard(commands)
     add_examples(parser)
@@ -127,13 +129,7 @@ def _add_format(command: argparse.ArgumentParser) -> None:
         choices=("md", "csv", "latex"),
         help="default: md; a terminal gets a table of its width",
     )
-    _add_columns(command)
-
-
-def _add_columns(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--columns", metavar="A,B,...", help="these columns alone, in this order, by their headings"
-    )
+    add_columns(command)
 
 
 def _add_launcher(command: argparse.ArgumentParser) -> None:
@@ -181,82 +177,6 @@ def _add_list(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     copy.set_defaults(module="list")
 
 
-def _add_privacy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    privacy = commands.add_parser("privacy", help="privacy calculations without a run")
-    actions = privacy.add_subparsers(dest="action", metavar="ACTION", required=True)
-    calibrate = actions.add_parser("calibrate", help="noise multiplier for an epsilon")
-    calibrate.add_argument("--epsilon", type=float, required=True, metavar="E")
-    epsilon = actions.add_parser("epsilon", help="epsilon of a noise multiplier")
-    epsilon.add_argument("--noise-multiplier", type=float, required=True, metavar="Z")
-    solve = actions.add_parser(
-        "solve", help="any one of epsilon, noise, rounds, cohort, population: leave it out"
-    )
-    solve.add_argument("--epsilon", type=float, metavar="E")
-    solve.add_argument("--noise-multiplier", type=float, metavar="Z")
-    table = actions.add_parser("table", help="epsilon of several rounds, by each accountant")
-    table.add_argument("--noise-multiplier", type=float, required=True, nargs="+", metavar="Z")
-    table.add_argument("--rounds", type=int, required=True, nargs="+", metavar="T")
-    table.add_argument(
-        "--accountant", choices=("rdp", "pld", "prv"), nargs="+", help="default: all three"
-    )
-    table.add_argument("--format", choices=("md", "csv", "latex", "json"))
-    _add_columns(table)
-    table.add_argument("--plot", metavar="FILE.png|svg", help="draw epsilon against rounds")
-    for action in (calibrate, epsilon, solve, table):
-        required = action is not solve
-        action.add_argument("--population", type=int, required=required, metavar="N")
-        action.add_argument("--cohort", type=int, required=required, metavar="C")
-        if action is not table:
-            action.add_argument("--rounds", type=int, required=required, metavar="T")
-            action.add_argument("--accountant", choices=("rdp", "pld", "prv"), default="rdp")
-            action.add_argument(
-                "--explain", action="store_true", help="the guarantee in plain words, too"
-            )
-            action.add_argument("--json", action="store_true")
-        _add_privacy_setting(action)
-    explain = actions.add_parser("explain", help="a run's or a row's guarantee in plain words")
-    explain.add_argument("run", metavar="RUN_DIR|ROW")
-    explain.add_argument("--json", action="store_true")
-    privacy.set_defaults(module="privacy")
-
-
-def _add_privacy_setting(action: argparse.ArgumentParser) -> None:
-    from privacy.sampling_scheme import scheme_names
-
-    action.add_argument("--delta", type=float, metavar="D", help="default: N^-1.1")
-    action.add_argument(
-        "--sampling",
-        choices=scheme_names(),
-        default="poisson",
-        help="how a round's users are drawn (default poisson; selected: by devices and a selector; "
-        "shuffled: batches of a shuffled order, of central training)",
-    )
-    action.add_argument(
-        "--separation",
-        type=int,
-        default=1,
-        metavar="B",
-        help="rounds between two of one user (cyclic_poisson, selected)",
-    )
-    action.add_argument(
-        "--max-participations",
-        type=int,
-        metavar="K",
-        help="rounds of one user at most (selected)",
-    )
-    action.add_argument(
-        "--noise-cohort",
-        type=int,
-        metavar="C_LG",
-        help="cohort whose noise is simulated: the epsilons of both, labelled",
-    )
-    action.add_argument(
-        "--users", type=int, metavar="U", help="users of the run itself (default: N)"
-    )
-    action.add_argument("--mechanism", metavar="NAME", help="default: gaussian")
-    action.add_argument("overrides", nargs="*", metavar="key=value", help="options of --mechanism")
-
-
 def _add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     audit = commands.add_parser("audit", help="derive every privacy claim of a run anew")
     audit.add_argument("run", metavar="RUN_DIR")
@@ -268,6 +188,12 @@ def _add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="also bound epsilon of a search over K such runs (default 10)",
     )
     audit.add_argument("--data", metavar="FILE", help="the data, where they have moved")
+    audit.add_argument(
+        "--live", action="store_true", help="watch a run that runs, and stop it at a violation"
+    )
+    audit.add_argument(
+        "--every", type=float, default=5.0, metavar="S", help="--live: seconds between two looks"
+    )
     audit.add_argument("--json", action="store_true", help="one JSON object on stdout")
     audit.set_defaults(module="audit")
 

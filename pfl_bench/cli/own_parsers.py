@@ -1,4 +1,4 @@
-"""Parsers of the commands for rows that are not run yet, and for plug-ins of one's own."""
+"""Parsers of the commands for rows that are not run yet, for plug-ins, and for attacks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,43 @@ def add_own_commands(commands: argparse._SubParsersAction[argparse.ArgumentParse
     _add_new(commands)
     _add_check_plugin(commands)
     _add_completion(commands)
+
+
+def add_attack(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    """Add the command ``attack``, without the options of launchers; give its parser back."""
+    attack = commands.add_parser(
+        "attack", help="attack the users of a row: who was in, or what an update shows"
+    )
+    attack.add_argument("target", metavar="RUN_DIR|ROW")
+    attack.add_argument("overrides", nargs="*", metavar="key=value", help="wins over the file")
+    attack.add_argument(
+        "--kind",
+        choices=("lira", "rmia", "loss", "gradient"),
+        default="lira",
+        help="membership by likelihood ratios, relative ratios, or the loss; or the inversion of a "
+        "client's update (default lira)",
+    )
+    attack.add_argument(
+        "--shadows", type=int, default=16, metavar="K", help="shadow runs (default 16)"
+    )
+    attack.add_argument(
+        "--confidence",
+        type=float,
+        default=0.99,
+        metavar="P",
+        help="of the verdict: a true claim fails with probability 1 - P at most (default 0.99)",
+    )
+    attack.add_argument(
+        "--user", type=int, metavar="N", help="gradient: this training user (default: the smallest)"
+    )
+    attack.add_argument(
+        "--out", metavar="DIR", type=path_text, help="default: attack in the run's or row's folder"
+    )
+    add_plugins(attack)
+    attack.set_defaults(module="attack")
+    return attack
 
 
 def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -24,6 +24,10 @@ def main(arguments: argparse.Namespace) -> int:
     """Answer one action of ``pfl-bench privacy``."""
     if arguments.action == "explain":
         return _explain_run(arguments)
+    if arguments.action == "tuning":
+        from pfl_bench.cli import privacy_tuning
+
+        return privacy_tuning.main(arguments)
     shared.check_noise_cohort(arguments)
     composition = shared.mechanism_composition(arguments)
     if arguments.action == "table":

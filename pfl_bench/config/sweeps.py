@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -19,11 +19,44 @@ from pfl_bench.config.row_files import read_typed
 from pfl_bench.config.training import Strict
 from pfl_bench.config.yaml_text import read_yaml, with_overrides
 from pfl_bench.types import ConfigError
+from privacy.errors import PrivacyError
+from privacy.tuning import Trials
 
 Scalar = bool | int | float | str | None
 # A sweep sets these itself: no run of it may test, and each has a name of its own.
 _OWN_KEYS = ("evaluation.final_splits", "evaluation.select_best", "expected", "name")
 _MAX_SLUG = 120
+
+
+class SelectionOptions(Strict):
+    """A random number of trials, of which the best alone is released.
+
+    Its guarantee is that of ``privacy.tuning``.
+
+    Attributes:
+        distribution: Law of the number of trials.
+        mean: Expected number of trials, at least 1.
+        eta: Shape of the truncated negative binomial, above -1.
+        gamma: Instead of the mean: probability of stopping, in (0, 1]; not of "poisson".
+        seed: Seed of the number of trials and of the points that they draw; None for the row's.
+    """
+
+    distribution: Literal["poisson", "geometric", "truncated_negative_binomial"]
+    mean: float | None = None
+    eta: float | None = None
+    gamma: float | None = None
+    seed: Annotated[int, Field(ge=0)] | None = None
+
+    def trials(self, path: Path) -> Trials:
+        """The distribution.
+
+        Raises:
+            ConfigError: A number is missing, does not belong, or is out of its range.
+        """
+        try:
+            return Trials.named(self.distribution, self.mean, self.eta, self.gamma)
+        except PrivacyError as error:
+            raise ConfigError(f"{path}: selection: {error}") from None
 
 
 class Sweep(Strict):
@@ -37,6 +70,8 @@ class Sweep(Strict):
             "val/c_ap": higher is better; of losses, perplexities and standard deviations, by
             client or stratum too, lower.
         grid: The values of each dotted key.
+        selection: How many points are drawn from the grid, where the choice is to have a price;
+            None to run all of them.
     """
 
     version: int
@@ -46,6 +81,7 @@ class Sweep(Strict):
         dict[str, Annotated[list[Scalar], Field(min_length=1)]],
         Field(min_length=1),
     ]
+    selection: SelectionOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +114,7 @@ class LoadedSweep:
         base: The row as it stands, with the overrides of the command.
         keys: Keys of the grid.
         combinations: The points of the grid, the last key fastest.
+        selection: See ``Sweep``.
     """
 
     path: Path
@@ -86,6 +123,22 @@ class LoadedSweep:
     base: ResolvedConfig
     keys: tuple[str, ...]
     combinations: tuple[Combination, ...]
+    selection: SelectionOptions | None = None
+
+    def trial(self, number: int, point: int, seed: int) -> Combination:
+        """A trial of a point of the grid, with a seed and a folder of its own.
+
+        Args:
+            number: Of the trial, from 1.
+            point: Place of the point in the grid, from 1.
+            seed: Of its cohorts, noise and initial model.
+        """
+        drawn = self.combinations[point - 1]
+        overrides = (*drawn.overrides, f"seed={seed}")
+        tree = with_overrides(drawn.resolved.tree, [f"seed={seed}"])
+        resolved = resolve(tree, self.row, (*drawn.resolved.overrides, f"seed={seed}"))
+        slug = f"trial-{number:03d},{drawn.slug}"[:_MAX_SLUG]
+        return Combination(point, drawn.values, slug, overrides, resolved)
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
@@ -114,6 +167,8 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
     tree = read_yaml(row)
     base = _resolved(tree, row, overrides)
     _check_splits(base, sweep.metric, path)
+    if sweep.selection is not None:
+        _check_selection(sweep, base, path)
     combinations = []
     for number, values in enumerate(itertools.product(*grid.values()), start=1):
         point = dict(zip(grid, values, strict=True))
@@ -127,7 +182,31 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
         )
         resolved = _resolved(tree, row, (*texts, *own))
         combinations.append(Combination(number, point, slug, texts, resolved))
-    return LoadedSweep(path, row, sweep.metric, base, tuple(grid), tuple(combinations))
+    return LoadedSweep(
+        path, row, sweep.metric, base, tuple(grid), tuple(combinations), sweep.selection
+    )
+
+
+def _check_selection(sweep: Sweep, base: ResolvedConfig, path: Path) -> None:
+    """Check that a selection can be accounted.
+
+    Raises:
+        ConfigError: The row is not private, or the grid has what each trial must draw itself.
+    """
+    assert sweep.selection is not None
+    sweep.selection.trials(path)
+    privacy = base.config.privacy
+    if privacy is None or base.tree["privacy"]["mechanism"]["name"] == "none":
+        raise ConfigError(
+            f"{path}: selection: the row claims no privacy, so that choosing among its runs has no "
+            "price; leave selection out, or take a private row"
+        )
+    for key in ("seed", "privacy.nonce"):
+        if key in sweep.grid:
+            raise ConfigError(
+                f"{path}: grid.{key}: a selection gives each trial a seed of its own, so that no "
+                "two share their noise; leave it out of the grid"
+            )
 
 
 def _resolved(tree: Mapping[str, Any], row: Path, overrides: Sequence[str]) -> ResolvedConfig:

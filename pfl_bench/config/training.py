@@ -93,8 +93,10 @@ class FederatedOptions(Strict):
         num_rounds: Central steps.
         cohort_size: Expected users a round.
         sampling: "poisson" (which every accountant knows), "cyclic_poisson" (groups of users take
-            turns), "fixed_size" without replacement, or "full". With the section ``systems``
-            devices and ``selection`` decide instead; a private run must declare it: "selected".
+            turns), "fixed_size" without replacement, "truncated_poisson" (no more users than the
+            cohort and four of its square roots; accountant pld), or "full". With the section
+            ``systems`` devices and ``selection`` decide instead; a private run must declare it:
+            "selected".
         separation: Groups of "cyclic_poisson": no user is in two rounds less than so many apart.
             With the section ``systems``: nobody who was in a round is selected sooner.
         max_participations: Rounds that a user may be in, of a run with the section ``systems``;
@@ -135,6 +137,9 @@ class FederatedOptions(Strict):
         selection: Plug-in name and options of who takes part, such as {name: oort}; needs the
             section ``systems``, and takes the place of ``sampling``. null is {name: available} with
             that section, and nothing without it.
+        shadow: Number of a shadow run: a fair coin of (seed, this number) keeps each training user
+            or leaves the user out of every round, whom the sampler draws and the accountant counts
+            all the same. ``pfl-bench attack`` sets it; null for all users.
     """
 
     num_rounds: PositiveInt
@@ -164,6 +169,7 @@ class FederatedOptions(Strict):
     compression: dict[str, Any] | None = None
     selection: dict[str, Any] | None = None
     max_participations: PositiveInt | None = None
+    shadow: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _one_gradient_clipping(self) -> FederatedOptions:

@@ -39,7 +39,8 @@ class Accounting(TypedDict, total=False):
     """How rounds are accounted, where it is not as by default.
 
     Attributes:
-        sampling: "poisson" (default), "cyclic_poisson", "fixed_size", "full" or "selected".
+        sampling: "poisson" (default), "truncated_poisson", "cyclic_poisson", "fixed_size", "full"
+            or "selected".
         separation: Rounds between two of one user (cyclic_poisson, selected); default 1.
         max_participations: Rounds of one user at most (selected); default None, no cap.
         mechanism: Name, or a mapping of the name and options as in a row; default "gaussian".

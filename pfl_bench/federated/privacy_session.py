@@ -22,6 +22,7 @@ from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import ConfigError, Participants
 from privacy.aggregate import Aggregate
 from privacy.central_record import CentralRecord
+from privacy.description import Columns
 from privacy.ledger import Ledger
 from privacy.mechanism import Mechanism, NoiseScale, Release
 from privacy.observation import Observer, ParticipationHistory
@@ -270,6 +271,11 @@ class PrivateRounds(PublicRounds):
                 partial(stream, seed, Purpose.CANARIES),
                 initial.device,
             )
+            stated = plan.mechanism.description
+            is_central = stated.law == "gaussian" and not stated.randomizes_clients
+            # A matrix that is not stated has no covariance either.
+            known = None if isinstance(stated.strategy, Columns) else stated.strategy
+            self._canaries.match(known if is_central else None)
 
     def begin(self, done: int) -> None:
         """Open and check the ledger."""
@@ -333,6 +339,9 @@ class PrivateRounds(PublicRounds):
         }
         if release.noisy_fraction_unclipped is not None:
             scalars["privacy/noisy_fraction_unclipped"] = release.noisy_fraction_unclipped
+        guesses = None if self._canaries is None else self._canaries.last_guesses
+        if guesses is not None:
+            scalars |= {"canaries/right": float(guesses[0]), "canaries/trials": float(guesses[1])}
         return scalars
 
     def watch(self, index: int, release: Release, central: torch.Tensor) -> None:

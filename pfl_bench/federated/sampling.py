@@ -1,4 +1,8 @@
-"""Draws the cohorts of a run by a scheme of ``privacy.schemes``, which is what is accounted too."""
+"""Draws the cohorts of a run by a scheme of ``privacy.schemes``, which is what is accounted too.
+
+A shadow run (``pfl_bench.runs.shadows``) has some of the users alone. The others are drawn as in
+any run, and left out afterwards: the mechanism is the row's, on data without these users.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import ConfigError
 from privacy.amplification import Participation
 from privacy.sampling_scheme import SamplingScheme
@@ -19,15 +24,29 @@ class Sampler:
     Attributes:
         participation: How users are drawn, and from how many.
         groups: What the scheme draws once: shape (num_users,), int64; None for schemes without.
+        members: Shape (num_users,): who is in the population of a shadow run; None for everybody.
     """
 
     participation: Participation
     groups: NDArray[np.int64] | None = None
+    members: NDArray[np.bool_] | None = None
 
     def draw(self, rng: np.random.Generator, round_index: int = 1) -> NDArray[np.int64]:
         """Draw the users of a round (from 1): shape (cohort,), ascending, none twice."""
         users = self.participation
-        return users.scheme.draw(users, rng, round_index, self.groups)
+        drawn = users.scheme.draw(users, rng, round_index, self.groups)
+        return drawn if self.members is None else drawn[self.members[drawn]]
+
+
+def draw_members(seed: int, shadow: int, num_users: int) -> NDArray[np.bool_]:
+    """Toss the coins of a shadow run: shape (num_users,), each True with probability 1/2.
+
+    Args:
+        seed: The run's seed.
+        shadow: Number of the shadow run.
+        num_users: Users in the training split.
+    """
+    return stream(seed, Purpose.SHADOW, shadow).random(num_users) < 0.5
 
 
 def build_sampler(
@@ -35,6 +54,7 @@ def build_sampler(
     num_users: int,
     cohort_size: int,
     rng: np.random.Generator | None = None,
+    members: NDArray[np.bool_] | None = None,
 ) -> Sampler:
     """Build the sampler of a run.
 
@@ -43,6 +63,7 @@ def build_sampler(
         num_users: Users in the training split.
         cohort_size: Expected users a round; all of them for a scheme that takes everybody.
         rng: Source of what the scheme draws once; None for a scheme that draws nothing so.
+        members: Shape (num_users,): who is in the population of a shadow run; None for everybody.
 
     Raises:
         ConfigError: The numbers do not fit the number of users, or the scheme.
@@ -70,4 +91,5 @@ def build_sampler(
             f"{cohort_size}; set separation to at most {num_users // cohort_size}."
         )
     participation = Participation(scheme, num_users, cohort_size)
-    return Sampler(participation, None if rng is None else scheme.assign(participation, rng))
+    groups = None if rng is None else scheme.assign(participation, rng)
+    return Sampler(participation, groups, members)

@@ -26,7 +26,7 @@ from pfl_bench.federated.notices import RoundNotices
 from pfl_bench.federated.parts import FederatedParts, build_engine
 from pfl_bench.federated.personal import KeptModels
 from pfl_bench.federated.privacy_session import PrivateRounds, PublicRounds, make_federated_plan
-from pfl_bench.federated.sampling import Sampler, build_sampler
+from pfl_bench.federated.sampling import Sampler, build_sampler, draw_members
 from pfl_bench.federated.shards import num_shards
 from pfl_bench.federated.state_watch import StateWatch
 from pfl_bench.federated.workers.messages import Begin, Built, SharedTraining, await_workers
@@ -338,7 +338,13 @@ def _private_seed(
 def _participants(
     parts: FederatedParts, devices: Devices | None, seed: int, folder: Path
 ) -> Participants:
+    options, shadow = parts.options, parts.options.shadow
     if devices is not None:
+        if shadow is not None:
+            raise ConfigError(
+                "federated.shadow: leaves users out of cohorts that are drawn, but the section "
+                "systems has them selected among devices; remove one of the two"
+            )
         return SimulatedParticipants(
             parts.resolved,
             devices,
@@ -348,12 +354,15 @@ def _participants(
             parts.upload_bytes,
             folder,
         )
-    options = parts.options
     assert options.scheme.is_drawn  # the configuration was refused
+    num_users = parts.split.num_users
+    # By the run's own seed, which the attacker's evaluation knows without the model.
+    own_seed = parts.resolved.config.seed
     sampler = build_sampler(
         options.scheme,
-        parts.split.num_users,
+        num_users,
         options.cohort_size,
         stream(seed, Purpose.SAMPLING, 0),
+        None if shadow is None else draw_members(own_seed, shadow, num_users),
     )
     return SampledParticipants(sampler, parts.download_bytes)

@@ -26,7 +26,8 @@ class RunRecord:
         config: ``config.yaml`` as parsed.
         rounds: Lines of ``metrics.jsonl``, each with "round"; non-finite numbers are floats.
         environment: ``environment.json``; empty when absent.
-        statement: ``privacy.json``; None when absent.
+        statement: ``privacy.json``, and ``selection.json`` as "selection" where a sweep has chosen
+            the run; None when absent.
         summary: ``summary.json``; None while the run is unfinished.
         strata: ``strata.json``: by split, column and value; None when absent.
     """
@@ -180,6 +181,9 @@ def read_run(path: Path) -> RunRecord:
     statement = read_json(path / "privacy.json")
     if statement is None and summary is not None and isinstance(summary.get("privacy"), dict):
         statement = summary["privacy"]
+    selection = read_json(path / "selection.json")
+    if statement is not None and selection is not None:
+        statement = {**statement, "selection": selection}
     return RunRecord(
         path=path,
         config_text=config_text,

@@ -64,7 +64,8 @@ def describe(statement: Mapping[str, Any]) -> StatementWords:
     """Put a privacy statement into words.
 
     Args:
-        statement: Contents of ``privacy.json``.
+        statement: Contents of ``privacy.json``; with those of ``selection.json`` as "selection" for
+            a run that a sweep has chosen.
 
     Returns:
         The words; members that the statement lacks are left out.
@@ -92,6 +93,7 @@ def describe(statement: Mapping[str, Any]) -> StatementWords:
             _number(statement.get("budget_epsilon")),
         ),
         ("Trained parameters", _number(statement.get("num_parameters"))),
+        ("Epsilon with the choice among trials", _selection(statement.get("selection"))),
     ]
     return StatementWords(
         unit=_UNITS.get(unit, unit),
@@ -104,6 +106,21 @@ def describe(statement: Mapping[str, Any]) -> StatementWords:
         not_covered=tuple(map(str, statement.get("not_covered") or ())),
         notes=tuple(map(str, statement.get("notes") or ())),
     )
+
+
+def _selection(selection: Any) -> str:
+    """Epsilons of a run together with its having been chosen; empty without a choice."""
+    if not isinstance(selection, Mapping):
+        return ""
+    parts = [selection.get(key) for key in ("epsilon", "delta", "trials")]
+    epsilons, deltas, law = (one if isinstance(one, Mapping) else {} for one in parts)
+    sides = [
+        f"{format_epsilon(as_float(epsilons.get(side)), None)} {side} at delta "
+        f"{_number(deltas.get(side))}"
+        for side in ("simulated", "actual")
+    ]
+    name = str(law.get("distribution")).replace("_", " ")
+    return f"{', '.join(sides)}: {name} number of trials, mean {_number(law.get('mean'))}"
 
 
 def _claim(kind: str, side: Mapping[str, Any], unit: str) -> Claim:

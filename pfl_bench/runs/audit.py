@@ -27,12 +27,14 @@ from pfl_bench.runs.audit_inputs import (
     seed_of_parts,
 )
 from pfl_bench.runs.audit_replay import make_replay
+from pfl_bench.runs.membership import read_attacks
 from pfl_bench.types import RunFolderError, UserInputError
 from privacy.amplification import Composition, Participation
 from privacy.audit.auditor import audit_with_evidence
 from privacy.audit.check import OUTCOMES, Check, verdict
 from privacy.audit.inputs import AuditInputs, Compose, Configured, DataAtHand, Replay
 from privacy.audit.outside import COVERS, TunedRuns, tuned_runs
+from privacy.audit.selected import check_selection
 from privacy.description import DP_SGD
 from privacy.errors import PrivacyError
 from privacy.feature_statistics import FeatureStatistics
@@ -120,6 +122,9 @@ def audit_run(folder: Path, num_tuned_runs: int = 10, data: str | None = None) -
     # Before it is read: lines that a run adds meanwhile make the audit stale.
     digest = ledger_digest(folder)
     checks, evidence = audit_with_evidence(iterate_ledger(folder / LEDGER_FILE), inputs)
+    selection = read_json(folder / "selection.json")
+    if selection is not None:
+        checks = [*checks, check_selection(selection, evidence, inputs)]
     done = RunAudit(
         inputs=inputs,
         checks=tuple(checks),
@@ -152,6 +157,12 @@ def _read_claim(folder: Path, data: str | None) -> tuple[ResolvedConfig, dict[st
             f"{folder}: has no privacy.json, though its configuration is private; it did not "
             "start, or the file was lost: run or resume it"
         )
+    if resolved.config.federated is not None and resolved.config.federated.shadow is not None:
+        raise RunFolderError(
+            f"{folder}: a shadow run of pfl-bench attack, from whose cohorts half of the users are "
+            "left out after the draw, so that its ledger is not that of a run; audit the run that "
+            "was attacked"
+        )
     PrivacyStatement.from_json_dict(statement)
     rounds = statement["rounds"]
     if not isinstance(rounds, int) or rounds < 0 or not isinstance(statement["clip"], dict):
@@ -163,7 +174,7 @@ def _read_claim(folder: Path, data: str | None) -> tuple[ResolvedConfig, dict[st
 
 
 def _inputs(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]) -> AuditInputs:
-    configured = _configured(resolved)
+    configured = configured_of(resolved)
     environment = read_environment(folder)
     saved, seed = read_saved(folder)
     data = _data(resolved, configured.unit, environment)
@@ -180,11 +191,12 @@ def _inputs(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]
     return AuditInputs(
         statement=statement,
         configured=configured,
-        composition=_compose(configured),
+        composition=compose_by(configured),
         data=data,
         saved=saved,
         summary=read_json(folder / "summary.json"),
         canaries=read_json(folder / "canaries.json"),
+        attacks=read_attacks(folder, resolved),
         metrics=read_metric_columns(folder),
         central_optimizer=central_optimizer(resolved),
         replay=replay,
@@ -193,7 +205,8 @@ def _inputs(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]
     )
 
 
-def _configured(resolved: ResolvedConfig) -> Configured:
+def configured_of(resolved: ResolvedConfig) -> Configured:
+    """What a private run is configured to do."""
     config, privacy = resolved.config, resolved.config.privacy
     assert privacy is not None
     federated, central = config.federated, config.central
@@ -258,7 +271,7 @@ def _example_level_options(resolved: ResolvedConfig) -> dict[str, Any]:
     return options
 
 
-def _compose(configured: Configured) -> Compose:
+def compose_by(configured: Configured) -> Compose:
     """How rounds of a recorded mechanism compose: asked of the mechanism, built anew."""
 
     def composition(

@@ -65,6 +65,7 @@ class Preview:
         cost: What it is expected to cost.
         notices: What a person must know.
         peak_bytes: Most memory that this process has had so far.
+        split_by: Whether splits divide users ("user") or each user's examples ("example").
     """
 
     resolved: ResolvedConfig
@@ -76,6 +77,7 @@ class Preview:
     cost: Cost
     notices: tuple[str, ...]
     peak_bytes: int
+    split_by: str
 
 
 def preview(resolved: ResolvedConfig, out: Path) -> Preview:
@@ -113,6 +115,7 @@ def preview(resolved: ResolvedConfig, out: Path) -> Preview:
             expected_cost(prepared),
             tuple(notices),
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT,
+            facts.split_by,
         )
 
 

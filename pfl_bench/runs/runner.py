@@ -24,6 +24,7 @@ from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder
 from pfl_bench.runs.log import RunLog, headline_of
 from pfl_bench.runs.preparing import prepare
 from pfl_bench.runs.published import best_over_rounds, compare
+from pfl_bench.runs.stop import check_stop
 from pfl_bench.runs.trackers import Trackers
 from pfl_bench.types import WorkerError, WorkerGroup
 from privacy.errors import BudgetExceededError
@@ -202,6 +203,7 @@ class _Run:
             if self._profile is not None:
                 self._profile.begin_step(index)
             try:
+                check_stop(self._folder.path, f"{trainer.unit} {index}")
                 with phase("training"):
                     scalars = trainer.advance(index)
             except WorkerError:

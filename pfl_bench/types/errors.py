@@ -30,6 +30,10 @@ class WorkerError(RuntimeError):
     """One of a run's processes has died or cannot be reached; the run can be resumed."""
 
 
+class StoppedError(WorkerError):
+    """A run was told to stop, such as by an audit that watches it; it can be resumed."""
+
+
 def did_you_mean(
     wrong: object, known: Iterable[str], otherwise: str = "", cutoff: float = 0.6
 ) -> str:

@@ -3,8 +3,9 @@
 Guarantee: an audit reads and never changes. It proves no claim; each check either finds a
 contradiction between the claim and the record, or finds none, or says what it could not look at. On
 a run that does what it claims, each check fails with probability ``check.LEVEL`` at most (the
-canaries' with half of one less their confidence). Whoever can write all of a run's folder can write
-a consistent lie: the chain shows accidents and edits, not forgery from end to end.
+canaries' with half of one less their confidence, that of attacks on users with one less theirs).
+Whoever can write all of a run's folder can write a consistent lie: the chain shows accidents and
+edits, not forgery from end to end.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from privacy.audit import (
     checks_accounting,
+    checks_attack,
     checks_central,
     checks_clipping,
     checks_cohorts,
@@ -135,6 +137,7 @@ def _checks(evidence: Evidence, inputs: AuditInputs) -> list[Check]:
         *_observed_checks(evidence, inputs),
         checks_release.check_releases(evidence, inputs),
         checks_release.check_canaries(evidence, inputs),
+        *([] if inputs.attacks is None else [checks_attack.check_attacks(evidence, inputs)]),
     ]
 
 

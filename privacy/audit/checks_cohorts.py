@@ -54,6 +54,13 @@ class Sampling(NamedTuple):
         """Probability of an eligible user to take part."""
         return self.cohort * self.separation / self.population
 
+    @property
+    def cap(self) -> float:
+        """Most users of a round; infinite without a cap."""
+        if self.scheme != "truncated_poisson":
+            return math.inf
+        return min(self.population, math.ceil(self.cohort + 4.0 * math.sqrt(self.cohort)))
+
 
 def sampling_of(evidence: Evidence) -> Sampling:
     """How the ledger says that users are drawn."""
@@ -101,6 +108,8 @@ def check_cohort_total(evidence: Evidence, inputs: AuditInputs) -> Finding:
         found.where(f"the cohort is not {cohort:g}", sizes != cohort)
         rounds = f"{evidence.rounds} rounds of {cohort:g} exactly"
         return found.seen(f"{rounds}, as {scheme} sampling has them")
+    if scheme == "truncated_poisson":
+        return _of_truncated(sampling, sizes, found)
     if scheme not in ("poisson", "cyclic_poisson"):
         return Finding([f"there is no sampling scheme {scheme!r}"]).seen("the constants")
     cycles, rest = divmod(len(sizes), separation)
@@ -131,6 +140,26 @@ def check_cohort_total(evidence: Evidence, inputs: AuditInputs) -> Finding:
     )
 
 
+def _of_truncated(sampling: Sampling, sizes: Array, found: Finding) -> Finding:
+    """Cohorts that are cut at a cap: none above it, and as many in all as such have."""
+    found.where(f"the cohort is above {sampling.cap:g}", sizes > sampling.cap)
+    values, weights = binomial_weights(sampling.population, sampling.rate)
+    cut = np.minimum(values, sampling.cap)
+    total, expected = float(sizes.sum()), float(cut @ weights) * len(sizes)
+    below = tails.chernoff(total, len(sizes), cut, weights, above=False)
+    above = tails.chernoff(total, len(sizes), cut, weights, above=True)
+    found.test("fewer took part than are drawn", below, 2.0, "<=")
+    found.test("more took part than are drawn", above, 2.0, "<=")
+    off = power.deviations(1.0) * math.sqrt(sampling.cohort * len(sizes)) / expected
+    return found.seen(
+        f"{int(total)} took part in {len(sizes)} rounds, {expected:.6g} expected, none more than "
+        f"{sampling.cap:g} a round; p <= {min(1.0, 2.0 * min(below, above)):.3g}",
+        power.shown("a rate that is {1:.2g} % off or more", off, "no rate: it has too few draws"),
+        total=int(total),
+        expected=expected,
+    )
+
+
 def not_whole(sizes: Array, population: int) -> NDArray[np.bool_]:
     """Whether each round's cohort is no number of users; shape (T,).
 
@@ -151,7 +180,7 @@ def check_cohort_dispersion(evidence: Evidence, inputs: AuditInputs) -> Finding:
     (sizes,) = evidence.need("realised_cohort")
     sampling, found = sampling_of(evidence), Finding()
     scheme, separation, population, cohort = sampling
-    if scheme not in ("poisson", "cyclic_poisson"):
+    if scheme not in ("poisson", "truncated_poisson", "cyclic_poisson"):
         raise SkippedError(f"cohorts do not vary by chance under {scheme or 'no'} sampling")
     drawn(sampling, sizes)
     rate = sampling.rate
@@ -161,6 +190,7 @@ def check_cohort_dispersion(evidence: Evidence, inputs: AuditInputs) -> Finding:
         raise SkippedError(f"no group of {separation} has had its second turn yet")
     if separation == 1:
         values, weights = binomial_weights(population, rate)
+        values = np.minimum(values, sampling.cap)
         squares, laws = (sizes - cohort) ** 2, [((values - cohort) ** 2, weights)] * 2
     else:
         pairs = len(sizes) // (2 * separation)

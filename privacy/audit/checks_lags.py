@@ -19,7 +19,7 @@ from privacy.audit.checks_noise import Noise, recorded, stated_strategy
 from privacy.audit.errors import SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs
-from privacy.description import Tree
+from privacy.description import Columns, Tree
 from privacy.factorization import noise_stddevs
 from privacy.noise_record import SEGMENTS
 
@@ -93,9 +93,10 @@ def _drawn(noise: Noise, inputs: AuditInputs) -> Array:
         return segments
     stated_strategy(inputs)
     strategy = inputs.configured.description.strategy
-    if isinstance(strategy, Tree):
+    if isinstance(strategy, (Tree, Columns)):
         raise SkippedError("the noise is correlated from round to round: see noise_fresh")
-    coefficients = np.array(strategy)
+    coefficients = inputs.configured.description.column(noise.evidence.rounds)
+    assert coefficients is not None
     stddev = noise.evidence["update_noise_stddev"]
     scaled = segments * (stddev / stddev[0] * noise_stddevs(coefficients, 1)[0])[:, None]
     drawn: Array = np.zeros_like(scaled)

@@ -18,11 +18,12 @@ depend on who the user is make it larger; users who take turns make it smaller.
   without a group's size. A round is a group's by its remainder modulo ``separation``.
 - selected: nothing is claimed of chance, but that no user is in more rounds than the cap and the
   separation allow.
-- fixed_size: rounds are uniformly random sets of n of N users. Given the rounds before, with counts
-  of mean S / N and mean square Q / N, ``returning`` has mean n S / N, and a moment generating
-  function below that of n (or N - n) draws with replacement, of variance Q / N - (S / N)^2 each. Q
-  follows: a round adds 2 ``returning`` + n. The deviations add up to a martingale, whose steps are
-  bounded by the largest count, which the law bounds.
+- fixed_size, and truncated_poisson given the sizes of its cohorts: rounds are uniformly random sets
+  of n of N users. Given the rounds before, with counts of mean S / N and mean square Q / N,
+  ``returning`` has mean n S / N, and a moment generating function below that of n (or N - n) draws
+  with replacement, of variance Q / N - (S / N)^2 each. Q follows: a round adds 2 ``returning`` + n.
+  The deviations add up to a martingale, whose steps are bounded by the largest count, which the law
+  bounds.
 
 Source: Hoeffding 1963, theorem 4 (sampling without replacement).
 """
@@ -69,7 +70,7 @@ def check_participation(evidence: Evidence, inputs: AuditInputs) -> Finding:
     if rate == 1.0:
         found.where("somebody came who was not in before", returning != before)
         return found.seen("every eligible user takes part")
-    if sampling.scheme == "fixed_size":
+    if sampling.scheme in ("fixed_size", "truncated_poisson"):
         ratio, less, more = _of_equal_sets(sizes, returning, population)
     else:
         ratio, less, more = _of_coins(sizes, returning, separation, population, rate)

@@ -23,6 +23,7 @@ from privacy.audit.inputs import SIDES, AuditInputs, as_number, json_equal
 # How each scheme is accounted: written down here once more, independent of the plan's table.
 ADJACENCY = {
     "poisson": "add-or-remove-one",
+    "truncated_poisson": "add-or-remove-one",
     "cyclic_poisson": "add-or-remove-one",
     "full": "add-or-remove-one",
     "fixed_size": "replace-one",

@@ -146,8 +146,17 @@ def bounds_of(described: Described, delta: float, near: float) -> Bounds:
         epsilon = referee.answers_epsilon(noise, count, delta)
         return Bounds(epsilon, epsilon)
     if kind == "fixed-size gaussian":
-        losses = referee.replaced_gaussian_losses(rate, noise, count, delta)
-        return Bounds(referee.composed_bounds(losses, count, delta, near).lower, math.inf)
+        if rate == 1.0:
+            epsilon = epsilon_of_mu(2.0 * math.sqrt(count) / noise, delta)
+            return Bounds(epsilon, epsilon)
+        # The pairs of data sets: one where all others send the opposite, one where they send zero.
+        losses = referee.sampled_gaussian_losses(rate, noise / 2.0, count, delta)
+        losses += referee.replaced_gaussian_losses(rate, noise, count, delta)
+        dominating = referee.fixed_size_gaussian_loss(rate, noise, count, delta)
+        lower = referee.composed_bounds(losses, count, delta, near).lower
+        return Bounds(lower, referee.composed_bounds([dominating], count, delta, near).upper)
+    if kind == "truncated gaussian":
+        return _truncated_bounds(described, delta, near)
     if kind in ("laplace", "sampled laplace"):
         pure = count * math.log1p(rate * math.expm1(1.0 / noise)) if noise > 0.002 else math.inf
         if 1.0 / noise > _LARGEST_EPSILON:
@@ -157,6 +166,21 @@ def bounds_of(described: Described, delta: float, near: float) -> Bounds:
         return Bounds(found.lower, min(found.upper, pure))
     losses = referee.sampled_gaussian_losses(rate, noise, count, delta)
     return referee.composed_bounds(losses, count, delta, near)
+
+
+def _truncated_bounds(described: Described, delta: float, near: float) -> Bounds:
+    """Of data sets whose other users send nothing; and of a pair that dominates every round."""
+    rate, noise, count = described.rate, described.noise, described.count
+    full, placed = referee.full_cohorts(*described.sizes, rate)
+    joins = (1.0 - full) * rate + full * placed
+    losses = referee.sampled_gaussian_losses(joins, noise, count, delta)
+    lower = referee.composed_bounds(losses, count, delta, near).lower
+    losses = referee.sampled_gaussian_losses(rate, noise, count, delta)
+    if placed > 0.0:
+        crowded = referee.sampled_gaussian_losses(placed, noise / 2.0, count, delta)
+        pairs = zip(losses, crowded, strict=True)
+        losses = [referee.mixed_loss(roomy, other, full) for roomy, other in pairs]
+    return Bounds(lower, referee.composed_bounds(losses, count, delta, near).upper)
 
 
 @lru_cache(maxsize=256)

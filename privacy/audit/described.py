@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
-from privacy.description import Description, Tree
+from privacy.description import Columns, Description, Tree
 from privacy.errors import PrivacyError
 
 if TYPE_CHECKING:
@@ -31,13 +31,14 @@ class Described:
     """What the recorded rounds are, in the words of the guarantee.
 
     Attributes:
-        kind: "sampled gaussian", "gaussian", "fixed-size gaussian", "sampled laplace", "laplace" or
-            "answers".
+        kind: "sampled gaussian", "truncated gaussian", "gaussian", "fixed-size gaussian",
+            "sampled laplace", "laplace" or "answers".
         noise: Multiplier, or scale, of one event; of "answers" the epsilon of one.
         count: Events that one user can be in.
         rate: Probability of a user's part in each; 1 without sampling.
         note: What was taken from the mechanism itself, in words; empty for nothing.
         beside: Noise multipliers of Gaussians that are released once, beside the events.
+        sizes: Population and most users of a round, of "truncated gaussian".
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Described:
     rate: float = 1.0
     note: str = ""
     beside: tuple[float, ...] = ()
+    sizes: tuple[int, int] = (0, 0)
 
 
 def contradictions(described: Described, part: Composition) -> list[str]:
@@ -78,6 +80,9 @@ def contradictions(described: Described, part: Composition) -> list[str]:
         )
     if not math.isclose(noise, expected, rel_tol=1e-6):
         problems.append(f"noise multiplier {noise:.6g} is accounted, not {expected:.6g}")
+    sizes = tuple(getattr(event, key, 0) for key in ("dataset_size", "truncated_batch_size"))
+    if sizes != described.sizes:
+        problems.append(f"population and cap are accounted as {sizes}, not {described.sizes}")
     beside = tuple(getattr(event, "noise_multiplier", math.nan) for event in part.beside)
     if beside != described.beside:
         problems.append(
@@ -140,8 +145,19 @@ def describe(
     ):
         # Each of a user's rounds touches rows of its own: one Gaussian, entered by chance.
         fresh = _fresh(scheme, deviation / math.hypot(*column), most, rate)
+        if scheme == "truncated_poisson":
+            fresh = replace(fresh, sizes=_sizes(side))
         return replace(fresh, beside=_beside(constants))
+    if isinstance(stated.strategy, Columns) and apart >= stated.strategy.bands:
+        # The same, with columns of norm 1.
+        return _fresh(scheme, deviation, most, rate)
     return _correlated(evidence, inputs, rounds, deviation, part)
+
+
+def _sizes(side: Mapping[str, Any]) -> tuple[int, int]:
+    """Population, and four standard deviations above the cohort."""
+    population, cohort = as_number(side.get("population_size")), as_number(side.get("cohort_size"))
+    return int(population), int(min(population, math.ceil(cohort + 4.0 * math.sqrt(cohort))))
 
 
 def _beside(constants: Mapping[str, Any]) -> tuple[float, ...]:
@@ -179,6 +195,8 @@ def _fresh(scheme: str, noise: float, most: int, rate: float) -> Described:
     """Gaussian noise that is drawn anew for each of a user's rounds."""
     if scheme in ("poisson", "cyclic_poisson"):
         return Described("sampled gaussian", noise, most, rate)
+    if scheme == "truncated_poisson":
+        return Described("truncated gaussian", noise, most, rate)
     if scheme == "fixed_size":
         return Described("fixed-size gaussian", noise, most, rate)
     return Described("gaussian", noise, most)
@@ -191,11 +209,12 @@ def _correlated(
     constants = evidence.constants
     apart = int(as_number(constants.get("separation", 1)))
     squared, strategy = None, inputs.configured.description.strategy
+    column = inputs.configured.description.column(rounds)
     if constants.get("sampling") in ("cyclic_poisson", "full"):
         if isinstance(strategy, Tree):
             squared = tree_sensitivity(rounds, apart, strategy.restart_every)
-        elif strategy is not None:
-            squared = banded_sensitivity(np.array(strategy), rounds, apart)
+        elif column is not None:
+            squared = banded_sensitivity(column, rounds, apart)
     if squared is not None:
         return Described("gaussian", noise / math.sqrt(squared) if squared else noise, 1)
     seen = getattr(part.event, "noise_multiplier", None)

@@ -187,6 +187,7 @@ class AuditInputs:
         saved: The newest checkpoint; None if there is none.
         summary: ``summary.json``; None while the run is not finished.
         canaries: ``canaries.json``; None for a run without canaries.
+        attacks: Attacks on users by kind, of ``attack.json``; None without.
         metrics: ``metrics.jsonl``; None if it is missing.
         central_optimizer: What takes the central steps; in words, why none is known.
         replay: What the recorded seed gives anew; in words, why nothing is drawn anew.
@@ -204,6 +205,7 @@ class AuditInputs:
     saved: Saved | None = None
     summary: Mapping[str, Any] | None = None
     canaries: Mapping[str, Any] | None = None
+    attacks: Mapping[str, Any] | None = None
     metrics: Metrics | None = None
     central_optimizer: CentralOptimizer | str = "the configuration's central step was not given"
     replay: Replay | str = "no seed was given"

@@ -9,7 +9,7 @@ earlier releases. Choosing by a metric that is computed from users' data without
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from privacy.accountant import compose_epsilon
 from privacy.audit.checks_accounting import accounted_rounds, compositions
@@ -17,6 +17,7 @@ from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import SIDES, AuditInputs, as_number
 from privacy.errors import PrivacyError
 from privacy.statement.statement import json_epsilon
+from privacy.tuning import repeated
 
 COVERS = (
     "It covers the releases of all these runs together, each with the scheme, cohorts, noise and "
@@ -63,10 +64,8 @@ def tuned_runs(evidence: Evidence, inputs: AuditInputs, runs: int) -> TunedRuns:
         delta = as_number(inputs.side(label).get("delta"))
         try:
             parts = compositions(evidence, inputs, label, rounds)
-            repeated = [
-                replace(part, count=part.count * runs, beside=part.beside * runs) for part in parts
-            ]
-            epsilons[label] = json_epsilon(compose_epsilon(repeated, delta, accountant))
+            together = [repeated(part, runs) for part in parts]
+            epsilons[label] = json_epsilon(compose_epsilon(together, delta, accountant))
         except (ValueError, ZeroDivisionError) as error:
             problems[label] = str(error)
     return TunedRuns(runs, epsilons, problems)

@@ -86,7 +86,9 @@ def composed_bounds(losses: list[Loss], count: int, delta: float, near: float) -
     return Bounds(max(one.lower for one in found), max(one.upper for one in found))
 
 
-def sampled_gaussian_losses(rate: float, noise: float, count: int, delta: float) -> list[Loss]:
+def sampled_gaussian_losses(
+    rate: float, noise: float, count: int, delta: float, finer: int = 1
+) -> list[Loss]:
     """Losses of a Poisson-sampled Gaussian: a user removed, and a user added.
 
     Args:
@@ -94,9 +96,10 @@ def sampled_gaussian_losses(rate: float, noise: float, count: int, delta: float)
         noise: Standard deviation in multiples of the sensitivity, positive.
         count: Rounds that will be composed.
         delta: At which epsilon is wanted.
+        finer: By how much the points of the integrals are closer than usual.
     """
     reach = _reach(delta, count) * noise
-    points = gaussian_points(noise, -reach, 1.0 + reach)
+    points = gaussian_points(noise, -reach, 1.0 + reach, finer)
 
     def place(loss: Array) -> Array:
         """The output whose loss of removal this is; -inf below the smallest loss."""
@@ -134,6 +137,68 @@ def replaced_gaussian_losses(rate: float, noise: float, count: int, delta: float
     masses = [np.exp(-0.5 * ((points - shift) / noise) ** 2) for shift in (0.0, 1.0)]
     places = (place, place)
     return _sampled(rate, _gaussian_tails(noise), places, loss_at(points), masses)[:1]
+
+
+def fixed_size_gaussian_loss(rate: float, noise: float, count: int, delta: float) -> Loss:
+    """Loss of a pair that dominates every round of a fixed-size cohort whose user is replaced.
+
+    Losses above 0 have the law of a user removed under Poisson sampling, those below 0 that of a
+    user added, and the rest of the probability is at 0: of the divergence of every order, the
+    larger of the two directions.
+
+    Args:
+        rate: Cohort over population, in (0, 1).
+        noise: Standard deviation in multiples of the clipping bound, of which a replaced user
+            moves the sum by two.
+        count: Rounds that will be composed.
+        delta: At which epsilon is wanted.
+    """
+    # Integrals are cut at loss 0, where quadrature is no longer exact: so much finer.
+    removed, added = sampled_gaussian_losses(rate, noise / 2.0, count, delta, finer=256)
+    above, below = removed.nodes > 0.0, added.nodes < 0.0
+    masses = np.concatenate([added.weights[below], removed.weights[above]])
+    zero = max(0.0, 1.0 - float(masses.sum()))
+    return Loss(
+        cdf=lambda loss: np.where(loss > 0.0, 1.0 - removed.sf(loss), added.cdf(loss)),
+        sf=lambda loss: np.where(loss > 0.0, removed.sf(loss), 1.0 - added.cdf(loss)),
+        nodes=np.concatenate([added.nodes[below], removed.nodes[above], [0.0]]),
+        weights=np.concatenate([masses, [zero]]),
+    )
+
+
+def full_cohorts(population: int, cap: int, rate: float) -> tuple[float, float]:
+    """How often the others fill a cohort that is cut, and how often a user then gets a place.
+
+    Args:
+        population: Users.
+        cap: Most users of a round.
+        rate: Probability of each user to toss a head, in (0, 1].
+
+    Returns:
+        Probability of the first; and of the second, given the first (0 where that has none).
+    """
+    from scipy import stats
+
+    heads = np.arange(cap, population)
+    masses = stats.binom.pmf(heads, population - 1, rate)
+    full = float(masses.sum())
+    return full, float(masses @ (rate * cap / (heads + 1.0))) / full if full > 0.0 else 0.0
+
+
+def mixed_loss(one: Loss, other: Loss, share: float) -> Loss:
+    """The loss of one pair of laws or another, where it is told which.
+
+    Args:
+        one: Of probability 1 - share.
+        other: Of probability ``share``.
+        share: In [0, 1].
+    """
+    return Loss(
+        cdf=lambda loss: (1.0 - share) * one.cdf(loss) + share * other.cdf(loss),
+        sf=lambda loss: (1.0 - share) * one.sf(loss) + share * other.sf(loss),
+        nodes=np.concatenate([one.nodes, other.nodes]),
+        weights=np.concatenate([(1.0 - share) * one.weights, share * other.weights]),
+    )
 
 
 def sampled_laplace_losses(rate: float, scale: float) -> list[Loss]:
@@ -251,13 +316,13 @@ def _reach(delta: float, count: int) -> float:
     return -float(ndtri(0.5 * _RARE * delta / count))
 
 
-def gaussian_points(noise: float, low: float, high: float) -> Array:
+def gaussian_points(noise: float, low: float, high: float, finer: int = 1) -> Array:
     """Evenly spaced points for the trapezoid rule, shape (m,).
 
     Its error falls exponentially with one over the step: integrands are analytic up to pi z^2 from
     the real line, where the density ratio has its zeros.
     """
-    step = min(noise / 16.0, noise**2 / 4.0)
+    step = min(noise / 16.0, noise**2 / 4.0) / finer
     return np.asarray(np.arange(math.floor(low / step), math.ceil(high / step) + 1.0) * step)
 
 

@@ -38,12 +38,15 @@ from privacy.empirical.canary_directions import (
 from privacy.empirical.canary_options import CanaryOptions
 from privacy.empirical.canary_scores import (
     CanaryObservation,
-    OneRunScores,
     OneShotScores,
-    Scores,
     StepScores,
 )
+from privacy.empirical.matched_sum import MatchedSum, Strategy, expected_participation, is_small
+from privacy.empirical.one_run_scores import OneRunScores
 from privacy.errors import PrivacyError
+
+# What one kind keeps.
+Scores = OneShotScores | OneRunScores | StepScores
 
 
 class Canaries:
@@ -73,10 +76,13 @@ class Canaries:
         streams: Streams,
         device: torch.device | str,
     ) -> None:
-        if options.kind == "worst_case" and "pld" not in participation.scheme.accountants:
+        scheme = participation.scheme
+        places = scheme.adjacency == "replace-one" or scheme.largest_cohort(participation)
+        if options.kind == "worst_case" and places:
             raise PrivacyError(
-                "privacy.audit.kind: worst_case composes steps by the accountant pld, which does "
-                "not know fixed-size sampling; use kind one_run, or sample by poisson"
+                "privacy.audit.kind: worst_case takes a canary to add itself to a round; under "
+                f"{scheme.title}, such as fixed-size sampling, a user may take another's place; "
+                "use kind one_run, or sample by poisson"
             )
         self._options = options
         self._participation = participation
@@ -118,6 +124,32 @@ class Canaries:
             return StepScores(options)
         rate = self._participation.sampling_probability
         return OneRunScores(options, self._included, rate, noise_multiplier)
+
+    def match(self, strategy: Strategy | None) -> None:
+        """Keep sums that are matched to the mechanism's noise; call it before the first round.
+
+        Args:
+            strategy: How the noise of rounds goes together, of a mechanism whose server adds
+                Gaussian noise; None for others.
+
+        Raises:
+            PrivacyError: The bound that is asked for needs what there is not.
+        """
+        if not isinstance(self._scores, OneRunScores):
+            return
+        options, users, total = self._options, self._participation, self._num_rounds
+        by_coordinate = options.seen_direction == "coordinate"
+        if by_coordinate and options.seen_access == "every_round" and is_small(strategy, total):
+            assert strategy is not None
+            expected = expected_participation(
+                users.sampling_probability, users.min_separation, users.max_participations, total
+            )
+            self._scores.match(MatchedSum(strategy, expected), self._groups)
+        elif options.bound != "f_dp":
+            raise PrivacyError(
+                f"privacy.audit.bound: {options.bound} needs a mechanism whose server adds "
+                "Gaussian noise of a stated strategy, over not too many rounds; use bound f_dp"
+            )
 
     def _eligible(self, round_number: int) -> NDArray[np.bool_]:
         turn, group = divmod(round_number - 1, self._participation.min_separation)
@@ -212,9 +244,15 @@ class Canaries:
                 moved_norm=moved_norm,
                 eligible=self._eligible(round_number),
                 taking_part=self.taking_part(round_number),
+                round_number=round_number,
             )
         )
         self._rounds = round_number
+
+    @property
+    def last_guesses(self) -> tuple[int, int] | None:
+        """Of the last round: coins guessed right, and coins; None where coins are not a round's."""
+        return self._scores.last_guesses if isinstance(self._scores, StepScores) else None
 
     def result(
         self, rounds: int, delta: float, composition: Callable[[float, int], Composition]

@@ -14,6 +14,7 @@ Kind = Literal["one_shot", "one_run", "worst_case"]
 Direction = Literal["sphere", "coordinate"]
 Access = Literal["final", "every_round"]
 StepBound = Literal["clopper_pearson", "normal"]
+OneRunBoundKind = Literal["f_dp", "independent", "gaussian"]
 
 
 class CanaryOptions(BaseModel):
@@ -36,6 +37,11 @@ class CanaryOptions(BaseModel):
         step_bound: worst_case alone: how the effect of one step is bounded, "normal" (exact for
             the Gaussian noise that the composition supposes anyway) or "clopper_pearson" (for any
             noise in the step itself, but loose where a step shows little).
+        bound: one_run alone: what ``lower_bound`` is: "f_dp" (guesses; any mechanism of the claimed
+            family), "independent" (guesses, too; canaries' noise is independent), or "gaussian" (a
+            law of sums of all rounds; it is normal as well). Each is sharper than the one before,
+            and rests on more. The last two are of a Gaussian mechanism whose canaries have
+            coordinates and see every round.
         guesses: one_run alone: how many canaries with the largest scores are guessed "in", and how
             many with the smallest "out", chosen before the run. None to try a stated grid of such
             pairs and pay for the choice (Bonferroni).
@@ -50,6 +56,7 @@ class CanaryOptions(BaseModel):
     access: Access | None = None
     confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95
     step_bound: StepBound = "normal"
+    bound: OneRunBoundKind = "f_dp"
     guesses: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] | None = None
     memory_limit_mib: Annotated[int, Field(ge=1)] = 1024
 
@@ -72,6 +79,15 @@ class CanaryOptions(BaseModel):
             raise ValueError(
                 "kind worst_case gives each canary a coordinate of its own and sees every round: "
                 "leave direction and access out, or set them to coordinate and every_round"
+            )
+        if self.bound != "f_dp" and not (
+            self.kind == "one_run"
+            and self.seen_direction == "coordinate"
+            and self.seen_access == "every_round"
+        ):
+            raise ValueError(
+                f"bound {self.bound} is of kind one_run with direction coordinate and access "
+                "every_round; leave bound out, or set them so"
             )
         if self.guesses is not None:
             if self.kind != "one_run":

@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 
 from privacy.amplification import Composition
 from privacy.empirical.canary_options import CanaryOptions
-from privacy.empirical.f_dp import ComposedFamily
-from privacy.empirical.gaussian_dp import epsilon_of_mu
-from privacy.empirical.one_run import Guesses, audit_scores, log_likelihood_ratio
 from privacy.empirical.one_shot import audit_final, audit_held_out
 from privacy.empirical.per_round import (
+    THRESHOLD,
     StepTrials,
     epsilon_of_run,
     mu_by_clopper_pearson,
@@ -33,7 +31,7 @@ from privacy.errors import PrivacyError
 Compose = Callable[[float, int], Composition]
 Array = NDArray[np.float64]
 
-_COINS = "the canaries' directions, coins and participations are independent of data and noise"
+COINS = "the canaries' directions, coins and participations are independent of data and noise"
 _NO_SCORE = "nothing was observed, or nothing moved along the canaries: no bound but 0"
 
 
@@ -49,6 +47,7 @@ class CanaryObservation:
         moved_norm: Its norm.
         eligible: Shape (m,): canaries for which the round is one that they can take part in.
         taking_part: Shape (m,): those that did.
+        round_number: From 1.
     """
 
     release: Array
@@ -57,9 +56,10 @@ class CanaryObservation:
     moved_norm: float
     eligible: NDArray[np.bool_]
     taking_part: NDArray[np.bool_]
+    round_number: int = 0
 
 
-class _ArrayScores:
+class ArrayScores:
     """A score for each direction, which is all that is kept.
 
     Args:
@@ -101,7 +101,7 @@ def _cosines(products: Array, norm: float) -> Array:
     return products / norm if norm > 0.0 else np.zeros_like(products)
 
 
-class OneShotScores(_ArrayScores):
+class OneShotScores(ArrayScores):
     """Cosines with the final model, or the largest of every round's.
 
     Args:
@@ -123,11 +123,11 @@ class OneShotScores(_ArrayScores):
         options = self._options
         scores, held_out = self._scores[: options.count], self._scores[options.count :]
         rests_on = [
-            _COINS,
+            COINS,
             "cosines are normal, and a canary shifts its own without changing the spread",
         ]
         if rounds == 0 or not self._scores.any():
-            return _nothing(rests_on)
+            return nothing(rests_on)
         if options.seen_access == "final":
             rests_on.append("the null law is normal of variance 1/P")
             bound = audit_final(scores, self._num_parameters, delta, options.one_sided)
@@ -146,67 +146,6 @@ class OneShotScores(_ArrayScores):
         }
 
 
-class OneRunScores(_ArrayScores):
-    """A score a canary: by the final model, or the log-likelihood ratio of all rounds.
-
-    Args:
-        options: Of the run.
-        included: Shape (m,): the coins.
-        sampling_probability: Of an eligible user in a round.
-        noise_multiplier: z that the run claims; the score uses it, the bound does not trust it.
-    """
-
-    def __init__(
-        self,
-        options: CanaryOptions,
-        included: NDArray[np.bool_],
-        sampling_probability: float,
-        noise_multiplier: float,
-    ) -> None:
-        super().__init__(options, np.zeros(options.count))
-        self._included = included
-        self._rate = sampling_probability
-        self._noise = noise_multiplier
-
-    def _after(self, seen: CanaryObservation) -> Array:
-        evidence = log_likelihood_ratio(seen.release, self._rate, self._noise)
-        return self._scores + np.where(seen.eligible, evidence, 0.0)
-
-    def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
-        """The better-founded bound, the refined one, and the scores."""
-        options, included = self._options, self._included
-        guesses = Guesses(*options.guesses) if options.guesses is not None else None
-        rests_on = [
-            _COINS,
-            "a fair coin included each canary; guesses see the release alone; the number of "
-            "guesses was chosen before the run, or each of a stated grid of numbers was tested at "
-            "its part of the level",
-        ]
-        if rounds == 0 or not np.isfinite(self._scores).all():
-            return _nothing(rests_on)
-        asked = (self._scores, included, delta, options.one_sided, guesses)
-        best = plain = audit_scores(*asked)
-        family, method = ComposedFamily(compose, rounds), "one_run"
-        if family.is_known:
-            best, method = audit_scores(*asked, family.bound), "one_run_f_dp"
-            rests_on.append(
-                "the release is as private as so many rounds of the claimed mechanism at some "
-                "noise multiplier (f-DP); lower_bound_any_mechanism does without this"
-            )
-        return {
-            "method": method,
-            "estimate": epsilon_of_mu(_standardised(self._scores, included), delta),
-            "lower_bound": best.epsilon,
-            "lower_bound_any_mechanism": plain.epsilon,
-            "guesses": best.guesses._asdict(),
-            "num_correct": best.num_correct,
-            "num_hypotheses": best.num_hypotheses,
-            "scores": self._scores.tolist(),
-            "included": included.tolist(),
-            "rests_on": rests_on,
-        }
-
-
 class StepScores:
     """Trials of every round.
 
@@ -217,9 +156,13 @@ class StepScores:
     def __init__(self, options: CanaryOptions) -> None:
         self._options = options
         self._trials = StepTrials()
+        # Of the last round: coins that the threshold guesses right, and coins.
+        self.last_guesses = 0, 0
 
     def observe(self, seen: CanaryObservation) -> None:
         """Add the round's trials."""
+        right = int(((seen.release > THRESHOLD) == seen.taking_part).sum())
+        self.last_guesses = right, seen.taking_part.size
         self._trials.add(seen.release, seen.taking_part)
 
     def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
@@ -228,7 +171,7 @@ class StepScores:
         bound = mu_by_normal if normal else mu_by_clopper_pearson
         mu = bound(trials, self._options.one_sided)
         rests_on = [
-            _COINS,
+            COINS,
             "each round's noise is drawn anew and Gaussian; users are drawn as the sampler claims; "
             "rounds compose as the accountant says (a lower bound given this structure)",
         ]
@@ -264,22 +207,12 @@ class StepScores:
         self._trials = StepTrials(**state)
 
 
-# What one kind keeps.
-Scores = OneShotScores | OneRunScores | StepScores
+def nothing(rests_on: list[str]) -> dict[str, Any]:
+    """The result of canaries that have shown nothing: a lower bound of 0.
 
-
-def _standardised(scores: Array, included: NDArray[np.bool_]) -> float:
-    """Difference of the means, in pooled standard deviations; at least 0."""
-    inside, outside = scores[included], scores[~included]
-    if min(inside.size, outside.size) < 2:
-        return 0.0
-    squares = inside.var(ddof=1) * (inside.size - 1) + outside.var(ddof=1) * (outside.size - 1)
-    spread = math.sqrt(float(squares) / (scores.size - 2))
-    difference = float(inside.mean() - outside.mean())
-    return max(0.0, difference / spread) if spread > 0.0 else 0.0
-
-
-def _nothing(rests_on: list[str]) -> dict[str, Any]:
+    Args:
+        rests_on: What a bound would have rested on.
+    """
     return {
         "method": "none",
         "estimate": None,

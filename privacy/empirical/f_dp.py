@@ -117,6 +117,7 @@ class ComposedFamily:
             lambda noise: trade_off_of(self._compose(noise))
         )
         self._bounds: dict[tuple[int, int, int, float], float] = {}
+        self._epsilons: dict[tuple[float, float], float] = {}
 
     @property
     def is_known(self) -> bool:
@@ -134,8 +135,15 @@ class ComposedFamily:
     ) -> float:
         """Epsilon of the least noise that is not refuted: for ``one_run.audit_scores``."""
         noise = self.noise_upper_bound(num_canaries, num_guesses, num_correct, confidence)
-        # Epsilon of a multiplier, rounded down; 0 for infinity.
-        return 0.0 if math.isinf(noise) else sure_epsilon(self._compose(noise), delta) or 0.0
+        return self.epsilon_of(noise, delta)
+
+    def epsilon_of(self, noise: float, delta: float) -> float:
+        """Epsilon of a noise multiplier, rounded down; 0 of infinity, and where PLD cannot say."""
+        if math.isinf(noise):
+            return 0.0
+        if (noise, delta) not in self._epsilons:
+            self._epsilons[noise, delta] = sure_epsilon(self._compose(noise), delta) or 0.0
+        return self._epsilons[noise, delta]
 
     def noise_upper_bound(
         self, num_canaries: int, num_guesses: int, num_correct: int, confidence: float
@@ -160,11 +168,23 @@ class ComposedFamily:
         return self._bounds[key]
 
     def _search(self, canaries: int, guesses: int, correct: int, confidence: float) -> float:
+        return self.smallest_refuted(
+            lambda claim: refutes(claim, canaries, guesses, correct, 1.0 - confidence)
+        )
+
+    def smallest_refuted(self, refutes_claim: Callable[[TradeOff], bool]) -> float:
+        """Smallest noise multiplier whose claim a test refutes, to 0.6 % above.
+
+        Args:
+            refutes_claim: The test; what refutes a claim refutes those that are stronger.
+
+        Returns:
+            Infinity if none is refuted.
+        """
+
         def refuted(logarithm: float) -> bool:
             claim = self._claim(2.0**logarithm)
-            return claim is not None and refutes(
-                claim, canaries, guesses, correct, 1.0 - confidence
-            )
+            return claim is not None and refutes_claim(claim)
 
         # Logarithms to base 2 of the multiplier.
         low, high = 0.0, 1.0

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from privacy.accountant import LARGEST_EPSILON, compute_epsilon, is_exact
 from privacy.amplification import Composition
-from privacy.empirical.gaussian_dp import epsilon_of_mu
+from privacy.empirical.gaussian_dp import delta_of_mu, epsilon_of_mu
 from privacy.errors import PlanError
 
 # Pessimistic rounding of the accountant pld adds less than this part of epsilon for 40,000 rounds
@@ -53,6 +53,10 @@ class GaussianTradeOff:
             return 0.0
         return float(ndtr(ndtri(min(true, 1.0)) - self.mu))
 
+    def delta_at(self, epsilon: float) -> float:
+        """Smallest delta at which the claim gives (epsilon, delta); ``epsilon`` at least 0."""
+        return delta_of_mu(self.mu, epsilon) if self.mu > 0.0 else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class CurveTradeOff:
@@ -80,6 +84,11 @@ class CurveTradeOff:
         of_set = float(np.max((true - self.deltas) * self._shrink))
         of_complement = float(np.max(1.0 - self.deltas - (1.0 - true) * self._grow))
         return max(of_set, of_complement, 0.0)
+
+    def delta_at(self, epsilon: float) -> float:
+        """Delta of the largest of the claim's epsilons that is at most ``epsilon``, at least 0."""
+        known = self.deltas[self.epsilons <= epsilon]
+        return float(known.min()) if known.size else 1.0
 
 
 # What a claim allows a test to be.

@@ -49,16 +49,21 @@ from torch import Tensor
 
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.clipped_sum import ClipOptions
-from privacy.correlated_noise import CorrelatedSum, check_setting, check_vectors, unamplified
+from privacy.correlated_noise import (
+    CorrelatedSum,
+    check_bands,
+    check_setting,
+    check_vectors,
+    pattern_squared_sensitivity,
+    unamplified,
+)
 from privacy.description import FRESH, OF_THE_BOUND, SAME_COEFFICIENTS, Description
 from privacy.errors import PlanError, PrivacyError
 from privacy.factorization import (
     lag_correlations,
     noise_stddevs,
     optimized_coefficients,
-    separated_squared_sensitivity,
     square_root_coefficients,
-    squared_sensitivities,
 )
 from privacy.mechanism import (
     NoiseScale,
@@ -111,11 +116,7 @@ class BandedMatrixFactorization(CorrelatedSum):
     name = "banded_matrix_factorization"
 
     def __init__(self, options: Options, noise: NoiseScale) -> None:
-        if noise.num_rounds and options.bands > noise.num_rounds:
-            raise PlanError(
-                f"bands is {options.bands}, but the run has {noise.num_rounds} rounds, so that the "
-                f"later bands would have nothing to act on; set bands to {noise.num_rounds} or less"
-            )
+        check_bands(options.bands, noise)
         super().__init__(options.clip_norm, noise)
         self._options = options
         self._strategy: NDArray[np.float64] | None = None
@@ -182,16 +183,7 @@ class BandedMatrixFactorization(CorrelatedSum):
         check_setting(self._noise, participation, noise_multiplier, rounds)
         if participation.scheme.is_independent and participation.min_separation >= bands:
             return sampled_gaussian(participation, noise_multiplier, rounds)
-        squared = 0.0
-        if participation.scheme.pattern == "separated":
-            most = participation.most_participations(int(rounds))
-            squared = separated_squared_sensitivity(
-                self.coefficients, participation.min_separation, most, int(rounds)
-            )
-        elif rounds > 0:
-            squared = float(
-                squared_sensitivities(self.coefficients, participation.min_separation, rounds)[-1]
-            )
+        squared = pattern_squared_sensitivity(lambda: self.coefficients, participation, int(rounds))
         return unamplified(self.name, participation, noise_multiplier, squared)
 
     def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:

@@ -81,6 +81,9 @@ def shortened(tree: dict[str, Any], small: dict[str, Path]) -> list[str]:
         users = FLAIR_USERS["train"] if task["name"] == "flair" else LEAF_USERS
     if task.get("partition") and task["name"] in IMAGES:
         users = task["partition"].get("num_clients", users)
+    if task.get("splits") == "writers":
+        # One writer is for validation, two are for test.
+        users -= 3
     cohort = users
     if task["name"] == "synthetic":
         users = cohort = LEAF_USERS

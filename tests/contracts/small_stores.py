@@ -264,7 +264,7 @@ def _write_images(path: Path, task: str, shape: tuple[int, ...]) -> None:
 
 
 def write_scattering(path: Path, task: str) -> None:
-    """Noise in the shape of scattering features of the task's images."""
+    """Noise in the shape of scattering features of the task's images; MNIST's with writers."""
     from tasks.common.images.store import About, Images, write_images
 
     rng = np.random.default_rng(0)
@@ -272,7 +272,8 @@ def write_scattering(path: Path, task: str) -> None:
     splits = {}
     for name, count in (("train", 48), ("test", 12)):
         inputs = rng.random((count, *shape), np.float32).astype(np.float16)
-        splits[name] = Images(inputs, np.arange(count) % 10)
+        writers = np.arange(count) % LEAF_USERS if task == "mnist" else None
+        splits[name] = Images(inputs, np.arange(count) % 10, writers)
     write_images(path, About(task, "generated-scattering", "noise", [*"0123456789"]), splits)
 
 

@@ -33,7 +33,10 @@ NOISE = {
 BY_EXAMPLE = {"task__split_by": "example"}
 CYCLIC = {"federated__sampling": "cyclic_poisson", "federated__separation": 2}
 OF_MECHANISMS: dict[str, dict[str, Any]] = {
+    "banded_inverse_square_root": CYCLIC,
     "banded_matrix_factorization": CYCLIC,
+    "buffered_toeplitz": CYCLIC,
+    "column_normalized_banded": CYCLIC,
     "tree_aggregation": CYCLIC,
     "privunit": {"privacy__noise_multiplier": 0.25, "privacy__accountant": "pld"},
     "laplace": {"privacy__accountant": "pld"},
@@ -53,7 +56,9 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "quantization": {"levels": 15},
     "top_k": {"k": 20},
     "adaptive_gaussian": {"quantile": 0.5, "clip_norm": 0.5},
+    "banded_inverse_square_root": {"bands": 2, "clip_norm": 0.5},
     "banded_matrix_factorization": {"bands": 2, "clip_norm": 0.5},
+    "column_normalized_banded": {"bands": 2, "clip_norm": 0.5},
     "none": {},
 }
 

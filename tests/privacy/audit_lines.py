@@ -114,7 +114,9 @@ def constants_of(run: Run) -> dict[str, Any]:
         "separation": run.separation,
         "max_participations": run.max_participations,
         "adjacency": scheme_type(run.scheme).adjacency,
-        "accountant": "pld" if run.shape == "laplace" else "rdp",
+        "accountant": "pld"
+        if "rdp" not in scheme_type(run.scheme).accountants or run.shape == "laplace"
+        else "rdp",
         "weighting": "uniform",
         "uploads": ["update"],
         "batchnorm_layers": [],
@@ -201,6 +203,9 @@ def _draw(
         eligible = groups == (number - 1) % run.separation
         rate = run.cohort * run.separation / run.population
         users = np.flatnonzero(eligible & (rng.random(run.population) < rate))
+    if scheme == "truncated_poisson":
+        cap = math.ceil(run.cohort + 4.0 * math.sqrt(run.cohort))
+        users = np.sort(rng.permutation(users)[:cap])
     if run.draws_twice and len(users) > 1:
         users[0] = users[1]
     return users

@@ -59,6 +59,10 @@ KINDS = {
     "laplace": replace(TRUE, adaptive=False, shape="laplace"),
     "cyclic": replace(TRUE, scheme="cyclic_poisson", separation=4, rounds=42),
     "fixed size": replace(TRUE, scheme="fixed_size"),
+    "truncated": replace(TRUE, scheme="truncated_poisson"),
+    "truncated and small": replace(
+        TRUE, scheme="truncated_poisson", cohort=2, noise_cohort=60, noise_multiplier=3.0
+    ),
     "small cohorts": replace(TRUE, cohort=2, noise_cohort=60, noise_multiplier=3.0),
     "few rounds": replace(TRUE, rounds=3),
     "few parameters": replace(TRUE, num_parameters=3),
@@ -232,6 +236,10 @@ HAPPENS: dict[str, tuple[Run, set[str]]] = {
     ),
     "divided by the realised cohort": (replace(TRUE, divided_by="realised"), {"denominator"}),
     "divided by another number": (replace(TRUE, divided_by="fixed"), {"denominator"}),
+    "more than the cap": (
+        replace(KINDS["truncated"], drawn="large"),
+        {"cohort_total", "cohort_dispersion"},
+    ),
     "fixed size for Poisson": (replace(TRUE, drawn="fixed_size"), {"cohort_dispersion"}),
     "fixed size for cyclic Poisson": (
         replace(KINDS["cyclic"], drawn="fixed_size", rounds=80),

@@ -16,6 +16,8 @@ from privacy.mechanism import Mechanism, NoiseScale
 OPTIONS: dict[str, dict[str, Any]] = {
     "adaptive_gaussian": {"quantile": 0.5},
     "banded_matrix_factorization": {"bands": 3},
+    "banded_inverse_square_root": {"bands": 3},
+    "column_normalized_banded": {"bands": 3},
     "tree_aggregation": {"restart_every": 4},
 }
 
@@ -46,7 +48,10 @@ def test_what_the_shipped_ones_say() -> None:
         "privunit",
     }
     assert {name for name, of in said.items() if of.correlates_rounds} == {
+        "banded_inverse_square_root",
         "banded_matrix_factorization",
+        "buffered_toeplitz",
+        "column_normalized_banded",
         "tree_aggregation",
     }
     assert {name for name, of in said.items() if of.is_sampled_gaussian} == {

@@ -198,6 +198,6 @@ def test_sizes_under_full_participation_are_refused(unknown: str) -> None:
 
 
 def test_an_accountant_that_does_not_know_the_scheme_is_refused() -> None:
-    question = replace(FLAIR, scheme=FixedSize(), accountant="pld", cohort_size=None)
+    question = replace(FLAIR, scheme=FixedSize(), accountant="prv", cohort_size=None)
     with pytest.raises(PlanError, match="use the accountant rdp"):
         solve(question)

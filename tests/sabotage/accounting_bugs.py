@@ -283,6 +283,9 @@ ACCOUNTING_BUGS = (
     accountants_too_low("pld_too_low", {"privacy__accountant": "pld"}, 0.00102),
     accountants_too_low("prv_too_low", {"privacy__accountant": "prv"}, 0.00103),
     accountants_too_low("rdp_too_low_fixed_size", FIXED_SIZE, 0.00104),
+    accountants_too_low(
+        "pld_too_low_fixed_size", {**FIXED_SIZE, "privacy__accountant": "pld"}, 0.00107
+    ),
     accountants_too_low("pld_too_low_laplace", LAPLACE, 0.00105),
     accountants_too_low("rdp_too_low_tree", TREE, 0.00106),
     Bug(

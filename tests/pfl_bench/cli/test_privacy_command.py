@@ -243,16 +243,15 @@ def test_table_names_both_settings_and_who_cannot_account_them(capsys: Capture) 
     assert main([*arguments, "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     (row,) = document["rows"]
-    assert row["epsilon_actual"]["pld"] is None
+    assert row["epsilon_actual"]["prv"] is None
     assert 0 < row["epsilon_simulated"]["rdp"] < row["epsilon_actual"]["rdp"]
+    assert 0 < row["epsilon_actual"]["pld"] < row["epsilon_actual"]["rdp"]
     assert document["actual"]["cohort_size"] == 100
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert "epsilon (actual) rdp" in printed
-    assert "pld, where there is a dash: the accountant pld does not know fixed-size" in printed
-    assert "use the accountant rdp" in refusal_of(
-        capsys, *arguments[1:], "--accountant", "pld", "prv"
-    )
+    assert "prv, where there is a dash: the accountant prv does not know fixed-size" in printed
+    assert "use the accountant rdp" in refusal_of(capsys, *arguments[1:], "--accountant", "prv")
 
 
 @pytest.mark.parametrize("simulated", [True, False])

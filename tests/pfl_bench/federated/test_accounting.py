@@ -136,7 +136,7 @@ def test_numpy_s_numbers_are_numbers() -> None:
         ({"cohort_size": 2000}, PrivacyError, "lower the cohort"),
         ({"delta": 1.0}, PrivacyError, "below 1"),
         ({"accountant": "rpd"}, PrivacyError, "must be one of"),
-        ({"sampling": "fixed_size", "accountant": "pld"}, PrivacyError, "does not know"),
+        ({"sampling": "fixed_size", "accountant": "prv"}, PrivacyError, "does not know"),
         ({"max_participations": 3}, PrivacyError, "max_participations is 3"),
         ({"sampling": "selected", "max_participations": "3"}, ConfigError, "must be a whole"),
     ],

@@ -24,7 +24,10 @@ from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale
 from privacy.mechanisms import (
     adaptive_gaussian,
+    banded_inverse_square_root,
     banded_matrix_factorization,
+    buffered_toeplitz,
+    column_normalized_banded,
     gaussian,
     laplace,
     local_gaussian,
@@ -40,6 +43,7 @@ PAGE = REPOSITORY / "docs" / "privacy.md"
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?![\w.]*\.\w)")
 PARTICIPATIONS = {
     "poisson": Participation.named("poisson", 1000, 20),
+    "truncated_poisson": Participation.named("truncated_poisson", 1000, 20),
     "cyclic_poisson": Participation.named("cyclic_poisson", 1000, 20, 4),
     "fixed_size": Participation.named("fixed_size", 1000, 20),
     "full": Participation.named("full", 1000, 1000),
@@ -50,6 +54,9 @@ MECHANISMS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gaussian": (gaussian, BOUND),
     "adaptive_gaussian": (adaptive_gaussian, {**BOUND, "quantile": 0.5}),
     "banded_matrix_factorization": (banded_matrix_factorization, {**BOUND, "bands": 4}),
+    "banded_inverse_square_root": (banded_inverse_square_root, {**BOUND, "bands": 4}),
+    "buffered_toeplitz": (buffered_toeplitz, {**BOUND, "buffers": 2}),
+    "column_normalized_banded": (column_normalized_banded, {**BOUND, "bands": 4}),
     "tree_aggregation": (tree_aggregation, BOUND),
     "laplace": (laplace, BOUND),
     "local_gaussian": (local_gaussian, BOUND),

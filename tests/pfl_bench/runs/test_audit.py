@@ -335,10 +335,17 @@ def test_data_that_are_gone_are_skipped_and_said(
             "federated__num_rounds": 9,
         },
         {
+            "privacy__mechanism": {"name": "buffered_toeplitz", "clip_norm": 0.5, "buffers": 2},
+            "federated__sampling": "cyclic_poisson",
+            "federated__separation": 2,
+            "federated__num_rounds": 9,
+        },
+        {
             "federated__sampling": "fixed_size",
             "privacy__epsilon": None,
             "privacy__noise_multiplier": 2.0,
         },
+        {"federated__sampling": "truncated_poisson", "privacy__accountant": "pld"},
         {
             "federated__sampling": "full",
             "federated__cohort_size": 60,
@@ -346,7 +353,7 @@ def test_data_that_are_gone_are_skipped_and_said(
         },
         {"privacy__epsilon": None, "privacy__noise_multiplier": 0.0},
     ],
-    ids=["gaussian", "cyclic", "fixed_size", "full", "no noise"],
+    ids=["gaussian", "cyclic", "buffers", "fixed_size", "truncated", "full", "no noise"],
 )
 def test_runs_of_every_kind_pass(changes: dict[str, Any], tmp_path: Path) -> None:
     run(make_config("private_federated", **changes), tmp_path / "run")

@@ -304,7 +304,7 @@ def test_a_run_says_of_how_many_users_it_is(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"federated__weighting": "examples"}, "weighting by examples"),
-        ({"federated__sampling": "fixed_size", "privacy__accountant": "pld"}, "fixed-size"),
+        ({"federated__sampling": "fixed_size", "privacy__accountant": "prv"}, "fixed-size"),
         ({"privacy__noise_cohort_size": 61}, "noise_cohort_size"),
         ({"privacy__population_size": 1000}, "hypothetical_population"),
         ({"federated__cohort_size": 61}, "cohort_size"),

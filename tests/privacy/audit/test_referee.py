@@ -86,6 +86,13 @@ def event_of(described: Described) -> Composition:
         event = dp_event.LaplaceDpEvent(described.noise)
     if described.kind.startswith("sampled"):
         event = dp_event.PoissonSampledDpEvent(described.rate, event)
+    if described.kind == "truncated gaussian":
+        size = described.sizes[0]
+        users = Participation.named("truncated_poisson", size, round(size * described.rate))
+        return sampled_gaussian(users, described.noise, described.count)
+    if described.kind == "fixed-size gaussian":
+        users = Participation.named("fixed_size", 1_000, round(1_000 * described.rate))
+        return sampled_gaussian(users, described.noise, described.count)
     return Composition(event, described.count, "add-or-remove-one")
 
 
@@ -95,6 +102,12 @@ def event_of(described: Described) -> Composition:
         Described("sampled gaussian", 0.6, 30, 0.001),
         Described("sampled gaussian", 1.0, 200, 0.05),
         Described("sampled gaussian", 5.0, 1_000, 0.5),
+        Described("fixed-size gaussian", 1.0, 1, 0.01),
+        Described("fixed-size gaussian", 2.0, 100, 0.05),
+        Described("fixed-size gaussian", 20.0, 300, 0.5),
+        Described("fixed-size gaussian", 20.0, 30, 1.0),
+        Described("truncated gaussian", 1.0, 100, 0.01, sizes=(1_000, 23)),
+        Described("truncated gaussian", 0.8, 30, 0.1, sizes=(20, 8)),
         Described("sampled laplace", 1.0, 100, 0.1),
         Described("sampled laplace", 0.3, 20, 0.02),
         Described("laplace", 5.0, 50),

@@ -1,0 +1,98 @@
+"""``pfl-bench attack``: attacks on the users of a row, from its released models."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.cli import run_many
+from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
+from pfl_bench.cli.speech import say
+from pfl_bench.config.bundled_rows import locate_row
+from pfl_bench.types import ConfigError
+
+_WIDTH = 110
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Attack a row; 1 if more is shown than the claim allows, or a shadow run failed."""
+    source, out = _source(arguments)
+    if arguments.kind == "gradient":
+        from pfl_bench.cli.attack_gradient import invert
+
+        return invert(source, out, arguments)
+    if not 0.5 <= arguments.confidence < 1.0:
+        raise ConfigError(
+            f"--confidence {arguments.confidence:g}: is not in [0.5, 1); give 0.99, at which a "
+            "claim that is true is refuted in 1 % of attacks at most"
+        )
+    from pfl_bench.report.attack_figure import roc_picture
+    from pfl_bench.runs.membership import attack, check_kind
+    from pfl_bench.runs.shadows import shadow_plans
+
+    check_kind(arguments.kind, arguments.shadows)
+    row, plans = shadow_plans(source, arguments.overrides, arguments.shadows, out / "shadows")
+    say(f"{row.config.name}: {len(plans)} shadow runs in {out / 'shadows'}; finished ones stay")
+    batch = run_many.run_all(plans, arguments, out)
+    if None in batch.summaries:
+        return batch.exit_code()
+    found = attack(arguments.kind, row, plans, out, arguments.confidence)
+    roc_picture(found).save(out / arguments.kind)
+    print("\n".join(_lines(found)))
+    print(f"figure: {out / arguments.kind}.svg; numbers: {out / 'attack.json'}")
+    return EXIT_FAILED if found["verdict"]["refuted"] else EXIT_DONE
+
+
+def _source(arguments: argparse.Namespace) -> tuple[Path, Path]:
+    """The configuration that is attacked, and the folder of the attack."""
+    run_folder = Path(arguments.target)
+    if run_folder.is_dir():
+        source = run_folder / "config.yaml"
+        if not source.is_file():
+            raise ConfigError(
+                f"{run_folder}: not a run folder (it has no config.yaml); name the folder that "
+                "`pfl-bench run --out` wrote, or a row"
+            )
+        return source, Path(arguments.out or run_folder / "attack")
+    source = locate_row(arguments.target)
+    return source, Path(
+        arguments.out or Path("runs") / run_many.short_name(source).with_suffix("") / "attack"
+    )
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    trials, claim, verdict = found["trials"], found["claim"], found["verdict"]
+    yield (
+        f"Attack {found['kind']} on {found['users']} users of {found['shadows']} shadow runs: "
+        f"{trials['in']} in, {trials['out']} out"
+    )
+    yield f"  area under the ROC curve  {found['auc']:.4f}  (0.5 is chance)"
+    for one in found["rates"]:
+        most = f"; the claim allows {one['allowed']:.4f}" if "allowed" in one else ""
+        yield (
+            f"  true positive rate at {one['false_positive_rate']:.1%} false positives  "
+            f"{one['true_positive_rate']:.4f}  [{one['low']:.4f}, {one['high']:.4f}]{most}"
+        )
+    if claim["epsilon"] is not None:
+        yield f"  stated epsilon (actual)  {claim['epsilon']:.4g} at delta {claim['delta']:.3g}"
+    guesses = sum(verdict["guesses"].values())
+    text = (
+        f"  guesses: {verdict['num_correct']} of {guesses} right, about {verdict['num_users']} "
+        f"users: epsilon is at least {verdict['epsilon']:.4g} by any mechanism, at "
+        f"{verdict['confidence']:.0%}, corrected for {verdict['num_tests']} tests"
+    )
+    yield from textwrap.wrap(text, _WIDTH, subsequent_indent="    ")
+    if verdict["wealth"] is not None:
+        yield (
+            f"  bets against the claim: wealth {verdict['wealth']:.4g} at most; a true claim lets "
+            f"it reach {verdict['wealth_limit']:.4g} once in as many attacks"
+        )
+    if verdict["refuted"] is None:
+        yield f"NO VERDICT: {claim['none']}"
+    elif verdict["refuted"]:
+        yield "FAILED: the guesses are above what the claim allows"
+    else:
+        yield "PASSED: no test is above what the claim allows"

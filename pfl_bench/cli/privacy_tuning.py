@@ -1,0 +1,255 @@
+"""``pfl-bench privacy tuning``: what choosing the best of several runs costs, before any is run.
+
+Guarantee: that of ``privacy.tuning``; unit and adjacency are those of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.cli import privacy_settings as shared
+from pfl_bench.cli.speech import print_table
+from pfl_bench.types import ConfigError
+from privacy.accountant import compose_epsilon
+from privacy.amplification import MechanismComposition, Participation
+from privacy.calibration import calibrate_noise_multiplier, default_delta
+from privacy.statement.statement import json_epsilon, round_up, small
+from privacy.tuning import (
+    DISTRIBUTIONS,
+    Trials,
+    calibrate_selection,
+    repeated,
+    selection_epsilon,
+)
+
+COVERS = (
+    "The price of a selection holds if each trial draws its settings uniformly from the grid, and "
+    "has noise and cohorts of its own; if the number of trials is drawn as is said here and stays "
+    "secret; and if nothing but the best trial is released. A choice by held-out users covers the "
+    "training users alone: held-out users' data are read without noise. A score that is private "
+    'itself must be a part of each trial\'s plan. "all released" is the composition of as many '
+    "runs as the mean, rounded up: it allows everything of all of them to be published."
+)
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A setting that is accounted: what follows from noise is left to be asked."""
+
+    participation: Participation
+    delta: float
+    # Of the deployment's multiplier.
+    scale: float
+
+
+@dataclass(frozen=True)
+class _Question:
+    unit: str
+    rounds: int
+    composition: MechanismComposition
+    noise_multiplier: float | None
+    sides: dict[str, _Setting]
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print, for each distribution of the number of trials, what the selection costs."""
+    distributions = _trials(arguments)
+    question = _of_row(arguments) if arguments.row else _of_arguments(arguments)
+    if (arguments.epsilon is None) == (question.noise_multiplier is None):
+        raise ConfigError(
+            "pfl-bench privacy tuning: give one of --epsilon E (of the selection: the noise "
+            "multiplier is solved for), --noise-multiplier Z, and --row ROW"
+        )
+    answers = [_answer(question, trials, arguments.epsilon) for trials in distributions]
+    answers.append(_together(question, math.ceil(answers[0]["mean"]), arguments.epsilon))
+    if arguments.json:
+        head = {"unit": question.unit, "rounds": question.rounds, "accountant": "rdp"}
+        sides = {
+            label: {
+                "population_size": side.participation.population_size,
+                "cohort_size": side.participation.cohort_size,
+                "sampling_probability": side.participation.sampling_probability,
+                "delta": side.delta,
+            }
+            for label, side in question.sides.items()
+        }
+        print(json.dumps({**head, **sides, "answers": answers, "covers": COVERS}))
+        return 0
+    _print(question, answers)
+    return 0
+
+
+def _trials(arguments: argparse.Namespace) -> list[Trials]:
+    """The distribution that is asked about, or several, all of one mean."""
+    if arguments.trials is None and arguments.mean is None:
+        raise ConfigError(
+            "pfl-bench privacy tuning: --mean is left out; give the expected number of runs, such "
+            "as --mean 20"
+        )
+    if arguments.trials is not None:
+        return [Trials.named(arguments.trials, arguments.mean, arguments.eta, arguments.gamma)]
+    if arguments.eta is not None or arguments.gamma is not None:
+        raise ConfigError(
+            f"pfl-bench privacy tuning: --eta and --gamma belong to one distribution; give "
+            f"--trials, one of {', '.join(DISTRIBUTIONS)}"
+        )
+    some = [Trials.named(name, arguments.mean) for name in DISTRIBUTIONS[:2]]
+    return [*some, *(Trials.named(DISTRIBUTIONS[2], arguments.mean, eta) for eta in (-0.5, 0.0))]
+
+
+def _of_arguments(arguments: argparse.Namespace) -> _Question:
+    missing = [
+        f"--{name}"
+        for name in ("population", "cohort", "rounds")
+        if getattr(arguments, name) is None
+    ]
+    if missing:
+        raise ConfigError(
+            f"pfl-bench privacy tuning: {' '.join(missing)} is left out; give it, or a row with "
+            "--row ROW"
+        )
+    shared.check_noise_cohort(arguments)
+    cohort = arguments.noise_cohort or arguments.cohort
+    ratio = arguments.cohort / cohort
+    users = arguments.users or arguments.population
+
+    def side(size: int, drawn: int, scale: float) -> _Setting:
+        delta = default_delta(size) if arguments.delta is None else arguments.delta
+        return _Setting(shared.participation_of(arguments, size, drawn), delta, scale)
+
+    sides = {"simulated": side(arguments.population, cohort, 1.0)}
+    if shared.simulates(arguments):
+        sides["actual"] = side(users, arguments.cohort, ratio)
+    composition = shared.mechanism_composition(arguments)
+    noise = arguments.noise_multiplier
+    return _Question("user", arguments.rounds, composition, noise, sides)
+
+
+def _of_row(arguments: argparse.Namespace) -> _Question:
+    names = [
+        "noise_multiplier",
+        "population",
+        "cohort",
+        "rounds",
+        "delta",
+        "noise_cohort",
+        "users",
+        "mechanism",
+    ]
+    names.append("max_participations")
+    given = [
+        f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None
+    ]
+    if given:
+        raise ConfigError(
+            f"pfl-bench privacy tuning: {' '.join(given)}: the row says that; leave it out, or "
+            "leave --row out. key=value changes settings of the row"
+        )
+    from pfl_bench.config.bundled_rows import locate_row
+    from pfl_bench.config.loading import load_config
+    from pfl_bench.runs.base_plan import compose_of, planned
+
+    resolved = load_config(locate_row(arguments.row), arguments.overrides)
+    plan = planned(resolved, Path("runs") / resolved.config.name / "planned")
+    compose = compose_of(resolved)
+
+    def composition(users: Participation, noise: float, rounds: int) -> Any:
+        return compose(plan["mechanism"], plan["mechanism_options"], users, noise, rounds)
+
+    noise = float(plan["simulated"]["noise_multiplier"])
+    sides = {}
+    for label in ("simulated", "actual"):
+        said = plan[label]
+        users = Participation.named(
+            said["sampling"],
+            said["population_size"],
+            said["cohort_size"],
+            said["separation"],
+            said["max_participations"],
+        )
+        sides[label] = _Setting(users, said["delta"], said["noise_multiplier"] / noise)
+    fixed = noise if arguments.epsilon is None else None
+    return _Question(plan["unit"], plan["rounds"], composition, fixed, sides)
+
+
+def _answer(question: _Question, trials: Trials, target: float | None) -> dict[str, Any]:
+    first = question.sides["simulated"]
+    noise = question.noise_multiplier
+    if target is not None:
+        noise = calibrate_selection(
+            target,
+            first.delta,
+            first.participation,
+            question.rounds,
+            question.composition,
+            trials,
+        )
+    assert noise is not None
+    answer = {**trials.to_json_dict(), "probability_of_no_trial": trials.probability_of_none}
+    answer |= {"noise_multiplier": noise, "run": {}, "selection": {}}
+    for label, side in question.sides.items():
+        plan = question.composition(side.participation, noise * side.scale, question.rounds)
+        one = compose_epsilon([plan], side.delta, "rdp")
+        answer["run"][label] = json_epsilon(one)
+        price = selection_epsilon([plan], trials, side.delta)
+        answer["selection"][label] = json_epsilon(price)
+    return answer
+
+
+def _together(question: _Question, runs: int, target: float | None) -> dict[str, Any]:
+    """As many runs as the mean, all of whose releases are published."""
+    first = question.sides["simulated"]
+
+    def together(users: Participation, noise: float, rounds: int) -> Any:
+        return repeated(question.composition(users, noise, rounds), runs)
+
+    noise = question.noise_multiplier
+    if target is not None:
+        noise = calibrate_noise_multiplier(
+            target, first.delta, first.participation, question.rounds, "rdp", together
+        )
+    assert noise is not None
+    answer: dict[str, Any] = {"distribution": "all released", "mean": runs, "eta": None}
+    answer |= {"gamma": None, "probability_of_no_trial": 0.0, "noise_multiplier": noise}
+    answer |= {"run": {}, "selection": {}}
+    for label, side in question.sides.items():
+        for key, compose in (("run", question.composition), ("selection", together)):
+            plan = compose(side.participation, noise * side.scale, question.rounds)
+            answer[key][label] = json_epsilon(compose_epsilon([plan], side.delta, "rdp"))
+    return answer
+
+
+def _print(question: _Question, answers: list[dict[str, Any]]) -> None:
+    from pfl_bench.report.table import Table
+
+    for label, side in question.sides.items():
+        users = side.participation
+        print(
+            f"{label}: {users.cohort_size:g} of {users.population_size} a round "
+            f"(q = {users.sampling_probability:.4g}), {question.rounds} rounds, delta "
+            f"{small(side.delta, 4)}, unit {question.unit}, accountant rdp"
+        )
+    labels = tuple(question.sides)
+    headings = ["number of trials", "mean", "eta", "gamma", "noise multiplier"]
+    headings += [f"epsilon of a run ({label})" for label in labels]
+    headings += [f"epsilon of the selection ({label})" for label in labels]
+    lines = [list(_cells(answer, labels)) for answer in answers]
+    print_table(Table.of(headings, lines), None)
+    print(f"\n{COVERS}")
+
+
+def _cells(answer: dict[str, Any], labels: tuple[str, ...]) -> Iterator[str]:
+    yield answer["distribution"].replace("_", " ")
+    for key in ("mean", "eta", "gamma"):
+        yield "-" if answer[key] is None else f"{answer[key]:.6g}"
+    yield small(answer["noise_multiplier"], 6)
+    for key in ("run", "selection"):
+        for label in labels:
+            value = answer[key][label]
+            yield value if isinstance(value, str) else round_up(value, 5)

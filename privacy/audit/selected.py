@@ -1,0 +1,113 @@
+"""The price of a selection, derived anew for the run that was selected.
+
+Guarantee: that of ``privacy.tuning``. From the selected run's folder can be seen: that the recorded
+epsilon follows from the recorded plans and distribution, and that the run's ledger has one of these
+plans. How many trials there were is secret, and whether they were drawn as is recorded cannot be
+seen from one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from privacy.accountant import check_delta
+from privacy.amplification import Composition, Participation
+from privacy.audit.check import Check, Finding, conclude
+from privacy.audit.checks_accounting import accounted_rounds, compositions
+from privacy.audit.evidence import Evidence
+from privacy.audit.inputs import SIDES, AuditInputs, Compose, as_number
+from privacy.errors import PrivacyError
+from privacy.tuning import Trials, selection_epsilon
+
+_TOLERANCE = 1e-6
+_CLAIM = (
+    "The epsilon of the selection follows from the recorded plans and distribution of the number "
+    "of trials, and the run has one of these plans."
+)
+
+
+def plan_composition(compose: Compose, plan: Mapping[str, Any], side: str) -> Composition:
+    """What a recorded plan of one trial composes to.
+
+    Args:
+        compose: How rounds of a mechanism compose.
+        plan: Has "mechanism", "mechanism_options", "rounds", and a setting for each side.
+        side: "simulated" or "actual".
+
+    Raises:
+        PrivacyError: A number is out of its range, or is none.
+    """
+    try:
+        setting, rounds = plan[side], int(plan["rounds"])
+        participation = Participation.named(
+            setting["sampling"],
+            setting["population_size"],
+            setting["cohort_size"],
+            setting["separation"],
+            setting["max_participations"],
+        )
+        noise = as_number(setting["noise_multiplier"])
+        return compose(plan["mechanism"], plan["mechanism_options"], participation, noise, rounds)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PrivacyError(f"a recorded plan is damaged: {error!r}") from None
+
+
+def check_selection(
+    record: Mapping[str, Any], evidence: Evidence | None, inputs: AuditInputs
+) -> Check:
+    """Derive the epsilons of a selected run's record anew.
+
+    Args:
+        record: ``selection.json`` of the run's folder.
+        evidence: The ledger; None where it could not be read.
+        inputs: The statement, and how rounds compose.
+    """
+    found = Finding()
+    numbers: dict[str, Any] = {}
+    for side in SIDES:
+        try:
+            numbers[side] = _check_side(record, evidence, inputs, side, found)
+        except (ValueError, ArithmeticError, TypeError, KeyError, AttributeError) as error:
+            found.add(True, f"the {side} epsilon cannot be derived: {error}")
+    shown = ", ".join(f"epsilon ({side}) {value:.6g}" for side, value in numbers.items())
+    trials = record.get("trials")
+    name = trials.get("distribution") if isinstance(trials, Mapping) else trials
+    found.seen(
+        f"{shown}, of the best of a random number of trials ({name}), by rdp; the recorded "
+        "selection. How many trials there were, and that they were drawn so, one run cannot show",
+        **numbers,
+    )
+    return conclude("selection", _CLAIM, found)
+
+
+def _check_side(
+    record: Mapping[str, Any],
+    evidence: Evidence | None,
+    inputs: AuditInputs,
+    side: str,
+    found: Finding,
+) -> float:
+    trials = Trials.from_json_dict(dict(record["trials"]))
+    delta = as_number(inputs.side(side).get("delta"))
+    check_delta(delta)
+    plans = [plan_composition(inputs.composition, plan, side) for plan in record["plans"]]
+    derived = selection_epsilon(plans, trials, delta)
+    stated = as_number(record["epsilon"][side])
+    recorded_delta = as_number(record["delta"][side])
+    found.add(recorded_delta != delta, f"delta ({side}) is {recorded_delta}, the run's {delta}")
+    found.add(
+        not (stated == derived or abs(stated - derived) <= _TOLERANCE * derived),
+        f"epsilon ({side}) is recorded as {stated:.6g}, but comes to {derived:.6g}",
+    )
+    if evidence is not None:
+        own = compositions(evidence, inputs, side, accounted_rounds(evidence, inputs))
+        known = len(own) == 1 and any(_is_within(own[0], plan) for plan in plans)
+        found.add(not known, f"the ledger's rounds ({side}) are none of the recorded plans")
+    return derived
+
+
+def _is_within(run: Composition, plan: Composition) -> bool:
+    """Whether a run has a plan's events, and no more of them."""
+    same = (run.event, run.beside, run.adjacency) == (plan.event, plan.beside, plan.adjacency)
+    return same and run.count <= plan.count

@@ -1,0 +1,170 @@
+"""What is kept of canaries that run-long coins include, and what their bounds are made of.
+
+Guarantee: none is claimed; each result says in words what its lower bound rests on
+(``rests_on``). Unit: a canary, as a user; adjacency add-or-remove-one, under selected zero-out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from privacy.empirical.canary_options import CanaryOptions
+from privacy.empirical.canary_scores import (
+    COINS,
+    Array,
+    ArrayScores,
+    CanaryObservation,
+    Compose,
+    nothing,
+)
+from privacy.empirical.f_dp import ComposedFamily
+from privacy.empirical.gaussian_audit import gaussian_bound_of, independent_bound
+from privacy.empirical.gaussian_dp import epsilon_of_mu
+from privacy.empirical.matched_sum import MatchedSum
+from privacy.empirical.one_run import Guesses, audit_scores, log_likelihood_ratio
+from privacy.errors import PrivacyError
+
+
+class OneRunScores(ArrayScores):
+    """A score a canary: by the final model, or the log-likelihood ratio of all rounds.
+
+    Args:
+        options: Of the run.
+        included: Shape (m,): the coins.
+        sampling_probability: Of an eligible user in a round.
+        noise_multiplier: z that the run claims; the score uses it, the bound does not trust it.
+    """
+
+    def __init__(
+        self,
+        options: CanaryOptions,
+        included: NDArray[np.bool_],
+        sampling_probability: float,
+        noise_multiplier: float,
+    ) -> None:
+        super().__init__(options, np.zeros(options.count))
+        self._included = included
+        self._rate = sampling_probability
+        self._noise = noise_multiplier
+        self._sums: MatchedSum | None = None
+        self._groups = np.zeros(options.count, dtype=np.int64)
+        self._matched = np.zeros(options.count)
+
+    def match(self, sums: MatchedSum, groups: NDArray[np.int64]) -> None:
+        """Keep matched sums too.
+
+        Args:
+            sums: Of the run's mechanism and sampler.
+            groups: Shape (m,): of each canary.
+        """
+        self._sums, self._groups = sums, groups
+
+    def observe(self, seen: CanaryObservation) -> None:
+        """Add a round to both kinds of scores."""
+        super().observe(seen)
+        if self._sums is not None:
+            weights = self._sums.weights[self._groups, seen.round_number - 1]
+            self._matched = self._matched + weights * seen.release
+
+    def _after(self, seen: CanaryObservation) -> Array:
+        evidence = log_likelihood_ratio(seen.release, self._rate, self._noise)
+        return self._scores + np.where(seen.eligible, evidence, 0.0)
+
+    def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
+        """The better-founded bound, the refined one, and the scores."""
+        options, included = self._options, self._included
+        guesses = Guesses(*options.guesses) if options.guesses is not None else None
+        rests_on = [
+            COINS,
+            "a fair coin included each canary; guesses see the release alone; the number of "
+            "guesses was chosen before the run, or each of a stated grid of numbers was tested at "
+            "its part of the level",
+        ]
+        if rounds == 0 or not np.isfinite(self._scores).all():
+            return nothing(rests_on)
+        asked = (self._scores, included, delta, options.one_sided, guesses)
+        best = plain = audit_scores(*asked)
+        family, method = ComposedFamily(compose, rounds), "one_run"
+        by_guesses = options.bound == "f_dp" and family.is_known
+        if by_guesses:
+            best, method = audit_scores(*asked, family.bound), "one_run_f_dp"
+            rests_on.append(
+                "the release is as private as so many rounds of the claimed mechanism at some "
+                "noise multiplier (f-DP); lower_bound_any_mechanism does without this"
+            )
+        found = {
+            "method": method,
+            "estimate": epsilon_of_mu(_standardised(self._scores, included), delta),
+            "lower_bound": best.epsilon,
+            "lower_bound_any_mechanism": plain.epsilon,
+            "guesses": best.guesses._asdict(),
+            "num_correct": best.num_correct,
+            "num_hypotheses": best.num_hypotheses,
+            "scores": self._scores.tolist(),
+            "included": included.tolist(),
+            "rests_on": rests_on,
+        }
+        return found if options.bound == "f_dp" else found | self._by_sums(rounds, delta, family)
+
+    def _by_sums(self, rounds: int, delta: float, family: ComposedFamily) -> dict[str, Any]:
+        """The bound of matched sums that was chosen before the run."""
+        rests_on = [
+            COINS,
+            "a fair coin included each canary; noise is independent from canary to canary, and "
+            "goes from round to round as the mechanism's strategy says; included canaries take "
+            "part as the sampler claims; rounds compose as the accountant says",
+        ]
+        assert self._sums is not None  # another bound was refused
+        deviations, lengths = self._sums.after(rounds)
+        # Of groups that have had no turn nothing is seen.
+        seen = deviations[self._groups] > 0.0
+        kind, bound, noise = self._options.bound, 0.0, math.inf
+        if seen.any():
+            scores = self._matched[seen] / deviations[self._groups[seen]]
+            coins, level = self._included[seen], self._options.one_sided
+            longest = float(lengths[np.unique(self._groups[seen])].max())
+            if kind == "gaussian":
+                found = gaussian_bound_of(scores, coins, longest, delta, level, family)
+                bound, noise = found.epsilon, found.noise_multiplier
+            elif family.is_known:
+                bound = independent_bound(scores, coins, self._noise, delta, level, family)
+        if kind == "gaussian":
+            rests_on.append("the noise is normal, and so are means of scores of many canaries")
+        return {
+            "method": f"one_run_{kind}",
+            "lower_bound": bound,
+            "noise_multiplier_upper_bound": noise if math.isfinite(noise) else None,
+            "rests_on": rests_on,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both kinds of scores."""
+        return {**super().state_dict(), "matched": torch.from_numpy(self._matched.copy())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore them."""
+        super().load_state_dict({key: state[key] for key in state if key != "matched"})
+        matched = state.get("matched")
+        if matched is None or tuple(matched.shape) != self._matched.shape:
+            raise PrivacyError(
+                f"the saved canaries have no matched sums of shape {self._matched.shape}; resume "
+                "with the configuration and the version that the run was started with"
+            )
+        self._matched = np.asarray(matched.numpy(), dtype=np.float64).copy()
+
+
+def _standardised(scores: Array, included: NDArray[np.bool_]) -> float:
+    """Difference of the means, in pooled standard deviations; at least 0."""
+    inside, outside = scores[included], scores[~included]
+    if min(inside.size, outside.size) < 2:
+        return 0.0
+    squares = inside.var(ddof=1) * (inside.size - 1) + outside.var(ddof=1) * (outside.size - 1)
+    spread = math.sqrt(float(squares) / (scores.size - 2))
+    difference = float(inside.mean() - outside.mean())
+    return max(0.0, difference / spread) if spread > 0.0 else 0.0

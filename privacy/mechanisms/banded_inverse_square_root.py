@@ -1,0 +1,154 @@
+"""DP-FTRL by a banded inverse square root (BISR): noise that is a moving sum of the last draws.
+
+Guarantee: unit user, added or removed ("selected": zeroed out); that of ``privacy.toeplitz_noise``.
+Each of a user's contributions has norm at most ``clip_norm``; round t's sum gets
+``(C^-1 Z)_t * z * C_sm / C_lg * clip_norm`` and is divided by the configured cohort size. C^-1 is
+banded: its coefficients are the first ``bands`` of (1 - x)^(1/2), scaled so that the first column
+of C, over the planned rounds, has norm 1. C itself is not banded. Its coefficients are positive:
+those of 1 / (1 - a_1 x - a_2 x^2 - ...) with a_j > 0, of sum below 1. The sensitivity is computed
+from them: exact for cyclic_poisson and full; for selected users exact where they fall (which is
+checked, not assumed), else a bound.
+
+Nothing is optimized, so that every machine finds the same strategy, at any number of rounds.
+
+Memory: the last ``bands - 1`` draws, float32, on the CPU and in each checkpoint: 4 (bands - 1) P
+bytes.
+
+Source: Kalinin, McKenna, Upadhyay, Lampert 2025, "Back to square roots"; Kalinin and Lampert 2024
+(arXiv 2405.13763), theorem 2 (sensitivity).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from privacy.clipped_sum import ClipOptions
+from privacy.correlated_noise import check_bands, check_vectors
+from privacy.description import Inverse
+from privacy.errors import PrivacyError
+from privacy.mechanism import NoiseScale, NormalSource, check_state_keys
+from privacy.toeplitz_noise import TOEPLITZ, ToeplitzSum, check_planned
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DESCRIPTION = TOEPLITZ
+# Elements that are worked on at a time: float64 buffers of them stay in the cache.
+_CHUNK = 1 << 16
+
+
+def inverse_square_root(bands: int, rounds: int) -> Inverse:
+    """First coefficients of (1 - x)^(1/2), scaled so that the column of C has norm 1.
+
+    Args:
+        bands: At least 1.
+        rounds: Rows of C, at least 1.
+    """
+    index = np.arange(1, bands)
+    raw = np.concatenate([[1.0], np.cumprod((index - 1.5) / index)])
+    norm = float(np.linalg.norm(Inverse(tuple(raw.tolist())).column(rounds)))
+    return Inverse(tuple((raw * norm).tolist()))
+
+
+class Options(ClipOptions):
+    """Settings of the banded inverse square root.
+
+    Attributes:
+        clip_norm: L2 bound of a user's update, the same in every round.
+        bands: Draws that a round's noise is made of; 1 is independent noise.
+    """
+
+    bands: Annotated[int, Field(ge=1)]
+
+
+class BandedInverseSquareRoot(ToeplitzSum):
+    """Clip to a fixed bound, sum, add correlated noise, divide by the configured cohort size.
+
+    Args:
+        options: Bound and bands.
+        noise: Multiplier, cohorts, planned rounds and separation.
+
+    Raises:
+        PlanError: There are more bands than planned rounds.
+    """
+
+    name = "banded_inverse_square_root"
+
+    def __init__(self, options: Options, noise: NoiseScale) -> None:
+        check_bands(options.bands, noise)
+        super().__init__(options.clip_norm, noise)
+        self._options = options
+        self._strategy: Inverse | None = None
+        # The last draws, the latest first; a tensor is never changed.
+        self._last: list[Tensor] = []
+
+    @property
+    def strategy(self) -> Inverse:
+        """C.
+
+        Raises:
+            PlanError: No rounds are planned.
+        """
+        if self._strategy is None:
+            rounds = check_planned(self.name, self._noise)
+            self._strategy = inverse_square_root(self._options.bands, rounds)
+        return self._strategy
+
+    def noise_column(self, rounds: int) -> NDArray[np.float64]:
+        """First column of C^-1, shape (rounds,)."""
+        column = np.zeros(max(rounds, self._options.bands))
+        column[: self._options.bands] = self.strategy.inverse
+        return column[:rounds]
+
+    def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
+        """The coming row of C^-1 Z, of ``length`` normal draws; shape (length,)."""
+        if any(len(vector) != length for vector in self._last):
+            raise PrivacyError(
+                f"the sum has {length} elements, but the rounds before had {len(self._last[0])}; "
+                "resume with the model that the run was started with"
+            )
+        first, *later = self.strategy.inverse
+        noise = rng.standard_normal(length)
+        newest = torch.from_numpy(noise.astype(np.float32))
+        for start in range(0, length, _CHUNK):
+            part = noise[start : start + _CHUNK]
+            part *= first
+            for weight, vector in zip(later, self._last, strict=False):
+                part += vector.numpy()[start : start + _CHUNK].astype(np.float64) * weight
+        self._last = [newest, *self._last][: len(later)]
+        return noise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rounds that were released, and the last draws."""
+        return {"rounds": self._rounds, "noise": list(self._last)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            PrivacyError: A key is missing or foreign, or a value is not allowed.
+        """
+        check_state_keys(self.name, state, {"rounds", "noise"})
+        rounds = int(state["rounds"])
+        kept = min(rounds, self._options.bands - 1) if self._noise.noise_multiplier else 0
+        self._last = check_vectors(self.name, state["noise"], kept)
+        self._rounds, self._profile = rounds, None
+
+
+def build(options: Options, noise: NoiseScale) -> BandedInverseSquareRoot:
+    """Build the mechanism.
+
+    Args:
+        options: Bound and bands.
+        noise: Multiplier, cohorts, planned rounds and separation.
+
+    Raises:
+        PlanError: There are more bands than planned rounds.
+    """
+    return BandedInverseSquareRoot(options, noise)

@@ -1,0 +1,150 @@
+"""DP-FTRL by buffered linear Toeplitz noise (BLT): correlated noise from a few buffers.
+
+Guarantee: unit user, added or removed ("selected": zeroed out); that of ``privacy.toeplitz_noise``,
+with a column of C that is positive and falls. Each of a user's contributions has norm at most
+``clip_norm``; round t's sum gets ``(C^-1 Z)_t * z * C_sm / C_lg * clip_norm`` and is divided by the
+configured cohort size. The sensitivity is exact for every scheme that is not refused.
+
+C's column is first 1 and then the sum over d buffers of w_i q_i^(n - 1), scaled to norm 1 over the
+planned rounds. The noise y_t = (Z_t / scale) - sum of w_i s_i, and s_i becomes q_i s_i + y_t: the
+round costs d vectors, whatever the rounds. Decays and weights make the mean squared error of the
+prefix sums small for users in every ``separation``-th of the planned rounds.
+
+Memory: the d buffers, float32, on the CPU and in each checkpoint: 4 * d * P bytes (16 MB for 4
+buffers and a million parameters), where ``banded_matrix_factorization`` has 4 * (bands - 1) * P.
+
+Source: Dvijotham, McMahan, Pillutla, Steinke, Thakurta 2024 (arXiv 2404.16706); McMahan, Xu, Zhang
+2024 (arXiv 2408.08868; separated participations); Kalinin and Lampert 2024, theorem 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from privacy.buffered_toeplitz import noise_column, optimized_buffers
+from privacy.clipped_sum import ClipOptions
+from privacy.correlated_noise import check_vectors
+from privacy.description import Buffers
+from privacy.errors import PrivacyError
+from privacy.mechanism import NoiseScale, NormalSource, check_state_keys
+from privacy.toeplitz_noise import TOEPLITZ, ToeplitzSum, check_planned
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DESCRIPTION = TOEPLITZ
+
+
+class Options(ClipOptions):
+    """Settings of buffered linear Toeplitz noise.
+
+    Attributes:
+        clip_norm: L2 bound of a user's update, the same in every round.
+        buffers: Vectors that the noise is made from; more than 4 gain little.
+    """
+
+    buffers: Annotated[int, Field(ge=1, le=8)] = 4
+
+
+class BufferedToeplitz(ToeplitzSum):
+    """Clip to a fixed bound, sum, add correlated noise, divide by the configured cohort size.
+
+    Args:
+        options: Bound and buffers.
+        noise: Multiplier, cohorts, planned rounds and separation.
+    """
+
+    name = "buffered_toeplitz"
+
+    def __init__(self, options: Options, noise: NoiseScale) -> None:
+        super().__init__(options.clip_norm, noise)
+        self._options = options
+        self._strategy: Buffers | None = None
+        # The buffers at multiplier 1; a tensor is never changed. Empty before the first round.
+        self._buffers: list[Tensor] = []
+
+    @property
+    def strategy(self) -> Buffers:
+        """C; found when first needed, not when built.
+
+        Raises:
+            PlanError: No rounds are planned.
+        """
+        if self._strategy is None:
+            rounds = check_planned(self.name, self._noise)
+            self._strategy = optimized_buffers(
+                rounds, self._options.buffers, self._noise.separation
+            )
+        return self._strategy
+
+    def noise_column(self, rounds: int) -> NDArray[np.float64]:
+        """First column of C^-1, shape (rounds,)."""
+        return noise_column(self.strategy, rounds)
+
+    def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
+        """The coming row of C^-1 Z, of ``length`` normal draws; shape (length,)."""
+        if any(len(vector) != length for vector in self._buffers):
+            raise PrivacyError(
+                f"the sum has {length} elements, but the rounds before had "
+                f"{len(self._buffers[0])}; resume with the model that the run was started with"
+            )
+        strategy = self.strategy
+        noise = rng.standard_normal(length)
+        noise /= strategy.first
+        for weight, vector in zip(strategy.weights, self._buffers, strict=False):
+            noise -= weight * vector.numpy().astype(np.float64)
+        kept = self._buffers or [torch.zeros(length)] * len(strategy.decays)
+        newest = torch.from_numpy(noise.astype(np.float32))
+        self._buffers = [
+            decay * vector + newest for decay, vector in zip(strategy.decays, kept, strict=True)
+        ]
+        return noise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rounds that were released, the strategy and the buffers."""
+        strategy = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in asdict(self.strategy).items()
+        }
+        return {"rounds": self._rounds, "strategy": strategy, "noise": list(self._buffers)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            PrivacyError: A key is missing or foreign, or a value is not allowed.
+        """
+        check_state_keys(self.name, state, {"rounds", "strategy", "noise"})
+        rounds, saved = int(state["rounds"]), state["strategy"]
+        own = self.strategy
+        if not isinstance(saved, Mapping) or (
+            saved.get("first"),
+            tuple(saved.get("weights", ())),
+            tuple(saved.get("decays", ())),
+        ) != (own.first, own.weights, own.decays):
+            raise PrivacyError(
+                f"the saved strategy of the {self.name} mechanism is another than "
+                f"{self._options.buffers} buffers, num_rounds {self._noise.num_rounds} and "
+                f"separation {self._noise.separation} give; resume with the configuration, and on "
+                "a machine like the one, that the run was started with"
+            )
+        kept = len(own.decays) if rounds and self._noise.noise_multiplier else 0
+        self._buffers = check_vectors(self.name, state["noise"], kept)
+        self._rounds, self._profile = rounds, None
+
+
+def build(options: Options, noise: NoiseScale) -> BufferedToeplitz:
+    """Build the mechanism.
+
+    Args:
+        options: Bound and buffers.
+        noise: Multiplier, cohorts, planned rounds and separation.
+    """
+    return BufferedToeplitz(options, noise)

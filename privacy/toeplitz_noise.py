@@ -1,0 +1,139 @@
+"""What mechanisms share whose strategy is a Toeplitz matrix that is not banded.
+
+Guarantee: unit user; as ``privacy.factorization`` has it, for a lower triangular Toeplitz C of
+T rows with no negative element, and noise C^-1 Z, Z standard normal times z. C is scaled so that
+its first column, over the planned rounds, has norm 1: z is the multiplier of a user who is in the
+first round alone. All rounds are one Gaussian mechanism of multiplier z over the sensitivity:
+
+- cyclic_poisson, full: of the rounds g, g + b, g + 2 b, ... of the worst g; exact.
+- selected: of any rounds of which no two are less than b apart, at most k. Exact, that of the
+  rounds 1, 1 + b, 1 + 2 b, ..., where the column falls (Kalinin and Lampert 2024, theorem 2);
+  else a bound.
+- No sampling amplifies: every column of C reaches to the end of the run.
+- poisson, truncated_poisson, fixed_size: refused.
+
+A run that stops early has released the first rows of C alone, and claims what those have spent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from privacy.amplification import Composition, Participation
+from privacy.correlated_noise import (
+    CorrelatedSum,
+    check_setting,
+    pattern_squared_sensitivity,
+    unamplified,
+)
+from privacy.description import OF_THE_BOUND, Buffers, Description, Inverse
+from privacy.errors import PlanError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from privacy.mechanism import NoiseScale, ReplayedNoise, RoundStreams
+
+# Without the strategy, which the options and the planned rounds give.
+TOEPLITZ = Description(
+    "each round's sum of clipped updates gets Gaussian noise, of which later rounds take part "
+    f"back; the standard deviation of a draw is {OF_THE_BOUND}",
+    law="gaussian",
+    stddev=1.0,
+)
+
+
+class ToeplitzSum(CorrelatedSum):
+    """Base of such mechanisms; a subclass gives ``name``, ``strategy``, the noise and its state.
+
+    Args:
+        clip_norm: L2 bound of a user's update, the same in every round.
+        noise: Multiplier, cohorts, planned rounds and separation.
+    """
+
+    def __init__(self, clip_norm: float, noise: NoiseScale) -> None:
+        super().__init__(clip_norm, noise)
+        self._column: NDArray[np.float64] | None = None
+
+    @property
+    def strategy(self) -> Inverse | Buffers:
+        """C, scaled for the planned rounds.
+
+        Raises:
+            PlanError: No rounds are planned.
+        """
+        raise NotImplementedError
+
+    def noise_column(self, rounds: int) -> NDArray[np.float64]:
+        """First column of C^-1, shape (rounds,)."""
+        raise NotImplementedError
+
+    def column(self, rounds: int) -> NDArray[np.float64]:
+        """First column of C, shape (rounds,)."""
+        if self._column is None or len(self._column) < rounds:
+            self._column = self.strategy.column(max(rounds, self._noise.num_rounds))
+        return self._column[:rounds]
+
+    @property
+    def description(self) -> Description:  # type: ignore[override]
+        """With the strategy, unless nobody has planned rounds."""
+        return replace(TOEPLITZ, strategy=self.strategy) if self._noise.num_rounds else TOEPLITZ
+
+    @property
+    def update_noise_multiplier(self) -> float:
+        """The largest of the planned rounds' noise, that of the last, in multiples of clip_norm."""
+        if self._noise.noise_multiplier == 0.0:
+            return 0.0
+        stddev, _ = self._noise_of(max(self._noise.num_rounds, 1))
+        return self._noise.noise_multiplier * stddev
+
+    def composition(
+        self, participation: Participation, noise_multiplier: float, rounds: int
+    ) -> Composition:
+        """One Gaussian mechanism: all that so many rounds release.
+
+        Args:
+            participation: How users are drawn: "cyclic_poisson", "full" or "selected".
+            noise_multiplier: z, standard deviation of the noise under C in multiples of clip_norm.
+            rounds: Number of rounds, at least 0.
+
+        Raises:
+            PlanError: The scheme keeps no pattern, or no rounds are planned.
+            PrivacyError: A number is out of its range.
+        """
+        check_setting(self._noise, participation, noise_multiplier, rounds)
+        total = int(rounds)
+        squared = pattern_squared_sensitivity(lambda: self.column(total), participation, total)
+        return unamplified(self.name, participation, noise_multiplier, squared)
+
+    def _noise_profile(self, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        weights = self.noise_column(rounds)
+        stddevs = np.sqrt(np.cumsum(weights**2))
+        products = np.cumsum(weights[1:] * weights[:-1])
+        return stddevs, np.concatenate([[0.0], products / (stddevs[1:] * stddevs[:-1])])[:rounds]
+
+    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
+        """Draw the first elements of a round's noise again: no other enters them.
+
+        Args:
+            streams: Those of the round.
+        """
+        return self._replayed(self._next_noise(streams.rng, streams.wanted))
+
+
+def check_planned(mechanism: str, noise: NoiseScale) -> int:
+    """The planned rounds.
+
+    Raises:
+        PlanError: There are none.
+    """
+    if not noise.num_rounds:
+        raise PlanError(
+            f"the mechanism {mechanism} needs the number of rounds that its noise is made for, but "
+            "none is planned; set num_rounds (--rounds), or take banded_matrix_factorization with "
+            "strategy: square_root"
+        )
+    return noise.num_rounds

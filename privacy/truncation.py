@@ -1,0 +1,70 @@
+"""Privacy loss of a Gaussian on a Poisson cohort that is cut at a cap.
+
+Guarantee: that of ``privacy.schemes.truncated_poisson``, which has the proof: the distribution here
+dominates a round, in each of the two directions of adding and removing a user.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def crowding(population: int, rate: float, cap: int) -> tuple[float, float]:
+    """How often a user meets a full cohort, and how likely the user then takes another's place.
+
+    Args:
+        population: N, users of the larger data set, at least 1.
+        rate: q, probability of a head, in (0, 1].
+        cap: B, most users of a round, from 1 to N.
+
+    Returns:
+        t, probability that B or more of the other users have a head; and the probability of the
+        user to be let in, given that (0 where t is 0).
+    """
+    from scipy.stats import binom
+
+    full = float(binom.sf(cap - 1, population - 1, rate))
+    if full == 0.0:
+        return 0.0, 0.0
+    # Of more than B heads of all, each has one of the B places with the same probability.
+    placed = cap / population * float(binom.sf(cap, population, rate))
+    return full, min(1.0, placed / full)
+
+
+def truncated_pld(event: Any, interval: float) -> Any:
+    """Privacy loss distribution of a round, with pessimistic rounding.
+
+    Args:
+        event: A ``dp_accounting`` ``TruncatedSubsampledGaussianDpEvent``.
+        interval: Width of the grid of losses, positive.
+
+    Returns:
+        A ``dp_accounting`` ``PrivacyLossDistribution``.
+    """
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    rate, noise = event.sampling_probability, event.noise_multiplier
+    roomy = from_gaussian_mechanism(
+        noise, sampling_prob=rate, value_discretization_interval=interval
+    )
+    full, placed = crowding(event.dataset_size, rate, event.truncated_batch_size)
+    if placed == 0.0:
+        return roomy
+    crowded = from_gaussian_mechanism(
+        noise / 2.0, sampling_prob=placed, value_discretization_interval=interval
+    )
+    return crowded.compute_mixture(roomy, full)
+
+
+def untruncated(event: Any) -> Any:
+    """A Poisson-sampled Gaussian that dominates a round: two bounds at the full probability.
+
+    Both parts of the mixture have at most that sensitivity and at most that probability.
+
+    Args:
+        event: A ``dp_accounting`` ``TruncatedSubsampledGaussianDpEvent``.
+    """
+    from dp_accounting import dp_event
+
+    inner = dp_event.GaussianDpEvent(event.noise_multiplier / 2.0)
+    return dp_event.PoissonSampledDpEvent(event.sampling_probability, inner)

@@ -1,0 +1,62 @@
+"""``pfl-bench attack``: a killed one goes on, what cannot be attacked is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pfl_bench.cli.main import main
+from pfl_bench.federated.trainer import FederatedTrainer
+from tests.pfl_bench.runs.test_membership import PRIVATE, STRONG, attack, found, row
+
+
+def test_a_killed_attack_goes_on_and_finished_shadow_runs_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = row(tmp_path, "federated", **STRONG)
+    assert attack(source, tmp_path / "whole", "loss", 3) == 0
+    rounds: list[int] = []
+    advance = FederatedTrainer.advance
+
+    def dying(trainer: FederatedTrainer, index: int) -> dict[str, float]:
+        if len(rounds) == 12:
+            raise KeyboardInterrupt
+        rounds.append(index)
+        return advance(trainer, index)
+
+    monkeypatch.setattr(FederatedTrainer, "advance", dying)
+    assert attack(source, tmp_path / "out", "loss", 3) == 130
+    assert not (tmp_path / "out" / "attack.json").exists()
+    monkeypatch.setattr(FederatedTrainer, "advance", advance)
+    first = tmp_path / "out" / "shadows" / "shadow-0000" / "summary.json"
+    written = first.stat().st_mtime_ns
+    assert attack(source, tmp_path / "out", "loss", 3) == 0
+    assert first.stat().st_mtime_ns == written
+    assert found(tmp_path / "out", "loss") == found(tmp_path / "whole", "loss")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo/central.yaml"], "needs federated training"),
+        (["demo/federated.yaml", "--shadows", "2"], "needs 4 or more"),
+        (["demo/federated.yaml", "--confidence", "1.5"], "is not in [0.5, 1)"),
+        (["demo/federated.yaml", "federated.shadow=1"], "federated.shadow"),
+        (["demo/federated.yaml", "--kind", "gradient", "--user", "9999"], "is no user"),
+        (["."], "no config.yaml"),
+    ],
+)
+def test_what_cannot_be_attacked_is_refused(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["attack", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_shadow_run_is_not_audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = row(tmp_path, "private_federated", **PRIVATE)
+    assert main(["run", str(source), "federated.shadow=0", "--out", str(tmp_path / "run")]) == 0
+    assert main(["audit", str(tmp_path / "run")]) == 2
+    assert "a shadow run of pfl-bench attack" in capsys.readouterr().err

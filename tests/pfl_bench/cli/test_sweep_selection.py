@@ -1,0 +1,273 @@
+"""A sweep whose choice has a price: what is drawn, recorded, stated and audited."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dp_accounting import dp_event, rdp
+
+from pfl_bench.cli import run_many
+from pfl_bench.cli.main import main
+from pfl_bench.config.sweeps import load_sweep
+from pfl_bench.report.run_folder import read_run
+from pfl_bench.report.words import describe
+from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.selection import best_of, drawn_trials
+from privacy.audit.evidence import gather
+from privacy.audit.selected import check_selection, plan_composition
+from privacy.ledger import iterate_ledger
+from privacy.tuning import Trials, selection_epsilon
+
+Capture = pytest.CaptureFixture[str]
+RATE = "federated.central_learning_rate"
+NO_NONCE = {"privacy__nonce": None}
+GEOMETRIC = {"distribution": "geometric", "mean": 3.0, "seed": 2}
+
+
+@pytest.fixture
+def sweep_file(tmp_path: Path, config_file: Callable[..., Path]) -> Callable[..., Path]:
+    """Write a sweep with a selection over a small private row."""
+
+    def write(
+        setting: str = "private_federated", row_changes: dict[str, Any] = NO_NONCE, **changes: Any
+    ) -> Path:
+        mechanism = {"name": "gaussian", "clip_norm": 0.5}
+        settings = {"federated__num_rounds": 2, "privacy__mechanism": mechanism}
+        private = "private" in setting
+        row = config_file(setting, name="base", **settings | row_changes if private else {})
+        tree = {
+            "version": 1,
+            "row": row.name,
+            "metric": "val/accuracy",
+            "grid": {RATE: [1.0e-6, 1.0]},
+            "selection": GEOMETRIC,
+            **changes,
+        }
+        path = tmp_path / "small.yaml"
+        path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+        return path
+
+    return write
+
+
+def read(path: Path) -> dict[str, Any]:
+    document = json.loads(path.read_text())
+    assert isinstance(document, dict)
+    return document
+
+
+def chosen_folder(out: Path) -> Path:
+    (record,) = out.glob("trial-*/selection.json")
+    return record.parent
+
+
+def test_the_best_trial_carries_the_price_and_the_audit_derives_it(
+    sweep_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "runs"
+    assert main(["sweep", str(sweep_file()), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    drawn = read(out / "selection.json")
+    assert len(drawn["drawn"]) >= 2
+    assert len({one["seed"] for one in drawn["drawn"]}) == len(drawn["drawn"])
+    scores = {
+        path.parent.name: read(path)["selection"]["value"] for path in out.glob("*/summary.json")
+    }
+    assert len(scores) == len(drawn["drawn"])
+    folder = chosen_folder(out)
+    assert scores[folder.name] == max(scores.values())
+    record = read(folder / "selection.json")
+    # Neither the number of trials nor what they were drawn from.
+    assert not {"drawn", "seed", "chosen"} & set(record)
+    assert record["selected"]["value"] == scores[folder.name]
+    statement = read(folder / "privacy.json")
+    for side in ("simulated", "actual"):
+        said = statement[side]
+        event = dp_event.GaussianDpEvent(said["noise_multiplier"])
+        sampled = dp_event.PoissonSampledDpEvent(said["sampling_probability"], event)
+        run = dp_event.SelfComposedDpEvent(sampled, statement["rounds"])
+        accountant = rdp.RdpAccountant()
+        accountant.compose(dp_event.RepeatAndSelectDpEvent(run, 3.0, 1.0))
+        expected = accountant.get_epsilon(said["delta"])
+        assert record["epsilon"][side] == pytest.approx(expected, rel=1e-9)
+        assert record["epsilon"][side] > said["epsilon"]
+    assert "epsilon (simulated)" in printed
+    assert "Held-out users" in printed
+    facts = dict(describe(read_run(folder).statement or {}).facts)
+    shown = facts["Epsilon with the choice among trials"]
+    assert f"{record['epsilon']['actual']:.3g}"[:3] in shown
+    assert shown.endswith("geometric number of trials, mean 3")
+
+    done = audit_run(folder)
+    (check,) = [check for check in done.checks if check.name == "selection"]
+    assert (check.outcome, done.verdict) == ("passed", "passed")
+    plan = record["plans"][0]
+    one_round = {**record, "plans": [{**plan, "rounds": 1}]}
+    compose, trials = done.inputs.composition, Trials.named("geometric", 3.0)
+    for side in ("simulated", "actual"):
+        short = plan_composition(compose, one_round["plans"][0], side)
+        price = selection_epsilon([short], trials, record["delta"][side])
+        one_round["epsilon"] = {**one_round["epsilon"], side: price}
+    lies: dict[str, dict[str, Any]] = {
+        "epsilon (actual) is recorded as": {
+            "epsilon": {**record["epsilon"], "actual": 0.9 * record["epsilon"]["actual"]}
+        },
+        "epsilon (simulated) is recorded as": {"trials": {**record["trials"], "gamma": 0.5}},
+        "delta (simulated) is": {"delta": {**record["delta"], "simulated": 0.1}},
+        "mean is None": {"trials": {"distribution": "geometric"}},
+        "cannot be derived": {"plans": []},
+        "are none of the recorded plans": one_round,
+    }
+    evidence = gather(iterate_ledger(folder / "ledger.jsonl"))
+    for words, lie in lies.items():
+        check = check_selection(record | lie, evidence, done.inputs)
+        assert check.outcome == "failed"
+        assert words in check.evidence
+
+
+def test_a_sweep_that_was_killed_picks_the_same_trial(
+    sweep_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sweep_file()
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert main(["sweep", str(path), "--out", str(whole)]) == 0
+    train, begun = run_many._train, []
+
+    def killed(run_folder: Path, resolved: Any) -> dict[str, Any]:
+        begun.append(run_folder)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return train(run_folder, resolved)
+
+    monkeypatch.setattr(run_many, "_train", killed)
+    assert main(["sweep", str(path), "--out", str(broken)]) == 130
+    assert not list(broken.glob("trial-*/selection.json"))
+    monkeypatch.setattr(run_many, "_train", train)
+    assert main(["sweep", str(path), "--out", str(broken)]) == 0
+    assert chosen_folder(broken).name == chosen_folder(whole).name
+    assert read(broken / "selection.json") == read(whole / "selection.json")
+    same = [read(chosen_folder(out) / "summary.json")["model_sha256"] for out in (whole, broken)]
+    assert same[0] == same[1]
+
+
+def test_another_selection_in_the_folder_is_refused(
+    sweep_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "runs"
+    drawn_trials(load_sweep(sweep_file()), out)
+    before = (out / "selection.json").read_bytes()
+    path = sweep_file(selection={**GEOMETRIC, "mean": 4.0})
+    assert main(["sweep", str(path), "--out", str(out)]) == 2
+    assert "another selection" in capsys.readouterr().err
+    assert (out / "selection.json").read_bytes() == before
+
+
+def test_no_trial_releases_nothing(
+    sweep_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    for seed in range(20):
+        selection = {"distribution": "poisson", "mean": 1.0, "seed": seed}
+        path = sweep_file(selection=selection)
+        out = tmp_path / f"runs-{seed}"
+        if not drawn_trials(load_sweep(path), out)[0]:
+            break
+    assert main(["sweep", str(path), "--out", str(out)]) == 0
+    assert "is 0: nothing is trained or released" in capsys.readouterr().out
+    assert [child.name for child in out.iterdir()] == ["selection.json"]
+
+
+def test_points_are_drawn_uniformly_and_again_the_same(
+    sweep_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    selection = {"distribution": "poisson", "mean": 400.0, "seed": 5}
+    sweep = load_sweep(sweep_file(selection=selection))
+    trials, record = drawn_trials(sweep, tmp_path / "one")
+    counts = [sum(trial.number == point for trial in trials) for point in (1, 2)]
+    assert min(counts) > 150
+    assert drawn_trials(sweep, tmp_path / "two")[1] == record
+    # Two trials of one point have noise of their own.
+    assert len({trial.resolved.config.seed for trial in trials}) == len(trials)
+
+
+def test_points_with_several_plans_are_all_accounted(
+    sweep_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    grid = {"privacy.noise_multiplier": [1.0, 4.0], "privacy.epsilon": [None]}
+    record = drawn_trials(load_sweep(sweep_file(grid=grid)), tmp_path / "both")[1]
+    assert len(record["plans"]) == 2
+    grid["privacy.noise_multiplier"] = [1.0]
+    alone = drawn_trials(load_sweep(sweep_file(grid=grid)), tmp_path / "one")[1]
+    for side in ("simulated", "actual"):
+        assert record["epsilon"][side] == pytest.approx(alone["epsilon"][side], rel=0.01)
+        assert record["epsilon"][side] >= alone["epsilon"][side]
+
+
+@pytest.mark.parametrize(
+    ("setting", "changes", "overrides", "words"),
+    [
+        ("federated", {}, [], "the row claims no privacy"),
+        ("private_federated", {"grid": {"seed": [1, 2]}}, [], "a seed of its own"),
+        ("private_federated", {"selection": {"distribution": "binomial"}}, [], "selection"),
+        ("private_federated", {"selection": {"distribution": "poisson"}}, [], "give mean"),
+        ("private_federated", {}, ["task.split_by=example"], "training users' own examples"),
+        ("private_federated", {}, ["--only", "1"], "--only belongs to"),
+    ],
+)
+def test_what_has_no_price_is_refused_before_any_run(
+    sweep_file: Callable[..., Path],
+    tmp_path: Path,
+    setting: str,
+    changes: dict[str, Any],
+    overrides: list[str],
+    words: str,
+    capsys: Capture,
+) -> None:
+    path = sweep_file(setting, **changes)
+    out = tmp_path / "runs"
+    assert main(["sweep", str(path), *overrides, "--out", str(out)]) == 2
+    assert words in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_the_first_among_equals_is_best() -> None:
+    assert best_of([0.2, 0.5, 0.5], False) == 1
+    assert best_of([0.2, float("nan"), 0.2], True) == 0
+    assert best_of([float("nan")], True) is None
+
+
+def test_without_a_selection_all_runs_compose(
+    sweep_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "runs"
+    assert main(["sweep", str(sweep_file(selection=None)), "--out", str(out)]) == 0
+    record = read(out / "composition.json")
+    statements = [read(path) for path in out.glob("*/privacy.json")]
+    assert record["runs"] == len(statements) == 2
+    for side in ("simulated", "actual"):
+        accountant = rdp.RdpAccountant()
+        for statement in statements:
+            said = statement[side]
+            event = dp_event.GaussianDpEvent(said["noise_multiplier"])
+            sampled = dp_event.PoissonSampledDpEvent(said["sampling_probability"], event)
+            accountant.compose(sampled, statement["rounds"])
+        expected = accountant.get_epsilon(said["delta"])
+        assert record["epsilon"][side] == pytest.approx(expected, rel=1e-9)
+    printed = capsys.readouterr().out
+    assert "By composition" in printed
+    assert "honest price" in printed
+
+
+def test_runs_that_share_their_noise_have_no_price_together(
+    sweep_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "runs"
+    path = sweep_file(row_changes={"privacy__nonce": "tests"}, selection=None)
+    assert main(["sweep", str(path), "--out", str(out)]) == 0
+    record = read(out / "composition.json")
+    assert record["epsilon"] == {}
+    assert "share their noise" in record["problems"]["actual"]
