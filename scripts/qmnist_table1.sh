@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # QMNIST-836's table 1: user-level privacy on real writers, 18 rows. Makes mnist.h5 and mnist-scattering.h5 in the checkout when they
-# are missing, of MNIST's and QMNIST's files in MNIST (a folder; default data/mnist, to which they are downloaded). The table of
-# docs/results.md: --seeds 5. Finished runs are not run again, interrupted ones resume.
+# are missing, of MNIST's and QMNIST's files in MNIST (a folder; default data/mnist, to which they are downloaded).
+# Five seeds: --seeds 5. Finished runs are not run again, interrupted ones resume.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
