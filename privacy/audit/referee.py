@@ -371,12 +371,13 @@ def _rounded(loss: Loss, width: float) -> tuple[NDArray[np.int64], Array]:
 
 def _chernoff(loss: Loss, count: int, rare: float, sign: float) -> float:
     """A sum of losses that is exceeded (sign 1), or not reached (-1), that rarely."""
-    nodes = sign * loss.nodes
-    largest = float(nodes.max())
-    best = count * largest
+    # Weights that underflow are of outcomes rarer than anything that is set aside here.
+    is_there = loss.weights > 0.0
+    nodes, log_weights = sign * loss.nodes[is_there], np.log(loss.weights[is_there])
+    best = count * float(nodes.max())
     for tilt in 2.0 ** np.arange(-14.0, 12.0):
-        # At most 0, so that nothing overflows; what underflows is rightly 0.
-        log_mean = math.log(float(loss.weights @ np.exp(tilt * (nodes - largest)))) + tilt * largest
+        # The log of the mean of exp(tilt L): neither overflows nor underflows.
+        log_mean = float(np.logaddexp.reduce(log_weights + tilt * nodes))
         best = min(best, (count * log_mean - math.log(rare)) / tilt)
     return sign * best
 

@@ -75,6 +75,17 @@ def test_bounds_hold_the_exact_epsilon_of_gaussians(
     assert bounds.upper - bounds.lower < 0.01 * exact
 
 
+@pytest.mark.parametrize("noise", [0.02, 0.03, 0.06, 0.2])
+def test_noise_that_hides_almost_nothing_has_bounds_or_none(noise: float) -> None:
+    rounds, delta = 20, 1e-4
+    losses = sampled_gaussian_losses(4 / 120, noise, rounds, delta)
+    bounds = composed_bounds(losses, rounds, delta, 500.0)
+    # A round without sampling is worse.
+    assert bounds.lower <= epsilon_of_mu(math.sqrt(rounds) / noise, delta)
+    assert bounds.upper >= bounds.lower
+    assert math.isfinite(bounds.upper) or bounds == (0.0, math.inf)
+
+
 def test_what_is_beyond_the_precision_has_no_bounds() -> None:
     losses = sampled_gaussian_losses(0.01, 1.0, 1_000_000, 1e-10)
     assert composed_bounds(losses, 1_000_000, 1e-10, 1.0) == (0.0, math.inf)
