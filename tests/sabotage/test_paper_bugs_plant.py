@@ -1,0 +1,83 @@
+"""Each bug of ``paper_bugs``, planted, runs to the end and changes what it says, and no more."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from tasks.digits import task
+from tests.helpers import central_of
+from tests.sabotage.paper_bugs import BUGS
+from tests.sabotage.paper_planting import PaperBug, drive
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run has left: central parameters, statement, and the ledger's lines."""
+
+    summary: dict[str, Any]
+    model: Tensor
+    statement: Any
+    ledger: list[str]
+
+    @classmethod
+    def of(cls, bug: PaperBug, folder: Path, planted: bool) -> Outcome:
+        summary = drive(bug, folder, planted)
+        statement = json.loads((folder / "privacy.json").read_text())
+        lines = (folder / "ledger.jsonl").read_text().splitlines()
+        return cls(summary, central_of(folder), statement, lines)
+
+    def differences(self, other: Outcome) -> set[str]:
+        found = {
+            "model": not self.model.equal(other.model),
+            "statement": self.statement != other.statement,
+            "ledger": self.ledger != other.ledger,
+        }
+        return {name for name, differs in found.items() if differs}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[PaperBug], Outcome]]:
+    """The run without the bug; those of the same row are made once."""
+    known: dict[str, Outcome] = {}
+    build: Callable[..., Any] = functools.cache(task.build)
+
+    def run_sound(bug: PaperBug) -> Outcome:
+        key = f"{bug.config.to_yaml()} {bug.interrupt_after}"
+        if key not in known:
+            known[key] = Outcome.of(bug, tmp_path_factory.mktemp("sound") / "run", planted=False)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "build", build)
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield run_sound
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_changes_what_it_says(
+    bug: PaperBug, sound: Callable[[PaperBug], Outcome], tmp_path: Path
+) -> None:
+    expected = sound(bug)
+    outcome = Outcome.of(bug, tmp_path / "run", planted=True)
+    assert outcome.summary["status"] == "finished"
+    assert not outcome.summary["diverged"]
+    # Whatever changes the model or the ledger changes the ledger's digests.
+    implied = {"ledger"} if set(bug.effects) & {"model", "ledger"} else set()
+    differences = outcome.differences(expected)
+    assert differences - {"ledger"} == set(bug.effects) - {"ledger"}
+    assert implied <= differences
+
+
+def test_names_and_descriptions_are_whole() -> None:
+    assert len({bug.name for bug in BUGS}) == len(BUGS) >= 25
+    for bug in BUGS:
+        assert bug.description.endswith(".")
