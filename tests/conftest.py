@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 # Two test processes on two cores: more threads of one would only wait for one another, at full
@@ -31,9 +32,22 @@ settings.load_profile("pfl-bench")
 os.environ["PFL_BENCH_CACHE"] = "off"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--fast``, which ``scripts/test.sh --fast`` gives."""
+    parser.addoption("--fast", action="store_true", help="leave out the slow tests of times.json")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The long ones first, so that no process is left alone with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    if config.getoption("--fast"):
+        slow = json.loads(Path(__file__).with_name("times.json").read_text())["slow"]
+        kept, out = [], []
+        for item in items:
+            is_slow = item.get_closest_marker("slow") or item.nodeid.partition("[")[0] in slow
+            (out if is_slow else kept).append(item)
+        config.hook.pytest_deselected(items=out)
+        items[:] = kept
 
 
 @pytest.fixture(scope="session")
