@@ -129,13 +129,17 @@ class RunResult:
             raise RunFolderError(f"{self.folder}: has no ledger; only a private run has one")
         return _pandas().DataFrame(read_ledger(path)).set_index("round")
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self, plugins: Sequence[str | Path] = ()) -> dict[str, Tensor]:
         """The final model's parameters and buffers by name, on the CPU.
 
         They load into the module that the row's task builds, shape by shape. The model is the one
         that was evaluated at the end: the selected one where ``evaluation.select_best`` selects.
 
+        Args:
+            plugins: As ``audit`` takes them.
+
         Raises:
+            ConfigError: The run used plug-ins that were not given.
             RunFolderError: The folder has no checkpoint.
             DataError: The row's data, which say how large the model is, are not there.
         """
@@ -144,6 +148,7 @@ class RunResult:
         from pfl_bench.federated.parts import build_model, build_task
         from pfl_bench.runs.checkpoint import load_latest
 
+        _add_folders(plugins)
         state = load_latest(self.folder / "checkpoints")
         if state is None:
             raise RunFolderError(f"{self.folder}: has no checkpoint, which the model is read from")
@@ -337,15 +342,28 @@ def run_table(
     return results
 
 
-def audit(folder: str | Path) -> RunAudit:
+def audit(folder: str | Path, *, plugins: Sequence[str | Path] = ()) -> RunAudit:
     """Derive every privacy claim of a run anew from its record, as ``pfl-bench audit`` does.
 
+    Args:
+        folder: The run's.
+        plugins: Folders of the plug-ins that the run used, by the names that it recorded: they are
+            code, and none is imported that a run folder names.
+
     Raises:
-        UserInputError: The folder holds no private run.
+        UserInputError: The folder holds no private run, or it used plug-ins that were not given.
     """
     from pfl_bench.runs.audit import audit_run
 
+    _add_folders(plugins)
     return audit_run(Path(folder))
+
+
+def _add_folders(folders: Sequence[str | Path]) -> None:
+    from pfl_bench.plugins import add_folder
+
+    for folder in folders:
+        add_folder(Path(folder))
 
 
 def _pandas() -> Any:

@@ -208,6 +208,22 @@ def module_of(kind: PluginKind, name: str) -> str:
     return places[0]
 
 
+def origin_of(kind: PluginKind, name: str) -> str | None:
+    """Name of the user's folder or the package that has a plug-in; None for one of ours, or none.
+
+    The name is that of its digest (``pfl_bench.client.machine.plugin_digests``).
+    """
+    if kind.group is None or name not in available(kind):
+        return None
+    module = module_of(kind, name)
+    if module.startswith(f"{kind.package}."):
+        return None
+    if not module.startswith(f"{__name__}."):
+        return module.partition(".")[0]
+    file = Path(_file_of(module))
+    return next(Path(folder).name for folder in __path__ if file.is_relative_to(folder))
+
+
 def options_type(kind: PluginKind, name: str) -> type[BaseModel]:
     """The typed options of a plug-in."""
     return cast("type[BaseModel]", load(kind, name).Options)

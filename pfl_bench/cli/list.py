@@ -38,8 +38,6 @@ def main(arguments: argparse.Namespace) -> int:
     """List plug-ins, rows or tables, or copy a row."""
     if arguments.command == "copy":
         return _copy(arguments)
-    for folder in arguments.plugins:
-        plugins.add_folder(Path(folder))
     if arguments.what is None:
         entries = [{"name": name, "text": text} for name, text in _overview()]
     elif arguments.what == "rows":

@@ -195,6 +195,7 @@ def _add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--every", type=float, default=5.0, metavar="S", help="--live: seconds between two looks"
     )
     audit.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    add_plugins(audit)
     audit.set_defaults(module="audit")
 
 
@@ -226,6 +227,7 @@ def _add_leaderboard(commands: argparse._SubParsersAction[argparse.ArgumentParse
     )
     board.add_argument("--json", action="store_true", help="one JSON object on stdout")
     board.add_argument("--force", action="store_true", help="replace the files if they exist")
+    add_plugins(board)
     board.set_defaults(module="leaderboard")
 
 
@@ -249,10 +251,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help()
         return EXIT_INPUT
-    if getattr(arguments, "plugins", None) and hasattr(arguments, "overrides"):
-        # They win over the file's, like any setting; the file's are added where both are wanted.
-        arguments.overrides = [*arguments.overrides, f"plugins={json.dumps(arguments.plugins)}"]
     try:
+        _add_plugin_folders(arguments)
         announce(arguments)
         module = importlib.import_module(f"pfl_bench.cli.{arguments.module}")
         return int(module.main(arguments))
@@ -272,6 +272,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         from pfl_bench.types import WorkerError
 
         return EXIT_FAILED if isinstance(error, WorkerError) else EXIT_INPUT
+
+
+def _add_plugin_folders(arguments: argparse.Namespace) -> None:
+    """Find plug-ins in the folders of ``--plugins``."""
+    if not getattr(arguments, "plugins", None):
+        return
+    if hasattr(arguments, "overrides"):
+        # They win over the file's, like any setting; the file's are added where both are wanted.
+        arguments.overrides = [*arguments.overrides, f"plugins={json.dumps(arguments.plugins)}"]
+        return
+    from pathlib import Path
+
+    from pfl_bench.plugins import add_folder
+
+    for folder in arguments.plugins:
+        add_folder(Path(folder))
 
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:

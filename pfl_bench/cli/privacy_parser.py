@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pfl_bench.cli.arguments import add_columns
+from pfl_bench.cli.arguments import add_columns, add_plugins
 
 
 def add_privacy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,6 +45,7 @@ def add_privacy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     explain = actions.add_parser("explain", help="a run's or a row's guarantee in plain words")
     explain.add_argument("run", metavar="RUN_DIR|ROW")
     explain.add_argument("--json", action="store_true")
+    add_plugins(explain)
     privacy.set_defaults(module="privacy")
 
 

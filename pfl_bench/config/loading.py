@@ -16,6 +16,7 @@ from pfl_bench.config.errors import blame, explain_errors
 from pfl_bench.config.row_differences import from_head, head_lines, is_harmless, row_differences
 from pfl_bench.config.schema import CONFIG_VERSION, RunConfig
 from pfl_bench.config.yaml_text import read_yaml, with_overrides
+from pfl_bench.files import read_json
 from pfl_bench.types import ConfigError, PluginError
 
 M = TypeVar("M", bound=BaseModel)
@@ -35,6 +36,9 @@ _NOT_TRAINING = {
     "federated": ("engine", "engine_lanes", "data_workers", "workers"),
     "central": ("data_workers",),
 }
+
+RECORD_NAME = "config.yaml"
+"""The configuration in a run folder: the record of a run, which names no code to import."""
 
 # The plug-ins of sections, in the order in which they are checked.
 _PLUGINS = {
@@ -87,6 +91,19 @@ class ResolvedConfig:
             parts = kept[section] or {}
             kept[section] = {key: value for key, value in parts.items() if key not in left_out}
         return kept
+
+    @property
+    def plugin_origins(self) -> set[str]:
+        """Names of the user's folders and packages that it names, or takes a plug-in from."""
+        used = [(plugins.TASK, self.tree["task"])]
+        for where, kind in _PLUGINS.items():
+            section, key = where.split(".")
+            used.append((kind, (self.tree[section] or {}).get(key) or {}))
+        attack = self.config.attack
+        used.append((plugins.ATTACK, {} if attack is None else {"name": attack.kind}))
+        found = {plugins.origin_of(kind, part["name"]) for kind, part in used if "name" in part}
+        folders = {Path(folder).name for folder in self.config.plugins}
+        return folders | {name for name in found if name is not None}
 
     def to_yaml(self) -> str:
         """The resolved configuration as YAML, overridden keys listed in its head."""
@@ -213,14 +230,20 @@ def _attack_options(config: RunConfig, path: Path, overrides: Sequence[str]) -> 
 def _add_plugins(folders: Sequence[str], path: Path, overrides: Sequence[str]) -> list[str]:
     """Find plug-ins in folders; those that a file names are relative to the file's own folder.
 
+    A row is its user's, and so is the code that it names. A run folder may be anybody's: of what
+    its ``config.yaml`` names nothing is added that is not added already.
+
     Returns:
         The folders' absolute paths.
 
     Raises:
-        ConfigError: One is no folder of plug-ins.
+        ConfigError: One is no folder of plug-ins, or was not added for a run folder.
     """
     is_override = any(text.partition("=")[0].strip() == "plugins" for text in overrides)
     home = Path() if is_override else path.parent
+    if path.name == RECORD_NAME and not is_override:
+        _check_added(folders, path)
+        return list(folders)
     for folder in folders:
         try:
             plugins.add_folder(home / folder)
@@ -228,6 +251,25 @@ def _add_plugins(folders: Sequence[str], path: Path, overrides: Sequence[str]) -
             place = blame("plugins", path, overrides)
             raise ConfigError(f"{place}{str(error).removeprefix('plugins: ')}") from None
     return [str((home / folder).resolve()) for folder in folders]
+
+
+def _check_added(folders: Sequence[str], path: Path) -> None:
+    """Check that the user has added folders of the names that a run folder's record has.
+
+    Raises:
+        ConfigError: One is not there.
+    """
+    added = {Path(folder).name for folder in plugins.__path__}
+    recorded = (read_json(path.with_name("environment.json")) or {}).get("plugins")
+    for name in (Path(folder).name for folder in folders):
+        if name not in added:
+            digest = recorded.get(name) if isinstance(recorded, Mapping) else None
+            raise ConfigError(
+                f"{path}: plugins: the run took plug-ins from a folder {name!r}, whose digest is "
+                f"recorded as {digest!r}. They are code, and a run folder's code is never "
+                f"imported. Give a folder {name!r} that you trust by --plugins, such as --plugins "
+                f"methods/{name} (in Python: plugins=[...])"
+            )
 
 
 def _plugin(

@@ -201,7 +201,7 @@ def _inputs(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]
         central_optimizer=central_optimizer(resolved),
         replay=replay,
         missing=missing_files(folder, statement["status"] == "final", is_federated),
-        plugins=plugin_records(environment),
+        plugins=plugin_records(environment, resolved),
     )
 
 

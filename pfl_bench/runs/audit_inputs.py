@@ -61,11 +61,14 @@ def read_environment(folder: Path) -> dict[str, Any]:
     return read_json(folder / "environment.json") or {}
 
 
-def plugin_records(environment: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
-    """Digests of the user's plug-ins, as the run began with them and as they are today."""
-    begun = environment.get("plugins")
+def plugin_records(
+    environment: Mapping[str, Any], resolved: ResolvedConfig
+) -> dict[str, Mapping[str, str]]:
+    """Digests of the user's plug-ins: as the run began with them, of today, and those used."""
+    begun, today = environment.get("plugins"), plugin_digests()
     known = {"environment.json": begun} if isinstance(begun, Mapping) else {}
-    return {**known, "today": plugin_digests()}
+    used = {name: today.get(name, "none") for name in sorted(resolved.plugin_origins)}
+    return {**known, "today": today, "config.yaml": used}
 
 
 def environment_seed(environment: Mapping[str, Any]) -> int | None:

@@ -192,6 +192,8 @@ def check_plugins(evidence: Evidence, inputs: AuditInputs) -> Finding:
     for name in sorted({*recorded, *(recorded if begun is None else begun)}):
         ours, theirs = recorded.get(name, "none"), (begun or recorded).get(name, "none")
         found.add(ours != theirs, f"{name} is {ours} in the ledger, {theirs} in environment.json")
+    for name in sorted({*inputs.plugins.get("config.yaml", {})} - {*recorded}):
+        found.add(True, f"config.yaml uses plug-ins of {name}, which the ledger does not have")
     text = ", ".join(f"{name} ({digest})" for name, digest in recorded.items()) or "there are none"
     changed = sorted(n for n, digest in recorded.items() if today and today.get(n) != digest)
     others = f"; other code today: {', '.join(changed)}" if changed else ""

@@ -195,7 +195,8 @@ class AuditInputs:
         built_description: What the mechanism's own module says of it today; None before
             ``as_recorded``.
         plugins: Digests of the user's plug-ins by name, by where they are recorded
-            ("environment.json"); of "today", as they are now.
+            ("environment.json"); of "today", as they are now; of "config.yaml", those of today
+            that the configuration uses.
     """
 
     statement: Mapping[str, Any]
