@@ -12,19 +12,22 @@ class LearnsFromClients(UpdateTransform):
     """Tells an algorithm of each client that has trained, and leaves its update as it is.
 
     Args:
-        learn: Called with what a client's training gave, and with the round, 1-based.
+        learn: Called with what a client's training gave, with what the client counts for, and with
+            the round, 1-based.
         sends_vector: Whether the client sends a vector of P parameters beside its update.
     """
 
     keeps_state = True
 
-    def __init__(self, learn: Callable[[LocalResult, int], None], sends_vector: bool) -> None:
+    def __init__(
+        self, learn: Callable[[LocalResult, float, int], None], sends_vector: bool
+    ) -> None:
         self._learn = learn
         self._sends_vector = sends_vector
 
     def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
         """See ``UpdateTransform``."""
-        self._learn(result, round_index)
+        self._learn(result, upload.weight, round_index)
         if self._sends_vector:
             upload.num_bytes += result.update.numel() * BYTES_PER_PARAMETER
         return upload

@@ -90,13 +90,8 @@ class FedDyn(Algorithm):
         own = self._own.get(user)
         return None if own is None else self._correction.copy_(own)
 
-    def learn(self, result: LocalResult, round_index: int) -> None:
-        """Move a client's g_i.
-
-        Args:
-            result: What its training gave.
-            round_index: The round, 1-based.
-        """
+    def learn(self, result: LocalResult, *_: object) -> None:
+        """Move a client's g_i by what its training gave; all clients count alike."""
         if not math.isfinite(l2_norm(result.update)):
             return
         moved = (result.update * self._alpha).cpu()

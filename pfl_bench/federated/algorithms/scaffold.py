@@ -13,9 +13,10 @@ nothing. There is no local momentum: with it (x - y) / (K r) is no mean of gradi
 
 ``variant: niid_bench`` is what the benchmark NIID-Bench runs. Local momentum and ``weighting:
 examples`` are allowed: each step is that of SGD with momentum and weight decay, followed by
-w <- w - r (c - c_i). The control variates are computed as above, and c moves by the sum over the
-cohort / N, however clients weigh in the mean of y - x. Without momentum, and of clients that count
-alike, it is the paper's.
+w <- w - r (c - c_i). The clients' control variates are computed as above, and c moves by |S| / N
+times the mean of c_i' - c_i over the cohort S, in which clients weigh as in the mean of y - x: so
+does Flower's rerun of the benchmark. Without momentum, and of clients that count alike, it is the
+paper's.
 
 N counts users who never take part, too: where only a few are ever available, c stays near zero, and
 so do the corrected steps of those who return. It then learns more slowly than FedAvg.
@@ -28,7 +29,8 @@ trains in one process.
 Privacy: none. What a client sends beside its update, and what it remembers, no clip bounds.
 
 Source: Karimireddy et al. 2020, algorithm 1; of the variant, Li et al. 2022, "Federated Learning on
-Non-IID Data Silos: An Experimental Study", section 5, and its code.
+Non-IID Data Silos: An Experimental Study", section 5, and its code; and Flower's baseline
+niid_bench.
 """
 
 from __future__ import annotations
@@ -71,14 +73,17 @@ class Scaffold(Algorithm):
     uploads = ("update", "control_variate")
     downloads = ("central", "control_variate")
     corrects_steps = True
-    # The one is zero between rounds, the other is written anew for each client.
-    scratch = ("_change", "_correction")
+    # All but the last are zero between rounds; that is written anew for each client.
+    scratch = ("_change", "_cohort", "_total_weight", "_correction")
 
     def __init__(self, local_training: LocalTraining) -> None:
         self.local_training = local_training
         # The difference of a client's control variates goes beside its update.
         self.transform: UpdateTransform = LearnsFromClients(self.learn, sends_vector=True)
         self._num_users = 0
+        # Clients of the round, and what they count for together.
+        self._cohort = 0
+        self._total_weight = 0.0
         self._control = torch.zeros(0)
         self._change = torch.zeros(0)
         self._correction = torch.zeros(0)
@@ -104,13 +109,16 @@ class Scaffold(Algorithm):
             self._correction.sub_(own.to(self._correction.device))
         return self._correction
 
-    def learn(self, result: LocalResult, round_index: int) -> None:
+    def learn(self, result: LocalResult, weight: float, round_index: int) -> None:
         """Replace a client's control variate by what its training has shown.
 
         Args:
             result: What its training gave.
+            weight: What the client counts for; 1 in the paper's variant.
             round_index: The round, 1-based.
         """
+        self._cohort += 1
+        self._total_weight += weight
         per_step = result.num_steps * self.local_training.rate(round_index)
         if not per_step:
             return
@@ -120,14 +128,17 @@ class Scaffold(Algorithm):
         if not math.isfinite(l2_norm(moved)):
             return
         # The difference c_i' - c_i is what was just computed; the sum is the client's new one.
-        self._change += moved
+        self._change.add_(moved, alpha=weight)
         self._own[result.user] = (moved if before is None else moved + before.to(device)).cpu()
 
     def central_gradient(self, mean_update: Tensor, out: Tensor) -> None:
         """Write the negative mean update to ``out``, and move c: a round has ended."""
         torch.neg(mean_update, out=out)
-        self._control.add_(self._change, alpha=1.0 / self._num_users)
+        if self._total_weight:
+            part = self._cohort / self._total_weight / self._num_users
+            self._control.add_(self._change, alpha=part)
         self._change.zero_()
+        self._cohort, self._total_weight = 0, 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """The control variates: c, and those of the clients that were drawn."""

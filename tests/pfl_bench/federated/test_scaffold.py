@@ -147,7 +147,7 @@ def niid_bench_by_torch(rounds: int, sgd: dict[str, float], weighted: bool) -> T
     c, own = torch.zeros(P), torch.zeros(4, P)
     for index in range(1, rounds + 1):
         users = stream(3, Purpose.SAMPLING, index).choice(4, size=3, replace=False)
-        moves, counts, change = [], [], torch.zeros(P)
+        moves, counts, changes = [], [], []
         for user in users.tolist():
             nn.utils.vector_to_parameters(x.clone(), weights)
             optimizer = torch.optim.SGD(weights, **sgd)
@@ -168,10 +168,11 @@ def niid_bench_by_torch(rounds: int, sgd: dict[str, float], weighted: bool) -> T
             moves.append(y - x)
             counts.append(float(len(examples)) if weighted else 1.0)
             new = own[user] - c + (x - y) / (steps * sgd["lr"])
-            change += new - own[user]
+            changes.append(new - own[user])
             own[user] = new
         x = x + torch.tensor(counts) @ torch.stack(moves) / sum(counts)
-        c = c + change / 4
+        # Flower's niid_bench, strategy.py: the weighted mean, times the cohort's part of all users.
+        c = c + 3 / 4 * (torch.tensor(counts) @ torch.stack(changes) / sum(counts))
     return x
 
 
@@ -271,7 +272,7 @@ def test_a_client_whose_update_is_not_finite_leaves_no_trace() -> None:
     parts = parts_of(scaffold())
     algorithm, engine = parts.algorithm, build_engine(parts, lambda text: None)
     (result,) = engine.train(np.array([7]), 1, torch.full((P,), torch.nan))
-    algorithm.learn(result, 1)  # type: ignore[attr-defined]
+    algorithm.learn(result, 1.0, 1)  # type: ignore[attr-defined]
     algorithm.central_gradient(torch.zeros(P), torch.zeros(P))
     state = algorithm.state_dict()
     assert not state["control"].any()
