@@ -85,9 +85,8 @@ def _head(
         yield "  nothing"
     for entry in config.expected:
         best = "" if entry.statistic == "last" else ", best over rounds,"
-        judged = f"(within {entry.tolerance:g})"
-        if entry.sd is not None:
-            judged = f"± {entry.sd:g} over {entry.seeds} seeds"
+        spread = f"± {entry.sd:g} over {entry.seeds} seeds, " if entry.sd is not None else ""
+        judged = f"({spread}margin {entry.tolerance:g})"
         diverged = ", of a training that diverged" if entry.diverged else ""
         yield from wrapped(
             f"{entry.metric}{best} {entry.value:g} {judged}{diverged}: {entry.source}"

@@ -116,18 +116,18 @@ class Expected(Strict):
     Attributes:
         metric: Name in the summary, such as "test/accuracy".
         value: The published value.
-        tolerance: Largest absolute difference that counts as reproduced. With ``sd``, a test
-            decides, and a significant difference is pardoned if it is surely within the tolerance.
+        tolerance: The margin: largest absolute difference that does not matter. A number is
+            reproduced if the 95 % interval of the difference lies within it
+            (``pfl_bench.runs.equivalence``). docs/commands.md has the reason of each table's.
         source: Paper, table, cell; or the command that measured it.
         sd: Standard deviation of the published value over its seeds (ddof 1), in the metric's
-            unit; null where only the value is published. Give ``seeds`` too. Where it is 0, as
-            printed, the tolerance decides.
+            unit; null where only the value is published. Give ``seeds`` too.
         seeds: Over how many seeds ``value`` is a mean and ``sd`` a deviation; null as ``sd``.
         statistic: Which number of a run is compared: "last" is the final evaluation's;
             "best_over_rounds" is the best of the evaluations during training, by the metric's own
             direction, as some papers report. Its split has to be in ``evaluation.splits``.
         measured_here: Whether the value was measured with this toolkit, by the command in
-            ``source``. A run within the tolerance is then "as measured before", not "reproduced".
+            ``source``. Runs that agree are then "as measured before", not "reproduced".
         variants: Variants of the data that the value holds for; null for any.
         split_by: How the data have to be split for it; null for any way.
         num_users: Users of the training split that it is of, give or take a tenth of them; null

@@ -9,7 +9,7 @@ from pfl_bench.report.table import Cell, Table
 from pfl_bench.runs.rows import RowResult
 from privacy.statement.statement import small
 
-_TOLERANCE = "tolerance "
+_MARKS = {"differs": "*", "undecided": "?", "says nothing": "?"}
 _Group = Mapping[str, RowResult]
 
 
@@ -48,7 +48,9 @@ def _cell(row: RowResult | None) -> str | Cell:
     text = f"{format_value(row.published)} / {format_value(row.mean)}"
     if row.sd is not None:
         text += f" ± {format_value(row.sd)}"
-    return Cell(f"{text} *", style="differs") if row.status == "differs" else text
+    if row.status in _MARKS:
+        text += f" {_MARKS[row.status]}"
+    return Cell(text, style="differs") if row.status == "differs" else text
 
 
 def _closing(groups: Sequence[_Group]) -> list[list[str | Cell]]:
@@ -69,14 +71,14 @@ def _closing(groups: Sequence[_Group]) -> list[list[str | Cell]]:
 def _count(group: _Group) -> str:
     if any(row.status == "diverged" for row in group.values()):
         return "diverged"
-    judged = [row for row in group.values() if row.is_near or row.status == "differs"]
+    judged = [row for row in group.values() if row.is_judged]
     if not judged:
         return next(iter(group.values())).status
     return f"{sum(row.is_near for row in judged)} of {len(judged)}"
 
 
 def _notes(groups: Mapping[str, _Group], labels: Mapping[str, str]) -> list[str]:
-    notes = ["Cells: published / measured; * differs, by the tolerance or the test named below."]
+    notes = ["Cells: published / measured; * differs by more than the margin, ? is undecided."]
     for name, group in groups.items():
         rows = list(group.values())
         first = rows[0]
@@ -97,14 +99,13 @@ def _notes(groups: Mapping[str, _Group], labels: Mapping[str, str]) -> list[str]
 
 
 def _row_notes(rows: Sequence[RowResult]) -> list[str]:
-    """Each note of a column's cells once, and the range of their tolerances."""
-    texts = list(dict.fromkeys(text for row in rows for text in row.note.split("; ") if text))
-    tolerances = [text for text in texts if text.startswith(_TOLERANCE)]
-    others = [text for text in texts if text not in tolerances]
-    if len(tolerances) > 1:
-        values = sorted((text[len(_TOLERANCE) :] for text in tolerances), key=float)
-        tolerances = [f"tolerances {values[0]} to {values[-1]}"]
-    return [*tolerances, *others]
+    """The range of a column's margins, and each note of its cells once."""
+    margins = sorted({row.margin for row in rows if row.margin is not None and row.is_judged})
+    said = [f"margin {margins[0]:g}"] if margins else []
+    if len(margins) > 1:
+        said = [f"margins {margins[0]:g} to {margins[-1]:g}"]
+    notes = dict.fromkeys(text for row in rows for text in row.note.split("; ") if text)
+    return [*said, *notes]
 
 
 def _shared_start(texts: Sequence[str], ends: str) -> str:

@@ -21,6 +21,7 @@ Record = dict[str, Any]
 # Dozens of numbers each: how metrics spread over clients and strata.
 _SPREADS = ("client_", "stratum_")
 _UNITS = {"none": "nobody"}
+_NUMBERS = ("published", "published_sd", "margin", "chance")
 
 
 def records(runs: Iterable[RunRecord]) -> list[Record]:
@@ -127,18 +128,21 @@ def protects(record: Mapping[str, Any]) -> str:
 
 
 def lines_of(record: Mapping[str, Any]) -> list[RowResult]:
-    """The lines of a table of results, from a record that was read from JSON or was not."""
+    """The lines of a table of results, from a record that was read from JSON or was not.
+
+    Their verdicts are computed anew from what was measured.
+    """
     lines = []
     for line in record["lines"]:
         numbers = {
             key: None if line[key] is None else as_float(line[key])
             for key in line
-            if key.startswith(("epsilon_", "delta_")) or key in ("published", "published_sd")
+            if key.startswith(("epsilon_", "delta_")) or key in _NUMBERS
         }
         measured = tuple(
             math.nan if one is None else one for one in map(as_float, line["measured"])
         )
-        lines.append(RowResult(**{**line, **numbers, "measured": measured}))
+        lines.append(RowResult(**{**line, **numbers, "measured": measured}).judged())
     return lines
 
 

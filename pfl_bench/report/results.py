@@ -32,7 +32,9 @@ _COLUMNS = (
     Column("seeds", only="programs"),
     Column("difference", is_number=True),
     Column("verdict"),
-    Column("test", only="programs"),
+    Column("margin", only="programs"),
+    Column("interval", only="programs"),
+    Column("more seeds", only="programs"),
 )
 _EPSILONS = (
     Column("epsilon (simulated)", is_number=True),
@@ -81,12 +83,21 @@ def _line(row: RowResult, mark: int | None, has_epsilons: bool) -> tuple[str | C
         Cell("", row.sd),
         Cell("", len(row.measured)),
         Cell(format_value(row.difference, signed=True), row.difference),
-        Cell(row.status, row.status, row.test, style=f"verdict {color}", note=mark),
-        Cell("", row.test),
+        Cell(row.status, row.status, _beside(row), style=f"verdict {color}", note=mark),
+        Cell("", row.margin),
+        Cell("", row.interval),
+        Cell("", row.more_seeds),
         *(epsilons if has_epsilons else ()),
         row.source or "",
         row.note,
     )
+
+
+def _beside(row: RowResult) -> str:
+    """What an undecided verdict wants."""
+    if row.more_seeds is None:
+        return ""
+    return f"{row.more_seeds} more seed{'s' * (row.more_seeds != 1)}"
 
 
 def epsilon_cell(epsilon: float | None, delta: float | None, unit: str = "") -> Cell:
@@ -120,7 +131,9 @@ def format_mean(mean: float | None, sd: float | None, seeds: int) -> Cell:
 def _footnotes(rows: Sequence[RowResult]) -> tuple[list[str], list[int | None]]:
     """Sources and notes, each said once; and of each line the number of its own, from 1."""
     texts = [
-        "; ".join(filter(None, (f"source: {row.source}" if row.source else "", row.note)))
+        "; ".join(
+            filter(None, (f"source: {row.source}" if row.source else "", row.interval, row.note))
+        )
         for row in rows
     ]
     notes = [text for text in dict.fromkeys(texts) if text]

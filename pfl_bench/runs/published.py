@@ -10,6 +10,7 @@ from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.schema import Expected, RunConfig
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.divergence import describe_divergence
+from pfl_bench.runs.equivalence import Published
 from pfl_bench.runs.rows import as_float, judge, measured_value
 
 
@@ -56,9 +57,9 @@ def compare(
         not_the_row: How the run's configuration differs from the row that the numbers are of.
 
     Returns:
-        One entry an expected number, its verdict for this run alone: "reproduced" (they agree;
-        "as measured before" where nobody published the number), "differs", "diverged", or "not
-        comparable"; the reason of the last two in "why".
+        One entry an expected number, its verdict for this run alone: that of
+        ``pfl_bench.runs.equivalence`` ("as measured before" where nobody published the number), or
+        "diverged", "not the row" or "not comparable", whose reason is in "why".
     """
     diverged = describe_divergence(summary.get("diverged"))
     rows = []
@@ -72,17 +73,24 @@ def compare(
             "tolerance": expected.tolerance,
             "source": expected.source,
             "measured_here": expected.measured_here,
+            "chance": _chance(expected.metric, summary),
         }
         measured = measured_value({**summary, "metrics": metrics}, entry)
-        why = _not_comparable(expected, config, summary, metrics, not_the_row)
+        other = "; ".join((*not_the_row, *filter(None, [summary.get("departure")])))
+        why = other or _not_comparable(expected, config, summary, metrics)
         if measured is None and not why:
             why = "not measured in any round: the run has recorded no best value"
         if diverged and not expected.diverged:
             verdict, why = "diverged", "; ".join(filter(None, (diverged, why)))
+        elif other:
+            verdict = "not the row"
         elif why or measured is None:
             verdict = "not comparable"
         else:
-            verdict = judge([measured], entry)[0]
+            published = Published(
+                expected.value, expected.tolerance, expected.sd, expected.seeds, entry["chance"]
+            )
+            verdict, _ = judge([measured], published, expected.measured_here)
         difference = None if measured is None else measured - expected.value
         entry |= {"measured": measured, "difference": difference, "verdict": verdict, "why": why}
         rows.append(entry)
@@ -117,16 +125,20 @@ def _not_comparable(
     config: RunConfig,
     summary: Mapping[str, Any],
     metrics: Mapping[str, float],
-    not_the_row: Sequence[str],
 ) -> str:
     """Why a measured number says nothing about the published one; empty if it does."""
     if expected.statistic == "last" and expected.metric not in metrics:
         return f"not measured; there are: {', '.join(sorted(metrics))}"
     if config.privacy is not None and config.privacy.audit is not None:
         return "canaries (privacy.audit) have moved the model"
-    if not_the_row:
-        return f"not the row: {', '.join(not_the_row)}"
-    return _other_data(expected, summary) or str(summary.get("departure") or "")
+    return _other_data(expected, summary)
+
+
+def _chance(metric: str, summary: Mapping[str, Any]) -> float | None:
+    """The accuracy of a guess among the classes of the data; None of other metrics."""
+    num_classes = (summary.get("data") or {}).get("num_classes")
+    is_accuracy = metric.rpartition("/")[2] in ("accuracy", "personal_accuracy")
+    return 1 / num_classes if is_accuracy and num_classes else None
 
 
 def _other_data(expected: Expected, summary: Mapping[str, Any]) -> str:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.divergence import describe_divergence
-from pfl_bench.runs.two_means import Published, agreement
+from pfl_bench.runs.equivalence import Comparison, Published, equivalence
 from pfl_bench.types import RunFolderError
 
 FAILED = ("differs", "diverged")
 # Of a number of a paper, and of one of this toolkit.
 _AGREES = ("reproduced", "as measured before")
+# What a comparison of numbers comes to; the others are said of a run without one.
+JUDGED = (*_AGREES, "differs", "undecided", "says nothing")
 BEST = "best_over_rounds"
 
 
@@ -35,8 +37,8 @@ class RowResult:
         published: The published value, None where nothing is published.
         source: Where it is published: paper, table, cell.
         measured: One value a seed, in the order of the seeds.
-        status: "reproduced", "as measured before", "differs", "diverged", "not comparable" or
-            "nothing published".
+        status: "reproduced", "as measured before", "differs", "undecided", "says nothing",
+            "diverged", "not the row", "not comparable" or "nothing published".
         epsilon_simulated: Epsilon of the simulated deployment, largest over seeds; may be inf.
         epsilon_actual: Epsilon of the run itself, largest over seeds; may be inf.
         delta_simulated: Delta of ``epsilon_simulated``.
@@ -45,7 +47,12 @@ class RowResult:
         published_sd: Standard deviation of the published value over its seeds; None where that is
             not published.
         published_seeds: Those seeds.
-        test: The test whose verdict it is; empty for that of the tolerance.
+        margin: Largest absolute difference that does not matter; None where nothing is published.
+        measured_here: Whether the published value is one of this toolkit.
+        chance: What guessing gives; None where nothing says it.
+        interval: The interval of the difference beside the margin, in words; empty where nothing is
+            compared.
+        more_seeds: How many more seeds are expected to decide; None where that is not known.
     """
 
     name: str
@@ -63,12 +70,21 @@ class RowResult:
     delta_actual: float | None = None
     published_sd: float | None = None
     published_seeds: int | None = None
-    test: str = ""
+    margin: float | None = None
+    measured_here: bool = False
+    chance: float | None = None
+    interval: str = ""
+    more_seeds: int | None = None
 
     @property
     def is_near(self) -> bool:
         """Whether the measured values agree with the expected number."""
         return self.status in _AGREES
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the measured values were compared with the expected number."""
+        return self.status in JUDGED
 
     @property
     def is_failure(self) -> bool:
@@ -95,6 +111,34 @@ class RowResult:
         if self.mean is None or self.published is None:
             return None
         return self.mean - self.published
+
+    def judged(self) -> RowResult:
+        """The line with the verdict that its own numbers give by today's rule."""
+        if not self.is_judged or self.published is None or not self.measured:
+            return self
+        published = Published(
+            self.published, self.margin or 0.0, self.published_sd, self.published_seeds, self.chance
+        )
+        status, found = judge(self.measured, published, self.measured_here)
+        return replace(self, status=status, interval=found.text, more_seeds=found.more_seeds)
+
+
+def judge(
+    measured: Sequence[float], published: Published, measured_here: bool
+) -> tuple[str, Comparison]:
+    """Compare what some seeds measured with an expected number.
+
+    Args:
+        measured: One value a seed, at least one.
+        published: The expected number.
+        measured_here: Whether it is one of this toolkit.
+
+    Returns:
+        The verdict, which of such a number is "as measured before"; and the comparison.
+    """
+    found = equivalence(measured, published)
+    status: str = found.outcome
+    return _AGREES[measured_here] if status == "reproduced" else status, found
 
 
 def as_float(value: Any) -> float | None:
@@ -224,7 +268,7 @@ def _row(runs: Sequence[Mapping[str, Any]], metric: str, statistic: str) -> RowR
     published = as_float(first.get("published"))
     variants = list(dict.fromkeys(run["variant"] for run in runs))
     epsilons = {side: _largest_epsilon(runs, side) for side in ("simulated", "actual")}
-    status, test, why = _status(entries, measured)
+    status, why = _status(entries, measured)
     diverged = _distinct(filter(None, (describe_divergence(run.get("diverged")) for run in runs)))
     if status != "diverged":
         why = [*why, *diverged]
@@ -246,8 +290,10 @@ def _row(runs: Sequence[Mapping[str, Any]], metric: str, statistic: str) -> RowR
         delta_actual=epsilons["actual"][1],
         published_sd=as_float(first.get("sd")),
         published_seeds=first.get("seeds"),
-        test=test,
-    )
+        margin=as_float(first.get("tolerance")),
+        measured_here=bool(first.get("measured_here")),
+        chance=as_float(first.get("chance")),
+    ).judged()
 
 
 def measured_value(summary: Mapping[str, Any], wanted: Mapping[str, Any]) -> float | None:
@@ -275,38 +321,17 @@ def _measured(run: Mapping[str, Any], wanted: Mapping[str, Any]) -> float | None
 
 def _status(
     entries: Sequence[Mapping[str, Any]], measured: tuple[float, ...]
-) -> tuple[str, str, list[str]]:
-    """Verdict over all seeds, the test that gave it, and why, where a run says why."""
+) -> tuple[str, list[str]]:
+    """Why the numbers are not compared, with the reasons of the runs; else that they are."""
     if not entries or as_float(entries[0].get("published")) is None:
-        return "nothing published", "", []
-    for status in ("diverged", "not comparable"):
+        return "nothing published", []
+    for status in ("diverged", "not the row", "not comparable"):
         of_it = [entry for entry in entries if entry.get("verdict") == status]
         if of_it:
-            return status, "", _distinct(str(entry["why"]) for entry in of_it if entry.get("why"))
+            return status, _distinct(str(entry["why"]) for entry in of_it if entry.get("why"))
     if not measured:
-        return "not comparable", "", ["nothing was measured"]
-    verdict, test, text = judge(measured, entries[0])
-    return verdict, test, [text]
-
-
-def judge(measured: Sequence[float], entry: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Compare what some seeds measured with an expected number.
-
-    Args:
-        measured: One value a seed, at least one.
-        entry: "published", "tolerance", "sd", "seeds" and "measured_here", as ``summary.json`` has
-            them; all but the first may be missing.
-
-    Returns:
-        "differs", "reproduced" or, for a number of this toolkit, "as measured before"; the test,
-        empty for the tolerance; and what decided, in words.
-    """
-    published = as_float(entry["published"])
-    assert published is not None
-    tolerance, sd = as_float(entry.get("tolerance")) or 0.0, as_float(entry.get("sd"))
-    found = agreement(measured, Published(published, tolerance, sd, entry.get("seeds")))
-    verdict = _AGREES[bool(entry.get("measured_here"))] if found.agrees else "differs"
-    return verdict, found.test, found.text
+        return "not comparable", ["nothing was measured"]
+    return "undecided", []
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:
@@ -321,6 +346,10 @@ def _notes(
     if len(variants) > 1:
         notes.append("the seeds saw different data: " + ", ".join(variants))
     seeds = [run["seed"] for run in runs]
+    if sorted(set(seeds)) != list(range(len(set(seeds)))):
+        notes.append(f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}")
+    if any(run.get("pinned_nonce") for run in runs):
+        notes.append("private draws of a pinned nonce")
     repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if repeated:
         notes.append("several runs of seed " + ", ".join(map(str, repeated)))

@@ -332,6 +332,7 @@ class _Run:
             "budgets": self._costs.budgets(),
             "privacy": trainer.statement(done),
             "canaries": canaries,
+            "pinned_nonce": getattr(self._config.privacy, "nonce", None) is not None,
             # What names the ledger's last line, so that it cannot be edited unseen.
             "ledger_digest": ledger,
             "model_sha256": model_digest,

@@ -38,9 +38,11 @@ _VERSIONS = ("python", "torch", "opacus", "dp-accounting", "numpy", "scikit-lear
 # What a result has to say, with the verdicts that belong to it.
 _OUTCOMES = (
     ("Reproduced", ("reproduced",)),
+    ("Undecided", ("undecided", "says nothing")),
     ("Not reproduced", ("differs", "diverged")),
-    ("Not comparable", ("not comparable",)),
+    ("Not comparable", ("not comparable", "not the row")),
 )
+_NEED_REASONS = tuple(status for _, verdicts in _OUTCOMES[2:] for status in verdicts)
 
 
 class Head(Strict):
@@ -195,7 +197,7 @@ def _key(line: RowResult) -> str:
 
 
 def _needs_reason(line: RowResult) -> bool:
-    return any(line.status in verdicts for _, verdicts in _OUTCOMES[1:])
+    return line.status in _NEED_REASONS
 
 
 def _section(shown: _Shown) -> Iterator[str]:

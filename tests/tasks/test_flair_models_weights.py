@@ -272,7 +272,16 @@ def test_a_run_with_other_weights_is_not_the_row(
             "local_batch_size": 16,
             "local_learning_rate": 0.01,
         },
-        "expected": [{"metric": "test/loss", "value": 0, "tolerance": 1e9, "source": "table 1"}],
+        "expected": [
+            {
+                "metric": "test/loss",
+                "value": 0,
+                "sd": 0.0,
+                "seeds": 2,
+                "tolerance": 1e9,
+                "source": "table 1",
+            }
+        ],
     }
     summaries = {}
     for path in (same, other):
@@ -282,7 +291,7 @@ def test_a_run_with_other_weights_is_not_the_row(
     assert summaries[same]["expected"][0]["verdict"] == "reproduced"
     assert summaries[same]["departure"] == ""
     entry = summaries[other]["expected"][0]
-    assert entry["verdict"] == "not comparable"
+    assert entry["verdict"] == "not the row"
     assert "own.pth" in entry["why"]
     assert f"is not torchvision's {published_file.name}" in entry["why"]
     assert entry["why"] in (tmp_path / "own" / "run.log").read_text()

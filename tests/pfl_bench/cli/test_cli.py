@@ -140,7 +140,16 @@ def test_privacy_refuses_what_makes_no_sense(capsys: Capture) -> None:
 def test_table_runs_skips_and_formats(
     config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
 ) -> None:
-    expected = [{"metric": "test/accuracy", "value": 0.5, "tolerance": 0.5, "source": "any number"}]
+    expected = [
+        {
+            "metric": "test/accuracy",
+            "value": 0.5,
+            "sd": 0,
+            "seeds": 2,
+            "tolerance": 0.5,
+            "source": "any number",
+        }
+    ]
     config_file("central", name="row-a", expected=expected)
     config_file("private_federated", name="row-b")
     rows = tmp_path / "rows"
@@ -182,7 +191,16 @@ def test_a_column_that_is_none_is_refused_before_anything_runs(
 def test_a_verdict_that_differs_and_a_row_that_fails_are_exit_1(
     config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
 ) -> None:
-    expected = [{"metric": "test/accuracy", "value": 0.01, "tolerance": 0.001, "source": "nowhere"}]
+    expected = [
+        {
+            "metric": "test/accuracy",
+            "value": 0.01,
+            "sd": 0,
+            "seeds": 2,
+            "tolerance": 0.001,
+            "source": "nowhere",
+        }
+    ]
     config_file("central", name="row-a", expected=expected)
     assert main(["table", str(tmp_path), "--out", str(tmp_path / "runs")]) == 1
     assert "differs" in capsys.readouterr().out

@@ -20,7 +20,8 @@ from tests.helpers import REPOSITORY
 
 Capture = pytest.CaptureFixture[str]
 
-ANYTHING = {"metric": "test/accuracy", "value": 0.5, "tolerance": 1.0, "source": "any number"}
+ANYTHING = {"metric": "test/accuracy", "value": 0.5, "sd": 0.0, "seeds": 2, "tolerance": 1.0,
+            "source": "any number"}  # fmt: skip
 RATE = "federated.local_learning_rate"
 
 
@@ -104,19 +105,19 @@ def test_many_differences_are_cut(config_file: Callable[..., Path]) -> None:
     assert said[-1] == "and 2 more"
 
 
-def test_the_demo_with_hardly_any_noise_is_not_comparable(tmp_path: Path, capsys: Capture) -> None:
+def test_the_demo_with_hardly_any_noise_is_not_the_row(tmp_path: Path, capsys: Capture) -> None:
     """Golden: it was "reproduced" with an infinite epsilon."""
     row = REPOSITORY / "configs" / "demo" / "private_federated.yaml"
     changes = ["privacy.noise_multiplier=0.01", "privacy.epsilon=null", "federated.num_rounds=1"]
     assert main(["run", str(row), *changes, "--out", str(tmp_path / "run")]) == 0
     ((verdict, why),) = verdicts(tmp_path / "run")
-    assert verdict == "not comparable"
+    assert verdict == "not the row"
     assert why == (
-        "not the row: federated.num_rounds 60 -> 1, privacy.epsilon 4.0 -> null, "
+        "federated.num_rounds 60 -> 1; privacy.epsilon 4.0 -> null; "
         "privacy.noise_multiplier null -> 0.01"
     )
     printed = capsys.readouterr().out
-    assert "not comparable [1]" in printed
+    assert "not the row [1]" in printed
     assert why in printed
 
 
@@ -150,7 +151,7 @@ def test_a_job_keeps_to_it(row: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     given = (resolved.tree, resolved.source, resolved.overrides, resolved.not_the_row)
     assert train_in_job(out, *given) is None
-    assert verdicts(out)[0][0] == "not comparable"
+    assert verdicts(out)[0][0] == "not the row"
 
 
 def test_a_resumed_run_is_what_its_configuration_is(row: Path, tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_a_resumed_run_is_what_its_configuration_is(row: Path, tmp_path: Path) -
     (out / "summary.json").unlink()
     shutil.rmtree(out / "checkpoints")
     assert main([*arguments, "--resume"]) == 0
-    assert verdicts(out) == [("not comparable", f"not the row: {RATE} 0.3 -> 0.2")]
+    assert verdicts(out) == [("not the row", f"{RATE} 0.3 -> 0.2")]
 
 
 def test_a_finished_run_is_compared_anew(row: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -174,8 +175,8 @@ def test_a_finished_run_is_compared_anew(row: Path, tmp_path: Path, capsys: Capt
     path.write_text(json.dumps(summary))
     capsys.readouterr()
     assert main(arguments) == 0
-    assert "not comparable" in capsys.readouterr().out
-    assert verdicts(out)[0][0] == "not comparable"
+    assert "not the row" in capsys.readouterr().out
+    assert verdicts(out)[0][0] == "not the row"
 
     tree = yaml.safe_load(row.read_text())
     tree["federated"]["local_learning_rate"] = 0.2

@@ -21,7 +21,10 @@ Capture = pytest.CaptureFixture[str]
 
 
 def cell(metric: str, value: float, tolerance: float = 1.0) -> dict[str, Any]:
-    return {"metric": metric, "value": value, "tolerance": tolerance, "source": f"P, {metric}"}
+    return {
+        "metric": metric, "value": value, "sd": 0.0, "seeds": 2, "tolerance": tolerance,
+        "source": f"P, {metric}",
+    }  # fmt: skip
 
 
 def figure(kind: str, **more: Any) -> dict[str, Any]:
@@ -225,25 +228,25 @@ def test_grid_golden() -> None:
             tolerance=0.2,
             source="Paper, table 2, A, dog",
         ),
-        result("b", "test/ap_cat", 0.4, 0.6, privacy=privacy),
+        result("b", "test/ap_cat", 0.4, 0.6, 0.6, privacy=privacy),
     ]
     grid = make_grid(rows, {"b": "B|1", "a-long-name": "A"})
     assert grid.to_markdown().splitlines() == [
-        r"| test/ap_*           |              B\|1 |                        A |",
-        "| ------------------- | ----------------: | -----------------------: |",
-        "| cat                 | 0.4000 / 0.6000 * | 0.5000 / 0.5050 ± 0.0071 |",
-        "| dog                 |                   | 0.7000 / 0.9000 ± 0.0000 |",
-        "| agree               |            0 of 1 |                   2 of 2 |",
-        "| epsilon (simulated) |                 2 |                        - |",
-        "| epsilon (actual)    |              4.33 |                        - |",
+        r"| test/ap_*           |                       B\|1 |                          A |",
+        "| ------------------- | -------------------------: | -------------------------: |",
+        "| cat                 | 0.4000 / 0.6000 ± 0.0000 * | 0.5000 / 0.5050 ± 0.0071 ? |",
+        "| dog                 |                            |   0.7000 / 0.9000 ± 0.0000 |",
+        "| agree               |                     0 of 1 |                     1 of 2 |",
+        "| epsilon (simulated) |                          2 |                          - |",
+        "| epsilon (actual)    |                       4.33 |                          - |",
         "",
-        "Cells: published / measured; * differs, by the tolerance or the test named below.",
-        "B|1: row b; data v; 1 seed; delta (simulated) 1e-06; delta (actual) 1e-06; tolerance 0.01",
-        "A: row a-long-name; data v; 2 seeds; source: Paper, table 2, A; tolerances 0.01 to 0.2",
+        "Cells: published / measured; * differs by more than the margin, ? is undecided.",
+        "B|1: row b; data v; 2 seeds; delta (simulated) 1e-06; delta (actual) 1e-06; margin 0.01",
+        "A: row a-long-name; data v; 2 seeds; source: Paper, table 2, A; margins 0.01 to 0.2",
     ]
     latex = grid.to_latex()
     assert r"\begin{tabular}{lrr}" in latex
-    assert r"cat & 0.4000 / 0.6000 * & 0.5000 / 0.5050 $\pm$ 0.0071 \\" in latex
+    assert r"cat & 0.4000 / 0.6000 $\pm$ 0.0000 * & 0.5000 / 0.5050 $\pm$ 0.0071 ? \\" in latex
     assert r"test/ap\_* & B|1 & A \\" in latex
 
 

@@ -75,7 +75,7 @@ def write_run(
     statement = dict(PRIVACY) if private else None
     if statement and setting == "central_dp":
         statement |= {"unit": "example", "actual": statement["simulated"]}
-    wanted = {"metric": "test/accuracy", "tolerance": 0.01, "source": "LEAF, table 2, <FedAvg>"}
+    wanted = {"metric": "test/accuracy", "tolerance": 0.1, "source": "LEAF, table 2, <FedAvg>"}
     config = {
         "version": 1,
         "name": name,

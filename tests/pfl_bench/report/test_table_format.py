@@ -33,7 +33,7 @@ def summary(
                 "source": "LEAF, table 2",
                 "measured": accuracy,
                 "difference": 0.0,
-                "verdict": "reproduced",
+                "verdict": "undecided",
                 "why": "",
             }
         )
@@ -110,12 +110,13 @@ ROWS = [
 
 CSV = """\
 row,setting,data,metric,published,published sd,published seeds,mean,sd,seeds,difference,verdict,\
-test,epsilon (simulated),delta (simulated),epsilon (actual),delta (actual),source,note
+margin,interval,more seeds,epsilon (simulated),delta (simulated),\
+epsilon (actual),delta (actual),source,note
 fedavg,federated,femnist-3550,test/accuracy,0.7472,,,0.755,0.007071067811865481,2,\
-0.007800000000000029,reproduced,,,,,,"LEAF, table 2",tolerance 0.01
-a|b_100%,private_federated,"v1, v2",test/map,58.03,,,55.5,,1,-2.530000000000001,differs,,2.0,\
+0.007800000000000029,reproduced,,,,,,,,"LEAF, table 2",tolerance 0.01
+a|b_100%,private_federated,"v1, v2",test/map,58.03,,,55.5,,1,-2.530000000000001,differs,,,,2.0,\
 8.4026e-06,4.324,8.4026e-06,,
-none,central_dp,v1,test/loss,,,,,,0,,nothing published,,inf,1e-06,inf,1e-06,,
+none,central_dp,v1,test/loss,,,,,,0,,nothing published,,,,inf,1e-06,inf,1e-06,,
 """
 
 LATEX = r"""% needs \usepackage{booktabs,adjustbox}
@@ -159,13 +160,13 @@ def test_markdown_is_aligned_and_notes_are_below() -> None:
 def test_markdown_golden() -> None:
     assert results_table(rows_from_summaries([summary()])).to_markdown() == (
         "| row    | setting   | data         | metric        | published |        measured "
-        "| difference | verdict        | epsilon (simulated) | epsilon (actual) |\n"
+        "| difference | verdict       | epsilon (simulated) | epsilon (actual) |\n"
         "| ------ | --------- | ------------ | ------------- | --------: | --------------: "
-        "| ---------: | -------------- | ------------------: | ---------------: |\n"
+        "| ---------: | ------------- | ------------------: | ---------------: |\n"
         "| fedavg | federated | femnist-3550 | test/accuracy |    0.7472 | 0.7500 (1 seed) "
-        "|    +0.0028 | reproduced [1] |                   - |                - |\n"
+        "|    +0.0028 | undecided [1] |                   - |                - |\n"
         "\n"
-        "[1] source: LEAF, table 2; tolerance 0.01\n"
+        "[1] source: LEAF, table 2; one seed and no published spread; margin 0.01\n"
     )
 
 
@@ -208,12 +209,12 @@ def test_a_terminal_is_as_wide_as_it_is() -> None:
     assert more.count("fedavg") == 1
     assert "no guarantee" in more
     assert "(simulated)" in more
-    assert "[1] source: LEAF, table 2; tolerance 0.01" in "".join(notes)
+    assert "[1] source: LEAF, table 2; one seed and no published spread" in "".join(notes)
 
 
 def test_one_row_is_a_line_a_column() -> None:
     text = results_table(rows_from_summaries([summary()])).to_terminal(80)
-    assert "verdict              reproduced [1]\n" in text
+    assert "verdict              undecided [1]\n" in text
     assert "published            0.7472\n" in text
 
 
@@ -234,7 +235,7 @@ def test_latex_says_once_what_does_not_vary() -> None:
     text = replace(results_table(rows), title="leaf/table_2").to_latex()
     assert (
         r"\caption{leaf/table\_2. setting federated; data femnist-3550; metric test/accuracy; "
-        r"published 0.7472; measured 0.7500 (1 seed); difference +0.0028; verdict reproduced [1].}"
+        r"published 0.7472; measured 0.7500 (1 seed); difference +0.0028; verdict undecided [1].}"
     ) in text
     assert r"\label{tab:leaf-table-2}" in text
     assert r"\begin{tabular}{l}" in text
@@ -264,21 +265,24 @@ def test_seeds_are_grouped_in_their_order() -> None:
     assert rows[0].mean == 0.75
     # By hand: both are 0.01 from the mean, so the sample variance is 2 * 0.01^2 / (2 - 1).
     assert rows[0].sd == pytest.approx(math.sqrt(2) * 0.01, rel=1e-12)
+    assert rows[0].note == "seeds 0, 2"
     assert rows[1].sd is None
 
 
 @pytest.mark.parametrize(
     ("accuracies", "status"),
     [
-        # 0.7472 +- 0.01: each seed may be outside as long as the mean is inside.
-        ((0.72, 0.7744), "reproduced"),
-        ((0.76, 0.757), "differs"),
+        # 0.7472 +- 0.01: the mean is inside, and its interval is not.
+        ((0.72, 0.7744), "undecided"),
+        ((0.76, 0.757), "undecided"),
+        ((0.80, 0.801), "differs"),
         # The bound itself counts, although 0.7572 - 0.7472 exceeds 0.01 in floating point.
-        ((0.7572,), "reproduced"),
+        ((0.7572, 0.7572), "reproduced"),
+        ((0.7472,), "undecided"),
         (("nan",), "differs"),
     ],
 )
-def test_the_status_is_of_the_mean(accuracies: tuple[Any, ...], status: str) -> None:
+def test_the_status_is_of_the_mean_s_interval(accuracies: tuple[Any, ...], status: str) -> None:
     summaries = [summary(seed=seed, accuracy=value) for seed, value in enumerate(accuracies)]
     assert rows_from_summaries(summaries)[0].status == status
 
@@ -328,7 +332,6 @@ def test_notes_say_what_is_unusual() -> None:
     )[0]
     assert row.variant == "a, b"
     assert row.note.split("; ") == [
-        "tolerance 0.01",
         "the seeds saw different data: a, b",
         "several runs of seed 1",
         "stopped by the privacy budget after 60 rounds",

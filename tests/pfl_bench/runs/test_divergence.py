@@ -19,7 +19,14 @@ from pfl_bench.runs.rows import rows_from_summaries
 from pfl_bench.runs.runner import run
 from tests.helpers import central_of, make_config
 
-ANYTHING = {"metric": "test/accuracy", "value": 0.5, "tolerance": 1.0, "source": "any number"}
+ANYTHING = {
+    "metric": "test/accuracy",
+    "value": 0.5,
+    "sd": 0.0,
+    "seeds": 2,
+    "tolerance": 1.0,
+    "source": "any number",
+}
 # Settings by which each trainer diverges, with finite losses, in its first rounds.
 DIVERGING: dict[str, tuple[str, dict[str, Any], str]] = {
     "federated": ("federated", {"federated__local_learning_rate": 1e6}, "local_learning_rate"),

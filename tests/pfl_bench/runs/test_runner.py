@@ -252,7 +252,14 @@ def test_an_unmeasured_expected_metric_is_refused(metric: str, words: str, tmp_p
 
 @pytest.mark.parametrize("metric", ["test/client_accuracy_p10", "test/loss_by_client"])
 def test_expected_metrics_may_be_over_clients(metric: str, tmp_path: Path) -> None:
-    entry = {"metric": metric, "value": 0.5, "tolerance": 100.0, "source": "table 1"}
+    entry = {
+        "metric": metric,
+        "value": 0.5,
+        "sd": 0.0,
+        "seeds": 2,
+        "tolerance": 100.0,
+        "source": "table 1",
+    }
     config = make_config("federated", expected=[entry], federated__num_rounds=1)
     assert run(config, tmp_path)["expected"][0]["verdict"] == "reproduced"
 
@@ -265,7 +272,13 @@ def test_a_split_that_the_data_lack_is_refused_before_training(tmp_path: Path) -
 
 def test_expected_numbers_get_a_verdict() -> None:
     def entry(value: float, **more: Any) -> dict[str, Any]:
-        source = {"metric": "test/accuracy", "tolerance": 0.01, "source": "table 1"}
+        source = {
+            "metric": "test/accuracy",
+            "sd": 0.0,
+            "seeds": 2,
+            "tolerance": 0.01,
+            "source": "table 1",
+        }
         return {"value": value, **source, **more}
 
     entries = [
@@ -293,7 +306,14 @@ def test_expected_numbers_get_a_verdict() -> None:
 
 
 def test_a_run_says_of_how_many_users_it_is(tmp_path: Path) -> None:
-    entry = {"metric": "test/accuracy", "value": 0.5, "tolerance": 1.0, "source": "table 1"}
+    entry = {
+        "metric": "test/accuracy",
+        "value": 0.5,
+        "sd": 0.0,
+        "seeds": 2,
+        "tolerance": 1.0,
+        "source": "table 1",
+    }
     expected = [{**entry, "num_users": 60}, {**entry, "num_users": 600}]
     summary = run(make_config("federated", federated__num_rounds=1, expected=expected), tmp_path)
     assert summary["data"]["num_users"]["train"] == 60
