@@ -59,16 +59,10 @@ def derive(
             where there are no clients.
         traces: Digest of the simulated devices; empty without them.
     """
-    tree = resolved.training_tree
-    files = _digest_of_settings(tree["model"].get("weights"))
-    # Where files lie decides nothing: their content is in the digests.
-    for section, path in (("task", "data"), ("model", "weights")):
-        tree[section] = {key: value for key, value in tree[section].items() if key != path}
-    if traces:
-        tree["systems"] = {k: v for k, v in tree["systems"].items() if k != "source"}
+    files = _digest_of_settings(resolved.tree["model"].get("weights"))
     nonce = resolved.config.privacy.nonce if resolved.config.privacy is not None else None
     parts = {
-        "configuration": _digest(tree),
+        "configuration": configuration_digest(resolved, has_traces=bool(traces)),
         "data": checksum,
         "initial_model": initial_digest,
         "model_files": files,
@@ -77,6 +71,22 @@ def derive(
         **machine.identity(device),
     }
     return PrivateSeed(value_of(resolved.config.seed, nonce, parts), nonce, parts)
+
+
+def configuration_digest(resolved: ResolvedConfig, has_traces: bool) -> str:
+    """Digest of what a configuration says of training and releases.
+
+    Args:
+        resolved: The configuration.
+        has_traces: Whether it has devices, whose content has a digest of its own.
+    """
+    tree = resolved.training_tree
+    # Where files lie decides nothing: their content is in the digests.
+    for section, path in (("task", "data"), ("model", "weights")):
+        tree[section] = {key: value for key, value in tree[section].items() if key != path}
+    if has_traces:
+        tree["systems"] = {k: v for k, v in tree["systems"].items() if k != "source"}
+    return _digest(tree)
 
 
 def _digest_of_settings(weights: str | None) -> str:

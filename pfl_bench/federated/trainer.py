@@ -117,7 +117,7 @@ class FederatedTrainer(Trainer):
         self._cohort_seed = resolved.config.seed
         if self.private_seed is not None:
             self._cohort_seed = self.private_seed.value
-        self._participants = _participants(parts, devices, self._cohort_seed, folder)
+        self._participants = build_participants(parts, devices, self._cohort_seed, folder)
         self._notices = RoundNotices(notice, parts.split.client_ids)
         self.central = model.vector.clone()
         self._own_models = KeptModels.of(parts, notice)
@@ -335,9 +335,20 @@ def _private_seed(
     )
 
 
-def _participants(
+def build_participants(
     parts: FederatedParts, devices: Devices | None, seed: int, folder: Path
 ) -> Participants:
+    """Build what decides who takes part.
+
+    Args:
+        parts: What the run is made of.
+        devices: Simulated devices; None where users are drawn.
+        seed: Of the cohorts.
+        folder: The run's, of which nothing is read or written yet.
+
+    Raises:
+        ConfigError: Users cannot be selected as configured.
+    """
     options, shadow = parts.options, parts.options.shadow
     if devices is not None:
         if shadow is not None:

@@ -18,14 +18,13 @@ from pfl_bench.files import read_json, write_json
 from pfl_bench.runs.audit_file import AUDIT_FILE, AUDIT_VERSION, LEDGER_FILE, ledger_digest
 from pfl_bench.runs.audit_inputs import (
     central_optimizer,
-    environment_seed,
     missing_files,
     plugin_records,
     read_environment,
     read_metric_columns,
     read_saved,
-    seed_of_parts,
 )
+from pfl_bench.runs.audit_rebuilt import Opened, read_seed, rebuild
 from pfl_bench.runs.audit_replay import make_replay
 from pfl_bench.runs.membership import read_attacks
 from pfl_bench.types import RunFolderError, UserInputError
@@ -177,16 +176,12 @@ def _inputs(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]
     configured = configured_of(resolved)
     environment = read_environment(folder)
     saved, seed = read_saved(folder)
-    data = _data(resolved, configured.unit, environment)
+    data, opened = _data(resolved, configured.unit, environment)
+    record = read_seed(folder, resolved, environment, seed, opened)
     is_federated = resolved.config.federated is not None
     replay: Replay | str = "central training draws no cohorts"
     if is_federated:
-        seeds = {
-            "environment.json": environment_seed(environment),
-            "its parts": seed_of_parts(environment, resolved),
-            "the checkpoint": seed,
-        }
-        known = {where: value for where, value in seeds.items() if value is not None}
+        known = next(iter(record.values.values()), None)
         replay = make_replay(resolved, known, data.num_units, data.num_parameters)
     return AuditInputs(
         statement=statement,
@@ -200,6 +195,10 @@ def _inputs(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]
         metrics=read_metric_columns(folder),
         central_optimizer=central_optimizer(resolved),
         replay=replay,
+        seed=record,
+        rebuilt=rebuild(
+            folder, resolved, "final" if statement["status"] == "final" else "planned", opened
+        ),
         missing=missing_files(folder, statement["status"] == "final", is_federated),
         plugins=plugin_records(environment, resolved),
     )
@@ -304,27 +303,32 @@ def compose_by(configured: Configured) -> Compose:
     return composition
 
 
-def _data(resolved: ResolvedConfig, unit: str, environment: Mapping[str, Any]) -> DataAtHand:
-    """What data and model say today; nothing of them where they cannot be opened."""
+def _data(
+    resolved: ResolvedConfig, unit: str, environment: Mapping[str, Any]
+) -> tuple[DataAtHand, Opened | str]:
+    """What data and model say today, and both; in words, why they cannot be opened."""
     device = torch.device("cpu")
     try:
         task = build_task(resolved, device)
         split = task.split("train")
     except (UserInputError, OSError) as error:
-        return DataAtHand(why_absent=f"the data cannot be opened ({error}); --data names the file")
+        why = f"the data cannot be opened ({error}); --data names the file"
+        return DataAtHand(why_absent=why), why
     units = split.num_users if unit == "user" else split.num_examples
     checksum = task.facts.checksum
     try:
         model = build_model(resolved, task, device)
     except (UserInputError, OSError, ValueError) as error:
-        return DataAtHand(units, checksum, why_absent=f"the model cannot be built ({error})")
+        why = f"the model cannot be built ({error})"
+        return DataAtHand(units, checksum, why_absent=why), why
     # A model that is drawn otherwise by this machine or this version is not the run's.
     recorded = environment.get("model")
     known = isinstance(recorded, Mapping) and recorded.get("initial_digest") == model.initial_digest
-    return DataAtHand(
+    at_hand = DataAtHand(
         units,
         checksum,
         model.num_parameters,
         batchnorm_layers(model.module),
         initial_sha256=tensor_digest(model.vector) if known else None,
     )
+    return at_hand, (task, model)

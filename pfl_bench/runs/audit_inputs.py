@@ -13,7 +13,6 @@ from pfl_bench.client.machine import plugin_digests
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.parts import build_algorithm
-from pfl_bench.federated.private_seed import value_of
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.runs.checkpoint import load_latest
 from pfl_bench.types import Algorithm
@@ -69,26 +68,6 @@ def plugin_records(
     known = {"environment.json": begun} if isinstance(begun, Mapping) else {}
     used = {name: today.get(name, "none") for name in sorted(resolved.plugin_origins)}
     return {**known, "today": today, "config.yaml": used}
-
-
-def environment_seed(environment: Mapping[str, Any]) -> int | None:
-    """The private seed that an environment records; None for none that can be read."""
-    recorded = environment.get("private_seed")
-    value = recorded.get("value") if isinstance(recorded, Mapping) else None
-    try:
-        number = -1 if value is None else int(str(value), 16)
-    except ValueError:
-        return None
-    return number if number >= 0 else None
-
-
-def seed_of_parts(environment: Mapping[str, Any], resolved: ResolvedConfig) -> int | None:
-    """The private seed that follows from the parts that an environment records; None without."""
-    recorded = environment.get("private_seed")
-    parts = recorded.get("parts") if isinstance(recorded, Mapping) else None
-    if not isinstance(parts, Mapping) or resolved.config.privacy is None:
-        return None
-    return value_of(resolved.config.seed, resolved.config.privacy.nonce, parts)
 
 
 def read_metric_columns(folder: Path) -> Metrics | None:

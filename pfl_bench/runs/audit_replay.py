@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +30,7 @@ _MOST_CLIENT_STREAMS = 100_000
 
 def make_replay(
     resolved: ResolvedConfig,
-    seeds: Mapping[str, int],
+    seed: int | None,
     num_users: int | None,
     num_parameters: int | None,
 ) -> Replay | str:
@@ -38,7 +38,7 @@ def make_replay(
 
     Args:
         resolved: The configuration, with a ``federated`` section.
-        seeds: The private seed as each file has it; the first one is used.
+        seed: The private seed; None where no file has it.
         num_users: Users of the training split; None where the data are not at hand.
         num_parameters: P; None where the model is not at hand.
 
@@ -47,18 +47,14 @@ def make_replay(
     """
     options = resolved.config.federated
     assert options is not None
-    if not seeds:
+    if seed is None:
         return (
             "neither environment.json nor a checkpoint has the seed of cohorts and noise, so that "
             "neither can be drawn anew"
         )
-    seed = next(iter(seeds.values()))
     cohort = _cohorts(options, seed, num_users)
     noise = _Noise(resolved, options, seed, num_users, num_parameters, cohort)
     return Replay(
-        seeds=seeds,
-        configured_seed=resolved.config.seed,
-        nonce=None if resolved.config.privacy is None else resolved.config.privacy.nonce,
         cohort=cohort,
         cohort_rounds=max(1, _MOST_DRAWN_USERS // options.cohort_size),
         noise=noise.reason or noise,

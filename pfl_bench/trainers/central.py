@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.client import machine
-from pfl_bench.client.flat_model import clip_each, clip_global
+from pfl_bench.client.flat_model import FlatModel, clip_each, clip_global
 from pfl_bench.client.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.client.precision import new_loss_sum
 from pfl_bench.client.prefetch import MicroBatch, prefetch
@@ -47,6 +47,54 @@ from privacy.plan.example_level import (
 from privacy.plan.plan import tensor_digest
 from privacy.sampling_scheme import Participation
 from privacy.statement.statement import PrivacyStatement
+
+
+def make_central_plan(
+    resolved: ResolvedConfig, split: FederatedSplit, model: FlatModel
+) -> ExampleLevelPlan | None:
+    """Build the plan of a run's configuration.
+
+    Args:
+        resolved: The configuration, with a section ``central``.
+        split: The training split.
+        model: The model.
+
+    Returns:
+        The plan; None for a run that claims no privacy.
+
+    Raises:
+        ConfigError: The mechanism is not one of central training.
+        privacy.errors.PlanError: The accounting of the settings would be wrong.
+    """
+    privacy, options = resolved.config.privacy, resolved.config.central
+    assert options is not None
+    if privacy is None:
+        return None
+    mechanism = resolved.tree["privacy"]["mechanism"]
+    # Opacus' noise is the Gaussian mechanism's, and takes no option but its bound.
+    if type(resolved.mechanism_options) is not gaussian.Options:
+        raise ConfigError(
+            f"privacy.mechanism.name: '{mechanism['name']}' is not available for central "
+            "training; example-level DP is DP-SGD: use {name: gaussian, clip_norm: ...}"
+        )
+    examples = Participation.named(options.sampling, split.num_examples, options.batch_size)
+    return make_example_level_plan(
+        ExampleLevelRequest(
+            num_examples=split.num_examples,
+            batch_size=options.batch_size,
+            steps=examples.scheme.rounds_of_epoch(examples) * options.num_epochs,
+            clip_norm=mechanism["clip_norm"],
+            budget=Budget(
+                privacy.epsilon, privacy.noise_multiplier, privacy.delta, privacy.accountant
+            ),
+            num_parameters=model.num_parameters,
+            selected_by=resolved.config.evaluation.select_best,
+            nonce=privacy.nonce,
+            plugins=machine.plugin_digests(),
+            sampling=options.sampling,
+            statistics=requested_statistics(model, privacy),
+        )
+    )
 
 
 class CentralTrainer(Trainer):
@@ -97,7 +145,7 @@ class CentralTrainer(Trainer):
         self._optimizer = build_optimizer(
             options.optimizer, model.parameters, options.learning_rate
         )
-        self.plan = self._make_plan(resolved)
+        self.plan = make_central_plan(resolved, self._split, model)
         self._ledger: Ledger | None = None
         self._digest: str | None = None
         self._ledger_path = folder / "ledger.jsonl"
@@ -114,35 +162,6 @@ class CentralTrainer(Trainer):
             self._private.generator.manual_seed(torch_seed(self._batch_seed, Purpose.NOISE))
             self._constants = self.plan.ledger_constants(task.facts.checksum)
             self._released: dict[str, Any] | None = None
-
-    def _make_plan(self, resolved: ResolvedConfig) -> ExampleLevelPlan | None:
-        privacy = resolved.config.privacy
-        if privacy is None:
-            return None
-        mechanism = resolved.tree["privacy"]["mechanism"]
-        # Opacus' noise is the Gaussian mechanism's, and takes no option but its bound.
-        if type(resolved.mechanism_options) is not gaussian.Options:
-            raise ConfigError(
-                f"privacy.mechanism.name: '{mechanism['name']}' is not available for central "
-                "training; example-level DP is DP-SGD: use {name: gaussian, clip_norm: ...}"
-            )
-        return make_example_level_plan(
-            ExampleLevelRequest(
-                num_examples=self._split.num_examples,
-                batch_size=self._options.batch_size,
-                steps=self._steps_per_epoch * self.total,
-                clip_norm=mechanism["clip_norm"],
-                budget=Budget(
-                    privacy.epsilon, privacy.noise_multiplier, privacy.delta, privacy.accountant
-                ),
-                num_parameters=self._model.num_parameters,
-                selected_by=resolved.config.evaluation.select_best,
-                nonce=privacy.nonce,
-                plugins=machine.plugin_digests(),
-                sampling=self._options.sampling,
-                statistics=self._statistics,
-            )
-        )
 
     def advance(self, index: int) -> dict[str, float]:
         """Run one epoch.

@@ -31,6 +31,7 @@ from privacy.audit import (
     checks_release,
     checks_replay,
     checks_reports,
+    checks_statement,
     checks_statistics,
 )
 from privacy.audit.check import Check, Finding, conclude
@@ -43,6 +44,7 @@ _OF_THE_RECORD = (
     checks_record.check_rounds,
     checks_record.check_constants,
     checks_record.check_configuration,
+    checks_statement.check_statement,
     checks_record.check_plugins,
     checks_metrics.check_metrics,
     checks_replay.check_private_seed,

@@ -1,6 +1,7 @@
 """Are cohorts and noise the draws of the seed that the run has recorded?
 
-Guarantee: checked here is that the recorded private seed is one of its own, that each round's
+Guarantee: checked here is that the recorded private seed is one of its own and follows from the
+configuration as ``config.yaml`` has it, from the data and from the initial model; that each round's
 cohort is what the configured sampler draws from its stream, user by user, and that the first
 elements of each round's noise are those of its stream. A ledger with a round left out, a round put
 in, another round's noise or users drawn otherwise does not come out of the seed. Nothing here says
@@ -16,7 +17,7 @@ from privacy.audit.check import Finding, check
 from privacy.audit.checks_noise import observed
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import AuditInputs, Replay
+from privacy.audit.inputs import AuditInputs, Replay, SeedRecord
 from privacy.central_record import users_digest
 from privacy.observation import ParticipationHistory
 
@@ -28,6 +29,15 @@ _ALIKE = 0.02
 _HALF_ULP = 2.0**-24
 # Relative: coefficients that another machine optimizes differ by less.
 _OF_STDDEV = 1e-3
+# What a seed is derived from and an audit computes anew: in words, and whether that depends on code
+# and machine, as the content of files does not.
+_PARTS = {
+    "configuration": ("configuration", True),
+    "data": ("data", False),
+    "initial_model": ("initial model", True),
+    "model_files": ("folder of weights", True),
+    "simulated_devices": ("fleet of devices", True),
+}
 
 
 def _chosen(rounds: int, most: int) -> NDArray[np.int64]:
@@ -56,25 +66,57 @@ def _replay(evidence: Evidence, inputs: AuditInputs) -> Replay:
 
 @check(
     "private_seed",
-    "Cohorts and noise are drawn from a seed of 256 bits, which is not the configuration's.",
+    "Cohorts and noise are drawn from a seed of 256 bits, which is not the configuration's and "
+    "follows from it, from the data and from the initial model.",
 )
 def check_private_seed(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    replay, found = _replay(evidence, inputs), Finding()
-    places = " and ".join(replay.seeds)
-    found.add(len(set(replay.seeds.values())) > 1, f"{places} have different seeds")
-    for where, seed in replay.seeds.items():
+    evidence.need_lines()
+    record, found = inputs.seed, Finding()
+    if isinstance(record, str):
+        raise IncompleteError(record)
+    places = " and ".join(record.values)
+    found.add(len(set(record.values.values())) > 1, f"{places} have different seeds")
+    for where, seed in record.values.items():
         bits = seed.bit_length()
         found.add(
-            seed == replay.configured_seed or bits < _LEAST_BITS,
+            seed == record.configured or bits < _LEAST_BITS,
             f"the seed in {where} has {bits} bits: other runs can share its noise",
         )
+    unknown = _hold_parts(record, found)
+    if unknown and not found.problems:
+        raise IncompleteError("; ".join(unknown))
     whose = "the run's own"
-    if replay.nonce is not None:
+    if record.nonce is not None:
         whose = (
-            f"pinned by the nonce {replay.nonce!r}: all runs of this nonce and of one seed share "
+            f"pinned by the nonce {record.nonce!r}: all runs of this nonce and of one seed share "
             "their noise, and no two of them have a joint guarantee"
         )
-    return found.seen(f"{whose}; named by {places}")
+    return found.seen(f"{whose}; named by {places}; {len(_PARTS)} of its parts computed anew")
+
+
+def _hold_parts(record: SeedRecord, found: Finding) -> list[str]:
+    """Hold the recorded parts against those of today; gives what cannot be told."""
+    if record.parts is None or "environment.json" not in record.values:
+        return ["environment.json has no seed with what it was derived from"]
+    parts, unknown = record.parts, []
+    if isinstance(record.today, str):
+        return [f"what the seed was derived from cannot be computed anew: {record.today}"]
+    for name, (what, depends_on_code) in _PARTS.items():
+        if parts.get(name) == record.today.get(name):
+            continue
+        if depends_on_code and not record.is_of_this_machine:
+            unknown.append(
+                f"{what} has another digest than the seed was derived from, by other code, "
+                "versions or another processor than the run's: audit it by those"
+            )
+        else:
+            found.problems.append(f"the seed was derived from another {what} than is there")
+    if record.engine and not str(parts.get("engine")).startswith(record.engine):
+        found.problems.append(
+            f"the seed was derived for the engine {parts.get('engine')!r}, but environment.json "
+            f"names {record.engine!r}"
+        )
+    return unknown
 
 
 @check(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,9 +153,6 @@ class Replay:
     """Draws of a run's streams, made anew.
 
     Attributes:
-        seeds: The seed as each file has it, by the file's name.
-        configured_seed: The seed of the configuration, which must not be the private one.
-        nonce: What pins the seed, which all runs of it share; None for a seed of the run's own.
         cohort: Users of a round (from 1), ascending; in words, why they are not drawn anew.
         cohort_rounds: The most rounds that cohorts are drawn of.
         noise: What the stream of noise of a round, with so many canaries, gives, called for
@@ -164,14 +161,63 @@ class Replay:
         needs_every_round: Whether a round's noise follows from the rounds before.
     """
 
-    seeds: Mapping[str, int]
-    configured_seed: int
-    nonce: str | int | None
     cohort: Callable[[int], NDArray[np.int64]] | str
     cohort_rounds: int
     noise: Callable[[int, int], ReplayedNoise] | str
     noise_rounds: int
     needs_every_round: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SeedRecord:
+    """A run's private seed, and what it follows from.
+
+    Attributes:
+        values: The seed as each file has it, and as its parts make it, by the place's name.
+        configured: The seed of the configuration, which must not be the private one.
+        nonce: What pins the seed, which all runs of it share; None for a seed of the run's own.
+        parts: What the run has recorded that its seed was derived from; None where it has not.
+        engine: What the run has recorded that it was trained by.
+        today: The same parts of the configuration, the data, the model, code and machine as they
+            are now; in words, why they are not known.
+    """
+
+    values: Mapping[str, int]
+    configured: int
+    nonce: str | int | None
+    parts: Mapping[str, Any] | None
+    engine: str
+    today: Mapping[str, Any] | str
+
+    def is_same(self, *names: str) -> bool:
+        """Whether parts of such names are today what they were."""
+        if self.parts is None or isinstance(self.today, str):
+            return False
+        return all(self.parts.get(name) == self.today.get(name) for name in names)
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether code, versions and processor are those of the run."""
+        if self.parts is None or isinstance(self.today, str):
+            return False
+        places = [dict(document).get("arithmetic") for document in (self.parts, self.today)]
+        before, now = (place if isinstance(place, Mapping) else {} for place in places)
+        # Threads and device of an audit need not be the run's: its claims do not depend on them.
+        names = ("machine", "processor", "cpu_capability", "switches")
+        is_same = all(before.get(name) == now.get(name) for name in names)
+        return is_same and self.is_same("code", "versions")
+
+
+class Rebuilt(NamedTuple):
+    """The privacy statement that configuration and data come to.
+
+    Attributes:
+        statement: As ``privacy.json`` has it; None if there is none.
+        refused: Why there is none; empty if there is one.
+    """
+
+    statement: Mapping[str, Any] | None
+    refused: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +237,8 @@ class AuditInputs:
         metrics: ``metrics.jsonl``; None if it is missing.
         central_optimizer: What takes the central steps; in words, why none is known.
         replay: What the recorded seed gives anew; in words, why nothing is drawn anew.
+        seed: The recorded seed and its parts; in words, why none is known.
+        rebuilt: The statement computed anew; in words, why it is not.
         missing: Files that the run's folder lacks, and what each would show.
         built_description: What the mechanism's own module says of it today; None before
             ``as_recorded``.
@@ -210,6 +258,8 @@ class AuditInputs:
     metrics: Metrics | None = None
     central_optimizer: CentralOptimizer | str = "the configuration's central step was not given"
     replay: Replay | str = "no seed was given"
+    seed: SeedRecord | str = "no seed was given"
+    rebuilt: Rebuilt | str = "neither configuration nor data were given"
     missing: Mapping[str, str] = field(default_factory=dict)
     built_description: Description | None = None
     plugins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -114,8 +114,8 @@ def test_the_whole_audit_of_a_true_ledger_passes() -> None:
     assert skipped == {"budget", "canaries", "central_step"} | SKIPPED
     # As of a folder that an earlier version has left: nothing of it is passed over in silence.
     lacking = {check.name for check in checks if check.outcome == "incomplete"}
-    assert lacking == {"metrics", "central_chain", "release_length", *REPLAYED}
-    assert len({check.name for check in checks}) == len(checks) == 49
+    assert lacking == {"metrics", "statement", "central_chain", "release_length", *REPLAYED}
+    assert len({check.name for check in checks}) == len(checks) == 50
     json.dumps([check.to_json_dict() for check in checks], allow_nan=False)
 
 
@@ -771,7 +771,7 @@ def test_a_broken_chain_fails_and_nothing_is_read_from_the_ledger(
     checks = from_file(path, run, lines)
     assert set(failed(list(checks.values()))) == {"chain"}
     assert checks["noise_scale"].outcome == checks["epsilon_actual"].outcome == "skipped"
-    assert len(checks) == 49
+    assert len(checks) == 50
 
 
 FOUND = [f"noise__{key}" for key in make_lines(replace(TRUE, rounds=1))[0]["noise"]]

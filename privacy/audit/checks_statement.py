@@ -1,0 +1,73 @@
+"""Is the statement what the configuration comes to?
+
+Guarantee: checked here is that every field of ``privacy.json``, its caveats among them, is what the
+code of today computes from ``config.yaml`` and the data: noise, budget, populations, the rounds of
+a run that has ended, and what is not covered. Where code, versions or processor are not the run's,
+words may differ without a lie, and numbers by what optimizers and calibration leave open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from privacy.audit.check import Finding, check
+from privacy.audit.errors import IncompleteError
+from privacy.audit.evidence import Evidence
+from privacy.audit.inputs import AuditInputs, as_number, json_equal
+
+# Relative: coefficients that another machine optimizes differ by less.
+_OF_ANOTHER_MACHINE = 1e-3
+# What other code may word otherwise.
+_WORDED = ("not_covered", "notes", "mechanism_description")
+
+
+@check(
+    "statement",
+    "Each field of the privacy statement is what configuration, data and code come to.",
+)
+def check_statement(evidence: Evidence, inputs: AuditInputs) -> Finding:
+    rebuilt, found = inputs.rebuilt, Finding()
+    if isinstance(rebuilt, str):
+        raise IncompleteError(f"the statement cannot be computed anew: {rebuilt}")
+    record = inputs.seed
+    is_here = not isinstance(record, str) and record.is_of_this_machine
+    stated, unknown = inputs.statement, []
+    other = (
+        "by other code, versions or another processor than the run's, so that it may differ "
+        "without a fault: audit it by those"
+    )
+    if rebuilt.statement is None:
+        if not is_here:
+            raise IncompleteError(f"{rebuilt.refused}; {other}")
+        return Finding([rebuilt.refused]).seen("the configuration")
+    differing = list(_differences(stated, rebuilt.statement, is_here))
+    for path, before, now in differing:
+        if not is_here and path.partition(".")[0] in _WORDED:
+            unknown.append(path)
+        else:
+            found.problems.append(f"{path} is {_short(before)}, but comes to {_short(now)}")
+    if unknown and not found.problems:
+        raise IncompleteError(f"{', '.join(unknown)} would be stated otherwise, {other}")
+    return found.seen(f"{len(rebuilt.statement)} fields computed anew")
+
+
+def _differences(
+    stated: Any, expected: Any, is_exact: bool, path: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Paths at which two JSON values differ, with both values."""
+    if isinstance(stated, Mapping) and isinstance(expected, Mapping):
+        for key in sorted({*stated, *expected}):
+            where = f"{path}.{key}" if path else str(key)
+            yield from _differences(stated.get(key), expected.get(key), is_exact, where)
+        return
+    one, other = as_number(stated), as_number(expected)
+    is_near = not is_exact and math.isclose(one, other, rel_tol=_OF_ANOTHER_MACHINE)
+    if not is_near and not json_equal(stated, expected):
+        yield path, stated, expected
+
+
+def _short(value: Any) -> str:
+    text = f"{value!r}"
+    return text if len(text) <= 80 else f"{text[:77]}..."

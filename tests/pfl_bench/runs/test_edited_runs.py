@@ -1,0 +1,366 @@
+"""The audit of finished run folders that were edited afterwards, by one who knows all but a hash.
+
+Whoever edits can write each file anew so that all of them agree. What nobody can write is another
+configuration from which the recorded cohorts and noise follow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pfl_bench.config.loading import load_config
+from pfl_bench.federated import private_seed
+from pfl_bench.federated.trainer import FederatedTrainer
+from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.runner import run
+from privacy.audit.check import Check
+from privacy.ledger import canonical_line
+from tests.helpers import change_checkpoint, change_tree, make_config
+
+Edit = Callable[[Path], None]
+Change = Callable[[dict[str, Any]], None]
+ROUNDS, CUT = 10, 3
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    changes: dict[str, Any] = {
+        "privacy__nonce": None,
+        "privacy__epsilon": None,
+        "privacy__noise_multiplier": 2.0,
+        "privacy__mechanism": {"name": "gaussian", "clip_norm": 0.5},
+        "federated__num_rounds": ROUNDS,
+    }
+    run(make_config("private_federated", **changes), folder)
+    return folder
+
+
+def audited(folder: Path) -> tuple[str, dict[str, Check]]:
+    done = audit_run(folder, 1)
+    return done.verdict, {check.name: check for check in done.checks}
+
+
+def json_edit(name: str, change: Change) -> Edit:
+    def edit(folder: Path) -> None:
+        document = json.loads((folder / name).read_text())
+        change(document)
+        (folder / name).write_text(json.dumps(document))
+
+    return edit
+
+
+def config_edit(**changes: Any) -> Edit:
+    def edit(folder: Path) -> None:
+        tree = yaml.safe_load((folder / "config.yaml").read_text())
+        change_tree(tree, changes)
+        (folder / "config.yaml").write_text(yaml.safe_dump(tree))
+
+    return edit
+
+
+def statement_edit(**changes: Any) -> Edit:
+    """Of the statement, and of the summary's copy of it."""
+
+    def edit(folder: Path) -> None:
+        json_edit("privacy.json", lambda d: change_tree(d, changes))(folder)
+        json_edit("summary.json", lambda d: change_tree(d["privacy"], changes))(folder)
+
+    return edit
+
+
+def ledger_edit(change: Callable[[list[dict[str, Any]]], None]) -> Edit:
+    """Of the lines; the chain, and what names it in summary and checkpoints, is made anew."""
+
+    def edit(folder: Path) -> None:
+        path = folder / "ledger.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        change(lines)
+        digests, text = ["0" * 64], b""
+        for line in lines:
+            line.pop("previous")
+            written = canonical_line(line, digests[-1])
+            digests.append(hashlib.sha256(written.rstrip(b"\n")).hexdigest())
+            text += written
+        path.write_bytes(text)
+
+        json_edit("summary.json", lambda d: d.update(ledger_digest=digests[-1]))(folder)
+        for place in (folder / "checkpoints").glob("step-*.pt"):
+            step = int(place.stem.partition("-")[2])
+            if step < len(digests):
+                named = {"ledger": digests[step]}
+                change_checkpoint(place, partial(_in_private, named))
+
+    return edit
+
+
+def _in_private(named: dict[str, Any], state: dict[str, Any]) -> None:
+    state["trainer"]["private"].update(named)
+
+
+def constants_edit(**changes: Any) -> Edit:
+    return ledger_edit(lambda lines: [change_tree(line, changes) for line in lines] and None)
+
+
+def together(*edits: Edit) -> Edit:
+    def edit(folder: Path) -> None:
+        for one in edits:
+            one(folder)
+
+    return edit
+
+
+def new_parts(folder: Path) -> None:
+    """Record the digest of the configuration as it is now."""
+    resolved = load_config(folder / "config.yaml")
+    digest = private_seed.configuration_digest(resolved, has_traces=False)
+    edit = json_edit(
+        "environment.json", lambda d: d["private_seed"]["parts"].update(configuration=digest)
+    )
+    edit(folder)
+
+
+def new_seed(folder: Path) -> None:
+    """And the seed that follows, in the checkpoints too."""
+    new_parts(folder)
+    resolved = load_config(folder / "config.yaml")
+    recorded = json.loads((folder / "environment.json").read_text())["private_seed"]
+    assert resolved.config.privacy is not None
+    nonce = resolved.config.privacy.nonce
+    value = private_seed.value_of(resolved.config.seed, nonce, recorded["parts"])
+    edit = json_edit(
+        "environment.json", lambda d: d["private_seed"].update(value=f"{value:064x}", nonce=nonce)
+    )
+    edit(folder)
+    for path in (folder / "checkpoints").glob("step-*.pt"):
+        change_checkpoint(path, lambda s: s["trainer"]["private"].update(seed=value))
+
+
+def cut(folder: Path) -> None:
+    """Drop the last rounds everywhere, and state the smaller epsilon."""
+    metrics = (folder / "metrics.jsonl").read_text().splitlines()[:-CUT]
+    (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in metrics))
+    config_edit(federated__num_rounds=ROUNDS - CUT)(folder)
+    shutil.rmtree(folder / "checkpoints")
+    ledger_edit(lambda lines: lines.__delitem__(slice(-CUT, None)))(folder)
+    json_edit("summary.json", lambda d: d.update(rounds=ROUNDS - CUT))(folder)
+    restated(folder)
+
+
+def restated(folder: Path) -> None:
+    """Write the statement that the edited configuration would have, wherever it stands."""
+    resolved = load_config(folder / "config.yaml")
+    run(resolved, folder.parent / "honest")
+    honest = json.loads((folder.parent / "honest" / "privacy.json").read_text())
+    json_edit("privacy.json", lambda d: d.update(honest))(folder)
+    json_edit("summary.json", lambda d: d.update(privacy=honest))(folder)
+    path = folder.parent / "honest" / "ledger.jsonl"
+    line = json.loads(path.read_text().splitlines()[0])
+    sides = {label: line[label] for label in ("simulated", "actual")}
+    constants_edit(**sides)(folder)
+    rows = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row.pop("privacy/epsilon_simulated", None)
+        row.pop("privacy/epsilon_actual", None)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+HYPOTHETICAL = together(
+    config_edit(privacy__population_size=1_000_000, privacy__hypothetical_population=True),
+    restated,
+)
+EMPTIED = statement_edit(not_covered=[], notes=[])
+EPOCHS = config_edit(federated__local_epochs=5)
+
+
+def other_data(folder: Path) -> None:
+    json_edit("environment.json", lambda d: d["data"].update(checksum="sha256:0"))(folder)
+    json_edit(
+        "environment.json", lambda d: d["private_seed"]["parts"].update(data="sha256:0")
+    )(folder)  # fmt: skip
+
+
+def part_edit(name: str, value: Any) -> Edit:
+    return json_edit("environment.json", lambda d: d["private_seed"]["parts"].update({name: value}))
+
+
+EDITS: dict[str, tuple[Edit, set[str]]] = {
+    "a hypothetical population": (HYPOTHETICAL, {"private_seed"}),
+    "and its digest": (together(HYPOTHETICAL, new_parts), {"private_seed"}),
+    "and its seed": (together(HYPOTHETICAL, new_seed), {"cohort_replay", "noise_replay"}),
+    "the last rounds cut": (cut, {"private_seed"}),
+    "the last rounds cut, and the seed": (
+        together(cut, new_seed),
+        {"cohort_replay", "noise_replay"},
+    ),
+    "the last rounds cut, but for the configuration": (
+        together(cut, config_edit(federated__num_rounds=ROUNDS)),
+        {"statement"},
+    ),
+    "local epochs": (EPOCHS, {"private_seed"}),
+    "local epochs and the digest": (together(EPOCHS, new_parts), {"private_seed"}),
+    "local epochs and the seed": (
+        together(EPOCHS, new_seed),
+        {"cohort_replay", "noise_replay"},
+    ),
+    "caveats emptied": (EMPTIED, {"statement"}),
+    "one caveat reworded": (
+        statement_edit(notes=["The users of these data are real."]),
+        {"statement"},
+    ),
+    "words of the mechanism": (
+        statement_edit(mechanism_description__words="clips nothing"),
+        {"statement"},
+    ),
+    "a budget afterwards": (statement_edit(budget_epsilon=1.0), {"statement"}),
+    "a budget afterwards, configured": (
+        together(config_edit(privacy__epsilon=1.0), statement_edit(budget_epsilon=1.0)),
+        {"private_seed"},
+    ),
+    "another clip is stated": (statement_edit(clip__clip_norm=0.1), {"statement"}),
+    "another delta": (together(config_edit(privacy__delta=0.012), restated), {"private_seed"}),
+    "another seed": (config_edit(seed=4), {"private_seed"}),
+    "a nonce": (together(config_edit(privacy__nonce="mine"), new_seed), {"noise_replay"}),
+    "another accountant": (
+        together(
+            config_edit(privacy__accountant="pld"),
+            restated,
+            constants_edit(accountant="pld"),
+        ),
+        {"private_seed"},
+    ),
+    "another partition": (config_edit(task__partition_seed=1), {"private_seed", "configuration"}),
+    "other data in the record": (other_data, {"private_seed"}),
+    "another initial model": (part_edit("initial_model", "sha256:0"), {"private_seed"}),
+    "other code": (part_edit("code", "sha256:0"), {"private_seed"}),
+    "another engine": (
+        json_edit("environment.json", lambda d: d["engine"].update(name="vectorized")),
+        {"private_seed"},
+    ),
+    "a final run that is said to be planned": (statement_edit(status="planned"), {"rounds"}),
+    "the model is chosen, and nobody told": (
+        config_edit(evaluation__select_best="val/accuracy"),
+        {"statement"},
+    ),
+}
+UNKNOWN: dict[str, tuple[Edit, set[str]]] = {
+    "no parts of the seed": (
+        json_edit("environment.json", lambda d: d["private_seed"].pop("parts")),
+        {"private_seed"},
+    ),
+    "no seed": (json_edit("environment.json", lambda d: d.pop("private_seed")), {"private_seed"}),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_an_edited_folder_fails(what: str, finished: Path, tmp_path: Path) -> None:
+    edit, names = EDITS[what]
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    edit(folder)
+    verdict, checks = audited(folder)
+    failed = {name for name, check in checks.items() if check.outcome == "failed"}
+    assert verdict == "failed"
+    assert names <= failed, {name: checks[name].evidence for name in failed}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_a_folder_without_what_shows_its_seed_is_incomplete(
+    what: str, finished: Path, tmp_path: Path
+) -> None:
+    edit, names = UNKNOWN[what]
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    edit(folder)
+    verdict, checks = audited(folder)
+    assert verdict == "incomplete"
+    assert names == {name for name, check in checks.items() if check.outcome == "incomplete"}
+
+
+SOUND: dict[str, tuple[str, dict[str, Any]]] = {
+    "adaptive": ("private_federated", {"privacy__nonce": None}),
+    "pinned, and a model that is chosen": (
+        "private_federated",
+        {"evaluation__select_best": "val/accuracy"},
+    ),
+    "a budget that ends the run": (
+        "private_federated",
+        {
+            "privacy__nonce": None,
+            "privacy__mechanism": {"name": "gaussian", "clip_norm": 0.5},
+            "privacy__epsilon": 4.0,
+            "privacy__noise_multiplier": 2.0,
+            "federated__num_rounds": 30,
+        },
+    ),
+    "examples": ("central_dp", {"privacy__nonce": None}),
+    "examples, a budget that ends the run": (
+        "central_dp",
+        {"privacy__nonce": None, "privacy__noise_multiplier": 1.0, "privacy__epsilon": 1.6},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SOUND)
+def test_a_sound_run_passes(what: str, tmp_path: Path) -> None:
+    setting, changes = SOUND[what]
+    summary = run(make_config(setting, **changes), tmp_path / "run")
+    assert (summary["status"] == "budget_exhausted") == ("budget" in what)
+    verdict, checks = audited(tmp_path / "run")
+    wrong = {c.name: c.evidence for c in checks.values() if c.outcome in ("failed", "incomplete")}
+    assert (verdict, wrong) == ("passed", {})
+    assert checks["private_seed"].outcome == checks["statement"].outcome == "passed"
+
+
+def test_an_edited_run_of_examples_fails(tmp_path: Path) -> None:
+    run(make_config("central_dp", privacy__nonce=None), tmp_path / "run")
+    config_edit(central__learning_rate=0.2)(tmp_path / "run")
+    statement_edit(not_covered=[])(tmp_path / "run")
+    verdict, checks = audited(tmp_path / "run")
+    assert verdict == "failed"
+    assert checks["private_seed"].outcome == checks["statement"].outcome == "failed"
+
+
+def test_a_run_that_was_resumed_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, advance = (
+        make_config("private_federated", privacy__nonce=None),
+        FederatedTrainer.advance,
+    )
+
+    def stop(self: FederatedTrainer, index: int) -> dict[str, float]:
+        if index == 4:
+            raise KeyboardInterrupt
+        return advance(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FederatedTrainer, "advance", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, tmp_path / "run")
+    checks = audited(tmp_path / "run")[1]
+    assert checks["statement"].outcome == checks["private_seed"].outcome == "passed"
+    run(config, tmp_path / "run", resume=True)
+    assert audited(tmp_path / "run")[0] == "passed"
+
+
+def test_data_that_are_not_where_the_configuration_says_leave_it_incomplete(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pfl_bench.runs import audit as auditing
+    from pfl_bench.types import DataError
+
+    def gone(*_: object) -> None:
+        raise DataError("digits.h5: no such file")
+
+    monkeypatch.setattr(auditing, "build_task", gone)
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    EMPTIED(folder)
+    verdict, checks = audited(folder)
+    assert verdict == "incomplete"
+    assert checks["statement"].outcome == checks["private_seed"].outcome == "incomplete"
