@@ -7,7 +7,7 @@ from typing import Any
 
 from pfl_bench.types import RemoteFile
 from tasks.common.images.features import FeatureOptions, featured
-from tasks.common.images.idx_files import PARTS, read_split
+from tasks.common.images.idx_files import PARTS, are_published, read_split
 from tasks.common.images.store import About, write_images
 from tasks.common.progress import Progress
 
@@ -21,6 +21,11 @@ _DIGESTS = {
     "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
     "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
     "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+}
+# The same of the unpacked files of images and labels.
+_CONTENT = {
+    "train": ("f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9"),
+    "test": ("8181f5470baa50b63fa0f6fddb340f0a", "15d484375f8d13e6eb1aabb0c3f46965"),
 }
 FILES = tuple(
     RemoteFile(name, tuple(f"{mirror}{name}" for mirror in _MIRRORS), None, f"md5:{digest}")
@@ -48,7 +53,8 @@ class Options(FeatureOptions):
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
     """Read a folder of public files and write a store, whole or not at all.
 
-    ``source`` is a folder with the four files. For the other arguments see ``tasks``.
+    ``source`` is a folder with the four files. For the other arguments see ``tasks``. Files of
+    other content give the variant "fashion-mnist-other", whose numbers are not Fashion-MNIST's.
 
     Returns:
         Facts for printing: variant, source and examples by split.
@@ -60,5 +66,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     for done, name in enumerate(PARTS, start=1):
         splits[name] = read_split(Path(source), name)
         progress("reading Fashion-MNIST (splits)", done, len(PARTS))
-    about = About("fashion_mnist", "fashion-mnist", "Fashion-MNIST as published", CLASSES)
+    variant, name = "fashion-mnist", "Fashion-MNIST as published"
+    if not are_published(splits, _CONTENT):
+        variant, name = "fashion-mnist-other", "other data in files of Fashion-MNIST's names"
+    about = About("fashion_mnist", variant, name, CLASSES)
     return write_images(Path(out), *featured(about, splits, options, progress))

@@ -8,7 +8,7 @@ from typing import Any
 from pfl_bench.types import DataError
 from tasks.common.idx import find_idx
 from tasks.common.images.features import FeatureOptions, featured
-from tasks.common.images.idx_files import PARTS, file_names, read_split
+from tasks.common.images.idx_files import PARTS, are_published, file_names, read_split
 from tasks.common.images.store import About, Images, write_images
 from tasks.common.progress import Progress
 from tasks.common.qmnist import (
@@ -25,6 +25,11 @@ FILES = (*MNIST_FILES, *LABEL_FILES)
 FILES_NOTE = (
     "MNIST as published (CC BY-SA 3.0), and QMNIST's labels (BSD), which name each digit's writer."
 )
+# MD5 of the unpacked files of images and labels.
+_DIGESTS = {
+    "train": ("6bbc9ace898e44ae57da46a324031adb", "a25bea736e30d166cdddb491f175f624"),
+    "test": ("2646ac647ad5339dbf082846283269ea", "27ae3e4e09519cfbb04c329615203637"),
+}
 _LABELS = {"train": TRAIN_LABELS, "test": TEST_LABELS}
 
 
@@ -37,6 +42,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
 
     ``source`` is a folder with MNIST's four files; with QMNIST's two label files beside them, the
     store knows who wrote each digit. For the other arguments see ``tasks``.
+
+    Files of other content give the variant "mnist-other", whose numbers are not MNIST's.
 
     Returns:
         Facts for printing: variant, source, examples by split, and the number of writers.
@@ -58,7 +65,10 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         )
     counts = {"writers": len({int(one) for part in known for one in part})} if known else {}
     told = ", with QMNIST's writers" if known else ""
-    about = About("mnist", "mnist", f"MNIST as published{told}", [*"0123456789"], counts)
+    variant, name = "mnist", "MNIST as published"
+    if not are_published(splits, _DIGESTS):
+        variant, name = "mnist-other", "other data in files of MNIST's names"
+    about = About("mnist", variant, f"{name}{told}", [*"0123456789"], counts)
     return write_images(Path(out), *featured(about, splits, options, progress))
 
 

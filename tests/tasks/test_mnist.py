@@ -10,6 +10,7 @@ import pytest
 
 from pfl_bench.data import Store
 from pfl_bench.types import DataError
+from tasks.common.images.idx_files import read_split
 from tasks.fashion_mnist import prepare as fashion
 from tasks.mnist import prepare as mnist
 from tests.tasks.femnist_files import REAL_DATA, silent, write_idx
@@ -51,7 +52,9 @@ def test_a_store_has_both_files_in_their_order(whole: Path, tmp_path: Path) -> N
     assert facts["writers"] == 1078
     with Store(out) as store:
         assert store.task == "mnist"
-        assert store.facts.variant == "mnist"
+        # MNIST's names, and not its content.
+        assert store.facts.variant == "mnist-other"
+        assert store.facts.source == "other data in files of MNIST's names, with QMNIST's writers"
         for name, count in facts["examples"].items():
             split = store.split(name)
             assert split.num_examples == count
@@ -96,6 +99,7 @@ def test_fashion_mnist_is_read_from_files_of_the_same_names(whole: Path, tmp_pat
     assert facts["examples"] == {"train": 60_000, "test": 10_000}
     with Store(tmp_path / "fashion.h5") as store:
         assert store.task == "fashion_mnist"
+        assert store.facts.variant == "fashion-mnist-other"
         assert store.names("targets")[9] == "Ankle boot"
         assert set(store.fields) == {"inputs", "targets"}
 
@@ -109,6 +113,7 @@ def test_the_real_digits_have_836_writers(tmp_path: Path) -> None:
         (tmp_path / "raw" / path.name).symlink_to(path.resolve())
     facts = mnist.prepare(tmp_path / "raw", tmp_path / "mnist.h5", mnist.Options(), silent)
     assert facts["writers"] == 836
+    assert facts["variant"] == "mnist"
     with Store(tmp_path / "mnist.h5") as store:
         first = store.split("train").read("targets", 0, 10).tolist()
         images = store.split("train").read("inputs", 0, 60_000)
@@ -119,6 +124,24 @@ def test_the_real_digits_have_836_writers(tmp_path: Path) -> None:
     # The published file, unpacked.
     digest = hashlib.md5(header + images.tobytes(), usedforsecurity=False).hexdigest()
     assert digest == "6bbc9ace898e44ae57da46a324031adb"
+
+
+def test_a_label_that_differs_makes_other_data(tmp_path: Path) -> None:
+    """Of the real digits: the published test labels with one of them changed."""
+    absent = [path for path in REAL if not path.is_file()]
+    if absent or len(REAL) != 6:
+        pytest.skip(f"real data not there: {absent or REAL_DATA}")
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for path in REAL:
+        if not path.name.startswith(("qmnist", "t10k-labels")):
+            (raw / path.name).symlink_to(path.resolve())
+    real = read_split(REAL_DATA / "qmnist", "test").targets.copy()
+    for changed, variant in ((False, "mnist"), (True, "mnist-other")):
+        real[5] += changed
+        write_idx(raw / "t10k-labels-idx1-ubyte", real)
+        facts = mnist.prepare(raw, tmp_path / f"{variant}.h5", mnist.Options(), silent)
+        assert facts["variant"] == variant
 
 
 def test_what_is_downloaded_is_what_is_read(whole: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +46,25 @@ def read_split(source: Path, split: str) -> Images:
             f"{NUM_CLASSES - 1}: is this another data set?"
         )
     return Images(inputs, targets)
+
+
+def are_published(splits: Mapping[str, Images], digests: Mapping[str, tuple[str, str]]) -> bool:
+    """Whether splits are those of a publication: other data come in files of the same names.
+
+    Args:
+        splits: What ``read_split`` gave, by split.
+        digests: MD5 of each split's published images and labels, as unpacked files.
+    """
+    return all(
+        digests[name] == (_digest(images.inputs), _digest(images.targets))
+        for name, images in splits.items()
+    )
+
+
+def _digest(array: NDArray[np.uint8]) -> str:
+    """MD5 of the IDX file that an array of bytes fills."""
+    header = bytes((0, 0, UBYTE, array.ndim)) + np.array(array.shape, ">u4").tobytes()
+    return hashlib.md5(header + array.tobytes(), usedforsecurity=False).hexdigest()
 
 
 def _found(source: Path, name: str) -> Path:
