@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
 
 _RECORD = ".job.json"
+_RESULT = "_0_result.json"
+_JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
@@ -68,6 +71,11 @@ class JobRecord:
     host: str
 
     @property
+    def result(self) -> Path:
+        """File of what the job came to."""
+        return Path(self.folder) / f"{self.job_id}{_RESULT}"
+
+    @property
     def log(self) -> Path:
         """File of what the job says."""
         return Path(self.folder) / f"{self.job_id}_0_log.err"
@@ -78,15 +86,33 @@ class JobRecord:
         write_json(run_folder / _RECORD, asdict(self))
 
 
-def read_record(run_folder: Path) -> JobRecord | None:
-    """The record of a run's last job; None if it never had one."""
+def read_record(run_folder: Path, jobs: Path) -> JobRecord | None:
+    """The record of a run's last job; None if it never had one.
+
+    Args:
+        run_folder: The run's.
+        jobs: Folder of all jobs' files: a record that points elsewhere is not of a job from here.
+    """
     try:
-        return JobRecord(**json.loads((run_folder / _RECORD).read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ValueError, TypeError):
+        record = JobRecord(**json.loads((run_folder / _RECORD).read_text(encoding="utf-8")))
+        is_ours = Path(record.folder).resolve().is_relative_to(jobs.resolve())
+        return record if is_ours and _JOB_ID.fullmatch(record.job_id) else None
+    except (OSError, ValueError, TypeError, RecursionError):
         # Written whole or not at all: what does not read is not ours, and names no job.
         return None
+
+
+def read_result(record: JobRecord) -> Failure | None:
+    """What an ended job came to, which may be long ago: None for a finished run.
+
+    No pickle is read, for reading one runs what is in it.
+    """
+    try:
+        found = json.loads(record.result.read_text(encoding="utf-8"))
+        reason, is_input = found["reason"], found["is_input"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return Failure("the job broke; its log says where", record.log, is_input=False)
+    return None if reason is None else Failure(str(reason), record.log, bool(is_input))
 
 
 class RunJob:
@@ -104,8 +130,22 @@ class RunJob:
         self._command = sys.argv
         self._devices = os.environ.get(_DEVICES)
 
-    def __call__(self) -> str | None:
-        """Run or resume; return why the user's input is refused, else None."""
+    def __call__(self) -> None:
+        """Run or resume, and leave beside the job's files why the run is not finished, if so."""
+        from submitit import JobEnvironment
+
+        environment = JobEnvironment()
+        result = environment.paths.folder / f"{environment.job_id}{_RESULT}"
+        result.unlink(missing_ok=True)
+        try:
+            reason = self._run()
+        except Exception as error:
+            text = f"the job broke: {type(error).__name__}: {error}".splitlines()[0]
+            write_json(result, {"reason": text, "is_input": False})
+            raise
+        write_json(result, {"reason": reason, "is_input": True})
+
+    def _run(self) -> str | None:
         os.chdir(self._cwd)
         # The run's environment.json tells the command that the user gave.
         sys.argv = self._command

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from pfl_bench.runs.launchers.job import Failure, JobRecord, Run, read_record
+from pfl_bench.runs.launchers.job import Failure, JobRecord, Run, read_record, read_result
 from pfl_bench.runs.launchers.launchers import Launcher
 from pfl_bench.runs.log import finished_before
 from pfl_bench.types import UserInputError
@@ -97,13 +97,15 @@ class _Queue:
 
     def _under_way(self, folders: Sequence[Path]) -> dict[Path, JobRecord]:
         """The runs that an earlier command, or another one now, has begun a job for."""
-        read = {folder: read_record(folder) for folder in folders}
+        read = {folder: read_record(folder, self._jobs) for folder in folders}
         ours = {f: r for f, r in read.items() if r and r.launcher == self._launcher.name}
         states = self._launcher.states(list(ours.values()))
+        # What has left its result has ended, perhaps long ago, though its process may still end.
+        open_ones = {f: r for f, r in ours.items() if not self._has_result(r)}
         if states is None:
-            # What has left its result has ended, perhaps long ago; of others nothing is known.
-            return {f: r for f, r in ours.items() if not self._has_result(r)}
-        return {f: r for f, r in ours.items() if r in states}
+            # Of these nothing is known.
+            return open_ones
+        return {f: r for f, r in open_ones.items() if r in states}
 
     def _has_result(self, record: JobRecord) -> bool:
         return self._launcher.job(record).paths.result_pickle.exists()
@@ -138,16 +140,8 @@ class _Queue:
         # Asked first: a job that ends in between has left its result when that is looked for.
         states = self._launcher.states(list(self._watched.values()))
         for folder, record in list(self._watched.items()):
-            job = self._launcher.job(record)
-            if job.paths.result_pickle.exists():
-                trouble = job.exception()
-                if trouble is None:
-                    reason = job.result()
-                    refused = None if reason is None else Failure(reason, record.log, True)
-                    self._end(folder, refused)
-                else:
-                    last = _last_line(str(trouble))
-                    self._end(folder, Failure(f"the job broke: {last}", record.log, False))
+            if self._has_result(record):
+                self._end(folder, read_result(record))
             elif states is not None and record not in states:
                 self._miss(folder, record)
             else:
@@ -211,13 +205,6 @@ def _is_held(folder: Path) -> bool:
             return False
     except Timeout:
         return True
-
-
-def _last_line(trace: str) -> str:
-    """The error at the end of a traceback, which submitit frames by lines of dashes."""
-    lines = trace.split("\n----")
-    body = lines[1] if len(lines) > 1 else trace
-    return next((line for line in reversed(body.splitlines()) if line.strip(" -")), trace)
 
 
 @contextlib.contextmanager

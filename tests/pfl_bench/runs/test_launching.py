@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -79,7 +80,7 @@ def summary(run_folder: str) -> dict[str, Any]:
 
 
 def record(run_folder: str) -> JobRecord:
-    found = read_record(Path(run_folder))
+    found = read_record(Path(run_folder), Path(run_folder).parents[1] / "jobs")
     assert found is not None
     return found
 
@@ -242,7 +243,7 @@ def test_what_sbatch_refuses_is_exit_2_in_its_words(
     err = capsys.readouterr().err
     assert "sbatch refused the jobs: sbatch: error: invalid partition" in err
     assert "partition=nowhere" in err
-    assert read_record(Path("runs/rows/row/seed-3")) is None
+    assert read_record(Path("runs/rows/row/seed-3"), Path("runs/rows/jobs")) is None
 
 
 @pytest.mark.parametrize(
@@ -390,6 +391,8 @@ def test_a_local_job_has_the_devices_and_the_words_of_its_command(
     # As submitit's local executor starts it.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
+    monkeypatch.setenv("SUBMITIT_FOLDER", str(tmp_path))
+    monkeypatch.setenv("SUBMITIT_LOCAL_JOB_ID", "7")
     monkeypatch.setattr(sys, "argv", ["_submit.py"])
     monkeypatch.chdir("/")
     before = signal.getsignal(signal.SIGTERM)
@@ -398,6 +401,35 @@ def test_a_local_job_has_the_devices_and_the_words_of_its_command(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert told == ["1", ["pfl-bench", "table"], tmp_path]
+
+
+def test_a_job_record_in_a_foreign_folder_runs_no_code(
+    rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    # A pickle that writes a file, left where the records of a run folder from elsewhere point.
+    marker, theirs = tmp_path / "marker", tmp_path / "theirs"
+    theirs.mkdir()
+    program = b"cbuiltins\nopen\n(V" + str(marker).encode() + b"\nVw\ntR."
+    folder, out = str(rows(row={"federated__num_rounds": 1})), Path("out").absolute()
+    run_folder = out / "row/seed-3"
+    for place in (theirs, out / "jobs/old"):
+        # Of a process that lives and names the folder, as if the job were under way.
+        watcher = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(60)", str(place.absolute())]
+        )
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            number = str(watcher.pid)
+            (place / f"{number}_0_result.pkl").write_bytes(program)
+            record = JobRecord("local", number, str(place.absolute()), socket.gethostname())
+            record.write(run_folder)
+            code = main(["table", folder, "--out", str(out), "--launcher", "local"])
+        finally:
+            watcher.kill()
+            watcher.wait()
+        assert not marker.exists()
+        assert code == 0
+        shutil.rmtree(run_folder)
 
 
 def test_a_process_of_the_same_number_is_not_taken_for_the_job(tmp_path: Path) -> None:
