@@ -25,6 +25,7 @@ from pfl_bench.types import (
 )
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome
+from privacy.errors import PlanError
 from privacy.mechanism import Mechanism
 from privacy.observation import Observer
 from privacy.sum_watch import ShardObservation
@@ -100,6 +101,7 @@ class CohortTraining:
 
     def __init__(self, parts: FederatedParts, engine: Engine, aggregator: UpdateAggregator) -> None:
         self._transforms = list(parts.transforms.values())
+        self._named = ", ".join(parts.name_of(key) for key in parts.transforms)
         resizes = any(transform.expected_bytes is not None for transform in self._transforms)
         if aggregator.mechanism.description.randomizes_clients and resizes:
             raise ConfigError(
@@ -204,6 +206,13 @@ class CohortTraining:
         upload = ClientUpload(result.update, weight, size)
         for transform in self._transforms:
             upload = transform.send(upload, result, index)
+        if self.aggregator.mechanism.is_private and (upload.weight, upload.scalar) != (1.0, 0.0):
+            raise PlanError(
+                f"{self._named}: a client sends the weight {upload.weight:g} and the scalar "
+                f"{upload.scalar:g} beside its update, and in a private run nothing clips or "
+                "noises these: leave the weight at 1 and the scalar at 0 (of FedNova, set "
+                "effective_steps), or remove the section 'privacy'"
+            )
         return upload
 
     def _check_buffers(self) -> None:

@@ -225,8 +225,11 @@ class FederatedParts(RunParts):
     @property
     def client_state(self) -> tuple[str, ...]:
         """What remembers clients from round to round, as the configuration calls it."""
-        keeping = [key for key, transform in self.transforms.items() if transform.keeps_state]
-        return tuple(self.name_of(key) for key in keeping)
+        keeping = {key: transform.keeps_state for key, transform in self.transforms.items()}
+        # Both are asked by user, and the centre's step has the same object at hand.
+        if self.algorithm.corrects_steps or self.algorithm.personal_training is not None:
+            keeping["algorithm"] = True
+        return tuple(self.name_of(key) for key, keeps in keeping.items() if keeps)
 
     def name_of(self, key: str) -> str:
         """What messages call a plug-in of the section ``federated``."""

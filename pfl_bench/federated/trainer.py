@@ -197,8 +197,11 @@ class FederatedTrainer(Trainer):
             release = released(aggregate)
         del released  # what was drawn ahead takes memory
         self._rounds.record(index, users, release, aggregate, counted.users)
-        weight = counted.weight
-        self._algorithm.receive(weight, counted.scalar / weight if weight else 0.0)
+        weight, scalar = counted.weight, counted.scalar
+        if self._mechanism.is_private:
+            # What came in has no noise: of a private round the centre knows the configuration.
+            weight, scalar = float(self._options.cohort_size), 0.0
+        self._algorithm.receive(weight, scalar / weight if weight else 0.0)
         with phase("central step"):
             rate = self._take_central_step(release.mean_update, index)
         self._rounds.watch(index, release, self.central)

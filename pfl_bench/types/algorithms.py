@@ -20,9 +20,9 @@ class ClientUpload:
     Attributes:
         update: Shape (P,), float32. A transform that changes it gives a tensor of its own, valid
             until its next client.
-        weight: What the client counts for.
+        weight: What the client counts for; 1 in a private run, where nothing else is accepted.
         num_bytes: Bytes that sending takes.
-        scalar: A number that goes beside the update; see ``Algorithm.receive``.
+        scalar: A number that goes beside the update; see ``Algorithm.receive``. 0 in a private run.
     """
 
     update: Tensor
@@ -65,10 +65,11 @@ class Algorithm(Stateful):
         uploads: What each client sends. Mechanisms cover ("update",) and nothing else.
         downloads: What each client is sent: vectors of P parameters.
         transform: What happens first of all to what clients send; None for nothing.
-        corrects_steps: Whether ``correction`` gives anything, which not every engine adds.
+        corrects_steps: Whether ``correction`` gives anything, which not every engine adds, and no
+            private run accepts: it is asked user by user.
         personal_training: How each client of a round also trains a model of its own, from what
             ``own_model`` gives; its proximal term draws to the central model. None for no such
-            models.
+            models, which no private run accepts.
         follows_mean: Whether the mean of the updates, as clients computed them and by their
             weights, is what the central optimizer gets.
     """
@@ -116,8 +117,9 @@ class Algorithm(Stateful):
 
         Args:
             weight: Sum of the weights of the clients whose updates count: their number where all
-                count alike; 0 where there are none.
-            mean_scalar: Mean, by these weights, of their scalars; 0 where there are none.
+                count alike; 0 where there are none. In a private run the configured cohort size.
+            mean_scalar: Mean, by these weights, of their scalars; 0 where there are none, and in a
+                private run.
         """
 
     def central_gradient(self, mean_update: Tensor, out: Tensor) -> None:

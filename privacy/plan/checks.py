@@ -147,10 +147,10 @@ def _check_client_state(request: PlanRequest) -> None:
     if request.client_state:
         raise PlanError(
             f"{', '.join(request.client_state)}: remembers clients from round to round (error "
-            "feedback, control variates), but the accounting takes what a client sends to be made "
-            "of its data and of earlier releases alone, not of which rounds it was in or of what "
-            "it has not sent yet; choose one without such a state (compression without error "
-            "feedback), or remove the section 'privacy'"
+            "feedback, control variates, models of their own), but the accounting takes what a "
+            "client sends to be made of its data and of earlier releases alone, not of which "
+            "rounds it was in or of what it has not sent yet; choose one without such a state "
+            "(compression without error feedback), or remove the section 'privacy'"
         )
 
 

@@ -15,11 +15,10 @@ from pfl_bench.federated.parts import build_model, build_task
 from pfl_bench.files import read_metrics
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.runs.audit_inputs import central_optimizer
 from pfl_bench.runs.checkpoint import load_latest
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError
-from privacy.audit.central_steps import CentralOptimizer
+from privacy.errors import PlanError
 from tests.equivalence.test_processes import InTurn
 from tests.helpers import central_of, make_config
 
@@ -165,17 +164,11 @@ def test_the_weight_is_between_training_alone_and_the_central_model(tmp_path: Pa
     assert distances[0] > 1.2 * distances[1] > 1.2 * distances[2]
 
 
-def test_a_private_run_covers_the_central_model(tmp_path: Path) -> None:
-    """The own models change nothing of what is sent: the releases are FedAvg's."""
+def test_a_private_run_refuses_models_that_clients_keep(tmp_path: Path) -> None:
     privacy = {"mechanism": {"name": "gaussian", "clip_norm": 0.5}, "population_size": 6}
     private = {"privacy": {**privacy, "noise_multiplier": 1.0, "delta": 0.1, "nonce": "tests"}}
-    ours = run(ditto(**private), tmp_path / "ours")
-    run(ditto(**private, federated__algorithm={"name": "fedavg"}), tmp_path / "fedavg")
-    assert torch.equal(central_of(tmp_path / "ours"), central_of(tmp_path / "fedavg"))
-    assert ours["privacy"]["simulated"]["epsilon"] > 0
-    assert "test/personal_accuracy" in ours["metrics"]
-    # The central step is FedAvg's, so an audit takes it anew.
-    assert isinstance(central_optimizer(ditto(**private)), CentralOptimizer)
+    with pytest.raises(PlanError, match=r"federated\.algorithm 'ditto': remembers clients"):
+        run(ditto(**private), tmp_path / "refused")
 
 
 def test_personal_metrics_can_be_expected_and_have_their_direction(tmp_path: Path) -> None:
