@@ -1,15 +1,24 @@
 #!/usr/bin/env bash
-# QMNIST-836's table 1: user-level privacy on real writers, 18 rows. Makes mnist.h5 and mnist-scattering.h5 in the checkout when they
-# are missing, of MNIST's and QMNIST's files in MNIST (a folder; default data/mnist, to which they are downloaded).
-# Five seeds: --seeds 5. Finished runs are not run again, interrupted ones resume.
+# QMNIST-836: user-level privacy on real writers. From the public mirrors, or MNIST's and QMNIST's files in DIR (--source DIR, first),
+# to both tables, their report and the leaderboard with an audit of each private run. Makes mnist.h5 and mnist-scattering.h5 in the
+# checkout when they are missing. All other arguments are those of `pfl-bench table`, such as --seeds 5 or --jobs 1. Finished runs are
+# not run again, interrupted ones resume.
 set -euo pipefail
+source=
+if [ "${1:-}" = --source ]; then
+    [ -d "${2:-}" ] || { echo "qmnist_table1.sh: --source: '${2:-}' is no folder; name the one with MNIST's and QMNIST's files" >&2; exit 2; }
+    source=$(realpath "$2")
+    shift 2
+fi
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 ensure_environment "."
 if [ ! -e mnist.h5 ] || [ ! -e mnist-scattering.h5 ]; then
-    [ -n "${MNIST:-}" ] || .venv/bin/pfl-bench data download mnist --out data/mnist
+    [ -n "$source" ] || { source=data/mnist && .venv/bin/pfl-bench data download mnist --out "$source"; }
 fi
-[ -e mnist.h5 ] || .venv/bin/pfl-bench data prepare mnist --source "${MNIST:-data/mnist}" --out mnist.h5
-[ -e mnist-scattering.h5 ] ||
-    .venv/bin/pfl-bench data prepare mnist features=scattering --source "${MNIST:-data/mnist}" --out mnist-scattering.h5
-exec .venv/bin/pfl-bench table configs/qmnist_836/table1 --launcher local "$@"
+[ -e mnist.h5 ] || .venv/bin/pfl-bench data prepare mnist --source "$source" --out mnist.h5
+[ -e mnist-scattering.h5 ] || .venv/bin/pfl-bench data prepare mnist features=scattering --source "$source" --out mnist-scattering.h5
+for table in table1 mechanisms; do
+    .venv/bin/pfl-bench table configs/qmnist_836/$table --out runs/qmnist_836/$table "$@"
+done
+exec .venv/bin/pfl-bench leaderboard runs/qmnist_836 --audit --out runs/qmnist_836/leaderboard.html --force
