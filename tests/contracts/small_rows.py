@@ -82,8 +82,7 @@ def shortened(tree: dict[str, Any], small: dict[str, Path]) -> list[str]:
     if task.get("partition") and task["name"] in IMAGES:
         users = task["partition"].get("num_clients", users)
     if task.get("splits") == "writers":
-        # One writer is for validation, two are for test.
-        users -= 3
+        users -= sum(round(task[f"{split}_fraction"] * users) for split in ("val", "test"))
     cohort = users
     if task["name"] == "synthetic":
         users = cohort = LEAF_USERS
