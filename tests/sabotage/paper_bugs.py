@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
-from tests.sabotage import paper_clipping, paper_noise
+from tests.sabotage import (
+    paper_batches,
+    paper_central,
+    paper_clients,
+    paper_clipping,
+    paper_noise,
+    paper_records,
+    paper_reports,
+    paper_sampling,
+    paper_steps,
+    paper_sums,
+)
 from tests.sabotage.paper_planting import PaperBug
 
-BUGS: tuple[PaperBug, ...] = (*paper_clipping.BUGS, *paper_noise.BUGS)
+BUGS: tuple[PaperBug, ...] = (
+    *paper_clipping.BUGS,
+    *paper_clients.BUGS,
+    *paper_sums.BUGS,
+    *paper_noise.BUGS,
+    *paper_reports.BUGS,
+    *paper_sampling.BUGS,
+    *paper_records.BUGS,
+    *paper_steps.BUGS,
+    *paper_central.BUGS,
+    *paper_batches.BUGS,
+)

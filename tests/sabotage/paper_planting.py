@@ -51,7 +51,6 @@ class PaperBug:
             is not named comes out alike.
         setting: "private_federated" or "central_dp".
         interrupt_after: Round (epoch) after which the run is interrupted, and then resumed.
-        hidden: Why nothing in the run's folder, its data and its code can show it; empty if it can.
     """
 
     name: str
@@ -61,7 +60,6 @@ class PaperBug:
     effects: tuple[Effect, ...] = ("model",)
     setting: str = "private_federated"
     interrupt_after: int | None = None
-    hidden: str = ""
 
     @property
     def config(self) -> ResolvedConfig:

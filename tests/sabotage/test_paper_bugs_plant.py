@@ -70,14 +70,12 @@ def test_changes_what_it_says(
     outcome = Outcome.of(bug, tmp_path / "run", planted=True)
     assert outcome.summary["status"] == "finished"
     assert not outcome.summary["diverged"]
-    # Whatever changes the model or the ledger changes the ledger's digests.
-    implied = {"ledger"} if set(bug.effects) & {"model", "ledger"} else set()
     differences = outcome.differences(expected)
     assert differences - {"ledger"} == set(bug.effects) - {"ledger"}
-    assert implied <= differences
+    assert differences >= set(bug.effects)
 
 
 def test_names_and_descriptions_are_whole() -> None:
-    assert len({bug.name for bug in BUGS}) == len(BUGS) >= 25
+    assert len({bug.name for bug in BUGS}) == len(BUGS) >= 90
     for bug in BUGS:
         assert bug.description.endswith(".")
