@@ -61,7 +61,7 @@ def dp_sgd_clips_by_weights_alone(patch: Patch) -> None:
     _clip(patch, lambda norms, bound: _whole(norms[:, :1], bound).expand_as(norms))
 
 
-@bug("A batch's sum of bare gradients is clipped to so many bounds as it has examples.")
+@bug("A batch's sum of bare gradients is clipped to half a bound for each of its examples.")
 def dp_sgd_clips_sum(patch: Patch) -> None:
     _clip(
         patch,
