@@ -21,7 +21,7 @@ DIRECTION = {
         "cli", "report", "runs", "trainers", "federated", "evaluation", "simulation", "client",
         "data", "metrics", "config", "the loose modules", "types",
     ),
-    "privacy": ("audit", "empirical", "plan", "statement", "mechanisms", "schemes"),
+    "privacy": ("audit", "reference", "empirical", "plan", "statement", "mechanisms", "schemes"),
 }  # fmt: skip
 STARTS = ("__init__.py", "__main__.py", "api.py")
 LOOSE = {"__init__", "__main__", "_shadowing", "api", "files", "plugins", "profiling", "rng"}

@@ -47,6 +47,7 @@ from privacy.plan.example_level import (
 from privacy.plan.plan import tensor_digest
 from privacy.sampling_scheme import Participation
 from privacy.statement.statement import PrivacyStatement
+from privacy.step_observation import StepObserver
 
 
 def make_central_plan(
@@ -152,8 +153,9 @@ class CentralTrainer(Trainer):
         self._batch_seed = self._seed
         if self.plan is not None:
             self.accountant = self.plan.setting.accountant
+            self._observer = StepObserver(model.slices, options.batch_size)
             self._private = PrivateSteps(
-                self.plan, model, self._optimizer, task, self._forward, options
+                self.plan, model, self._optimizer, task, self._forward, options, self._observer
             )
             self.private_seed = private_seed.derive(
                 resolved, task.facts.checksum, model.initial_digest, model.device
@@ -184,7 +186,9 @@ class CentralTrainer(Trainer):
         loss_sum = new_loss_sum(self._model.device)
         seen = lost = 0
         rate = 0.0
-        batches = self._shuffled(rng) if self.plan is None else self._drawn(rng)
+        batches = self._shuffled(rng)
+        if self.plan is not None:
+            batches = self._observer.batches(self._drawn(rng))
         total_steps = self._steps_per_epoch * self.total
         jobs = self._jobs(batches, index)
         for micro_batch in prefetch(jobs, self._options.data_workers):
@@ -220,7 +224,7 @@ class CentralTrainer(Trainer):
         return scalars
 
     def _record(self, epoch: int, lost: int) -> None:
-        """Write the epoch's line of the ledger: its steps, and a digest of what is released."""
+        """Write the epoch's line of the ledger: its steps, what was seen of them, and a digest."""
         if self._ledger is not None:
             entry = {
                 **self._constants,
@@ -228,6 +232,7 @@ class CentralTrainer(Trainer):
                 "round": epoch,
                 "steps": epoch * self._steps_per_epoch,
                 "num_nonfinite": lost,
+                "observed": self._observer.record(),
                 "release_sha256": tensor_digest(self._model.vector),
             }
             self._ledger.append(entry)

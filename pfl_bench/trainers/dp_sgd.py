@@ -19,6 +19,7 @@ from pfl_bench.client.prefetch import MicroBatch
 from pfl_bench.config.training import CentralOptions
 from pfl_bench.types import ConfigError, Task
 from privacy.plan.example_level import ExampleLevelPlan
+from privacy.step_observation import StepObserver
 
 
 class PrivateSteps:
@@ -31,6 +32,7 @@ class PrivateSteps:
         task: Loss.
         forward: From a batch as it was read to what the model takes.
         options: Expected and physical batch size.
+        observer: Sees each step after it was taken.
 
     Raises:
         ConfigError: A layer of the model mixes examples, or Opacus has no rule for it.
@@ -44,6 +46,7 @@ class PrivateSteps:
         task: Task,
         forward: Forward,
         options: CentralOptions,
+        observer: StepObserver,
     ) -> None:
         from opacus.optimizers import DPOptimizer
         from opacus.validators import ModuleValidator
@@ -55,6 +58,7 @@ class PrivateSteps:
         self._task = task
         self._forward = forward
         self._model = model
+        self._observer = observer
         self._checked = False
         try:
             self._module = _with_example_gradients(model.module)
@@ -101,6 +105,7 @@ class PrivateSteps:
         self._optimizer.signal_skip_step(do_skip=not micro_batch.is_last)
         self._optimizer.step()
         if micro_batch.is_last:
+            self._observer.step(*zip(*map(_sum_and_gradient, self._model.parameters), strict=True))
             self._optimizer.zero_grad(set_to_none=True)
         return loss_sum, lost
 
@@ -149,6 +154,11 @@ class PrivateSteps:
             for sample in samples:
                 sample[~finite] = 0.0
         return lost
+
+
+def _sum_and_gradient(parameter: Any) -> tuple[Tensor, Tensor]:
+    """What Opacus leaves of a step at a parameter: the clipped sum, and what the step was along."""
+    return parameter.summed_grad, parameter.grad
 
 
 def _with_example_gradients(module: nn.Module) -> Any:

@@ -84,7 +84,7 @@ _OBSERVED = (
     checks_release.check_uploads,
     checks_release.check_batchnorm,
 )
-# Those of them that a ledger of DP-SGD, which has a line an epoch and no observation, can show.
+# Those of them that a ledger of DP-SGD, which has a line an epoch, can show by itself.
 _OF_EXAMPLES = ("clip_path", "batchnorm")
 
 
@@ -154,8 +154,8 @@ def _observed_checks(evidence: Evidence, inputs: AuditInputs) -> Iterator[Check]
             yield (checks_reports.check_report_scale if is_of_reports else check)(evidence, inputs)
         return
     reason = (
-        "the ledger of example-level DP has a line an epoch, with no observation of its steps: "
-        "batches, gradients and noise are Opacus' own"
+        "no law is tested on the record of example-level DP: where data and seed are at hand, "
+        "its steps are computed again (cohort_replay, noise_replay, recompute)"
     )
     for check in _OBSERVED:
         if check.name not in _OF_EXAMPLES:

@@ -19,6 +19,7 @@ from privacy.audit import values
 from privacy.audit.central_columns import CentralColumns
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
+from privacy.audit.step_columns import StepColumns
 from privacy.errors import LedgerError
 from privacy.noise_record import NEAR_ZERO, PEAKS, SEGMENTS, TAILS
 from privacy.sum_watch import REPORT_KEYS
@@ -94,6 +95,7 @@ class Evidence:
         digests: Shape (T,), the SHA-256 of each line, 32 bytes each.
         has_noise: Shape (T,), bool: whether the line has an observation of noise.
         central: Central parameters, releases and cohorts as the lines have them.
+        steps: What the lines have of the steps of DP-SGD.
     """
 
     rounds: int
@@ -105,6 +107,7 @@ class Evidence:
     digests: bytes
     has_noise: NDArray[np.bool_]
     central: CentralColumns
+    steps: StepColumns
 
     def __getitem__(self, name: str) -> NDArray[np.float64]:
         """The column of that name, shape (T,) or (T, k)."""
@@ -177,6 +180,7 @@ class _Reader:
         self._lists = {name: array("d") for name in _LISTS}
         self._histograms, self._has_noise = array("q"), array("b")
         self._digests, self._central = bytearray(), CentralColumns()
+        self._steps = StepColumns()
         self._missing: Counter[str] = Counter()
         self._segments: list[tuple[int, dict[str, Any]]] = []
 
@@ -197,6 +201,7 @@ class _Reader:
                 self._columns[name].append(values.number(record.get(key), f"{where}: '{name}'"))
         self._missing.update(name for name in (*_PLAIN, *_NESTED) if name not in entry)
         self._central.take(entry, where)
+        self._steps.take(entry, where)
         noise = entry.get("noise")
         for name, length in _LISTS.items():
             found = [] if noise is None else noise.get(name, [])
@@ -239,6 +244,7 @@ class _Reader:
             digests=bytes(self._digests),
             has_noise=has_noise,
             central=self._central,
+            steps=self._steps,
         )
 
 

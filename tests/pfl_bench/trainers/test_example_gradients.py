@@ -16,6 +16,7 @@ from pfl_bench.trainers.dp_sgd import PrivateSteps
 from pfl_bench.types import Examples
 from privacy.plan.budget import Budget
 from privacy.plan.example_level import ExampleLevelRequest, make_example_level_plan
+from privacy.step_observation import StepObserver
 from tasks.common.images.task import ImageTask
 from tasks.common.images.transform import Scale
 from tasks.common.vision.dp_cnn import strided_cnn, tanh_cnn
@@ -59,7 +60,8 @@ def test_a_step_is_along_the_sum_of_clipped_gradients(network: str, channels_las
     options = CentralOptions(num_epochs=1, batch_size=BATCH, learning_rate=RATE)
     optimizer = torch.optim.SGD(model.parameters, lr=RATE)
     forward = Forward(model.module, task, CPU, "float32", channels_last)
-    steps = PrivateSteps(make_example_level_plan(request), model, optimizer, task, forward, options)
+    plan, observer = make_example_level_plan(request), StepObserver(model.slices, BATCH)
+    steps = PrivateSteps(plan, model, optimizer, task, forward, options, observer)
     # Two micro-batches of one step.
     for part, last in ((slice(0, 4), False), (slice(4, BATCH), True)):
         examples = Examples(inputs[part], targets[part])

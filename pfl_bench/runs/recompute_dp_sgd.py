@@ -1,0 +1,325 @@
+"""Takes a run's steps of DP-SGD again, by the reference, and compares them with its ledger.
+
+Batches and noise are drawn anew for each step that the run recorded; sums and parameters are
+computed again from the first step on, until the time is up. Data, model and the streams of random
+numbers are the run's; the steps are those of ``privacy.reference.dp_sgd``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.client.forward import Forward
+from pfl_bench.client.optimizers import rate_factor
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated.parts import build_model, build_task
+from pfl_bench.rng import Purpose, stream, torch_seed
+from pfl_bench.types import FederatedSplit, NormalizesByStatistics, Task, UserInputError
+from privacy.audit.check import Check, Finding, conclude
+from privacy.audit.errors import IncompleteError, SkippedError
+from privacy.audit.evidence import Evidence
+from privacy.audit.step_columns import StepColumns
+from privacy.reference.dp_sgd import DpSgd, Model, Noise, Settings, batches_of_epoch, noised_mean
+from privacy.step_observation import BLOCKS, StepSketcher, batch_digest
+
+CHECKS = {
+    "cohort_replay": "Each step's batch is the one that the run's scheme draws from its seed.",
+    "noise_replay": "Each step's noise is the one that the run's seed draws, at the claimed scale.",
+    "recompute": "Each step's clipped sum and parameters are those that the reference computes.",
+}
+# Half a unit in the last place of a number near 1.
+_UNIT = {"float32": 2.0**-24, "tf32": 2.0**-11, "bfloat16": 2.0**-9}
+# Of these, a gradient is off that is added up in another order, at most.
+_UNITS = 2.0**9
+# Noise, noised sum, quotient and product are rounded once each.
+_ROUNDINGS = 4.0
+# Opacus divides by the norm and this: a clipped gradient is shorter by less than this.
+_CLIP_SLACK = 1e-6
+_BLOCK = 1024
+
+
+@dataclass(slots=True)
+class _Comparison:
+    """What was compared of one check.
+
+    Attributes:
+        finding: What is wrong.
+        steps: How many steps were looked at.
+        largest: The largest difference, in multiples of what is allowed.
+    """
+
+    finding: Finding = field(default_factory=Finding)
+    steps: int = 0
+    largest: float = 0.0
+
+    def compare(
+        self, what: str, recorded: NDArray[np.float64], own: NDArray[np.float64], allowed: float
+    ) -> None:
+        """Add a problem if two sketches differ by more than is allowed."""
+        off = float(np.abs(recorded - own).max())
+        self.largest = max(self.largest, float(off / allowed))
+        self.finding.add(
+            not off <= allowed,
+            f"{what} is not what the reference computes: its norm is {recorded[0]:.6g} instead of "
+            f"{own[0]:.6g}, its sketch off by {off:.2g}, rounding makes {allowed:.1g} at most",
+        )
+
+    def seen(self, text: str) -> Finding:
+        """Say what was looked at."""
+        if self.largest:
+            text += f"; largest difference {self.largest:.2g} of what rounding may make"
+        return self.finding.seen(text, steps=self.steps, largest=self.largest)
+
+
+def recompute_dp_sgd(
+    resolved: ResolvedConfig,
+    environment: Mapping[str, Any],
+    evidence: Evidence,
+    noise_multiplier: float,
+    seed: int | None,
+    seconds: float,
+) -> list[Check]:
+    """Take the steps of a run of DP-SGD again.
+
+    Args:
+        resolved: The run's configuration, with the sections ``central`` and ``privacy``.
+        environment: What its ``environment.json`` says.
+        evidence: What its ledger says.
+        noise_multiplier: z, as the run states it.
+        seed: The private seed, of batches and noise; None where no file has it.
+        seconds: For how long sums and parameters are computed; after as long again, the drawing of
+            batches and noise ends too.
+
+    Returns:
+        The checks of ``CHECKS``, in that order.
+    """
+    try:
+        run = _Run(resolved, environment, evidence.steps, noise_multiplier, seed)
+    except SkippedError as error:
+        return [Check(name, error.outcome, claim, str(error)) for name, claim in CHECKS.items()]
+    started = time.monotonic()
+    for index in range(len(evidence.steps)):
+        spent = time.monotonic() - started
+        if spent > 2.0 * seconds:
+            break
+        run.take(index, spent <= seconds or not index)
+    return list(run.checks())
+
+
+class _Run:
+    """A run whose steps are taken again, in order, from the first."""
+
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        environment: Mapping[str, Any],
+        steps: StepColumns,
+        noise_multiplier: float,
+        seed: int | None,
+    ) -> None:
+        if not len(steps) or steps.missing:
+            raise SkippedError("the ledger has no steps: none was taken, or another version ran")
+        if seed is None:
+            raise IncompleteError("neither environment.json nor a checkpoint has the run's seed")
+        central = resolved.config.central
+        assert central is not None
+        self._resolved, self._options, self._steps, self._seed = resolved, central, steps, seed
+        task, model = _built(resolved, environment)
+        self._split: FederatedSplit = task.split("train")
+        self._forward = Forward(model.module, task, model.device)
+        model.module.train()
+        per_epoch = int(np.count_nonzero(steps.epochs == 1))
+        self.settings = Settings(
+            num_examples=self._split.num_examples,
+            batch_size=central.batch_size,
+            steps_per_epoch=per_epoch,
+            sampling=central.sampling,
+            clip_norm=resolved.tree["privacy"]["mechanism"]["clip_norm"],
+            noise_multiplier=noise_multiplier,
+            momentum=central.optimizer.momentum,
+            weight_decay=central.optimizer.weight_decay,
+        )
+        self._release_statistics(model.module)
+        reference = Model(model.module, task.loss)
+        self._reference = DpSgd(self.settings, reference)
+        self._sketcher = StepSketcher(reference.shapes, model.device)
+        self._width = -(-model.num_parameters // BLOCKS)
+        self._total = per_epoch * central.num_epochs
+        self._unit = _UNIT[resolved.config.precision]
+        generator, self._no_noise = _generator(environment)
+        self._no_sums = _random_layer(model.module)
+        self._no_steps = self._no_noise
+        if central.optimizer.name != "sgd":
+            self._no_steps = f"the reference does not take steps of {central.optimizer.name}"
+        self._noise = None
+        if generator is not None:
+            generator.manual_seed(torch_seed(seed, Purpose.NOISE))
+            self._noise = Noise(self.settings, reference.shapes, generator)
+        self._found = {name: _Comparison() for name in CHECKS}
+
+    def take(self, index: int, computes: bool) -> None:
+        """Take a step, counted from 0, and compare it; its gradients only if ``computes``."""
+        epoch, number = 1 + index // self.settings.steps_per_epoch, int(self._steps.number(index))
+        if number == 1:
+            rng = stream(self._seed, Purpose.CENTRAL_BATCHES, epoch)
+            self._batches = batches_of_epoch(self.settings, rng)
+        batch = next(self._batches)
+        self._compare_batch(index, batch)
+        noise = None if self._noise is None else self._noise.draw()
+        if noise is not None:
+            self._compare_noise(index, noise)
+        found = self._found["recompute"]
+        if computes and not self._no_sums and found.steps == index and not found.finding.problems:
+            self._compute(index, epoch, number, batch, noise)
+
+    def checks(self) -> Iterator[Check]:
+        """What was found."""
+        of = f"of {len(self._steps)} steps"
+        words = {
+            "cohort_replay": "batches of {} {} drawn anew, by their digests",
+            "noise_replay": "noise of {} {} drawn anew",
+            "recompute": "clipped sums and parameters of the first {} {} computed again",
+        }
+        for name, claim in CHECKS.items():
+            found = self._found[name]
+            reason = {"noise_replay": self._no_noise, "recompute": self._no_sums}.get(name)
+            if reason:
+                yield Check(name, "skipped", claim, reason)
+                continue
+            text = words[name].format(found.steps, of)
+            if name == "recompute" and self._no_steps:
+                text += f" (no further: {self._no_steps})"
+            yield conclude(name, claim, found.seen(text))
+
+    def _compare_batch(self, index: int, batch: NDArray[np.int64]) -> None:
+        found, recorded = self._found["cohort_replay"], int(self._steps.sizes[index])
+        found.steps += 1
+        place = self._steps.place(index)
+        if recorded != len(batch):
+            found.finding.problems.append(
+                f"{place}: the batch has {recorded} examples, where the seed draws {len(batch)}"
+            )
+        elif self._steps.digest(index) != batch_digest(batch):
+            found.finding.problems.append(
+                f"{place}: the batch has other examples than the {len(batch)} that the seed draws"
+            )
+
+    def _compare_noise(self, index: int, noise: Tensor) -> None:
+        found = self._found["noise_replay"]
+        found.steps += 1
+        recorded = self._steps.sketches("noise")[index]
+        (own,) = self._sketcher.sketch_flat(noise)
+        rounded = float(self._steps.sketches("sum")[index, 0]) + own[0]
+        allowed = _ROUNDINGS * _UNIT["float32"] * rounded * self._width**0.5
+        found.compare(f"{self._steps.place(index)}: the noise", recorded, own, allowed)
+
+    def _compute(
+        self,
+        index: int,
+        epoch: int,
+        number: int,
+        batch: NDArray[np.int64],
+        noise: Tensor | None,
+    ) -> None:
+        found, place = self._found["recompute"], self._steps.place(index)
+        total = self._reference.sum(*self._read(epoch, number, batch))
+        (own,) = self._sketcher.sketch_flat(total)
+        # Rounding moves parameters in proportion to their size, and gradients move with them.
+        size = max(1.0, float(self._reference.parameters.norm()))
+        most = max(1, len(batch)) * self.settings.clip_norm
+        allowed = _UNITS * self._unit * size * most + _CLIP_SLACK * len(batch)
+        recorded = self._steps.sketches("sum")[index]
+        found.compare(f"{place}: the clipped sum", recorded, own, allowed)
+        if noise is None or self._no_steps:
+            found.steps += not index
+            return
+        factor = rate_factor(self._options.schedule, index + 1, self._total)
+        self._reference.step(total, noise, self._options.learning_rate * factor)
+        (own,) = self._sketcher.sketch_flat(self._reference.parameters)
+        recorded = self._steps.sketches("parameters")[index]
+        allowed = _UNITS * self._unit * max(1.0, float(own[0]))
+        found.compare(f"{place}: the model's parameters", recorded, own, allowed)
+        found.steps += 1
+
+    def _read(self, epoch: int, number: int, batch: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Inputs as the model takes them, and targets: augmented by the step's own stream."""
+        if not len(batch):
+            return torch.zeros(0), torch.zeros(0)
+        rng = stream(self._resolved.config.seed, Purpose.AUGMENTATION, epoch, number)
+        draws = self._forward.draw(len(batch), rng)
+        inputs, targets = [], []
+        size = self._options.physical_batch_size
+        for start in range(0, len(batch), size):
+            part = slice(start, start + size)
+            examples = self._split.read_examples(batch[part], rng.spawn(1)[0])
+            of_part = None if draws is None else draws[part]
+            inputs.append(self._forward.prepare(examples.inputs, of_part))
+            targets.append(examples.targets)
+        return torch.cat(inputs), torch.cat(targets)
+
+    def _release_statistics(self, module: nn.Module) -> None:
+        privacy = self._resolved.config.privacy
+        asked = None if privacy is None else privacy.statistics
+        if asked is None or not isinstance(module, NormalizesByStatistics):
+            return
+        count, moments = self._split.num_examples, []
+        for start in range(0, count, _BLOCK):
+            block = np.arange(start, min(start + _BLOCK, count), dtype=np.int64)
+            examples = self._split.read_examples(block, np.random.default_rng(0))
+            with torch.no_grad():
+                moments.append(module.moments(self._forward.prepare(examples.inputs, None)))
+        rng, released = stream(self._seed, Purpose.STATISTICS), []
+        for vectors, bound in zip(
+            zip(*moments, strict=True), (asked.mean_clip_norm, asked.square_clip_norm), strict=True
+        ):
+            rows = torch.cat(vectors).double().numpy()
+            released.append(noised_mean(rows, bound, asked.noise_multiplier, rng))
+        mean, square = released
+        variance = np.maximum(square - mean**2, 0.0)
+        module.set_statistics(torch.from_numpy(mean), torch.from_numpy(variance))
+
+
+def _built(resolved: ResolvedConfig, environment: Mapping[str, Any]) -> tuple[Task, FlatModel]:
+    """Data and initial model of the run, on the CPU."""
+    device = torch.device("cpu")
+    try:
+        task = build_task(resolved, device)
+        model = build_model(resolved, task, device)
+    except (UserInputError, OSError, ValueError) as error:
+        raise SkippedError(f"the data or the model cannot be opened ({error})") from error
+    recorded = environment.get("model")
+    begun = recorded.get("initial_digest") if isinstance(recorded, Mapping) else None
+    if begun != model.initial_digest:
+        raise SkippedError("the model that is built today is not the one that the run began with")
+    return task, model
+
+
+def _generator(environment: Mapping[str, Any]) -> tuple[torch.Generator | None, str]:
+    """The generator of the run's noise, not seeded yet; in words, why it is not at hand."""
+    part: Any = environment
+    for key in ("private_seed", "parts", "arithmetic", "device"):
+        part = part.get(key) if isinstance(part, Mapping) else None
+    kind = "cpu" if part in (None, "cpu") else "cuda"
+    if kind == "cuda" and not torch.cuda.is_available():
+        reason = f"the run's noise was drawn on {part}, whose generator this machine does not have"
+        return None, reason
+    return torch.Generator(device=kind), ""
+
+
+def _random_layer(module: nn.Module) -> str:
+    """Why no gradient of one example can be computed again; empty if it can."""
+    for layer in module.modules():
+        chances = (getattr(layer, name, 0.0) for name in ("p", "dropout"))
+        if any(isinstance(chance, float) and chance > 0.0 for chance in chances):
+            name = type(layer).__name__
+            return f"{name} draws random numbers for a whole batch, not for each example"
+    return ""

@@ -1,0 +1,165 @@
+"""Privacy bugs of DP-SGD's steps, planted one at a time into a run: the reference sees each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import opacus.optimizers.optimizer as opacus_optimizer
+import pytest
+from numpy.typing import NDArray
+from opacus.optimizers import DPOptimizer
+
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.rng import Purpose, torch_seed
+from pfl_bench.runs.audit import RunAudit, audit_run
+from pfl_bench.runs.runner import run
+from pfl_bench.trainers import central
+from pfl_bench.trainers.central import CentralTrainer
+from tests.contracts.small_stores import write_scattering
+from tests.helpers import make_config
+
+Patch = pytest.MonkeyPatch
+
+
+def small(**changes: Any) -> ResolvedConfig:
+    """Two epochs of seven Poisson batches of 32 of 239 digits."""
+    settings: dict[str, Any] = {
+        "central__num_epochs": 2,
+        "privacy__epsilon": None,
+        "privacy__noise_multiplier": 1.0,
+        "evaluation__every": 1000,
+        "evaluation__splits": [],
+    }
+    return make_config("central_dp", **{**settings, **changes})
+
+
+def evidence_of(done: RunAudit) -> dict[str, tuple[str, str]]:
+    return {check.name: (check.outcome, check.evidence) for check in done.checks}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"central__sampling": "shuffled"},
+        {"central__optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 0.01}},
+        {"central__batch_size": 2, "central__num_epochs": 1},
+        {"central__schedule": {"decay": "linear"}},
+    ],
+    ids=["poisson", "shuffled", "momentum", "empty batches", "schedule"],
+)
+def test_a_sound_run_is_computed_again(changes: dict[str, Any], tmp_path: Path) -> None:
+    run(small(**changes), tmp_path)
+    done = audit_run(tmp_path)
+    found = evidence_of(done)
+    for name in ("private_seed", "cohort_replay", "noise_replay", "recompute"):
+        assert found[name][0] == "passed", found[name]
+    assert done.verdict == "passed"
+    recompute = next(check for check in done.checks if check.name == "recompute")
+    # Five times what rounding makes is still within the tolerance.
+    assert recompute.numbers["steps"] >= 1
+    assert recompute.numbers["largest"] < 0.2
+
+
+def test_a_run_with_private_statistics_is_computed_again(tmp_path: Path) -> None:
+    store = tmp_path / "mnist-scattering.h5"
+    write_scattering(store, "mnist")
+    config = small(
+        task={"name": "mnist", "data": str(store)},
+        model={"name": "scatter_linear"},
+        central__batch_size=12,
+        privacy__statistics={
+            "noise_multiplier": 8.0,
+            "mean_clip_norm": 0.5,
+            "square_clip_norm": 0.25,
+        },
+    )
+    run(config, tmp_path / "run")
+    found = evidence_of(audit_run(tmp_path / "run"))
+    assert found["recompute"][0] == "passed", found["recompute"]
+
+
+def half_noise(patch: Patch) -> None:
+    real = opacus_optimizer._generate_noise
+    patch.setattr(
+        opacus_optimizer, "_generate_noise", lambda std, **rest: real(std=std / 2.0, **rest)
+    )
+
+
+def twice_the_rate(patch: Patch) -> None:
+    real = central.set_rate
+    patch.setattr(central, "set_rate", lambda optimizer, rate: real(optimizer, 2.0 * rate))
+
+
+def same_noise_each_epoch(patch: Patch) -> None:
+    real = CentralTrainer.advance
+
+    def advance(self: Any, index: int) -> dict[str, float]:
+        self._private.generator.manual_seed(torch_seed(self._batch_seed, Purpose.NOISE))
+        return real(self, index)
+
+    patch.setattr(CentralTrainer, "advance", advance)
+
+
+def no_clipping(patch: Patch) -> None:
+    real = DPOptimizer.clip_and_accumulate
+
+    def clip_and_accumulate(self: Any) -> None:
+        bound, self.max_grad_norm = self.max_grad_norm, 1e6
+        real(self)
+        self.max_grad_norm = bound
+
+    patch.setattr(DPOptimizer, "clip_and_accumulate", clip_and_accumulate)
+
+
+def of_batches(
+    change: Callable[[Any, NDArray[np.int64]], NDArray[np.int64]],
+) -> Callable[[Patch], None]:
+    def plant(patch: Patch) -> None:
+        real = CentralTrainer._drawn
+
+        def drawn(self: Any, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+            for batch in real(self, rng):
+                yield change(self, batch)
+
+        patch.setattr(CentralTrainer, "_drawn", drawn)
+
+    return plant
+
+
+def twice_as_likely(self: Any, batch: NDArray[np.int64]) -> NDArray[np.int64]:
+    rng = np.random.default_rng(int(batch.sum()))
+    count, rate = self._split.num_examples, 2.0 * self._examples.sampling_probability
+    return np.flatnonzero(rng.random(count) < rate).astype(np.int64)
+
+
+def with_the_first_eight(self: Any, batch: NDArray[np.int64]) -> NDArray[np.int64]:
+    """As many as were drawn, but the first eight examples are always among them."""
+    return np.sort(np.r_[np.arange(8), batch[batch >= 8][: len(batch) - 8]])
+
+
+@pytest.mark.parametrize(
+    ("plant", "expected", "message"),
+    [
+        (half_noise, "noise_replay", r"epoch 1, step 1: the noise is not .* norm is"),
+        (twice_the_rate, "recompute", r"epoch 1, step 1: the model's parameters"),
+        (same_noise_each_epoch, "noise_replay", r"^epoch 2, step 1: the noise"),
+        (no_clipping, "recompute", r"epoch 1, step 1: the clipped sum"),
+        (of_batches(twice_as_likely), "cohort_replay", r"epoch 1, step 1: the batch has \d+ exam"),
+        (of_batches(with_the_first_eight), "cohort_replay", r"step 1: the batch has other examp"),
+    ],
+    ids=["half noise", "twice the rate", "same noise", "no clipping", "twice q", "fixed subset"],
+)
+def test_a_planted_bug_is_named_with_its_step(
+    plant: Callable[[Patch], None], expected: str, message: str, tmp_path: Path
+) -> None:
+    with Patch.context() as patch:
+        plant(patch)
+        run(small(), tmp_path)
+    outcome, evidence = evidence_of(audit_run(tmp_path))[expected]
+    assert outcome == "failed"
+    assert re.search(message, evidence), evidence
