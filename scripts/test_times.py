@@ -76,8 +76,9 @@ def pytest_runtest_makereport(
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Write a line for each test, in the process that gathers the reports."""
-    if report.when == "teardown" and "PYTEST_XDIST_WORKER" not in os.environ:
+    """Write a line for each test that ran, in the process that gathers the reports."""
+    ran = report.when == "teardown" and "call" in dict(report.user_properties)
+    if ran and "PYTEST_XDIST_WORKER" not in os.environ:
         with Path(os.environ[_LOG]).open("a", encoding="utf-8") as log:
             log.write(json.dumps([report.nodeid, dict(report.user_properties)]) + "\n")
 
@@ -161,7 +162,9 @@ def main(arguments: list[str]) -> int:
     files, slow = measured(log.read_text(encoding="utf-8").splitlines())
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     show(table, files, slow)
-    if options.write:
+    if options.write and code:
+        print("not written: tests failed, and what they did not do took no time")
+    elif options.write:
         text = json.dumps(merged(table, files, slow), indent=1)
         # One line a file: its numbers stand beside one another.
         lines = text.replace("[\n   ", "[").replace(",\n   ", ", ").replace("\n  ]", "]")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 import subprocess
 import sys
 import time
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pfl_bench.cli.main import main
+from tests import warm
 from tests.helpers import REPOSITORY
 
 Capture = pytest.CaptureFixture[str]
@@ -231,33 +230,33 @@ def test_an_unwritable_folder_is_exit_2(
         assert capsys.readouterr().err.count(f"pfl-bench: {out}") == 1
 
 
+# A file may not grow beyond 100 kB: the checkpoint of the MLP does not fit.
+FULL_DISK = """
+import resource, signal, sys
+from pfl_bench.cli.main import main
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+sys.exit(main())
+"""
+
+
 def test_a_full_disk_is_exit_2_and_can_be_resumed(
     config_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = config_file("private_federated", model={"name": "mlp", "hidden": 600})
     out = tmp_path / "run"
-    arguments = command("run", path, "--out", out)
-
-    def limit() -> None:
-        # A file may not grow beyond 100 kB: the checkpoint of the MLP does not fit.
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    done = subprocess.run(
-        arguments, env=environment(), capture_output=True, text=True, check=False, preexec_fn=limit
-    )
+    arguments = ["run", str(path), "--out", str(out)]
+    done = warm.python("-c", FULL_DISK, *arguments, env=environment())
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert "file size limit" in done.stderr
     assert not [p for p in out.rglob("*") if "partial" in p.name or p.suffix == ".pt"]
-    again = subprocess.run(
-        [*arguments, "--resume"], env=environment(), capture_output=True, text=True, check=False
-    )
-    assert again.returncode == 0, again.stderr
+    assert main([*arguments, "--resume"]) == 0
 
 
 def test_a_second_process_on_one_folder_is_refused(
-    config_file: Callable[..., Path], tmp_path: Path
+    config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
 ) -> None:
     path = config_file("federated", federated__num_rounds=100_000)
     out = tmp_path / "run"
@@ -268,15 +267,8 @@ def test_a_second_process_on_one_folder_is_refused(
         deadline = time.monotonic() + 60
         while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        second = subprocess.run(
-            command("run", path, "--out", out, "--resume"),
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert second.returncode == 2
-        assert "another process" in second.stderr
+        assert main(["run", str(path), "--out", str(out), "--resume"]) == 2
+        assert "another process" in capsys.readouterr().err
     finally:
         first.kill()
         first.wait()
