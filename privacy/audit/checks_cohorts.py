@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from privacy.audit import power, tails
 from privacy.audit.check import Finding, check
-from privacy.audit.errors import SkippedError
+from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs
+from privacy.audit.own_schemes import own_users
 
 # Standard deviations beyond which a binomial is left out of account: 1e-30 and less.
 _REACH = 13.0
@@ -111,7 +112,7 @@ def check_cohort_total(evidence: Evidence, inputs: AuditInputs) -> Finding:
     if scheme == "truncated_poisson":
         return _of_truncated(sampling, sizes, found)
     if scheme not in ("poisson", "cyclic_poisson"):
-        return Finding([f"there is no sampling scheme {scheme!r}"]).seen("the constants")
+        return _of_own(evidence, sizes, found)
     cycles, rest = divmod(len(sizes), separation)
     rate, whole = sampling.rate, cycles * separation
     parts = [(int(sizes[:whole].sum()), cycles * population, rate)] if cycles else []
@@ -138,6 +139,20 @@ def check_cohort_total(evidence: Evidence, inputs: AuditInputs) -> Finding:
         expected=cohort * len(sizes),
         p_value=smallest,
     )
+
+
+def _of_own(evidence: Evidence, sizes: Array, found: Finding) -> Finding:
+    """Cohorts of a scheme that is not described here: by what it says of them itself."""
+    name, users = evidence.constants.get("sampling"), own_users(evidence.constants)
+    if users is None:
+        return Finding([f"there is no sampling scheme {name!r}"]).seen("the constants")
+    expected = [users.scheme.certain_cohort(users, r + 1) for r in range(len(sizes))]
+    if None in expected:
+        raise IncompleteError(
+            f"the sampling scheme {name} does not say how many users a round has (certain_cohort)"
+        )
+    found.where(f"the cohort is not what {name} sampling draws", sizes != np.array(expected))
+    return found.seen(f"{len(sizes)} rounds, by the scheme's own word")
 
 
 def _of_truncated(sampling: Sampling, sizes: Array, found: Finding) -> Finding:

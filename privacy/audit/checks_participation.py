@@ -38,9 +38,10 @@ from numpy.typing import NDArray
 from privacy.audit import power, tails
 from privacy.audit.check import LEVEL, Finding, check
 from privacy.audit.checks_cohorts import binomial_weights, drawn, sampling_of
-from privacy.audit.errors import SkippedError
+from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
+from privacy.audit.own_schemes import own_users
 
 # The largest count of any user is beyond its bound this rarely.
 _COUNT_LEVEL = 1e-9
@@ -60,6 +61,12 @@ def check_participation(evidence: Evidence, inputs: AuditInputs) -> Finding:
     sizes, returning, _ = evidence.need(*_KEYS)
     sampling = sampling_of(evidence)
     separation, population, rate = sampling.separation, sampling.population, sampling.rate
+    own = own_users(evidence.constants)
+    if own is not None and not (own.sampling_probability == rate == 1.0):
+        raise IncompleteError(
+            f"how often users come again under {own.scheme.name} sampling is not known to the "
+            "audit; that each round's users are those that it draws is for cohort_replay"
+        )
     drawn(sampling, sizes)
     if evidence.rounds <= separation:
         raise SkippedError("nobody could have come again yet")
@@ -215,15 +222,18 @@ def check_separation(evidence: Evidence, inputs: AuditInputs) -> Finding:
     (gap,) = evidence.need("smallest_gap")
     sampling, found = sampling_of(evidence), Finding()
     scheme, separation = sampling.scheme, sampling.separation
-    if scheme not in ("cyclic_poisson", "selected"):
+    own = own_users(evidence.constants)
+    pattern = {"cyclic_poisson": "groups", "selected": "separated"}.get(scheme, "none")
+    pattern = pattern if own is None else own.scheme.pattern
+    if pattern == "none":
         keeps = "sampling keeps no distance between two rounds of one user"
         raise SkippedError(f"{scheme or 'no'} {keeps}")
-    if scheme == "selected" and separation == 1:
+    if pattern == "separated" and separation == 1:
         raise SkippedError("no distance between two rounds of one user is claimed")
     again = ~np.isnan(gap)
     near = again & ~(gap >= separation)
     found.where(f"a user was in a round less than {separation} before", near)
-    if scheme == "cyclic_poisson":
+    if pattern == "groups":
         odd = again & ~near & (gap % separation != 0)
         found.where("a user of another group takes part", odd)
     least = float(np.nanmin(gap)) if again.any() else None

@@ -19,17 +19,7 @@ from privacy.audit.check import Finding, check
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import SIDES, AuditInputs, as_number, json_equal
-
-# How each scheme is accounted: written down here once more, independent of the plan's table.
-ADJACENCY = {
-    "poisson": "add-or-remove-one",
-    "truncated_poisson": "add-or-remove-one",
-    "cyclic_poisson": "add-or-remove-one",
-    "full": "add-or-remove-one",
-    "fixed_size": "replace-one",
-    "selected": "zero-out",
-    "shuffled": "zero-out",
-}
+from privacy.audit.own_schemes import ADJACENCY, own_users
 
 
 @check("folder", "The run's folder holds everything that the run has written.")
@@ -252,7 +242,8 @@ def _derived_problems(inputs: AuditInputs, evidence: Evidence) -> Iterator[str]:
     """What follows from other constants, and is not so."""
     constants = evidence.constants
     sampling, adjacency = constants.get("sampling"), constants.get("adjacency")
-    expected = ADJACENCY.get(str(sampling))
+    own = own_users(constants)
+    expected = ADJACENCY.get(str(sampling)) if own is None else own.adjacency
     if inputs.configured.randomizes_clients:
         # A report hides which of two values it is of, not that there is one.
         expected = "replace-one"
@@ -264,6 +255,9 @@ def _derived_problems(inputs: AuditInputs, evidence: Evidence) -> Iterator[str]:
         rate /= evidence.constant("population_size", label) or math.nan
         if sampling in ("selected", "shuffled"):
             rate = 1.0
+        own = own_users(constants, label)
+        if own is not None:
+            rate = own.sampling_probability
         recorded, stated = constants.get(label) or {}, inputs.side(label)
         for where, side in (("ledger", recorded), ("statement", stated)):
             value = side.get("sampling_probability")

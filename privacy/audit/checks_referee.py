@@ -28,9 +28,10 @@ from privacy.audit import referee, referee_renyi
 from privacy.audit.check import Finding, check
 from privacy.audit.checks_accounting import accounted_rounds, compositions
 from privacy.audit.described import Described, describe
-from privacy.audit.errors import SkippedError
+from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
+from privacy.audit.own_schemes import own_users
 from privacy.audit.referee import Bounds
 from privacy.empirical.gaussian_dp import epsilon_of_mu
 from privacy.statement.statement import json_epsilon
@@ -73,7 +74,8 @@ def check_referee(evidence: Evidence, inputs: AuditInputs, label: str) -> Findin
     except (ValueError, ZeroDivisionError) as error:
         raise SkippedError(f"the recorded constants cannot be described ({error})") from error
     if isinstance(described, str):
-        raise SkippedError(described)
+        is_own = own_users(evidence.constants, label) is not None
+        raise (IncompleteError if is_own else SkippedError)(described)
     if described.count == 0 or not 0.0 < delta < 1.0 or math.isnan(epsilon):
         raise SkippedError("there is nothing to compose, or no epsilon, or no delta")
     if not described.noise > 0.0:

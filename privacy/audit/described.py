@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
+from privacy.audit.own_schemes import own_users
 from privacy.description import Columns, Description, Tree
 from privacy.errors import PrivacyError
 
@@ -115,6 +116,11 @@ def describe(
     most = -(-rounds // apart)
     if constants.get("max_participations") is not None:
         most = min(most, int(as_number(constants["max_participations"])))
+    own = own_users(constants, label)
+    if own is not None:
+        most = own.most_participations(rounds)
+        if own.sampling_probability != 1.0 or own.scheme.sensitivity != 1.0:
+            return f"there is no second description of the sampling scheme {scheme!r}"
     if scheme == "shuffled":
         # Full batches of one order of the examples; an example is in one of them at most.
         batches = as_number(side.get("population_size")) // as_number(side.get("cohort_size"))

@@ -46,6 +46,9 @@ class InTurn(SamplingScheme):
         first = (round_index - 1) % self.min_separation
         return np.arange(first, users.population_size, self.min_separation)
 
+    def certain_cohort(self, users, round_index):
+        return len(self.draw(users, None, round_index, None))
+
     def sampling_probability(self, users):
         return 1.0
 
@@ -135,8 +138,22 @@ def test_it_trains_and_is_audited(
     assert 0.0 <= canaries["lower_bound"] <= actual["epsilon"]
     explained = command(folder, "privacy", "explain", str(statement.parent))
     assert "Each user is in every 4th round." in " ".join(explained.stdout.split())
-    # By the record: the auditor describes schemes a second time, and owns to not knowing this one.
+    # By the record: the auditor, which does not describe this scheme, asks it.
     audited = command(folder, "audit", str(statement.parent), "--json")
-    checks = {check["name"]: check for check in json.loads(audited.stdout)["checks"]}
-    assert checks["epsilon_actual"]["outcome"] == "passed"
-    assert "no sampling scheme 'in_turn'" in str(checks["cohort_total"])
+    document = json.loads(audited.stdout)
+    checks = {check["name"]: check for check in document["checks"]}
+    assert document["verdict"] == "passed", [
+        check for check in checks.values() if check["outcome"] in ("failed", "incomplete")
+    ]
+    by_itself = ("epsilon_actual", "referee_actual", "cohort_total", "participation", "separation")
+    assert {checks[name]["outcome"] for name in by_itself} == {"passed"}
+    # One that does not say how many users a round has leaves that open, and fails nothing.
+    silent = "\n".join(line for line in SCHEME.splitlines() if "certain_cohort" not in line)
+    silent = silent.replace("        return len(self.draw(users, None, round_index, None))\n", "")
+    (folder / "in_turn.py").write_text(silent, encoding="utf-8")
+    audited = command(folder, "audit", str(statement.parent), "--json")
+    document = json.loads(audited.stdout)
+    checks = {check["name"]: check for check in document["checks"]}
+    assert checks["cohort_total"]["outcome"] == "incomplete"
+    assert "certain_cohort" in checks["cohort_total"]["evidence"]
+    assert document["counts"]["failed"] == 0
