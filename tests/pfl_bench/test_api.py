@@ -31,7 +31,7 @@ def test_the_example_of_the_documentation_runs_and_prints_nothing(
     assert result.statement.actual.epsilon > result.statement.simulated.epsilon
     assert pfl_bench.audit(result.folder).verdict == "passed"
     assert [line["round"] for line in result.history] == [1, 2, 3]
-    assert result.expected[0]["verdict"] == "not comparable"
+    assert result.expected[0]["verdict"] == "not the row"
     again = pfl_bench.run_row(row, tmp_path / "run")
     assert again.summary == result.summary == pfl_bench.load_run(tmp_path / "run").summary
 

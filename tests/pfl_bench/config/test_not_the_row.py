@@ -132,7 +132,7 @@ def test_every_command_keeps_to_it(row: Path, tmp_path: Path, capsys: Capture) -
     changed = tmp_path / "changed"
     other = ["table", str(folder), f"{RATE}=0.2", "--out", str(changed)]
     assert main(other) == 0
-    difference = f"not the row: {RATE} 0.3 -> 0.2"
+    difference = f"{RATE} 0.3 -> 0.2"
     assert difference in capsys.readouterr().out
     view = {
         "version": 1,

@@ -180,7 +180,7 @@ def test_one_diverged_seed_is_enough(tmp_path: Path) -> None:
     bad = {**good, "seed": 9, "diverged": found}
     bad["expected"] = [{**good["expected"][0], "verdict": "diverged", "why": "it did"}]
     (row,) = rows_from_summaries([good, bad])
-    assert (row.status, row.note) == ("diverged", "it did")
+    assert (row.status, row.note) == ("diverged", "it did; seeds 3, 9")
     assert make_grid([row], {}).to_text().splitlines()[-1].split() == [
         "agree",
         "diverged",
