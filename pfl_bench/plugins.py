@@ -136,24 +136,37 @@ def user_files() -> dict[str, list[tuple[str, Path]]]:
 
     Each has its relative path and its path.
 
-    Of a folder these are the files in its subfolders of ``GROUPS``, of an installed package all of
-    its files. Keys are the folder's path, and the package's name.
+    Of a folder and of an installed package these are all of its files, helpers among them, of an
+    installed module its file. Keys are the folder's path, and the package's or module's name.
+
+    Raises:
+        PluginError: An installed plug-in has no file, so that its code cannot be told from another.
     """
-    found = {
-        folder: [file for group in GROUPS for file in _python_files(Path(folder), group)]
-        for folder in __path__
-    }
-    for group in GROUPS:
-        for entry in _entry_points(group).values():
-            root = entry.partition(".")[0]
-            spec = importlib.util.find_spec(root)
-            folders = [] if spec is None else list(spec.submodule_search_locations or [])
-            found[root] = [file for place in folders for file in _python_files(Path(place))]
+    found = {folder: _python_files(Path(folder)) for folder in __path__}
+    roots = {entry.partition(".")[0] for group in GROUPS for entry in _entry_points(group).values()}
+    for root in sorted(roots):
+        found[root] = _installed_files(root)
+        if not found[root]:
+            raise PluginError(
+                f"the installed package '{root}' offers plug-ins, but has no Python files, which "
+                "the seed of a private run's noise is derived from; install it as .py files, or "
+                "uninstall it"
+            )
     return found
 
 
-def _python_files(folder: Path, below: str = ".") -> list[tuple[str, Path]]:
-    found = ((path.relative_to(folder), path) for path in sorted((folder / below).rglob("*.py")))
+def _installed_files(root: str) -> list[tuple[str, Path]]:
+    spec = importlib.util.find_spec(root)
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is not None:
+        return [f for place in spec.submodule_search_locations for f in _python_files(Path(place))]
+    file = Path(spec.origin or "")
+    return [(file.name, file)] if file.is_file() else []
+
+
+def _python_files(folder: Path) -> list[tuple[str, Path]]:
+    found = ((path.relative_to(folder), path) for path in sorted(folder.rglob("*.py")))
     # Editors leave locks and copies there, whose names begin with a dot.
     return [
         (place.as_posix(), path)

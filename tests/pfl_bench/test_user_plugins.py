@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -235,6 +236,61 @@ def test_the_seed_s_digest_takes_in_the_user_s_code_wherever_it_is(
     plugins.__path__.remove(str(folder))
     plugins.add_folder(moved)
     assert code_digest() == with_one
+
+
+def install(site: Path, value: str) -> None:
+    """Install a plug-in 'theirs', found by its entry point, into a folder of packages."""
+    info = site / "theirs-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[pfl_bench.algorithms]\ntheirs = {value}\n")
+
+
+def code_of_site(site: Path) -> subprocess.CompletedProcess[str]:
+    """The digests of code and plug-ins in a process that finds the installed plug-in."""
+    program = (
+        "from pfl_bench.client import machine as m; print(m.code_digest(), m.plugin_digests())"
+    )
+    paths = os.pathsep.join([str(site), str(REPOSITORY)])
+    return warm.python("-c", program, env={**os.environ, "PYTHONPATH": paths})
+
+
+@pytest.mark.parametrize(
+    ("value", "file"), [("my_alg", "my_alg.py"), ("my_package.method", "my_package/method.py")]
+)
+def test_an_edited_installed_plug_in_draws_noise_of_its_own(
+    value: str, file: str, tmp_path: Path
+) -> None:
+    install(tmp_path, value)
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    found = []
+    for change in ("", "# changed\n"):
+        (tmp_path / file).write_text(ALGORITHM + change, encoding="utf-8")
+        done = code_of_site(tmp_path)
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.split()[0])
+        assert f"'{value.partition('.')[0]}': 'sha256:" in done.stdout
+    assert found[0] != found[1]
+
+
+def test_an_installed_plug_in_without_files_is_refused(tmp_path: Path) -> None:
+    install(tmp_path, "my_package.method")
+    (tmp_path / "my_package").mkdir()
+    done = code_of_site(tmp_path)
+    assert done.returncode == 1
+    assert (
+        "PluginError: the installed package 'my_package' offers plug-ins, but has no" in done.stderr
+    )
+
+
+def test_helpers_of_a_folder_are_part_of_its_code(folder: Path) -> None:
+    plugins.add_folder(folder)
+    before, seed = plugin_digests(), code_digest()
+    (folder / "shared").mkdir()
+    (folder / "shared" / "helper.py").write_text("SCALE = 2.0\n", encoding="utf-8")
+    forget_digests()
+    assert plugin_digests() != before
+    assert code_digest() != seed
 
 
 def test_an_installed_package_s_plug_ins_are_found_by_entry_points(tmp_path: Path) -> None:
