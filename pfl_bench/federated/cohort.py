@@ -206,7 +206,7 @@ class CohortTraining:
         upload = ClientUpload(result.update, weight, size)
         for transform in self._transforms:
             upload = transform.send(upload, result, index)
-        if self.aggregator.mechanism.is_private and (upload.weight, upload.scalar) != (1.0, 0.0):
+        if self.aggregator.mechanism.is_private and (upload.weight, upload.scalar) != (weight, 0.0):
             raise PlanError(
                 f"{self._named}: a client sends the weight {upload.weight:g} and the scalar "
                 f"{upload.scalar:g} beside its update, and in a private run nothing clips or "
