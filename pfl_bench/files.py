@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from pfl_bench.types import RunFolderError
+
+# Far beyond what a file of this toolkit has, and within what every later walk can descend.
+_DEEPEST = 50
+_LARGEST_INTEGER = 2**1023  # the last power of two that a float holds
+_STRINGS_AND_BRACKETS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 
 
 def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
@@ -79,11 +85,82 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file; errors name it."""
+    """Read a text file; errors name it, and pipes and devices, which may never end, are refused."""
     try:
+        if path.exists() and not path.is_file():
+            raise RunFolderError(f"{path} cannot be read: it is no regular file")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}; expected UTF-8 text") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON that anybody may have written: whatever comes back can be walked and written.
+
+    Args:
+        text: The JSON; bytes are UTF-8.
+
+    Returns:
+        The value; no NaN or infinity is in it.
+
+    Raises:
+        ValueError: It is not JSON, or is what ``check_values`` refuses.
+    """
+    text = text.decode("utf-8") if isinstance(text, bytes) else text
+    if text.count("[") + text.count("{") > _DEEPEST:
+        _check_depth(text)
+    value = json.loads(text, parse_constant=_refuse_constant)
+    check_values(value)
+    return value
+
+
+def _check_depth(text: str) -> None:
+    """Refuse deep JSON before a parser that recurses sees it."""
+    depth = 0
+    for found in _STRINGS_AND_BRACKETS.finditer(text):
+        bracket = text[found.start()]
+        depth += (bracket in "[{") - (bracket in "]}")
+        if depth > _DEEPEST:
+            raise ValueError(f"nested more than {_DEEPEST} deep")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def check_values(value: Any, most: float = math.inf, allow_infinite: bool = False) -> None:
+    """Refuse parsed values that later code could not walk, convert or write.
+
+    Args:
+        value: Mappings, lists and scalars.
+        most: How many values there may be, one that several places refer to counted at each.
+        allow_infinite: Whether floats may be infinite or NaN.
+
+    Raises:
+        ValueError: Too deep (a value that holds itself is), too many, an integer beyond every
+            float, a float that is not finite, or a text that is not Unicode or has a NUL.
+    """
+    pending, seen = [(value, 0)], 0
+    while pending:
+        item, depth = pending.pop()
+        seen += 1
+        if depth > _DEEPEST:
+            raise ValueError(f"nested more than {_DEEPEST} deep")
+        if seen > most:
+            raise ValueError(f"holds more than {most} values")
+        if isinstance(item, dict):
+            pending += [(part, depth + 1) for pair in item.items() for part in pair]
+        elif isinstance(item, list):
+            pending += [(part, depth + 1) for part in item]
+        elif isinstance(item, str):
+            if "\0" in item:
+                raise ValueError(f"the text {item[:40]!r} has a NUL character")
+            if not item.isascii():
+                item.encode()
+        elif isinstance(item, int) and abs(item) > _LARGEST_INTEGER:
+            raise ValueError("an integer is too large for a float")
+        elif isinstance(item, float) and not allow_infinite and not math.isfinite(item):
+            raise ValueError("a number is too large for a float")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -91,10 +168,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
+        value = parse_json(read_text(path))
+    except RunFolderError:
+        raise
+    except ValueError as error:
         raise RunFolderError(
-            f"{path} is not JSON (line {error.lineno}: {error.msg}); expected one object, written "
+            f"{path} is not JSON as it is written here ({error}); expected one object, written "
             "whole: delete the file if the run is to be resumed, or run the row again"
         ) from None
     if not isinstance(value, dict):
@@ -112,14 +191,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            row = parse_json(line)
+        except ValueError as error:
             if number == len(lines):
                 break
             raise RunFolderError(
-                f"{path}, line {number} is not JSON ({error.msg}); expected one object a round"
+                f"{path}, line {number} is not JSON ({error}); expected one object a round"
             ) from None
-        if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+        if not isinstance(row, dict) or type(row.get("round")) is not int:
             raise RunFolderError(
                 f"{path}, line {number} is {line[:60]!r}; expected an object with an integer "
                 '"round"'

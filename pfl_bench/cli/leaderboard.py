@@ -13,7 +13,7 @@ from pfl_bench.cli.targets import check_new
 from pfl_bench.files import read_json
 from pfl_bench.report.audit import audit_status
 from pfl_bench.report.leaderboard import write_leaderboard
-from pfl_bench.report.run_folder import RunRecord, read_run, runs_below
+from pfl_bench.report.run_folder import RunRecord, read_runs, runs_below
 from pfl_bench.types import UserInputError
 
 
@@ -26,7 +26,7 @@ def main(arguments: argparse.Namespace) -> int:
     for path in (out, data_out):
         check_new(path, arguments.force)
     found = {path.resolve(): path for name in arguments.folders for path in runs_below(Path(name))}
-    runs = [read_run(path) for path in found.values()]
+    runs = read_runs(list(found.values()), say)
     if arguments.audit:
         for run in runs:
             _audit(run)
@@ -37,7 +37,7 @@ def main(arguments: argparse.Namespace) -> int:
         print(f"\n{board.title} ({board.about})\n")
         print_table(board.table)
     print(f"\nleaderboard: {out.resolve()}\ndata: {data_out.resolve()}", file=sys.stderr)
-    return 0
+    return 0 if len(runs) == len(found) else 1
 
 
 def _audit(run: RunRecord) -> None:

@@ -6,22 +6,25 @@ import argparse
 import sys
 from pathlib import Path
 
+from pfl_bench.cli.speech import say
 from pfl_bench.cli.targets import check_empty, check_new
-from pfl_bench.report.page import write_report
+from pfl_bench.report.page import write_page
+from pfl_bench.report.run_folder import read_runs
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Write the page of one or more run folders."""
-    out, runs = Path(arguments.out), [Path(run) for run in arguments.runs]
+    out, folders = Path(arguments.out), [Path(run) for run in arguments.runs]
     # A run's own page is made of its folder alone, and can be made anew at any time.
-    is_own = out.name == "report.html" and [out.parent.resolve()] == [p.resolve() for p in runs]
+    is_own = out.name == "report.html" and [out.parent.resolve()] == [p.resolve() for p in folders]
     if not is_own:
         check_new(out, arguments.force)
     figures = None if arguments.figures is None else Path(arguments.figures)
     if figures is not None and figures.exists():
         check_empty(figures, arguments.force)
-    page = write_report(runs, out, figures)
+    runs = read_runs(folders, say)
+    page = write_page(runs, out, save_to=figures)
     if figures is not None:
         print(f"figures: {figures}", file=sys.stderr)
     print(f"report: {page}", file=sys.stderr)
-    return 0
+    return 0 if len(runs) == len(folders) else 1

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from pfl_bench.types import ConfigError
+from pfl_bench.files import check_values, read_text
+from pfl_bench.types import ConfigError, RunFolderError
 
 
 class _Loader(yaml.SafeLoader):
@@ -33,9 +34,15 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
 
-# YAML 1.1 reads 1e-3 as text and "no", "on" and "off" as booleans; readers expect neither.
+# YAML 1.1 reads 1e-3 as text, "no", "on" and "off" as booleans and 2024-01-02 as a date; readers
+# expect none of these, and no tag for anything but JSON's kinds of values.
+_OTHERWISE = (":bool", ":float", ":timestamp")
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float"))]
+    first: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if not tag.endswith((":bool", ":float", ":timestamp"))
+    ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
@@ -49,7 +56,30 @@ _Loader.add_implicit_resolver(
     ),
     list("-+0123456789."),
 )
+_KINDS = ("null", "bool", "int", "float", "str", "seq", "map")
+_Loader.yaml_constructors = {
+    tag: make
+    for tag, make in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or tag.endswith(tuple(f":{kind}" for kind in _KINDS))
+}
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_MOST_VALUES = 1_000_000  # a few lines of aliases of aliases stand for more than any machine holds
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML that anybody may have written.
+
+    Raises:
+        ValueError: It is not YAML, or is what ``check_values`` refuses.
+    """
+    try:
+        value = yaml.load(text, Loader=_Loader)  # _Loader derives from SafeLoader
+        check_values(value, _MOST_VALUES, allow_infinite=True)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+    return value
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -58,15 +88,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: The file cannot be read, is not YAML, or is not a mapping.
     """
+    if not path.exists():
+        raise ConfigError(f"{path}: no such configuration file")
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such configuration file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as a text file: {error}") from None
+        text = read_text(path)
+    except RunFolderError as error:
+        raise ConfigError(str(error)) from None
     try:
-        tree = yaml.load(text, Loader=_Loader)  # _Loader derives from SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        tree = parse_yaml(text)
+    except ValueError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: a configuration is a mapping of keys to values")
@@ -96,8 +126,8 @@ def apply_override(tree: dict[str, Any], text: str) -> None:
     if not equals or not all(parts):
         raise ConfigError(f"override '{text}': write key=value, such as federated.num_rounds=10")
     try:
-        value = yaml.load(value_text, Loader=_Loader)  # _Loader derives from SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        value = parse_yaml(value_text)
+    except ValueError as error:
         raise ConfigError(f"override '{text}': the value is not valid YAML: {error}") from None
     node = tree
     for depth, part in enumerate(parts[:-1]):

@@ -15,6 +15,7 @@ from pfl_bench.data.reader import Store, StoreSplit
 from pfl_bench.data.safe_pickle import load_builtin_pickle
 from pfl_bench.data.stored_task import StoredSplit, StoredTask, gather, open_store
 from pfl_bench.data.writer import StoreWriter
+from pfl_bench.files import parse_json
 
 __all__ = [
     "FORMAT",
@@ -30,4 +31,5 @@ __all__ = [
     "load_builtin_pickle",
     "new_folder",
     "open_store",
+    "parse_json",
 ]

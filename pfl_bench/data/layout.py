@@ -35,6 +35,10 @@ BLOCK_BYTES = 4 << 20
 TARGETS = "targets"
 CLIENT_IDS = "client_ids"
 NAMES = "names"
+# Models and counts are as large as these say before any data are seen. The largest vocabularies
+# and label sets in use are below a third of the first; the second is a picture of 10,000 x 10,000.
+MOST_CLASSES = 1_000_000
+MOST_INPUT_VALUES = 100_000_000
 
 _USUAL_SPLITS = ("train", "val", "test")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")

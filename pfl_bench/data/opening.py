@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import operator
 from collections.abc import Mapping
 from itertools import pairwise
@@ -17,12 +17,15 @@ from pfl_bench.data.columns import Descriptor, open_column
 from pfl_bench.data.layout import (
     FORMAT,
     LAYOUT_VERSION,
+    MOST_CLASSES,
+    MOST_INPUT_VALUES,
     NAMES,
     FieldSpec,
     check_field_names,
     check_list_name,
     check_split_name,
 )
+from pfl_bench.files import parse_json
 from pfl_bench.types import DataError
 
 _TEXTS = ("task", "variant", "source", "split_by", "content_sha256")
@@ -91,19 +94,25 @@ def read_attributes(file: Any, path: Path) -> dict[str, Any]:
         attributes[name] = text
     for name, kind in _JSON.items():
         try:
-            attributes[name] = json.loads(attributes[name])
+            attributes[name] = parse_json(attributes[name])
         except ValueError as error:
             raise damaged(path, f"attribute {name!r} is not JSON ({error})") from error
         if not isinstance(attributes[name], kind):
             raise damaged(path, f"attribute {name!r} is not a JSON {kind.__name__}")
     num_classes = file.attrs.get("num_classes")
-    if not isinstance(num_classes, np.integer) or num_classes < 1:
-        raise damaged(path, f"attribute 'num_classes' is {num_classes!r}, not a positive integer")
+    if not isinstance(num_classes, np.integer) or not 1 <= num_classes <= MOST_CLASSES:
+        raise damaged(
+            path,
+            f"attribute 'num_classes' is {num_classes!r}, not an integer from 1 to {MOST_CLASSES}",
+        )
     attributes["num_classes"] = int(num_classes)
     if attributes["split_by"] not in ("user", "example"):
         raise damaged(path, f"attribute 'split_by' is {attributes['split_by']!r}")
-    if not all(isinstance(size, int) for size in attributes["input_shape"]):
-        raise damaged(path, f"attribute 'input_shape' is {attributes['input_shape']}")
+    shape = attributes["input_shape"]
+    if not all(type(size) is int and size > 0 for size in shape) or (
+        math.prod(shape) > MOST_INPUT_VALUES
+    ):
+        raise damaged(path, f"attribute 'input_shape' is {shape}")
     _check_splits(file, attributes["counts"], path)
     attributes |= _announced_names(file, path)
     return attributes
@@ -137,7 +146,7 @@ def _announced_names(file: Any, path: Path) -> dict[str, dict[str, int]]:
     if NAMES not in file.attrs and NAMES not in file:
         return {}
     try:
-        counts = json.loads(_text(file, NAMES) or "")
+        counts = parse_json(_text(file, NAMES) or "")
     except ValueError as error:
         raise damaged(path, f"attribute {NAMES!r} is missing or not JSON ({error})") from error
     if not isinstance(counts, dict) or not isinstance(file.get(NAMES), h5py.Group):

@@ -18,6 +18,7 @@ from pfl_bench.data.checks import (
     columns_of,
 )
 from pfl_bench.data.layout import (
+    MOST_CLASSES,
     FieldSpec,
     check_field_names,
     check_list_name,
@@ -26,7 +27,7 @@ from pfl_bench.data.layout import (
 )
 from pfl_bench.data.spool import Spool
 from pfl_bench.data.temporary import TemporaryFolder
-from pfl_bench.files import synchronise_folder
+from pfl_bench.files import parse_json, synchronise_folder
 from pfl_bench.types import DataError, SplitBy
 
 
@@ -79,8 +80,10 @@ class StoreWriter:
                 raise ValueError(f"StoreWriter: {name} is {text!r}; it must be a non-empty string.")
         if split_by not in ("user", "example"):
             raise ValueError(f"StoreWriter: split_by is {split_by!r}; use 'user' or 'example'.")
-        if num_classes < 1:
-            raise ValueError(f"StoreWriter: num_classes is {num_classes}; it must be at least 1.")
+        if not 1 <= num_classes <= MOST_CLASSES:
+            raise ValueError(
+                f"StoreWriter: num_classes is {num_classes}; it must be from 1 to {MOST_CLASSES}."
+            )
         self.path = Path(path)
         _check_target(self.path)
         self._facts = {"task": task, "variant": variant, "source": source, "split_by": split_by}
@@ -134,7 +137,7 @@ class StoreWriter:
             ValueError: ``value`` is not JSON-serialisable.
         """
         try:
-            self._extra[key] = json.loads(json.dumps(value, allow_nan=False))
+            self._extra[key] = parse_json(json.dumps(value, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{self.path}: extra fact {key!r} is not JSON ({error}); use None, bool, int, "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from pfl_bench.config.yaml_text import parse_yaml
 from pfl_bench.files import read_json, read_metrics, read_text
 from pfl_bench.runs.rows import as_float, rows_from_summaries
 from pfl_bench.types import RunFolderError
@@ -170,8 +169,8 @@ def read_run(path: Path) -> RunRecord:
         )
     config_text = read_text(config_path)
     try:
-        config = yaml.safe_load(config_text)
-    except yaml.YAMLError as error:
+        config = parse_yaml(config_text)
+    except ValueError as error:
         raise RunFolderError(f"{config_path} is not YAML: {error}; run the row again") from None
     if not isinstance(config, dict):
         raise RunFolderError(f"{config_path} holds {type(config).__name__}, expected a mapping")
@@ -194,6 +193,29 @@ def read_run(path: Path) -> RunRecord:
         summary=summary,
         strata=read_json(path / "strata.json"),
     )
+
+
+def read_runs(paths: Sequence[Path], notice: Callable[[str], None]) -> list[RunRecord]:
+    """Read several run folders; one that cannot be read does not keep the others from being shown.
+
+    Args:
+        paths: The folders.
+        notice: Told of each folder that is left out, and why.
+
+    Raises:
+        RunFolderError: None of them can be read.
+    """
+    runs, refused = [], []
+    for path in paths:
+        try:
+            runs.append(read_run(path))
+        except RunFolderError as error:
+            refused.append(error)
+    if not runs and refused:
+        raise refused[0]
+    for error in refused:
+        notice(f"left out: {error}")
+    return runs
 
 
 def _check_summary(path: Path, summary: Mapping[str, Any]) -> None:

@@ -6,7 +6,6 @@ is said once. The files under the run folder remain the record; W&B is a view of
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shlex
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.config.logging import WandbOptions
-from pfl_bench.files import write_json
+from pfl_bench.files import parse_json, read_text, write_json
 from pfl_bench.runs.tracking import Notice, Tracked, Tracker, flatten, is_number, one_line, scalar
 
 # W&B refuses longer ones.
@@ -264,7 +263,7 @@ def _run_identifier(run_dir: Path, options: WandbOptions, on_notice: Notice) -> 
     place = {"project": options.project, "entity": options.entity}
     if path.exists():
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
+            stored = parse_json(read_text(path))
             identifier = stored["id"]
             if not isinstance(identifier, str) or not identifier:
                 raise ValueError(f"its id is {identifier!r}, not a text")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
+from pfl_bench.data import parse_json
 from pfl_bench.types import DataError
 from tasks.common.fedscale.layout import FOLDER, find_mappings, read_mapping
 from tasks.common.leaf.json_files import UNSPLIT
@@ -93,7 +93,7 @@ def _open(path: Path) -> IO[bytes]:
 
 def _review(line: bytes, where: str) -> Review:
     try:
-        found: Any = json.loads(line)
+        found: Any = parse_json(line)
     except ValueError as error:
         raise DataError(
             f"{where}: not a JSON object ({error}); the publisher's reviews have one a line (some "

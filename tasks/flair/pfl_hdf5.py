@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.data import FORMAT
+from pfl_bench.data import FORMAT, parse_json
 from pfl_bench.types import DataError
 from tasks.common.parquet import DamagedInputError
 from tasks.common.progress import Progress
@@ -107,7 +106,7 @@ def _label_names(file: Any, level: str, path: Path) -> list[str]:
     if not isinstance(mapping, h5py.Dataset):
         return []
     try:
-        numbers = json.loads(mapping[()])
+        numbers = parse_json(mapping[()])
         names = sorted(numbers, key=numbers.__getitem__)
         consecutive = [numbers[name] for name in names] == list(range(len(names)))
     except (ValueError, TypeError, AttributeError):

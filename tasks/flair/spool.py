@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Self
 
 from filelock import FileLock, Timeout
 
+from pfl_bench.data import parse_json
 from pfl_bench.types import DataError
 from tasks.flair.checking import Finding, RawImage
 
@@ -131,7 +132,7 @@ class ImageSpool:
         """
         blob, index = self._paths(name)
         try:
-            kept = json.loads(index.read_bytes())
+            kept = parse_json(index.read_bytes())
             if kept["key"] != self._key(name, fingerprint):
                 return None
             findings = {int(k): Finding(tuple(v[0]), v[1]) for k, v in kept["findings"].items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pfl_bench.data import parse_json
 from pfl_bench.types import DataError
 from tasks.common.leaf.json_files import find_files
 
@@ -96,8 +96,8 @@ def read_comments(
             if number % 1000 == 0:
                 tell_position(file.tell())
             try:
-                found = json.loads(line)
-            except (ValueError, RecursionError) as error:
+                found = parse_json(line)
+            except ValueError as error:
                 raise DataError(
                     f"{path}, line {number}: not JSON ({str(error)[:100]}); a dump has a comment a "
                     "line, a JSON object each. If this is the last line, the file is cut: get it "

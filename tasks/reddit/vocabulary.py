@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from pfl_bench.data import parse_json
 from pfl_bench.types import DataError
 from tasks.reddit.sequences import PAD, PAD_ID, UNK, UNK_ID
 
@@ -179,7 +179,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
         )
     try:
         text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else text.split("\n")
+        content = parse_json(text) if path.suffix == ".json" else text.split("\n")
     except ValueError as error:
         raise DataError(
             f"vocabulary={path}: is neither JSON (a name that ends in .json) nor text in UTF-8, "

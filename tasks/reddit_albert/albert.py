@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pfl_bench.data import parse_json
 from pfl_bench.types import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _check_folder(folder: Path, vocabulary_size: int) -> None:
             f"{' or '.join(WEIGHT_FILES)}, such as a copy of albert-base-v2; nothing is downloaded"
         )
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"model.weights: {path} is not JSON ({error}); copy it again") from error
     kind = config.get("model_type") if isinstance(config, dict) else None

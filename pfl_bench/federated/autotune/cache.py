@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.federated.autotune.choice import Candidate
-from pfl_bench.files import write_json
+from pfl_bench.files import parse_json, read_text, write_json
 
 VARIABLE = "PFL_BENCH_CACHE"
 _FORMAT = 1
@@ -62,7 +62,7 @@ class TimingCache:
         if self.path is None:
             return None
         try:
-            return _checked(json.loads(self.path.read_text(encoding="utf-8")))
+            return _checked(parse_json(read_text(self.path)))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

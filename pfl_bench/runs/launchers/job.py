@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -12,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pfl_bench.files import write_json
+from pfl_bench.files import parse_json, read_text, write_json
 
 if TYPE_CHECKING:
     from submitit.helpers import DelayedSubmission
@@ -94,10 +93,10 @@ def read_record(run_folder: Path, jobs: Path) -> JobRecord | None:
         jobs: Folder of all jobs' files: a record that points elsewhere is not of a job from here.
     """
     try:
-        record = JobRecord(**json.loads((run_folder / _RECORD).read_text(encoding="utf-8")))
+        record = JobRecord(**parse_json(read_text(run_folder / _RECORD)))
         is_ours = Path(record.folder).resolve().is_relative_to(jobs.resolve())
         return record if is_ours and _JOB_ID.fullmatch(record.job_id) else None
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError):
         # Written whole or not at all: what does not read is not ours, and names no job.
         return None
 
@@ -108,9 +107,9 @@ def read_result(record: JobRecord) -> Failure | None:
     No pickle is read, for reading one runs what is in it.
     """
     try:
-        found = json.loads(record.result.read_text(encoding="utf-8"))
+        found = parse_json(read_text(record.result))
         reason, is_input = found["reason"], found["is_input"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError):
         return Failure("the job broke; its log says where", record.log, is_input=False)
     return None if reason is None else Failure(str(reason), record.log, bool(is_input))
 

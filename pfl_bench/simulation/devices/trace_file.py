@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.files import write_atomically
+from pfl_bench.files import parse_json, write_atomically
 from pfl_bench.simulation.devices.availability import Availability
 from pfl_bench.simulation.devices.devices import Devices
 from pfl_bench.types import DataError
@@ -99,7 +99,7 @@ def read_trace_file(path: Path) -> Devices:
         if not zipfile.is_zipfile(path):
             raise ValueError("it is no .npz")
         with np.load(path, allow_pickle=False) as file:
-            about = json.loads(str(file["about"]))
+            about = parse_json(str(file["about"]))
             columns: dict[str, NDArray[Any]] = {name: file[name] for name in _COLUMNS}
         if about["format"] != FORMAT:
             raise ValueError(f"its format is {about['format']!r:.80}, not {FORMAT!r}")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,20 @@ def test_a_malformed_override_is_refused(config_file: Callable[..., Path], overr
         ("name: x", "version: None is not 1"),
         ("version: 1\n", "name: required"),
         ("1: 2", "is not text"),
+        ("a: " + "[" * 100_000, "nested too deep"),
+        ("a: " + "[" * 60 + "]" * 60, "nested"),
+        ("a: &a [*a]", "recursive"),
+        (
+            "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+            + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in pairwise("abcdefg")),
+            "holds more than",
+        ),
+        ("a: " + "9" * 5000, "digits"),
+        ("a: " + "9" * 400, "too large"),
+        ("a: !!timestamp 2024-13-45", "tag"),
+        ("a: !!binary 3", "tag"),
+        ('a: "\\0"', "NUL"),
+        ('a: "\\ud800"', "surrogates"),
     ],
 )
 def test_a_malformed_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
@@ -110,15 +125,17 @@ def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
         read_yaml(tmp_path / "none.yaml")
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(ConfigError, match="text file"):
+    with pytest.raises(ConfigError, match="UTF-8 text"):
         read_yaml(binary)
 
 
 def test_numbers_and_words_mean_what_they_look_like(tmp_path: Path) -> None:
     path = tmp_path / "values.yaml"
-    path.write_text("a: 1e-3\nb: 5e2\nc: no\nd: off\ne: true\nf: .5\ng: 3\n", encoding="utf-8")
+    dates = "h: 2024-13-45\ni: 2024-01-02\n"
+    path.write_text(f"a: 1e-3\nb: 5e2\nc: no\nd: off\ne: true\nf: .5\ng: 3\n{dates}")
     assert read_yaml(path) == {
-        "a": 0.001, "b": 500.0, "c": "no", "d": "off", "e": True, "f": 0.5, "g": 3
+        "a": 0.001, "b": 500.0, "c": "no", "d": "off", "e": True, "f": 0.5, "g": 3,
+        "h": "2024-13-45", "i": "2024-01-02",
     }  # fmt: skip
 
 

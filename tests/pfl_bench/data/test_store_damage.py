@@ -74,6 +74,12 @@ def attribute(name, value):
     return lambda file: file.attrs.__setitem__(name, value)
 
 
+def deep(name):
+    """An attribute of 100,000 brackets, which only a variable length holds."""
+    text = "[" * 100_000 + "]" * 100_000
+    return lambda file: file.attrs.create(name, text, dtype=h5py.string_dtype())
+
+
 BOUNDS = np.append(0, np.cumsum(np.tile([0, 1, 2], 21)))
 
 
@@ -90,7 +96,14 @@ BOUNDS = np.append(0, np.cumsum(np.tile([0, 1, 2], 21)))
         (attribute("counts", '{"train": {"users": 1, "examples": 1}}'), "announces"),
         (attribute("fields", '{"inputs": {"dtype": "O", "shape": [], "ragged": false}}'), "'O'"),
         (attribute("fields", '{"inputs": 3}'), "'fields' is malformed"),
+        (attribute("extra", '{"a": ' + "[" * 900 + "]" * 900 + "}"), "'extra' is not JSON .*deep"),
+        (deep("extra"), "'extra' is not JSON .*deep"),
+        (deep("names"), "'names' is missing or not JSON .*deep"),
         (attribute("num_classes", 0), "'num_classes'"),
+        (attribute("num_classes", 10**9), "'num_classes' is .*1000000000"),
+        (attribute("num_classes", 2**62), "'num_classes'"),
+        (attribute("input_shape", "[-1]"), "'input_shape'"),
+        (attribute("input_shape", "[1000000, 1000000]"), "'input_shape'"),
         (attribute("split_by", "x"), "'split_by'"),
         (attribute("input_shape", '["a"]'), "'input_shape'"),
         (replace("test"), "announces a split 'test' but has none"),

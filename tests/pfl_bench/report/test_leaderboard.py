@@ -180,6 +180,31 @@ def test_methods_are_named_in_a_few_words() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("summary.json", "[" * 100_000),
+        ("environment.json", '{"a": ' + "9" * 5000 + "}"),
+        ("metrics.jsonl", '{"round": NaN}\n'),
+        ("config.yaml", "a: !!timestamp 2024-13-45"),
+        ("config.yaml", "a: " + "[" * 100_000),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_named_and_the_others_are_shown(
+    name: str, content: str, tmp_path: Path, capsys: Capture
+) -> None:
+    write_all(tmp_path)
+    (*others, bad) = runs_below(tmp_path)
+    (bad / name).write_text(content)
+    out = tmp_path / "page.html"
+    for command in (["leaderboard", str(tmp_path)], ["report", *map(str, [*others, bad])]):
+        assert main([*command, "--out", str(out), "--force"]) == 1
+        assert f"left out: {bad / name}" in capsys.readouterr().err
+        assert out.stat().st_size > 10_000
+    assert main(["report", str(bad), "--out", str(out), "--force"]) == 2
+    assert str(bad / name) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["nowhere"], "nowhere is no folder; give a folder that"),

@@ -3,13 +3,21 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from pfl_bench.files import drop_after, read_json, read_metrics, write_atomically, write_json
+from pfl_bench.files import (
+    drop_after,
+    parse_json,
+    read_json,
+    read_metrics,
+    write_atomically,
+    write_json,
+)
 from pfl_bench.runs.checkpoint import load_latest, save_checkpoint
 from pfl_bench.runs.log import RunLog, saying_once
 from pfl_bench.types import RunFolderError
@@ -65,6 +73,45 @@ def test_damaged_json_is_named(content: str, tmp_path: Path) -> None:
     path.write_text(content, encoding="utf-8")
     with pytest.raises(RunFolderError, match=r"x\.json"):
         read_json(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000, "nested"),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, "nested"),
+        ('{"a": ' + "[" * 60 + "]" * 60 + "}", "nested"),
+        ('{"a": ' + "9" * 5000 + "}", "digits"),
+        ('{"a": ' + "9" * 400 + "}", "too large"),
+        ('{"a": NaN}', "NaN is no JSON number"),
+        ('{"a": 1e999}', "too large"),
+        (r'{"a": "\ud800"}', "surrogates"),
+        (r'{"a": "\u0000"}', "NUL"),
+        (r'{"\u0000": 1}', "NUL"),
+    ],
+)
+def test_json_that_later_code_could_not_bear_is_refused(
+    text: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_json(text)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(text + "\n")
+    for read in (read_json, read_metrics):
+        with pytest.raises(RunFolderError, match=words):
+            read(path)
+
+
+def test_brackets_in_strings_are_no_depth() -> None:
+    value = {"a": ["[{" * 100, '\\"[' * 100, {"b": [[]] * 60}]}
+    assert parse_json(json.dumps(value)) == value
+
+
+def test_pipes_and_devices_are_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(RunFolderError, match="no regular file"):
+            read_json(path)
 
 
 def test_without_a_terminal_lines_come_when_there_is_news(tmp_path: Path) -> None:
