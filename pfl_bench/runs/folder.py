@@ -10,12 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import yaml
 from filelock import FileLock, Timeout
 
 from pfl_bench.client import machine
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.row_differences import tree_differences
+from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.files import (
     is_running,
     read_json,
@@ -27,7 +27,7 @@ from pfl_bench.files import (
 from pfl_bench.runs.checkpoint import newest
 from pfl_bench.runs.published import compare_finished
 from pfl_bench.runs.rows import check_summary
-from pfl_bench.types import RunFolderError
+from pfl_bench.types import ConfigError, RunFolderError
 
 SUMMARY_VERSION = 1
 _PRIVATE = ("private_federated", "central_dp")
@@ -60,6 +60,15 @@ _ARITHMETIC = (
 )
 # Others on the machine must not read a private run's seed and ledger.
 _OWNER_ONLY = 0o700
+# What no run goes on without.
+_BEGINNING = (
+    ("data", "checksum", "restore the data file that it began with"),
+    ("model", "initial_digest", "restore the file of weights that it began with"),
+    ("hardware", "device", "resume with device={}"),
+    ("hardware", "torch_threads", "resume with num_threads={}"),
+    ("engine", "name", "resume by this engine (federated.engine, engine_lanes): {}"),
+)
+_NO_SEED: dict[str, Any] = {"value": "", "parts": {}}
 # What a killed writer of these leaves; readers of a folder write the other two without its lock.
 _PARTIAL = re.compile(r"^\.(?!report\.html\.|audit\.json\.).+\.(\d+)\.partial$")
 
@@ -225,8 +234,8 @@ class RunFolder:
 
     def _differences(self, recorded: Path, resolved: ResolvedConfig) -> list[str]:
         try:
-            before = yaml.safe_load(recorded.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            before = read_yaml(recorded)
+        except ConfigError as error:
             raise RunFolderError(f"{recorded}: damaged: {error}") from None
         return [
             f"{key} ({old!r} -> {new!r})"
@@ -252,14 +261,8 @@ class RunFolder:
         recorded = self._recorded_environment()
         if recorded is None:
             return []
-        for section, key, mend in (
-            ("data", "checksum", "restore the data file that it began with"),
-            ("model", "initial_digest", "restore the file of weights that it began with"),
-            ("hardware", "device", "resume with device={}"),
-            ("hardware", "torch_threads", "resume with num_threads={}"),
-            ("engine", "name", "resume by this engine (federated.engine, engine_lanes): {}"),
-        ):
-            before, today = _values(recorded, now, section, key)
+        for section, key, mend in _BEGINNING:
+            before, today = recorded[section][key], now[section][key]
             if before != today:
                 raise RunFolderError(
                     f"{self.path}: this run began with {key} {before}, and would go on with "
@@ -321,12 +324,18 @@ class RunFolder:
                 )
             return None
         for section in ("data", "model", "hardware", "engine", "packages"):
-            if not isinstance(recorded.get(section, {}), dict):
+            if not isinstance(recorded.get(section), dict):
                 raise RunFolderError(
                     f"{path}: damaged: '{section}' is no mapping. Restore the file from a copy, or "
                     "start in a new folder with --out"
                 )
-        seed = recorded.get("private_seed", {"value": "", "parts": {}})
+        lacking = [f"{a}.{b}" for a, b, _ in _BEGINNING if b not in recorded[a]]
+        if lacking:
+            raise RunFolderError(
+                f"{path}: damaged: it lacks {', '.join(lacking)}. Restore the file from a copy, or "
+                "start in a new folder with --out"
+            )
+        seed = recorded.get("private_seed", None if self._is_private else _NO_SEED)
         if not (
             isinstance(seed, dict)
             and isinstance(seed.get("value"), str)
