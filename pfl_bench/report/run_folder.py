@@ -213,8 +213,8 @@ def read_runs(paths: Sequence[Path], notice: Callable[[str], None]) -> list[RunR
             refused.append(error)
     if not runs and refused:
         raise refused[0]
-    for error in refused:
-        notice(f"left out: {error}")
+    for reason in refused:
+        notice(f"left out: {reason}")
     return runs
 
 
