@@ -21,6 +21,7 @@ from torch import Tensor
 from pfl_bench.client import machine
 from pfl_bench.client.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.federated import private_seed
+from pfl_bench.federated.central_gradient import write_gradient
 from pfl_bench.federated.cohort import CohortTraining
 from pfl_bench.federated.notices import RoundNotices
 from pfl_bench.federated.parts import FederatedParts, build_engine
@@ -242,7 +243,7 @@ class FederatedTrainer(Trainer):
         factor = rate_factor(self._options.central_schedule, index, self.total)
         rate = self._options.central_learning_rate * factor
         set_rate(self._optimizer, rate)
-        self._algorithm.central_gradient(mean_update.to(self.central.device), out=self._gradient)
+        write_gradient(self._algorithm, mean_update.to(self.central.device), self._gradient)
         self._optimizer.step()
         return rate
 

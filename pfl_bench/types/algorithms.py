@@ -127,7 +127,7 @@ class Algorithm(Stateful):
 
         Args:
             mean_update: Shape (P,).
-            out: Shape (P,), overwritten.
+            out: Shape (P,), NaN before; each element is overwritten. Nothing is returned.
         """
         import torch
 

@@ -108,6 +108,10 @@ BROKEN = {
         "algorithm", [("torch.neg(self._velocity, out=out)", "raise KeyError('oops')")],
         "row rows/mine: run", "algorithms/mine.py, line",
     ),
+    "returns": (
+        "algorithm", [("torch.neg(self._velocity, out=out)", "return -self._velocity")],
+        "row rows/mine: run", "write the gradient into `out`",
+    ),
     "loose_options": (
         "algorithm", [('extra="forbid", strict=True', 'strict=True')],
         "algorithm mine: options", "extra='forbid'",

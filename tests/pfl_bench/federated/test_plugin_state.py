@@ -6,6 +6,7 @@ Each is one file that the test writes into a folder of its own, and the plug-ins
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -181,6 +182,39 @@ def test_half_a_state_and_a_foreign_class_are_refused(plant: Plant, tmp_path: Pa
     config = make_config("federated", federated__algorithm={"name": "foreign"})
     with pytest.raises(PluginError, match=r"does not derive from pfl_bench\.types\.\w+\.Algorithm"):
         run(config, tmp_path / "run")
+
+
+RETURNS = """
+    def central_gradient(self, mean_update, out):
+        return -mean_update
+"""
+HALF = """
+    def central_gradient(self, mean_update, out):
+        torch.neg(mean_update[1:], out=out[1:])
+"""
+BEFORE = """
+    def central_gradient(self, mean_update, out):
+        out.mul_(0.9).sub_(mean_update)
+"""
+
+
+@pytest.mark.parametrize(
+    ("hook", "words"),
+    [
+        (RETURNS, "central_gradient returns a Tensor, which nothing reads: write the gradient"),
+        (HALF, "central_gradient leaves 1 of the 650 elements of `out` NaN"),
+        (BEFORE, "central_gradient leaves 650 of the 650 elements of `out` NaN"),
+    ],
+    ids=["returned", "half", "read"],
+)
+def test_a_gradient_that_is_not_written_is_refused_with_its_file(
+    hook: str, words: str, plant: Plant, tmp_path: Path
+) -> None:
+    plant(plugins.ALGORITHM, "own", HEAD + hook)
+    with pytest.raises(PluginError) as refused:
+        run(own(), tmp_path / "run")
+    assert words in str(refused.value)
+    assert re.match(r".*/own\.py: Own\.", str(refused.value))
 
 
 AGGREGATION = """

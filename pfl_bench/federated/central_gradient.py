@@ -1,0 +1,48 @@
+"""The gradient that an algorithm writes for the central step, and whether it has written it."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+from torch import Tensor
+
+from pfl_bench.types import Algorithm, PluginError
+
+
+def write_gradient(algorithm: Algorithm, mean_update: Tensor, out: Tensor) -> None:
+    """Have an algorithm write the gradient of a round.
+
+    Args:
+        algorithm: The algorithm.
+        mean_update: Shape (P,), on the device of ``out``.
+        out: Shape (P,), overwritten.
+
+    Raises:
+        PluginError: The algorithm returned something, or did not write each element: it would train
+            less than it says, unseen.
+    """
+    # What is not written is found by it; the gradient of the round before would not be.
+    out.fill_(math.nan)
+    # A plug-in is not held to its types.
+    returned: object = algorithm.central_gradient(mean_update, out=out)  # type: ignore[func-returns-value]
+    if returned is not None:
+        raise PluginError(
+            f"{_place(algorithm)} returns a {type(returned).__name__}, which nothing reads: write "
+            "the gradient into `out`, such as by torch.neg(mean_update, out=out) or "
+            "out.copy_(gradient), and return nothing"
+        )
+    # One sum finds that something may be wrong. Training that diverges has such gradients too.
+    if math.isnan(float(out.sum())) and bool(mean_update.isfinite().all()):
+        unwritten = int(out.isnan().sum())
+        if unwritten:
+            raise PluginError(
+                f"{_place(algorithm)} leaves {unwritten} of the {out.numel()} elements of `out` "
+                "NaN, which all are before the call, though the mean update is finite: write each "
+                "of them, and read none"
+            )
+
+
+def _place(algorithm: Algorithm) -> str:
+    kind = type(algorithm)
+    return f"{inspect.getsourcefile(kind)}: {kind.__name__}.central_gradient"
