@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,9 +32,12 @@ def choose(names: Mapping[str, Path], only: str, folder: Path) -> tuple[str, Pat
     wanted = only.removesuffix(".yaml")
     chosen = [(name, row) for name, row in names.items() if wanted in (name, row.stem)]
     if len(chosen) != 1:
-        hint = did_you_mean(wanted, names, cutoff=0.4)
+        hint = did_you_mean(wanted, names, ".", cutoff=0.4, most=5)
         problem = "is several rows" if chosen else "is no row"
-        raise ConfigError(f"--only {only}: {problem} of {folder}{hint} Rows: {', '.join(names)}")
+        raise ConfigError(
+            f"--only {only}: {problem} of {folder}{hint} `pfl-bench list rows "
+            f"{shlex.quote(str(folder))}` shows all {len(names)}"
+        )
     return chosen[0]
 
 

@@ -44,9 +44,12 @@ def locate(name: str, folder: bool) -> Path:
             if kind_of(path) != "declaration"
         }
     )
-    hint = did_you_mean(inner, known, cutoff=0.4)
-    kind = "folder of rows" if folder else "row file"
-    raise ConfigError(f"{name}: no such {kind}{hint} Bundled: {', '.join(known)}")
+    hint = did_you_mean(inner, known, ".", cutoff=0.4, most=5)
+    kind, listed = ("folder of rows", "tables") if folder else ("row file", "rows")
+    raise ConfigError(
+        f"{name}: no such {kind}{hint} `pfl-bench list {listed}` shows all {len(known)} that are "
+        "bundled"
+    )
 
 
 def locate_row(name: str) -> Path:

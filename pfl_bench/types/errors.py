@@ -35,15 +35,20 @@ class StoppedError(WorkerError):
 
 
 def did_you_mean(
-    wrong: object, known: Iterable[str], otherwise: str = "", cutoff: float = 0.6
+    wrong: object,
+    known: Iterable[str],
+    otherwise: str = "",
+    cutoff: float = 0.6,
+    most: int = 1,
 ) -> str:
-    """Ask for the nearest name, in the middle of a message.
+    """Ask for the nearest names, in the middle of a message.
 
     Args:
         wrong: What was given; anything but a text is near nothing.
         known: The names that there are.
         otherwise: What to say where none is near.
         cutoff: How alike two names must be, from 0 to 1.
+        most: How many are told.
     """
-    near = get_close_matches(wrong, list(known), 1, cutoff) if isinstance(wrong, str) else []
-    return f"; did you mean '{near[0]}'?" if near else otherwise
+    near = get_close_matches(wrong, list(known), most, cutoff) if isinstance(wrong, str) else []
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else otherwise
