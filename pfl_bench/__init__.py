@@ -40,3 +40,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module 'pfl_bench' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The API's names too, before they are loaded: what an interpreter offers."""
+    return sorted({*globals(), *__all__})

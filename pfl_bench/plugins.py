@@ -62,6 +62,11 @@ class PluginKind:
     function: str = "build"
     has_options: bool = True
 
+    @property
+    def one(self) -> str:
+        """Its word with the article."""
+        return f"{'an' if self.word[0] in 'aeiou' else 'a'} {self.word}"
+
 
 TASK = PluginKind("task", "tasks", "tasks", "task")
 MODEL = PluginKind("task's models", "tasks", "tasks", "models")
@@ -194,8 +199,8 @@ def load(kind: PluginKind, name: str) -> ModuleType:
     if missing:
         model = "a pydantic model 'Options' and " if kind.has_options else ""
         raise PluginError(
-            f"plug-in module {path} ({_file_of(path)}) lacks {' and '.join(missing)}: a "
-            f"{kind.word} exposes {model}'{kind.function}'."
+            f"plug-in module {path} ({_file_of(path)}) lacks {' and '.join(missing)}: "
+            f"{kind.one} exposes {model}'{kind.function}'."
         )
     return module
 

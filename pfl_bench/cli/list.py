@@ -6,6 +6,7 @@ import argparse
 import ast
 import importlib.util
 import json
+import shlex
 import shutil
 import sys
 import textwrap
@@ -120,10 +121,10 @@ def _copy(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{target} exists; give another name, or --force to replace it")
     if not target.parent.is_dir():
         raise ConfigError(f"{target}: there is no folder {target.parent}; make it first")
-    text = source.read_text(encoding="utf-8")
+    text, command = source.read_text(encoding="utf-8"), f"pfl-bench run {shlex.quote(str(target))}"
     first, _, rest = text.partition("\n")
     if first.startswith("# pfl-bench run "):
-        text = f"# pfl-bench run {target}\n{rest}"
+        text = f"# {command}\n{rest}"
     write_atomically(target, text)
-    print(f"pfl-bench run {target}")
+    print(command)
     return 0

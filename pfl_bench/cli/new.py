@@ -112,7 +112,7 @@ def _check_name(kind: str, name: str) -> None:
     taken = plugins.available(KINDS[kind].plugin)
     if name in taken:
         raise ConfigError(
-            f"pfl-bench new {kind} {name}: there is a {KINDS[kind].plugin.word} of this name "
+            f"pfl-bench new {kind} {name}: there is {KINDS[kind].plugin.one} of this name "
             f"already; choose another than {', '.join(taken)}"
         )
 

@@ -45,8 +45,19 @@ def simulates(arguments: argparse.Namespace) -> bool:
 
 
 def scheme_of(arguments: argparse.Namespace) -> SamplingScheme:
-    """How users are drawn, how far apart and how often."""
-    return scheme_named(arguments.sampling, arguments.separation, arguments.max_participations)
+    """How users are drawn, how far apart and how often.
+
+    Raises:
+        ConfigError: Groups take turns, but there is one alone, as no row may have it.
+    """
+    scheme = scheme_named(arguments.sampling, arguments.separation, arguments.max_participations)
+    if scheme.is_drawn and scheme.keeps_distance and arguments.separation == 1:
+        raise ConfigError(
+            f"pfl-bench privacy: --sampling {arguments.sampling} draws from separation groups in "
+            "turn: give --separation B with B of 2 or more, or --sampling poisson, which is what "
+            "one group comes to"
+        )
+    return scheme
 
 
 def participation_of(arguments: argparse.Namespace, population: int, cohort: int) -> Participation:

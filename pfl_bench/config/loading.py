@@ -283,7 +283,7 @@ def _plugin(
     place = blame(f"{where}.name", path, overrides)
     if not isinstance(name, str):
         names = ", ".join(plugins.available(kind))
-        raise ConfigError(f"{place}give the name of a {kind.word}: {names}")
+        raise ConfigError(f"{place}give the name of {kind.one}: {names}")
     try:
         options_type = plugins.options_type(kind, name)
     except PluginError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,14 @@ def test_a_table_is_run_and_then_read(tmp_path: Path) -> None:
     seconds = [run.summary["seconds"] for run in results]
     again = pfl_bench.run_table(rows, seeds=2, out=tmp_path / "runs", **short)
     assert [run.summary["seconds"] for run in again] == seconds
+
+
+def test_an_interpreter_offers_the_names_before_they_are_loaded() -> None:
+    script = "import pfl_bench, sys; print(dir(pfl_bench)); print('pfl_bench.api' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    offered, is_loaded = done.stdout.splitlines()
+    assert set(pfl_bench.__all__) <= set(ast.literal_eval(offered))
+    assert is_loaded == "False"
 
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:

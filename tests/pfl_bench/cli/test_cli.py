@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -81,6 +83,7 @@ def test_overrides_stand_before_or_after_options(
         (["run", "no/such.yaml"], "no such row file"),
         (["run", "demo/centrl.yaml"], "did you mean 'demo/central.yaml'"),
         (["run", "demo/central.yaml", "seed=x"], "seed"),
+        (["run", "demo/federated.yaml", "federated.algorithm={}"], "the name of an algorithm: "),
         (["table", "no/such"], "no such folder of rows"),
         (["table", "demo", "--seeds", "0"], "--seeds"),
         (["table", "demo", "--only", "privat"], "did you mean 'private_federated'"),
@@ -109,11 +112,37 @@ def test_wrong_input_is_exit_2_with_a_message(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["run", "demo/centrl.yaml"], ["table", "dem"], ["table", "niid_bench", "--only", "mnist-fed"]],
+)
+def test_a_wrong_name_is_answered_with_five_near_ones_and_how_to_list_all(
+    arguments: list[str], capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.count("'") // 2 <= 5
+    assert len(error) < 600
+    asked = re.findall("`pfl-bench (.*?)`", error)
+    assert [main(shlex.split(command)) for command in asked] == [0]
+
+
 def test_an_unknown_option_is_exit_2() -> None:
     for arguments in (["run", "demo/central.yaml", "--sed", "3"], ["report", "a", "--x", "a=b"]):
         with pytest.raises(SystemExit) as stopped:
             main(arguments)
         assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize("action", ["calibrate", "epsilon"])
+def test_groups_in_turn_without_a_separation_are_refused(action: str, capsys: Capture) -> None:
+    given = ["--epsilon", "2"] if action == "calibrate" else ["--noise-multiplier", "1"]
+    shape = ["--population", "1000", "--cohort", "50", "--rounds", "10"]
+    cyclic = ["privacy", action, *given, *shape, "--sampling", "cyclic_poisson"]
+    assert main(cyclic) == 2
+    assert "give --separation B with B of 2 or more" in capsys.readouterr().err
+    assert main([*cyclic, "--separation", "2"]) == 0
 
 
 @pytest.mark.parametrize("action", ["calibrate", "epsilon"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,15 @@ def test_a_copied_row_runs_and_is_not_overwritten(
     assert (tmp_path / "mine.yaml").read_text() == text
     assert main(["copy", "demo/central.yaml", "mine.yaml", "--force"]) == 0
     assert (tmp_path / "mine.yaml").read_text() != text
+
+
+def test_what_copy_prints_is_a_command_for_a_path_with_spaces_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = shown(capsys, "copy", "demo/federated.yaml", "my own row.yaml")
+    assert shlex.split(printed) == ["pfl-bench", "run", "my own row.yaml"]
+    assert (tmp_path / "my own row.yaml").read_text().startswith(f"# {printed}")
 
 
 @pytest.mark.parametrize(
