@@ -92,6 +92,7 @@ def _git_state() -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
+    # A look that is killed leaves no lock in the checkout.
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
