@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
@@ -26,7 +26,12 @@ def main(arguments: argparse.Namespace) -> int:
     """Audit a run and print what was found; 1 if a check fails, or could not be made."""
     if arguments.live:
         return _watch(arguments)
-    done = audit_run(Path(arguments.run), arguments.tuned_runs, arguments.data)
+    seconds = arguments.recompute_seconds
+    if arguments.recompute == "sample":
+        say(f"rounds are computed again, for {seconds:g} s at most (--recompute-seconds)")
+    done = audit_run(
+        Path(arguments.run), arguments.tuned_runs, arguments.data, arguments.recompute, seconds
+    )
     if arguments.json:
         print(json.dumps(to_json_value(done.to_json_dict()), allow_nan=False))
     else:
@@ -80,7 +85,19 @@ def _lines(folder: Path, done: RunAudit) -> Iterator[str]:
         text = f"Not checked, or not in full, because the folder lacks what they need: {names}"
         yield from _wrapped(text, "  ")
     counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in OUTCOMES)
-    yield f"{done.verdict.upper()}: {counts}"
+    status, _, rest = done.words.partition(":")
+    yield f"{status.upper()}: {'; '.join(filter(None, (rest.strip(), counts)))}"
+    yield from _wrapped(f"  {_code(done.recomputed.code)}", "  ")
+
+
+def _code(code: Mapping[str, str]) -> str:
+    """Which code ran and which audited."""
+    if code["run"] == code["audit"]:
+        return f"The code that audits is the one that ran: {code['audit']}."
+    return (
+        f"The code that audits ({code['audit']}) is another than the one that ran "
+        f"({code['run'] or 'not recorded'})."
+    )
 
 
 def _names(checks: Iterable[Check]) -> str:

@@ -189,6 +189,20 @@ def _add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     audit.add_argument("--data", metavar="FILE", help="the data, where they have moved")
     audit.add_argument(
+        "--recompute",
+        choices=("none", "first", "sample", "all"),
+        default="sample",
+        help="rounds that are computed again by a plain loop: the first, as many as "
+        "--recompute-seconds allows (default), all, or none",
+    )
+    audit.add_argument(
+        "--recompute-seconds",
+        type=float,
+        default=8.0,
+        metavar="S",
+        help="time that a sample of rounds may take (default 8)",
+    )
+    audit.add_argument(
         "--live", action="store_true", help="watch a run that runs, and stop it at a violation"
     )
     audit.add_argument(

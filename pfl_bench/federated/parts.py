@@ -199,7 +199,7 @@ class FederatedParts(RunParts):
         split = run.task.split("train")
         algorithm.begin(split.num_users, run.model.vector)
         transforms = {} if algorithm.transform is None else {"algorithm": algorithm.transform}
-        transforms |= _build_compression(resolved, run.model.num_parameters)
+        transforms |= build_compression(resolved, run.model.num_parameters)
         return cls(
             resolved, run.task, run.model, run.forward, options, split, algorithm, transforms,
             aggregation,
@@ -320,7 +320,8 @@ def build_aggregation(
     return aggregation
 
 
-def _build_compression(resolved: ResolvedConfig, num_parameters: int) -> dict[str, UpdateTransform]:
+def build_compression(resolved: ResolvedConfig, num_parameters: int) -> dict[str, UpdateTransform]:
+    """Build how clients compress their updates, by its key; empty where they do not."""
     options = resolved.federated_options.get("compression")
     if options is None:
         return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from pfl_bench.runs.audit_inputs import (
 from pfl_bench.runs.audit_rebuilt import Opened, read_seed, rebuild
 from pfl_bench.runs.audit_replay import make_replay
 from pfl_bench.runs.membership import read_attacks
+from pfl_bench.runs.recompute import SECONDS, Mode, Recomputation, recompute_run
 from pfl_bench.runs.recompute_dp_sgd import recompute_dp_sgd
 from pfl_bench.types import RunFolderError, UserInputError
 from privacy.amplification import Composition, Participation
@@ -69,6 +71,7 @@ class RunAudit:
         tuned: The bound for a search; None where the ledger could not be read.
         selected_by: Metric by which the reported model was chosen; None for the last one.
         ledger_sha256: Digest of the ledger that was read; empty if there is none.
+        recomputed: Rounds that were computed again.
     """
 
     inputs: AuditInputs
@@ -76,6 +79,7 @@ class RunAudit:
     tuned: TunedRuns | None
     selected_by: str | None
     ledger_sha256: str
+    recomputed: Recomputation
 
     @property
     def num_failed(self) -> int:
@@ -87,6 +91,16 @@ class RunAudit:
         """What the checks come to: "passed", "failed", or "incomplete" (files are lacking)."""
         return verdict(self.checks)
 
+    @property
+    def words(self) -> str:
+        """The verdict in words, which say whether a pass rests on records alone."""
+        again = self.recomputed
+        if self.verdict != "passed":
+            return self.verdict
+        if not again.rounds:
+            return "passed on records alone"
+        return f"passed: recomputed {len(again.rounds)} of {again.of} {again.unit}"
+
     def to_json_dict(self) -> dict[str, Any]:
         """The audit as ``audit.json`` has it."""
         statement = self.inputs.statement
@@ -96,6 +110,8 @@ class RunAudit:
             "format_version": AUDIT_VERSION,
             "verdict": self.verdict,
             "passed": self.verdict == "passed",
+            "words": self.words,
+            "recomputed": self.recomputed.to_json_dict(),
             "counts": {key: outcomes.count(key) for key in OUTCOMES},
             "missing": dict(self.inputs.missing),
             "ledger_sha256": self.ledger_sha256,
@@ -115,13 +131,21 @@ class RunAudit:
         }
 
 
-def audit_run(folder: Path, num_tuned_runs: int = 10, data: str | None = None) -> RunAudit:
+def audit_run(
+    folder: Path,
+    num_tuned_runs: int = 10,
+    data: str | None = None,
+    recompute: Mode = "none",
+    seconds: float = SECONDS,
+) -> RunAudit:
     """Audit a run and write ``audit.json`` into its folder.
 
     Args:
         folder: The run's folder, finished or not.
         num_tuned_runs: Runs of a search, this one among them, whose joint epsilon is wanted.
         data: The data file, where it is no longer where the configuration says.
+        recompute: Which rounds are computed again.
+        seconds: Time that a sample of them may take.
 
     Raises:
         RunFolderError: It is no run folder, or its run claims no privacy.
@@ -133,9 +157,24 @@ def audit_run(folder: Path, num_tuned_runs: int = 10, data: str | None = None) -
     # Before it is read: lines that a run adds meanwhile make the audit stale.
     digest = ledger_digest(folder)
     checks, evidence = audit_with_evidence(iterate_ledger(folder / LEDGER_FILE), inputs)
-    if evidence is not None and resolved.config.central is not None:
-        again = _recomputed(folder, resolved, evidence, inputs)
-        checks = [check for check in checks if check.name not in again] + list(again.values())
+    seeds = inputs.seed.values if isinstance(inputs.seed, SeedRecord) else {}
+    seed = next(iter(seeds.values()), None)
+    if resolved.config.central is None:
+        again = recompute_run(folder, resolved, seed, recompute, seconds)
+        checks = [*checks, again.to_check()] if recompute != "none" else checks
+    else:
+        again = recompute_run(folder, resolved, seed, "none")
+        again.mode, again.unit = recompute, "steps"
+        # Batches and noise are drawn for as long again as sums are computed.
+        limits = {"none": _RECOMPUTE_SECONDS, "first": 0.0, "all": math.inf}
+        steps = {}
+        if evidence is not None:
+            wanted = limits.get(recompute, seconds / 2.0)
+            steps = _recomputed(folder, resolved, evidence, inputs, seed, wanted)
+            again.of = len(evidence.steps)
+            found = steps["recompute"].numbers.get("steps", 0)
+            again.rounds = list(range(1, int(found) + 1))
+        checks = [check for check in checks if check.name not in steps] + list(steps.values())
     selection = read_json(folder / "selection.json")
     if selection is not None:
         checks = [*checks, check_selection(selection, evidence, inputs)]
@@ -145,24 +184,24 @@ def audit_run(folder: Path, num_tuned_runs: int = 10, data: str | None = None) -
         tuned=None if evidence is None else tuned_runs(evidence, inputs, num_tuned_runs),
         selected_by=resolved.config.evaluation.select_best,
         ledger_sha256=digest,
+        recomputed=again,
     )
     write_json(folder / AUDIT_FILE, done.to_json_dict())
     return done
 
 
 def _recomputed(
-    folder: Path, resolved: ResolvedConfig, evidence: Evidence, inputs: AuditInputs
+    folder: Path,
+    resolved: ResolvedConfig,
+    evidence: Evidence,
+    inputs: AuditInputs,
+    seed: int | None,
+    seconds: float,
 ) -> dict[str, Check]:
     """The checks that take the steps of DP-SGD again, by name."""
-    seeds = inputs.seed.values if isinstance(inputs.seed, SeedRecord) else {}
-    checks = recompute_dp_sgd(
-        resolved,
-        read_environment(folder),
-        evidence,
-        as_number(inputs.statement.get("noise_multiplier")),
-        next(iter(seeds.values()), None),
-        _RECOMPUTE_SECONDS,
-    )
+    multiplier = as_number(inputs.statement.get("noise_multiplier"))
+    environment = read_environment(folder)
+    checks = recompute_dp_sgd(resolved, environment, evidence, multiplier, seed, seconds)
     return {check.name: check for check in checks}
 
 

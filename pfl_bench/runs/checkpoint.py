@@ -60,8 +60,15 @@ def load_latest(folder: Path) -> dict[str, Any] | None:
         RunFolderError: The newest is damaged, was altered or is of another version.
     """
     path = newest(folder)
-    if path is None:
-        return None
+    return None if path is None else load(path)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Load a checkpoint.
+
+    Raises:
+        RunFolderError: It is damaged, was altered or is of another version.
+    """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -177,6 +184,11 @@ def _feed(value: Any, digest: Any) -> None:
 def newest(folder: Path) -> Path | None:
     """The newest checkpoint's file; None when there is none."""
     return next(reversed(_existing(folder)), None)
+
+
+def steps_saved(folder: Path) -> dict[int, Path]:
+    """The checkpoints' files by the step that they are of, ascending."""
+    return {int(path.stem.removeprefix("step-")): path for path in _existing(folder)}
 
 
 def _existing(folder: Path) -> list[Path]:

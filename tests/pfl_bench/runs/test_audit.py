@@ -65,7 +65,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
 ) -> None:
     code, out, _ = command(capsys, str(finished))
     assert code == 0
-    assert "PASSED: 47 passed, 0 failed, 0 incomplete, 3 skipped" in out
+    assert "PASSED: recomputed 6 of 6 rounds; 48 passed, 0 failed, 0 incomplete, 3 skipped" in out
     assert "PASS  noise_scale: standard deviation" in out
     assert "A run of this length shows a scale that is" in " ".join(out.split())
     assert "Outside of the guarantee" in out
@@ -75,7 +75,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
     assert written["ledger_sha256"] == ledger
     assert written["passed"] is True
     assert written["verdict"] == "passed"
-    assert written["counts"] == {"passed": 47, "failed": 0, "incomplete": 0, "skipped": 3}
+    assert written["counts"] == {"passed": 48, "failed": 0, "incomplete": 0, "skipped": 3}
 
 
 def test_json_is_one_object_and_the_file_s_content(
@@ -370,7 +370,7 @@ def test_example_level_runs_are_checked_as_far_as_their_ledger_goes(tmp_path: Pa
         assert checks[name].outcome == "passed", name
     assert checks["chain"].numbers["named_by"] == ["the summary", "the newest checkpoint"]
     assert checks["noise_scale"].outcome == "skipped"
-    assert "Opacus" in checks["noise_scale"].evidence
+    assert "its steps are computed again" in checks["noise_scale"].evidence
 
     def fewer(lines: Lines) -> None:
         lines[-1]["steps"] -= 1

@@ -1,0 +1,281 @@
+"""A round as it was computed again, held against what the ledger and the metrics recorded of it.
+
+Guarantee: on a run that does what it claims, the only differences are of rounding, and what they
+may come to is stated. Let R be ``ROUNDING`` of the run's precision times the rounds since the
+parameters were last known bit for bit, n the contributions, S the largest of |sum| and root n times
+the largest contribution, s the noise's standard deviation and e what a ledger's line states of the
+rounding of its noise.
+
+- The noise, in standard deviations: its head, its sixteen segments, which have every element, its
+  sum and sum of squares each within 64 e (times the root of P for the last two). Drift of the
+  parameters does not matter to it.
+- The release less sum and noise, in two projections on signs and eight coordinates: A = R S + 8 e s
+  root P for a coordinate, 6 A for a projection, of which a difference is less with probability
+  2e-9. A difference of length d passes both projections with probability about (6 A / d)^2.
+- The next central parameters: R times the steps so far and A of each, and what float32 holds.
+- Cohort, counts, examples and steps: equal; of updates so near to the bound that rounding decides
+  whether they are clipped, either will do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privacy.reference.round import Round
+
+# What local training may round a contribution by, relative: 1024 roundings of float32, 64 of the
+# 11 bits of TF32, 32 of the 8 bits of bfloat16.
+ROUNDING = {"float32": 2.0**-14, "tf32": 2.0**-5, "bfloat16": 2.0**-4}
+# From here on a difference would say little.
+MOST = 0.2
+_ULP = 2.0**-24
+_SEGMENTS = 16
+_SIGNS = 20_250
+_COLUMNS = 256
+_EXACT = 1e-9
+
+Array = NDArray[np.float64]
+
+
+class Sketch:
+    """A ledger's sketch of vectors, written from its definition.
+
+    Args:
+        length: P.
+    """
+
+    def __init__(self, length: int) -> None:
+        rng = np.random.Generator(np.random.Philox(_SIGNS))
+        self._places = np.sort(rng.choice(length, size=min(8, length), replace=False))
+        columns = rng.choice([-1.0, 1.0], (2, _COLUMNS))
+        rows = rng.integers(0, 2, (2, -(-length // _COLUMNS)), dtype=np.int8)
+        self._signs = [
+            (np.outer(2 * row.astype(np.int8) - 1, column.astype(np.int8)).ravel()[:length])
+            for row, column in zip(rows, columns, strict=True)
+        ]
+
+    def __call__(self, vector: Tensor) -> Array:
+        """Two projections and up to eight coordinates of a vector, shape (P,)."""
+        values = vector.detach().cpu().double().numpy()
+        return np.array([*(values @ signs for signs in self._signs), *values[self._places]])
+
+
+@dataclass
+class Allowed:
+    """What rounding may come to, since the parameters were last known bit for bit.
+
+    Attributes:
+        each: Of ``ROUNDING``.
+        rounds: Since then, the one that is compared included.
+        central: Distance of the central parameters.
+    """
+
+    each: float
+    rounds: int = 0
+    central: float = 0.0
+
+    @property
+    def relative(self) -> float:
+        """R."""
+        return self.each * self.rounds
+
+
+def compare(
+    line: Mapping[str, Any],
+    following: Mapping[str, Any] | None,
+    metrics: Mapping[str, Any],
+    made: Round,
+    sketch: Sketch,
+    allowed: Allowed,
+) -> Iterator[str]:
+    """Compare a round with its records.
+
+    Args:
+        line: The ledger's line of the round.
+        following: Sketch of the central parameters after it; None where nothing has it.
+        metrics: The round's scalars; empty where there are none.
+        made: The round, computed again.
+        sketch: Of the model's length.
+        allowed: What rounding may come to; ``central`` is carried on.
+
+    Yields:
+        What differs, a clause each, without the round.
+    """
+    yield from _cohort(line, made)
+    yield from _clients(line, metrics, made, allowed.relative)
+    noise = list(_noise(line, made))
+    yield from noise
+    yield from _sum(line, made, sketch, allowed, bool(noise))
+    yield from _central(line, following, made, sketch, allowed)
+
+
+def undecided(made: Round, relative: float) -> int:
+    """Updates of which rounding decides whether they are clipped."""
+    near = 4.0 * relative * made.bound
+    return sum(abs(one.norm - made.bound) <= near for one in made.contributions)
+
+
+def _cohort(line: Mapping[str, Any], made: Round) -> Iterator[str]:
+    digest = hashlib.sha256(np.ascontiguousarray(made.users, "<i8").data).hexdigest()
+    for key, what in (("users", "drawn"), ("trained", "trained")):
+        found = line.get(f"{key}_sha256")
+        if found is not None and found != digest:
+            yield (
+                f"cohort: the users who were {what} ({line.get('realised_cohort')}) are not the "
+                f"{len(made.users)} that the seed draws"
+            )
+
+
+def _clients(
+    line: Mapping[str, Any], metrics: Mapping[str, Any], made: Round, relative: float
+) -> Iterator[str]:
+    finite = [one for one in made.contributions if one.is_finite]
+    clipped, near = sum(one.norm > made.bound for one in finite), undecided(made, relative)
+    largest = max(finite, key=lambda one: one.norm, default=None)
+    yield from _number("contributions", line, "num_contributions", len(finite))
+    yield from _number("updates clipped", line, "num_clipped", clipped, near)
+    yield from _number("clipping bound", line, "clip_norm", made.bound, _EXACT * made.bound)
+    if largest is not None:
+        norm, most = largest.norm, max(one.clipped for one in finite)
+        whose = f"largest norm of an update (user {largest.user}'s)"
+        yield from _number(whose, line, "largest_norm", norm, 4.0 * relative * norm)
+        what = "largest norm of a clipped update"
+        yield from _number(what, line, "largest_clipped_norm", most, 4.0 * relative * most)
+        loss = math.fsum(one.loss for one in finite) / len(finite)
+        allowed = (4.0 * relative + 1e-5) * abs(loss)
+        yield from _number("mean training loss", metrics, "train/loss", loss, allowed)
+    examples = sum(one.num_examples for one in finite)
+    yield from _number("examples seen", metrics, "train/num_examples", examples)
+    steps = sum(one.num_steps for one in finite)
+    yield from _number("local steps", metrics, "train/num_steps", steps)
+    if made.fraction is not None:
+        share = _EXACT + near / max(1, len(made.users))
+        key = "noisy_fraction_unclipped"
+        yield from _number("count of unclipped updates", line, key, made.fraction, share)
+
+
+def _noise(line: Mapping[str, Any], made: Round) -> Iterator[str]:
+    stddev = made.stddev
+    key = "update_noise_stddev"
+    yield from _number("noise's standard deviation", line, key, stddev, _EXACT * stddev)
+    record = line.get("noise")
+    if not isinstance(record, Mapping) or not stddev > 0.0:
+        return
+    unit = made.noise.numpy() / stddev
+    count, near = len(unit), 64.0 * _rounding(line)
+    ends = [count * k // _SEGMENTS for k in range(_SEGMENTS + 1)]
+    pairs = [(a, b) for a, b in pairwise(ends) if b > a]
+    root = math.sqrt(count)
+    ours = {
+        "head": (unit[:8], near * 4.0),
+        "segments": (np.array([unit[a:b].sum() / math.sqrt(b - a) for a, b in pairs]), near),
+        "sum": (np.array([unit.sum()]), near * root),
+        "sum_squares": (np.array([unit @ unit]), near * (2.0 * root + near * count)),
+    }
+    for key, (expected, allowed) in ours.items():
+        found = np.atleast_1d(np.array(record.get(key), dtype=np.float64))
+        same = found.shape == expected.shape
+        far = float(np.abs(found - expected).max()) if same else math.inf
+        if not far <= allowed:
+            where = ""
+            if key == "segments" and same:
+                k = int(np.argmax(np.abs(found - expected)))
+                where = f", most in elements {pairs[k][0]} to {pairs[k][1] - 1}"
+            yield (
+                f"noise vector: its {key.replace('_', ' of ')} of {count} elements differ by "
+                f"{far:.3g} standard deviations, where rounding explains {allowed:.2g}{where}"
+            )
+
+
+def _rounding(line: Mapping[str, Any]) -> float:
+    """e: what a line states, which follows from the release's length, and float32's own."""
+    record = line.get("noise")
+    stated = record.get("rounding") if isinstance(record, Mapping) else None
+    return _ULP + (float(stated) if isinstance(stated, float) else 0.0)
+
+
+def _sum(
+    line: Mapping[str, Any], made: Round, sketch: Sketch, allowed: Allowed, is_noise: bool
+) -> Iterator[str]:
+    length, total = float(made.total.norm()), made.total + made.noise
+    clipped = [one.clipped for one in made.contributions if one.is_finite]
+    scale = max(length, math.sqrt(len(clipped)) * max(clipped, default=0.0))
+    near = allowed.relative * scale
+    near += 8.0 * _rounding(line) * made.stddev * math.sqrt(len(made.total))
+    near += 8.0 * _ULP * float(total.norm())
+    allowed.central += made.rate * near / float(line["denominator"])
+    found = _sketch_of(line.get("release"))
+    if found is None:
+        return
+    expected = sketch(total)
+    rest = float(line["denominator"]) * found - expected
+    bound = near * np.array([6.0, 6.0] + [1.0] * (len(expected) - 2))
+    if (np.abs(rest) <= bound).all():
+        return
+    worst = int(np.argmax(np.abs(rest) / bound))
+    what = f"projection {worst + 1}" if worst < 2 else "a coordinate"
+    where = "release" if is_noise else "sum before noise"
+    yield (
+        f"{where}: {what} differs by {abs(rest[worst]):.3g}, where rounding explains "
+        f"{bound[worst]:.2g} (the sum's norm is {length:.4g}){_client(rest, made, bound)}"
+    )
+
+
+def _client(rest: Array, made: Round, bound: Array) -> str:
+    """Which client's contribution alone would explain a difference, in words."""
+    for one in made.contributions:
+        for sign, words in ((1.0, "left out"), (-1.0, "taken in twice")):
+            if (np.abs(rest + sign * one.traces) <= bound).all() and one.clipped > 0.0:
+                return f", as if user {one.user}'s update had been {words}"
+    return ""
+
+
+def _central(
+    line: Mapping[str, Any],
+    following: Mapping[str, Any] | None,
+    made: Round,
+    sketch: Sketch,
+    allowed: Allowed,
+) -> Iterator[str]:
+    moved = float((made.central.double() - made.before.double()).norm())
+    length = float(made.central.double().norm())
+    allowed.central += allowed.relative * moved + 8.0 * _ULP * length
+    found = _sketch_of(following)
+    if found is None:
+        return
+    rest = np.abs(found - sketch(made.central))
+    bound = allowed.central * np.array([6.0, 6.0] + [1.0] * (len(rest) - 2))
+    if not (rest <= bound).all():
+        worst = int(np.argmax(rest / bound))
+        yield (
+            f"next central parameters: differ by {rest[worst]:.3g} in what is recorded of them, "
+            f"where rounding explains {bound[worst]:.2g} (the step's norm is {moved:.4g})"
+        )
+
+
+def _sketch_of(record: Any) -> Array | None:
+    if not isinstance(record, Mapping):
+        return None
+    values = [*(record.get("projections") or []), *(record.get("coordinates") or [])]
+    return np.array(values, dtype=np.float64) if values else None
+
+
+def _number(
+    what: str, record: Mapping[str, Any], key: str, expected: float, allowed: float = 0.0
+) -> Iterator[str]:
+    """That a number is recorded as it was computed again; nothing where it is not recorded."""
+    if key not in record:
+        return
+    found = record[key]
+    if not isinstance(found, (int, float)) or not abs(found - expected) <= allowed:
+        near = f", where rounding explains {allowed:.2g}" if allowed else ""
+        yield f"{what}: {found!r} is recorded, but computed again it is {expected:.12g}{near}"

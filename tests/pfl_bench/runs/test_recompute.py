@@ -1,0 +1,354 @@
+"""Runs computed again from their start: sound ones agree to rounding, broken ones do not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pfl_bench.cli.main import main
+from pfl_bench.client.engines import sequential
+from pfl_bench.config.loading import load_config
+from pfl_bench.federated import cohort as training
+from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.audit_inputs import read_environment
+from pfl_bench.runs.recompute import Mode, Recomputation, recompute_run
+from pfl_bench.runs.runner import run
+from pfl_bench.types import Examples, LocalTraining
+from privacy import mechanism as mechanisms
+from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
+from privacy.schemes import poisson
+from tests.helpers import make_config
+
+Patch = pytest.MonkeyPatch
+ROUNDS = 4
+ADAPTIVE = {"name": "adaptive_gaussian", "clip_norm": 0.5, "quantile": 0.3}
+SETTINGS: dict[str, Any] = {
+    "federated__num_rounds": ROUNDS,
+    "federated__local_epochs": 2,
+    "federated__engine": "sequential",
+    "federated__workers": 1,
+    "privacy__epsilon": None,
+    "privacy__noise_multiplier": 0.5,
+    "checkpoint__every": 2,
+    "evaluation__every": 1000,
+    "evaluation__splits": [],
+    "evaluation__final_splits": [],
+}
+
+
+def make(folder: Path, **changes: Any) -> Path:
+    run(make_config("private_federated", **{**SETTINGS, **changes}), folder)
+    return folder
+
+
+def again(folder: Path, mode: Mode = "all", seconds: float = 60.0) -> Recomputation:
+    seed = int(read_environment(folder)["private_seed"]["value"], 16)
+    return recompute_run(folder, load_config(folder / "config.yaml"), seed, mode, seconds)
+
+
+LAPLACE = {
+    "privacy__mechanism": {"name": "laplace", "clip_norm": 8.0},
+    "privacy__accountant": "pld",
+}
+FULL = {
+    "federated__sampling": "full",
+    "federated__cohort_size": 20,
+    "task__num_users": 20,
+    "privacy__population_size": 20,
+    "privacy__noise_cohort_size": None,
+}
+CYCLIC = {"federated__sampling": "cyclic_poisson", "federated__separation": 2}
+SLOW = {"federated__central_learning_rate": 0.05}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            **LAPLACE,
+            "federated__local_momentum": 0.5,
+            "federated__local_weight_decay": 0.01,
+            "federated__central_optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 0.1},
+        },
+        {
+            "federated__sampling": "fixed_size",
+            "federated__algorithm": {"name": "fedprox", "proximal_weight": 0.5},
+            "federated__local_gradient_clip_norm": 0.3,
+            "federated__central_optimizer": {"name": "adam"},
+            **SLOW,
+        },
+        {
+            **FULL,
+            "federated__algorithm": {"name": "minibatch_sgd", "fraction": 0.5},
+            "federated__local_epochs": 1,
+            "federated__central_optimizer": {"name": "adam", "epsilon_hat": True},
+            **SLOW,
+        },
+        {
+            "federated__sampling": "truncated_poisson",
+            "privacy__accountant": "pld",
+            "privacy__mechanism": {"name": "gaussian", "clip_norm": 0.5},
+            "federated__local_batches": "across_epochs",
+            "federated__local_steps": 3,
+            "federated__central_optimizer": {"name": "adamw", "weight_decay": 0.1},
+            **SLOW,
+        },
+        {
+            **CYCLIC,
+            "federated__local_gradient_clip_global_norm": 0.3,
+            "federated__central_optimizer": {"name": "adagrad"},
+            **SLOW,
+        },
+        {
+            "federated__engine": "vectorized",
+            "federated__engine_lanes": 4,
+            "federated__central_optimizer": {"name": "yogi"},
+            "federated__central_schedule": {"decay": "cosine", "warmup": 2},
+            "federated__local_schedule": {"decay": "exponential", "final_fraction": 0.1},
+            **SLOW,
+        },
+    ],
+    ids=["laplace", "fixed_size", "full", "truncated", "cyclic", "vectorized"],
+)
+def test_a_sound_run_comes_to_the_same(tmp_path: Path, changes: dict[str, Any]) -> None:
+    done = again(make(tmp_path / "run", **changes))
+    assert done.problems == []
+    assert sorted(done.rounds) == [1, 2, 3, 4]
+    assert done.reasons == []
+    assert done.compared == [2, 4]
+    assert done.far < 2e-6
+
+
+def test_bfloat16_is_computed_again_as_far_as_its_rounding_allows(tmp_path: Path) -> None:
+    done = again(make(tmp_path / "run", precision="bfloat16", privacy__mechanism=ADAPTIVE))
+    assert done.problems == []
+    assert done.rounds
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("sound") / "run", privacy__mechanism=ADAPTIVE)
+
+
+def test_the_adaptive_bound_is_the_same_to_the_last_digits(sound: Path) -> None:
+    lines = [json.loads(line) for line in (sound / "ledger.jsonl").read_text().splitlines()]
+    assert len({line["clip_norm"] for line in lines}) == ROUNDS
+    changed = [*lines]
+    changed[3] = {**lines[3], "clip_norm": lines[3]["clip_norm"] * (1.0 + 1e-8)}
+    assert again(sound).problems == []
+    # The bound is compared to 1e-9 of it; what reads the ledger is given a line that is altered.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pfl_bench.runs.recompute.read_ledger", lambda path: changed)
+        (problem, *_) = again(sound).problems
+    assert problem.startswith("round 4: clipping bound:")
+
+
+def test_first_and_sample_compute_what_they_say(sound: Path) -> None:
+    assert again(sound, "first").rounds == [1]
+    short = again(sound, "sample", 1e-6)
+    assert (short.rounds, short.problems) == ([], [])
+    assert "--recompute-seconds" in short.reasons[0]
+    assert sorted(again(sound, "sample", 60.0).rounds) == [1, 2, 3, 4]
+
+
+def test_without_the_start_rounds_after_checkpoints_are_computed(
+    sound: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("pfl_bench.runs.recompute._Work._knows_start", lambda self: False)
+    done = again(sound)
+    assert (sorted(done.rounds), done.problems) == ([3, 4], [])
+
+
+def test_the_verdict_says_how_much_was_computed(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["audit", str(sound), "--recompute", "all"]) == 0
+    out = capsys.readouterr().out
+    assert "PASSED: recomputed 4 of 4 rounds; " in out
+    assert "The code that audits is the one that ran: sha256:" in " ".join(out.split())
+    assert main(["audit", str(sound), "--json"]) == 0
+    found = capsys.readouterr()
+    assert "rounds are computed again, for 8 s at most" in found.err
+    document = json.loads(found.out)
+    assert (document["verdict"], document["recomputed"]["rounds"]) == ("passed", 4)
+    assert document["recomputed"]["code"]["same"] is True
+    done = audit_run(sound)
+    assert (done.verdict, done.words) == ("passed", "passed on records alone")
+    assert main(["audit", str(sound), "--recompute-seconds", "0"]) == 2
+
+
+def test_what_cannot_be_computed_says_why(tmp_path: Path) -> None:
+    audited = {"kind": "worst_case", "count": 10}
+    done = again(make(tmp_path / "run", federated__num_rounds=1, privacy__audit=audited))
+    assert (done.rounds, done.to_check().outcome) == ([], "skipped")
+    assert "canaries" in done.to_check().evidence
+
+
+# Each plants a bug into the code that runs, and names the round and what of it shows.
+Bug = Callable[[Patch], None]
+
+
+def half_noise_at_the_end(patch: Patch) -> None:
+    noised = mechanisms.noised_mean
+
+    def quiet(total: Any, stddev: float, cohort: float, rng: Any) -> Any:
+        class Source:
+            def standard_normal(self, size: int | None = None) -> Any:
+                drawn = rng.standard_normal(size)
+                if size is not None:
+                    drawn[-20:] *= 0.5
+                return drawn
+
+        return noised(total, stddev, cohort, Source())
+
+    patch.setattr("privacy.mechanisms.adaptive_gaussian.noised_mean", quiet)
+
+
+def noise_of_the_first_round(patch: Patch) -> None:
+    stream = training.stream
+    import pfl_bench.federated.trainer as trainer
+
+    def opened(seed: int, purpose: int, number: int = 0, client: int = 0) -> Any:
+        return stream(seed, purpose, 1 if purpose == 4 and number > 2 else number, client)
+
+    patch.setattr(trainer, "stream", opened)
+
+
+def weights_kept(patch: Patch) -> None:
+    train = sequential.SequentialEngine._train_client
+
+    def kept(self: Any, user: int, examples: Any, number: int, central: Any) -> Any:
+        start = central if user % 7 else self._model.vector.clone()
+        return train(self, user, examples, number, start)
+
+    patch.setattr(sequential.SequentialEngine, "_train_client", kept)
+
+
+def padding_leaks(patch: Patch) -> None:
+    read = sequential.SequentialEngine._read
+
+    def padded(self: Any, user: int, number: int) -> Any:
+        who, examples = read(self, user, number)
+        inputs = torch.cat([examples.inputs, torch.zeros_like(examples.inputs[:1])])
+        return who, Examples(inputs, torch.cat([examples.targets, examples.targets[:1]]))
+
+    patch.setattr(sequential.SequentialEngine, "_read", padded)
+
+
+def another_s_data(patch: Patch) -> None:
+    read = sequential.SequentialEngine._read
+
+    def swapped(self: Any, user: int, number: int) -> Any:
+        return user, read(self, user - 1 if user % 5 == 1 else user, number)[1]
+
+    patch.setattr(sequential.SequentialEngine, "_read", swapped)
+
+
+def user_of_every_round(patch: Patch) -> None:
+    draw = poisson.draw_distinct
+
+    def with_one(rng: Any, population: int, size: int) -> Any:
+        return np.union1d(draw(rng, population, size), [0])
+
+    patch.setattr(poisson, "draw_distinct", with_one)
+
+
+def rate_doubled(patch: Patch) -> None:
+    rate = LocalTraining.rate
+    patch.setattr(LocalTraining, "rate", lambda self, number: 2.0 * rate(self, number))
+
+
+def bound_half_larger(patch: Patch) -> None:
+    from privacy import clipped_sum
+
+    clip = clipped_sum.add_clipped_
+    patch.setattr(
+        clipped_sum, "add_clipped_", lambda total, update, bound: clip(total, update, 1.5 * bound)
+    )
+
+
+def a_client_left_out(patch: Patch) -> None:
+    add, rounds = training.UpdateAggregator.add, []
+
+    def leave_out(
+        self: Any, aggregate: Any, update: Any, weight: float, index: int, client: int
+    ) -> Any:
+        before = aggregate.total.clone()
+        outcome = add(self, aggregate, update, weight, index, client)
+        rounds.append(index)
+        if rounds.count(2) == 3 and index == 2:
+            aggregate.total.copy_(before)
+        return outcome
+
+    patch.setattr(training.UpdateAggregator, "add", leave_out)
+
+
+def bound_moves_wrongly(patch: Patch) -> None:
+    release = AdaptiveGaussian.release
+
+    def moved(self: Any, aggregate: Any, rng: Any) -> Any:
+        done = release(self, aggregate, rng)
+        self._clip_norm *= 1.001
+        return done
+
+    patch.setattr(AdaptiveGaussian, "release", moved)
+
+
+def noise_twice_in_a_round(patch: Patch) -> None:
+    """Drawn from a generator of its own: of the right law, but not of the stream."""
+    noised = mechanisms.noised_mean
+
+    def other(total: Any, stddev: float, cohort: float, rng: Any) -> Any:
+        rng.standard_normal(total.numel())
+        return noised(total, stddev, cohort, np.random.default_rng(5))
+
+    patch.setattr("privacy.mechanisms.adaptive_gaussian.noised_mean", other)
+
+
+def central_step_along_the_clean_sum(patch: Patch) -> None:
+    from pfl_bench.federated.trainer import FederatedTrainer
+
+    step = FederatedTrainer._take_central_step
+    patch.setattr(
+        FederatedTrainer,
+        "_take_central_step",
+        lambda self, mean, index: step(self, 0.99 * mean, index),
+    )
+
+
+@pytest.mark.parametrize(
+    ("bug", "number", "what"),
+    [
+        (half_noise_at_the_end, 1, "noise vector"),
+        (noise_of_the_first_round, 3, "noise vector"),
+        (noise_twice_in_a_round, 1, "noise vector"),
+        (weights_kept, 1, "sum before noise"),
+        (padding_leaks, 1, "sum before noise"),
+        (another_s_data, 1, "sum before noise"),
+        (user_of_every_round, 1, "cohort"),
+        (rate_doubled, 1, "sum before noise"),
+        (bound_half_larger, 1, "sum before noise"),
+        (a_client_left_out, 2, "sum before noise"),
+        (bound_moves_wrongly, 2, "clipping bound"),
+        (central_step_along_the_clean_sum, 1, "next central parameters"),
+    ],
+)
+def test_a_planted_bug_is_named_by_round_and_quantity(
+    bug: Bug, number: int, what: str, tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        bug(patch)
+        folder = make(tmp_path / "run", privacy__mechanism=ADAPTIVE)
+    done = again(folder)
+    # Rounds from the start on, up to the first that differs.
+    assert min(problem.split(":")[0] for problem in done.problems) == f"round {number}"
+    assert any(problem.startswith(f"round {number}: {what}") for problem in done.problems)
+    assert done.to_check().outcome == "failed"
+    if bug is a_client_left_out:
+        assert "update had been left out" in done.to_check().evidence
