@@ -13,6 +13,7 @@ A line is canonical JSON (sorted keys, no spaces, no time of day), so a replay c
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -165,6 +166,7 @@ class Ledger:
         self._digests = digests
         self.last_entry = last_entry
         self._descriptor: int | None = descriptor
+        self._length = os.fstat(descriptor).st_size
         self._is_made_here = False
 
     @classmethod
@@ -280,10 +282,12 @@ class Ledger:
 
         Raises:
             LedgerError: The round is missing or leaves a gap, a replayed round differs from the
-                recorded one, the entry is not JSON, or the ledger is closed.
+                recorded one, the entry is not JSON, the ledger is closed, or its file was removed,
+                replaced, cut or written by others.
         """
         if self._descriptor is None:
             raise LedgerError(f"the ledger {self._path} is closed; open it again to append")
+        self._check_in_place(self._descriptor)
         number = entry.get("round")
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise LedgerError(f"a ledger entry's round is {number!r}, but must be 1 or more")
@@ -301,14 +305,30 @@ class Ledger:
         self._write(line)
         self._digests.append(_digest(line))
 
+    def _check_in_place(self, descriptor: int) -> None:
+        """Check that the file that is open is the one in the folder, as it was left here."""
+        held = os.fstat(descriptor)
+        try:
+            is_here = os.path.samestat(held, os.stat(self._path))
+        except OSError:
+            is_here = False
+        if not is_here or held.st_size != self._length:
+            what = "was changed by another process" if is_here else "was removed, moved or replaced"
+            raise LedgerError(
+                f"{self._path} {what} while the run wrote to it: its rounds would go unaccounted, "
+                "so no further round is released. Put the file back as it was and go on with "
+                "--resume, or start a new run folder"
+            )
+
     def _write(self, line: bytes) -> None:
         assert self._descriptor is not None
-        start = os.fstat(self._descriptor).st_size
+        start = self._length
         try:
             written = 0
             while written < len(line):
                 written += os.write(self._descriptor, line[written:])
             os.fsync(self._descriptor)
+            self._length += len(line)
         except OSError as error:
             with contextlib.suppress(OSError):  # A torn line is mended when it is opened again.
                 os.ftruncate(self._descriptor, start)
@@ -352,5 +372,8 @@ def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system without it
+            raise
     finally:
         os.close(descriptor)

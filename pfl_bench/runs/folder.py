@@ -28,6 +28,7 @@ from pfl_bench.runs.checkpoint import newest
 from pfl_bench.runs.published import compare_finished
 from pfl_bench.runs.rows import check_summary
 from pfl_bench.types import ConfigError, RunFolderError
+from privacy.errors import LedgerError
 
 SUMMARY_VERSION = 1
 _PRIVATE = ("private_federated", "central_dp")
@@ -59,6 +60,7 @@ _ARITHMETIC = (
     ("hardware", "cuda", "install a torch built for CUDA {}"),
 )
 # Others on the machine must not read a private run's seed and ledger.
+_OF_FILES = (FileNotFoundError, RunFolderError, LedgerError)
 _OWNER_ONLY = 0o700
 # What no run goes on without.
 _BEGINNING = (
@@ -128,7 +130,7 @@ class RunFolder:
         (self.path / ".lock").unlink(missing_ok=True)
         self._lock.release()
         recorded = self.path / "config.yaml"
-        if self._is_recorded and isinstance(error, FileNotFoundError) and not recorded.exists():
+        if self._is_recorded and isinstance(error, _OF_FILES) and not recorded.exists():
             raise RunFolderError(
                 f"{self.path}: this run folder was removed or moved while the run wrote to it, and "
                 "what it had saved with it; move it back and go on with --resume, or run again"

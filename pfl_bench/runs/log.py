@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 import time
@@ -20,6 +21,7 @@ from rich.table import Column
 from rich.text import Text
 
 from pfl_bench.files import drop_after, to_json_value
+from pfl_bench.types import RunFolderError
 from privacy.statement.statement import round_up
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -133,6 +135,16 @@ class RunLog:
 
     def metrics(self, step: int, scalars: dict[str, float], headline: str) -> None:
         """Record a round's scalars; ``headline`` is shown, or empty when nothing is new."""
+        try:
+            is_here = os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except FileNotFoundError:
+            is_here = False
+        if not is_here:
+            raise RunFolderError(
+                f"{self._path} was removed, moved or replaced while the run wrote to it, and its "
+                "rounds with it. Put it back as it was and go on with --resume, or start in a new "
+                "folder with --out"
+            )
         line = json.dumps({"round": step, **to_json_value(scalars)}, allow_nan=False)
         self._file.write(line + "\n")
         self._file.flush()

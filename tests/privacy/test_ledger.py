@@ -30,6 +30,28 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.jsonl"
 
 
+@pytest.mark.parametrize("what", ["removed", "replaced", "cut", "written"])
+def test_a_file_that_is_no_longer_the_open_one_takes_no_round(what: str, path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.append(entry(1))
+        content = path.read_bytes()
+        if what in ("removed", "replaced"):
+            path.unlink()
+        if what == "replaced":
+            path.write_bytes(content)
+        elif what == "cut":
+            path.write_bytes(content[:-2])
+        elif what == "written":
+            path.write_bytes(content + b"{}\n")
+        for number in (1, 2):
+            with pytest.raises(LedgerError, match="changed by" if what[0] in "cw" else "removed"):
+                ledger.append(entry(number))
+    path.write_bytes(content)
+    with Ledger.open(path) as ledger:
+        ledger.append(entry(2))
+    assert len(read_ledger(path)) == 2
+
+
 def test_rounds_are_chained(path: Path) -> None:
     write(path, 3)
     entries = read_ledger(path)

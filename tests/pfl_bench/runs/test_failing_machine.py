@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pfl_bench.cli.main import main
+from pfl_bench.cli.main import explain, main
 from pfl_bench.federated import trainer as federated
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.runs.runner import run
@@ -89,6 +89,54 @@ def test_a_folder_that_goes_away_during_the_run(
     if what == "moved":
         (tmp_path / "elsewhere").rename(out)
     assert main([*command, "--resume"]) == 0
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "metrics.jsonl"])
+def test_a_record_that_goes_away_during_the_run(
+    name: str, config_file: ConfigFile, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    out = tmp_path / "run"
+    command = ["run", str(config_file("private_federated")), "--out", str(out)]
+    original = federated.FederatedTrainer.advance
+
+    def advance(self: Any, index: int) -> dict[str, float]:
+        if index == 4:
+            (out / name).rename(tmp_path / name)
+        return original(self, index)
+
+    monkeypatch.setattr(federated.FederatedTrainer, "advance", advance)
+    assert main(command) == 2
+    assert f"{name} was removed, moved or replaced" in capsys.readouterr().err
+    monkeypatch.setattr(federated.FederatedTrainer, "advance", original)
+    assert main([*command, "--resume"]) == 2
+    assert f"{name} is missing" in capsys.readouterr().err
+    (tmp_path / name).rename(out / name)
+    assert main([*command, "--resume"]) == 0
+    assert main(["audit", str(out)]) == 0
+
+
+@pytest.mark.parametrize("number", sorted(errno.errorcode))
+def test_every_error_of_the_machine_is_explained(number: int) -> None:
+    said = explain(OSError(number, os.strerror(number), "some/file"))
+    assert said is not None
+    assert said.startswith("some/file: ")
+    assert "--resume" in said
+    assert explain(OSError("no number")) is not None
+
+
+def test_a_file_system_whose_folders_cannot_be_synchronised(
+    config_file: ConfigFile, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    original = os.fsync
+
+    def failing(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    command = ["run", str(config_file("private_federated")), "--out", str(tmp_path / "run")]
+    assert main(command) == 0
 
 
 def test_too_few_open_files(config_file: ConfigFile, tmp_path: Path, capsys: Capture) -> None:
