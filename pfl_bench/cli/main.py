@@ -333,4 +333,10 @@ def explain(error: Exception) -> str | None:
             f"{where}{_MACHINE_ERRORS[error.errno]}; free space or give another --out, then go on "
             "with --resume where a run was under way"
         )
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return (
+            f"{where}{error.strerror or error}; mend this or name another file or folder, then go "
+            "on with --resume where a run was under way"
+        )
     return None
