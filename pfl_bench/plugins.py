@@ -189,8 +189,9 @@ def load(kind: PluginKind, name: str) -> ModuleType:
     """Import the plug-in ``name`` of a kind.
 
     Raises:
-        PluginError: There is none of that name (with the nearest one), several places have one, or
-            its module lacks ``Options`` or the kind's function.
+        PluginError: There is none of that name (with the nearest one), several places have one,
+            its module lacks ``Options`` or the kind's function, or ``Options`` is no pydantic
+            model.
     """
     path = module_of(kind, name)
     module = importlib.import_module(path)
@@ -200,7 +201,14 @@ def load(kind: PluginKind, name: str) -> ModuleType:
         model = "a pydantic model 'Options' and " if kind.has_options else ""
         raise PluginError(
             f"plug-in module {path} ({_file_of(path)}) lacks {' and '.join(missing)}: "
-            f"{kind.one} exposes {model}'{kind.function}'."
+            f"{kind.word} exposes {model}'{kind.function}'."
+        )
+    if kind.has_options and not (
+        isinstance(module.Options, type) and issubclass(module.Options, BaseModel)
+    ):
+        raise PluginError(
+            f"plug-in module {path} ({_file_of(path)}): Options is {module.Options!r:.80}, no "
+            "pydantic model; derive a class from pydantic.BaseModel"
         )
     return module
 
@@ -287,11 +295,12 @@ def _in_folders(kind: PluginKind, package: str, folders: list[str]) -> Iterator[
     for folder in map(Path, folders):
         if kind.module is None:
             for path in folder.glob("*.py"):
-                if not path.stem.startswith("_"):
+                if not path.stem.startswith("_") and path.is_file():
                     yield path.stem, f"{package}.{path.stem}"
         else:
             for path in folder.glob(f"*/{kind.module}.py"):
-                yield path.parent.name, f"{package}.{path.parent.name}.{kind.module}"
+                if path.is_file():
+                    yield path.parent.name, f"{package}.{path.parent.name}.{kind.module}"
 
 
 @cache

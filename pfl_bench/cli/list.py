@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench import plugins
+from pfl_bench.cli.speech import say
 from pfl_bench.config.bundled_rows import bundled_configs, locate, locate_row
 from pfl_bench.config.row_files import kind_of, rows_below
 from pfl_bench.config.yaml_text import read_yaml
-from pfl_bench.files import write_atomically
-from pfl_bench.types import ConfigError
+from pfl_bench.files import read_text, write_atomically
+from pfl_bench.types import ConfigError, PluginError, RunFolderError
 
 # What is listed, by the words of the command line.
 LISTED = {
@@ -39,6 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
     """List plug-ins, rows or tables, or copy a row."""
     if arguments.command == "copy":
         return _copy(arguments)
+    refused: list[str] = []
     if arguments.what is None:
         entries = [{"name": name, "text": text} for name, text in _overview()]
     elif arguments.what == "rows":
@@ -46,11 +48,12 @@ def main(arguments: argparse.Namespace) -> int:
     elif arguments.what == "tables":
         entries = list(_tables())
     else:
-        kind = LISTED[arguments.what]
-        entries = [{"name": name, "text": _summary(kind, name)} for name in plugins.available(kind)]
+        entries, refused = _plugins(LISTED[arguments.what])
+    for text in refused:
+        say(f"left out: {text}")
     if arguments.json:
         print(json.dumps({arguments.what or "kinds": entries}))
-        return 0
+        return 1 if refused else 0
     width = max((len(entry["name"]) for entry in entries), default=0)
     columns = shutil.get_terminal_size((80, 24)).columns
     for entry in entries:
@@ -58,7 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
         if sys.stdout.isatty():
             text = textwrap.shorten(text, max(20, columns - width - 2), placeholder="...")
         print(f"{entry['name']:{width}}  {text}".rstrip())
-    return 0
+    return 1 if refused else 0
 
 
 def _overview() -> Iterator[tuple[str, str]]:
@@ -71,12 +74,29 @@ def _overview() -> Iterator[tuple[str, str]]:
     yield "tables", ", ".join(entry["name"] for entry in _tables())
 
 
+def _plugins(kind: plugins.PluginKind) -> tuple[list[dict[str, Any]], list[str]]:
+    """Plug-ins of a kind, and why files were left out."""
+    entries, refused = [], []
+    for name in plugins.available(kind):
+        try:
+            entries.append({"name": name, "text": _summary(kind, name)})
+        except SyntaxError as error:
+            where = f"{error.filename}, line {error.lineno or 1}"
+            refused.append(f"{where}: {type(error).__name__}: {error.msg}")
+        except (PluginError, RunFolderError) as error:
+            refused.append(str(error))
+    return entries, refused
+
+
 def _summary(kind: plugins.PluginKind, name: str) -> str:
     """First line of a plug-in's docstring, read without importing it."""
     spec = importlib.util.find_spec(plugins.module_of(kind, name))
     if spec is None or spec.origin is None:
         return ""
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    text = read_text(Path(spec.origin))
+    if "\0" in text:
+        raise PluginError(f"{spec.origin} holds NUL characters, so it is no Python file")
+    tree = ast.parse(text, spec.origin)
     return (ast.get_docstring(tree) or "").partition("\n")[0]
 
 

@@ -278,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of a pipe such as `| head` went away: nothing is wrong, nothing is left to say.
         sys.stdout = None
         return EXIT_DONE
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = explain(error)
         if message is None:
             raise
@@ -315,7 +315,7 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     return arguments
 
 
-def explain(error: Exception) -> str | None:
+def explain(error: BaseException) -> str | None:
     """What to tell the user of an error that is theirs or their machine's; None for one of ours."""
     from pfl_bench.types import UserInputError, WorkerError
     from privacy.errors import PrivacyError
@@ -339,4 +339,7 @@ def explain(error: Exception) -> str | None:
             f"{where}{error.strerror or error}; mend this or name another file or folder, then go "
             "on with --resume where a run was under way"
         )
-    return None
+    from pfl_bench.cli.plugin_errors import error_place
+
+    place = error_place(error)
+    return None if place is None else f"a plug-in failed: {place}; mend that file"

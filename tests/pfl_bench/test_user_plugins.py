@@ -45,6 +45,28 @@ def build(options: Options, local: LocalTraining) -> fedavg.FedAvg:
     """Build FedAvg under another name."""
     return fedavg.build(fedavg.Options(), local)
 '''
+BAD = {
+    "a = (": (1, "SyntaxError"),
+    "\n\nimport nowhere_to_be_found": (3, "ModuleNotFoundError"),
+    "import sys\nsys.exit(3)": (2, "SystemExit: 3"),
+    "open('/nowhere/file')": (1, "FileNotFoundError"),
+    "Options = 3\nbuild = 4": (None, "no pydantic model"),
+    "x = 1": (None, "lacks Options and build"),
+    ALGORITHM.replace("options: Options, local: LocalTraining", ""): (17, "takes 0 positional"),
+    ALGORITHM.replace("return ", "raise SystemExit(4)\n    return "): (19, "SystemExit: 4"),
+    ALGORITHM.replace("return ", "return 1 / 0 +"): (19, "ZeroDivisionError"),
+    ALGORITHM
+    + """
+
+class Mine(fedavg.FedAvg):
+    def central_gradient(self):
+        return 3
+
+
+def build(options, local):
+    return Mine(local)
+""": (24, "central_gradient() takes 1"),
+}
 ROW = """\
 version: 1
 name: mine
@@ -313,3 +335,47 @@ def test_an_installed_package_s_plug_ins_are_found_by_entry_points(tmp_path: Pat
     done = warm.python(*arguments, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["task"] == "numbers"
+
+
+@pytest.mark.parametrize("code", BAD)
+def test_a_bad_plug_in_is_named_by_file_and_line(
+    code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own: what was imported stays imported."""
+    file = tmp_path / "methods" / "algorithms" / "mine.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(code, encoding="utf-8")
+    (file.parent / "sound.py").write_text(ALGORITHM, encoding="utf-8")
+    (tmp_path / "row.yaml").write_text(ROW, encoding="utf-8")
+    line, words = BAD[code]
+    done = subprocess.run(
+        [sys.executable, "-m", "pfl_bench", "run", "row.yaml", "--out", "out"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    (said,) = [text for text in done.stderr.splitlines() if words in text]
+    assert str(file) in said
+    assert line is None or f"line {line}:" in said
+
+
+def test_a_plug_in_that_is_no_python_does_not_keep_others_from_the_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "__path__", [])
+    monkeypatch.setenv(plugins.FOLDERS, "")
+    folder = tmp_path / "methods" / "algorithms"
+    folder.mkdir(parents=True)
+    (folder / "sound.py").write_text(ALGORITHM, encoding="utf-8")
+    for name, content in (("cut.py", b"\na = ("), ("nul.py", b"\0"), ("binary.py", b"\xff")):
+        (folder / name).write_bytes(content)
+    os.mkfifo(folder / "pipe.py")
+    assert main(["list", "algorithms", "--plugins", str(tmp_path / "methods")]) == 1
+    told = capsys.readouterr()
+    assert "sound" in told.out
+    assert "fedavg" in told.out
+    for name in ("cut.py, line 2: SyntaxError", "nul.py", "binary.py"):
+        assert f"left out: {folder / name}" in told.err
