@@ -5,4 +5,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 ensure_environment "."
-exec .venv/bin/pfl-bench table configs/demo "$@"
+exec .venv/bin/pfl-bench table configs/demo \
+  --columns "row,measured,reference,epsilon (simulated),epsilon (actual)" "$@"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pfl_bench.cli.main import _parse, build_parser
-from pfl_bench.config.row_files import kind_of
+from pfl_bench.config.loading import load_config
+from pfl_bench.config.row_files import kind_of, rows_below
 from tests.helpers import REPOSITORY
 
 # Paths of other projects' repositories.
@@ -162,3 +163,25 @@ def test_what_is_missing_is_found() -> None:
     assert missing_row(row) == "no/row.yaml"
     page = "```yaml rows/a.yaml\n```\n```bash\npfl-bench copy demo/central.yaml b.yaml\n```\n"
     assert written_by(page) >= {"rows/a.yaml", "rows", "b.yaml"}
+
+
+def test_the_table_of_the_readme_is_the_one_that_the_demo_prints() -> None:
+    """Columns, rows, references and epsilons; what is measured differs by machine and noise."""
+    script = (REPOSITORY / "scripts" / "demo.sh").read_text(encoding="utf-8")
+    (columns,) = re.findall('--columns "(.*?)"', script)
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    shown = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in re.findall(r"^\|.*\|$", readme, re.MULTILINE)
+    ]
+    assert shown[0] == columns.split(",")
+    rows = [load_config(path).config for path in rows_below(REPOSITORY / "configs/demo").values()]
+    (expected,) = zip(*(row.expected for row in rows), strict=True)
+    assert all(entry.measured_here for entry in expected)
+    assert [(line[0], line[2]) for line in shown[2 : 2 + len(rows)]] == [
+        (row.name, f"{entry.value:.4f} ± {entry.sd:.4f} ({entry.seeds} seeds)")
+        for row, entry in zip(rows, expected, strict=True)
+    ]
+    for row, line in zip(rows, shown[2 : 2 + len(rows)], strict=True):
+        assert (line[3] == line[4] == "-") == (row.privacy is None)
+        assert row.privacy is None or line[3].startswith(f"{row.privacy.epsilon:g} (delta ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pfl_bench.report.table import Cell, Column, Table
 from pfl_bench.runs.rows import RowResult
@@ -18,12 +19,13 @@ SETTINGS = {
     "local": "local models",
     "multitask": "federated multi-task",
 }
+_PUBLISHED = Column("published", is_number=True, alias="reference")
 _COLUMNS = (
     Column("row"),
     Column("setting"),
     Column("data"),
     Column("metric"),
-    Column("published", is_number=True),
+    _PUBLISHED,
     Column("published sd", only="programs"),
     Column("published seeds", only="programs"),
     Column("measured", is_number=True, only="people"),
@@ -54,6 +56,10 @@ def results_table(rows: Sequence[RowResult], has_epsilons: bool = True) -> Table
     """
     notes, marks = _footnotes(rows)
     columns = (*_COLUMNS, *(_EPSILONS if has_epsilons else ()), *_REMARKS)
+    own = [row.measured_here for row in rows if row.published is not None]
+    if own and all(own):
+        # Nobody published what is compared with.
+        columns = tuple(replace(c, shows_alias=c is _PUBLISHED) for c in columns)
     lines = [_line(row, mark, has_epsilons) for row, mark in zip(rows, marks, strict=True)]
     return Table(columns, tuple(lines), tuple(notes), has_numbered_notes=True)
 

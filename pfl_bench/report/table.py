@@ -45,11 +45,15 @@ class Column:
         heading: What stands above it.
         is_number: Whether it is flush right.
         only: "people" for a column that CSV lacks, "programs" for one that CSV alone has.
+        alias: What ``choose`` knows it by, too.
+        shows_alias: Whether people read the alias above it.
     """
 
     heading: str
     is_number: bool = False
     only: Literal["people", "programs"] | None = None
+    alias: str = ""
+    shows_alias: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,18 +169,16 @@ class Table:
         Raises:
             ConfigError: A name is none of the headings.
         """
-        places = {
-            column.heading: place
-            for place, column in enumerate(self.columns)
-            if column.only in (None, reader)
-        }
+        own = [(c, place) for place, c in enumerate(self.columns) if c.only in (None, reader)]
+        places = {column.heading: place for column, place in own}
+        aliases = {column.alias: place for column, place in own if column.alias}
         for name in names:
-            if name not in places:
+            if name not in places and name not in aliases:
                 raise ConfigError(
                     f"--columns: '{name}' is no column of this table"
                     f"{did_you_mean(name, places)} Columns: {', '.join(places)}"
                 )
-        chosen = [places[name] for name in names]
+        chosen = [(aliases | places)[name] for name in names]
         return replace(
             self,
             is_chosen=True,
@@ -309,7 +311,10 @@ class Table:
         return "\n".join([*text, "</tbody>", "</table>"])
 
     def _columns(self, reader: Reader) -> list[Column]:
-        return [column for column in self.columns if column.only in (None, reader)]
+        columns = [column for column in self.columns if column.only in (None, reader)]
+        if reader == "programs":
+            return columns
+        return [replace(c, heading=c.alias) if c.shows_alias else c for c in columns]
 
     def _cells(self, reader: Reader) -> Iterator[list[Cell]]:
         for row in self.rows:

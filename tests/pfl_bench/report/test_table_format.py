@@ -170,6 +170,19 @@ def test_markdown_golden() -> None:
     )
 
 
+def test_numbers_of_this_toolkit_are_a_reference_to_people_and_stay_published_to_programs() -> None:
+    (row,) = rows_from_summaries([summary()])
+    own, mixed = (results_table([replace(row, measured_here=True), *rows]) for rows in ([], [row]))
+    columns = "row,measured,reference"
+    for name in ("reference", "published"):
+        chosen = own.with_columns(f"row,measured,{name}", None)
+        assert chosen.to_markdown().splitlines()[0].split("|")[3].strip() == "reference"
+    assert "| published |" in mixed.to_markdown()
+    assert "| published |" in mixed.with_columns(columns, None).to_markdown()
+    assert own.to_csv().splitlines()[0] == mixed.to_csv().splitlines()[0]
+    assert ",published," in own.to_csv().splitlines()[0]
+
+
 def test_csv_golden_and_round_trip() -> None:
     text = results_table(ROWS).to_csv()
     assert text == CSV
