@@ -20,7 +20,7 @@ import io
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -28,6 +28,7 @@ import yaml
 from pfl_bench.config.bundled_rows import locate, locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import rows_below
+from pfl_bench.config.row_overrides import fit_overrides
 from pfl_bench.federated.accounting import calibrate, epsilon
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.types import ConfigError, RunFolderError
@@ -171,15 +172,15 @@ def load_row(
         name: Path of the row.
         plugins: Folders of plug-ins of one's own.
         **overrides: Settings that win over the file, by dotted key with ``__`` for the dot, such
-            as ``federated__num_rounds=10``.
+            as ``federated__num_rounds=10``; numpy's and torch's scalars and arrays are numbers, and
+            paths are texts.
 
     Raises:
         ConfigError: There is no such row, or it is wrong.
     """
     path = locate_row(str(name))
     given = {"plugins": [str(folder) for folder in plugins], **overrides} if plugins else overrides
-    texts = [f"{key.replace('__', '.')}={_as_yaml(value)}" for key, value in given.items()]
-    return load_config(path, texts)
+    return load_config(path, _texts(given))
 
 
 def run_row(
@@ -325,7 +326,8 @@ def run_table(
         out: Where run folders are made, ROW/seed-N; None for runs/FOLDER.
         resume: Go on with unfinished runs.
         show_progress: Write progress to standard error.
-        **overrides: As ``load_row`` takes them, for each row.
+        **overrides: As ``load_row`` takes them, for each row; those of a section ``federated``,
+            ``central``, ``local`` or ``multitask`` for the rows that have it.
 
     Returns:
         Results, row by row, seed by seed.
@@ -333,10 +335,12 @@ def run_table(
     path = locate(str(folder), folder=True)
     home = Path("runs") / path.name if out is None else Path(out)
     results = []
-    for name, row in rows_below(path).items():
-        first = load_row(row, **overrides).config.seed
+    rows = rows_below(path)
+    fitting, _ = fit_overrides(rows.values(), _texts(overrides))
+    for name, row in rows.items():
+        first = load_config(row, fitting[row]).config.seed
         for seed in range(first, first + seeds):
-            resolved = load_row(row, **{**overrides, "seed": seed})
+            resolved = load_config(row, [*fitting[row], f"seed={seed}"])
             place = home / name / f"seed-{seed}"
             results.append(run_row(resolved, place, resume=resume, show_progress=show_progress))
     return results
@@ -400,8 +404,32 @@ class _NoWhere(io.StringIO):
         return len(text)
 
 
-def _as_yaml(value: Any) -> str:
+def _texts(overrides: Mapping[str, Any]) -> list[str]:
+    return [f"{key.replace('__', '.')}={_as_yaml(key, value)}" for key, value in overrides.items()]
+
+
+def _as_yaml(key: str, value: Any) -> str:
     """A value as an override's text; numbers keep all digits."""
+    value = _plain(value)
     if isinstance(value, bool | int | str) or value is None:
         return json.dumps(value)
-    return str(yaml.safe_dump(value, default_flow_style=True, width=10**9)).removesuffix("...\n")
+    try:
+        text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"{key}: {type(value).__name__} is no value of a row, or holds one that is none "
+            f"({error}); give numbers, texts, true or false, None, paths, lists or dicts of them"
+        ) from None
+    return text.removesuffix("...\n").rstrip("\n")
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML has it: of numpy and torch, what they hold; a path is its text."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    # numpy.generic, numpy.ndarray and torch.Tensor, without importing either.
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -95,7 +95,9 @@ def _add_table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     table.add_argument(
         "folder", metavar="FOLDER", help="folder of rows or a view, or a bundled one"
     )
-    table.add_argument("overrides", nargs="*", metavar="key=value", help="applied to every row")
+    table.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="for every row that has the section"
+    )
     table.add_argument("--seeds", type=int, default=1, metavar="K", help="seeds a row (default 1)")
     table.add_argument("--only", metavar="ROW", help="run this row alone")
     _add_format(table)

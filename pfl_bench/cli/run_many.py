@@ -15,6 +15,7 @@ from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, explain
 from pfl_bench.cli.speech import print_table, say
 from pfl_bench.config.errors import blame
 from pfl_bench.config.loading import ResolvedConfig, load_config, resolve
+from pfl_bench.config.row_overrides import fit_overrides
 from pfl_bench.types import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -60,11 +61,22 @@ def check_seeds(seeds: int) -> None:
         raise ConfigError(f"--seeds {seeds}: give 1 or more")
 
 
-def with_seeds(row: Path, arguments: argparse.Namespace) -> list[ResolvedConfig]:
-    """A row's configuration, once for each of its seeds."""
-    first = load_config(row, arguments.overrides)
-    more = range(first.config.seed + 1, first.config.seed + arguments.seeds)
-    return [first, *(load_config(row, [*arguments.overrides, f"seed={s}"]) for s in more)]
+def with_seeds(
+    rows: Iterable[Path], arguments: argparse.Namespace
+) -> dict[Path, list[ResolvedConfig]]:
+    """The configurations of rows, once for each of their seeds.
+
+    Says which overrides are not applied to which rows (``fit_overrides``).
+    """
+    fitting, left_out = fit_overrides(rows, arguments.overrides)
+    for text in left_out:
+        say(text)
+    found = {}
+    for row, overrides in fitting.items():
+        first = load_config(row, overrides)
+        more = range(first.config.seed + 1, first.config.seed + arguments.seeds)
+        found[row] = [first, *(load_config(row, [*overrides, f"seed={s}"]) for s in more)]
+    return found
 
 
 def check_names(configurations: Iterable[ResolvedConfig]) -> None:
@@ -94,20 +106,24 @@ class Batch:
 
     Attributes:
         summaries: Each run's summary, in order; None for one that is not finished.
-        failed: Folders of the runs that failed.
+        failed: Why runs failed, by their folders.
         under_way: Folders of the runs whose jobs were not waited for.
         is_input: Whether the user's input was refused each time, and no job broke.
     """
 
     summaries: tuple[dict[str, Any] | None, ...]
-    failed: tuple[Path, ...]
+    failed: Mapping[Path, str]
     under_way: tuple[Path, ...] = ()
     is_input: bool = True
 
     def exit_code(self) -> int:
         """Name the runs that failed, and give the status that they leave."""
-        for run_folder in self.failed:
-            print(f"failed: {run_folder} (see above)", file=sys.stderr)
+        reasons: dict[str, list[str]] = {}
+        for run_folder, reason in self.failed.items():
+            reasons.setdefault(reason, []).append(str(run_folder))
+        for folders in reasons.values():
+            why = "see above" if len(folders) == 1 else "for one reason, see above"
+            print(f"failed: {', '.join(folders)} ({why})", file=sys.stderr)
         if self.failed and self.is_input and not (any(self.summaries) or self.under_way):
             return EXIT_INPUT
         return EXIT_FAILED if self.failed else EXIT_DONE
@@ -136,22 +152,28 @@ def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
     from pfl_bench.runs.log import finished_before, saying_once
 
     before = [run_folder for run_folder, _ in plans if (run_folder / "summary.json").exists()]
-    summaries = []
+    summaries: list[dict[str, Any] | None] = []
+    failed: dict[Path, str] = {}
     with saying_once():
         for place, (run_folder, resolved) in enumerate(plans, start=1):
             if len(plans) > 1 and run_folder not in before:
                 seed = resolved.config.seed
                 say(f"run {place} of {len(plans)}: {resolved.config.name}, seed {seed}")
-            summaries.append(run_one(run_folder, resolved))
+            ended = run_one(run_folder, resolved)
+            if isinstance(ended, str):
+                # A reason that several runs have, such as data that are not there, is said once.
+                if ended not in failed.values():
+                    _print_failure(run_folder, ended)
+                failed[run_folder] = ended
+            summaries.append(None if isinstance(ended, str) else ended)
     kept = [one for one, left in zip(plans, summaries, strict=True) if left and one[0] in before]
     if kept:
         say(finished_before([run_folder for run_folder, _ in kept]))
-    failed = [plan[0] for plan, summary in zip(plans, summaries, strict=True) if summary is None]
-    return Batch(tuple(summaries), tuple(failed))
+    return Batch(tuple(summaries), failed)
 
 
-def run_one(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | None:
-    """Run or resume one run and write its page; None, with the reason printed, if it is refused.
+def run_one(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | str:
+    """Run or resume one run and write its page; why it is refused, if it is.
 
     Rows fail by the user's input alone; other errors are ours and are raised.
     """
@@ -161,8 +183,7 @@ def run_one(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | None
         message = explain(error)
         if message is None:
             raise
-        _print_failure(run_folder, message)
-        return None
+        return message
 
 
 def _train(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any]:
@@ -212,7 +233,7 @@ def _run_as_jobs(plans: Plans, arguments: argparse.Namespace, jobs: Path) -> Bat
         tuple(
             _summary(*plan) if is_done else None for plan, is_done in zip(plans, done, strict=True)
         ),
-        tuple(failures),
+        {folder: failure.reason for folder, failure in failures.items()},
         tuple(folder for folder, _ in plans if folder not in ended),
         all(failure.is_input for failure in failures.values()),
     )

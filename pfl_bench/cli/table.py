@@ -27,10 +27,11 @@ def main(arguments: argparse.Namespace) -> int:
     rows = _rows(folder, arguments.only)
     out = Path(arguments.out) if arguments.out else Path("runs") / run_many.short_name(folder)
     # Every row is checked before the first one runs: a typo in the last costs no hours.
+    configurations = run_many.with_seeds(rows.values(), arguments)
     plans = [
         (out / name / f"seed-{resolved.config.seed}", resolved)
         for name, row in rows.items()
-        for resolved in run_many.with_seeds(row, arguments)
+        for resolved in configurations[row]
     ]
     run_many.check_names(resolved for _, resolved in plans)
     from pfl_bench.report.results import results_table

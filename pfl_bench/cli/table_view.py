@@ -59,8 +59,9 @@ def _plans(view: LoadedView, runs: Path, arguments: argparse.Namespace) -> list[
         name, _ = run_many.choose(names, wanted, view.path.parent)
         rows = tuple((row, file) for row, file in rows if row.row == name)
     plans = []
+    configurations = run_many.with_seeds([file for _, file in rows], arguments)
     for row, file in rows:
-        for resolved in run_many.with_seeds(file, arguments):
+        for resolved in configurations[file]:
             check_measured(view, row, resolved.config)
             plans.append(_Plan(row, runs / row.row / f"seed-{resolved.config.seed}", resolved))
     run_many.check_names(plan.resolved for plan in plans)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,6 +78,32 @@ def test_a_table_is_run_and_then_read(tmp_path: Path) -> None:
     seconds = [run.summary["seconds"] for run in results]
     again = pfl_bench.run_table(rows, seeds=2, out=tmp_path / "runs", **short)
     assert [run.summary["seconds"] for run in again] == seconds
+
+
+def test_values_of_numpy_torch_and_paths_are_settings(tmp_path: Path) -> None:
+    row = pfl_bench.load_row(
+        "demo/federated.yaml",
+        plugins=(),
+        federated__num_rounds=np.int64(3),
+        federated__local_learning_rate=np.float64(0.1),
+        federated__central_learning_rate=torch.tensor(0.5),
+        federated__algorithm={"name": "fedprox", "proximal_weight": np.float32(0.25)},
+        evaluation__splits=("val",),
+        task__partition_seed=torch.tensor(4),
+    )
+    federated = row.config.federated
+    assert federated is not None
+    assert (federated.num_rounds, federated.local_learning_rate) == (3, 0.1)
+    assert federated.central_learning_rate == 0.5
+    assert row.tree["federated"]["algorithm"] == {"name": "fedprox", "proximal_weight": 0.25}
+    assert row.config.evaluation.splits == ["val"]
+    assert row.tree["task"]["partition_seed"] == 4
+    with pytest.raises(ConfigError, match=r"override name=\[0.0, 0.0, 0.0\]: must be text"):
+        pfl_bench.load_row("demo/federated.yaml", name=np.zeros(3))
+    with pytest.raises(ConfigError, match="federated__num_rounds: object is no value of a row"):
+        pfl_bench.load_row("demo/federated.yaml", federated__num_rounds=object())
+    data = pfl_bench.load_row("femnist/digits/federated.yaml", task__data=tmp_path / "a b.h5")
+    assert data.tree["task"]["data"] == str(tmp_path / "a b.h5")
 
 
 def test_an_interpreter_offers_the_names_before_they_are_loaded() -> None:

@@ -135,6 +135,39 @@ def test_an_unknown_option_is_exit_2() -> None:
         assert stopped.value.code == 2
 
 
+def test_data_that_rows_lack_are_told_once_with_the_rows(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["table", "femnist/digits"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("data prepare femnist") == 1
+    (failed,) = [line for line in error.splitlines() if line.startswith("failed: ")]
+    rows = ("central", "federated", "private_federated")
+    assert all(f"femnist/digits/{row}/seed-0" in failed for row in rows)
+
+
+def test_overrides_of_a_table_are_for_the_rows_that_have_the_section(
+    config_file: Callable[..., Path], capsys: Capture, tmp_path: Path
+) -> None:
+    rows = config_file("federated", name="a").parent
+    config_file("central", name="b")
+    out = tmp_path / "runs"
+    assert main(["table", str(rows), "federated.num_rounds=2", "--out", str(out)]) == 0
+    summaries = {
+        json.loads(path.read_text())["setting"]: path.parent for path in out.rglob("summary.json")
+    }
+    error = capsys.readouterr().err
+    assert "federated.num_rounds=2: not applied to rows without a section federated: " in error
+    assert "# override" not in (summaries["central"] / "config.yaml").read_text()
+    assert (
+        "# override: federated.num_rounds=2" in (summaries["federated"] / "config.yaml").read_text()
+    )
+    # One that fits no row is refused where it stands.
+    assert main(["table", str(rows), "local.num_epochs=2", "--out", str(out)]) == 2
+    assert "with override local.num_epochs=2" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("action", ["calibrate", "epsilon"])
 def test_groups_in_turn_without_a_separation_are_refused(action: str, capsys: Capture) -> None:
     given = ["--epsilon", "2"] if action == "calibrate" else ["--noise-multiplier", "1"]
