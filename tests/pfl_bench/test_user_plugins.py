@@ -65,7 +65,7 @@ class Mine(fedavg.FedAvg):
 
 def build(options, local):
     return Mine(local)
-""": (24, "central_gradient() takes 1"),
+""": (23, "central_gradient() got an unexpected"),
 }
 ROW = """\
 version: 1
