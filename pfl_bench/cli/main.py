@@ -335,13 +335,15 @@ def explain(error: BaseException) -> str | None:
             f"{where}{_MACHINE_ERRORS[error.errno]}; free space or give another --out, then go on "
             "with --resume where a run was under way"
         )
+    from pfl_bench.cli.plugin_errors import error_place
+
+    place = error_place(error)
+    if place is not None:
+        return f"a plug-in failed: {place}; mend that file"
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return (
             f"{where}{error.strerror or error}; mend this or name another file or folder, then go "
             "on with --resume where a run was under way"
         )
-    from pfl_bench.cli.plugin_errors import error_place
-
-    place = error_place(error)
-    return None if place is None else f"a plug-in failed: {place}; mend that file"
+    return None

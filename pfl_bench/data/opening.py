@@ -51,6 +51,8 @@ def open_file(path: Path) -> Any:
         )
     if path.is_dir():
         raise DataError(f"{path} is a folder; name the store's file in it.")
+    if not path.is_file():
+        raise DataError(f"{path} is no regular file; name a store's file.")
     try:
         with open(path, "rb") as file:
             size = len(file.read(8))

@@ -24,6 +24,9 @@ def test_missing_foreign_and_unreadable_files(tmp_path):
         Store(tmp_path / "none.h5")
     with pytest.raises(DataError, match="is a folder"):
         Store(tmp_path)
+    os.mkfifo(tmp_path / "pipe.h5")
+    with pytest.raises(DataError, match="no regular file"):
+        Store(tmp_path / "pipe.h5")
     for content in (b"", b"\x89HDF", b"PK" + bytes(5000)):
         (tmp_path / "other").write_bytes(content)
         with pytest.raises(DataError, match="not an HDF5 file"):
