@@ -65,8 +65,9 @@ class ResolvedConfig:
         tree: The whole as plain data, every default filled in.
         overrides: The ``key=value`` texts that were given.
         source: The file that it was read from.
-        not_the_row: How it differs from the row in that file, a text each difference; empty for a
-            configuration that is the row.
+        not_the_row: How it differs from the row in that file, or from the bundled row whose name or
+            source of a number it has; a text each difference, empty for a configuration that is the
+            row.
         attack_options: Options of the attack; None without ``attack``.
     """
 
@@ -132,7 +133,19 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> ResolvedConfig:
     differences = from_head(path.read_text(encoding="utf-8"))
     if not all(is_harmless(text.partition("=")[0].strip()) for text in overrides):
         differences += _differences(row, tree, resolved)
-    return replace(resolved, not_the_row=differences)
+    differences += _claim_differences(resolved)
+    return replace(resolved, not_the_row=tuple(dict.fromkeys(differences)))
+
+
+def _claim_differences(resolved: ResolvedConfig) -> tuple[str, ...]:
+    """How a user's file differs from the bundled row that it claims to be: the nearest of them."""
+    from pfl_bench.config.claimed_rows import claimed_rows  # it reads rows, as this module does
+
+    found = []
+    for path in claimed_rows(resolved.source, resolved.tree):
+        row = read_yaml(path)
+        found.append(_differences(row, resolved.tree, replace(resolved, source=path)))
+    return min(found, key=len, default=())
 
 
 def _differences(

@@ -249,3 +249,40 @@ def test_records_of_runs_are_no_rows(row: Path, tmp_path: Path) -> None:
     """Runs may lie below the folder of their rows."""
     assert main(["run", str(row), "--out", str(tmp_path / "runs" / "one")]) == 0
     assert list(rows_below(tmp_path)) == ["federated"]
+
+
+DEMO = REPOSITORY / "configs" / "demo" / "federated.yaml"
+
+
+@pytest.mark.parametrize("name", [None, "mine"])
+def test_an_edited_copy_of_a_bundled_row_is_not_the_row(tmp_path: Path, name: str | None) -> None:
+    """By its name, or by the source of its number; what changes no result is no edit."""
+    tree = yaml.safe_load(DEMO.read_text(encoding="utf-8"))
+    tree |= {"name": name or tree["name"], "seed": 3, "num_threads": 2, "checkpoint": {"every": 7}}
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    assert load_config(copy).not_the_row == ()
+    rate = tree["federated"]["local_learning_rate"]
+    edited = load_config(copy, [f"{RATE}=0.0123"]).not_the_row
+    assert edited == (f"{RATE} {rate} -> 0.0123",)
+    tree["federated"]["local_learning_rate"] = 0.0123
+    copy.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    assert load_config(copy).not_the_row == edited
+    assert load_config(copy, [f"{RATE}={rate}"]).not_the_row[-1] == f"{RATE} 0.0123 -> {rate}"
+    changes = ["federated.num_rounds=1", "federated.cohort_size=2"]
+    assert main(["run", str(copy), *changes, "--out", str(tmp_path / "run")]) == 0
+    assert {verdict for verdict, _ in verdicts(tmp_path / "run")} == {"not the row"}
+
+
+def test_an_edited_number_of_a_paper_is_not_the_row(tmp_path: Path) -> None:
+    tree = yaml.safe_load(DEMO.read_text(encoding="utf-8"))
+    tree["expected"][0]["value"] = 0.1234
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    (said,) = load_config(copy).not_the_row
+    assert said.startswith("expected [")
+    tree["name"] = "mine"
+    for entry in tree["expected"]:
+        entry["source"] = "my own"
+    copy.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    assert load_config(copy).not_the_row == ()
