@@ -42,7 +42,7 @@ class StepSketcher:
     def __init__(self, shapes: Sequence[torch.Size], device: torch.device) -> None:
         # MPS has no float64.
         device = torch.device("cpu") if device.type == "mps" else device
-        counts = [shape.numel() for shape in shapes]
+        counts = [math.prod(shape) for shape in shapes]
         width = -(-sum(counts) // BLOCKS)
         rng = np.random.Generator(np.random.Philox(_KEY))
         signs = rng.integers(0, 2, BLOCKS * width, dtype=np.int8) * np.int8(2) - np.int8(1)

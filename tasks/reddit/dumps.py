@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
@@ -97,12 +98,15 @@ def read_comments(
                 tell_position(file.tell())
             try:
                 found = parse_json(line)
-            except ValueError as error:
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
                 raise DataError(
                     f"{path}, line {number}: not JSON ({str(error)[:100]}); a dump has a comment a "
                     "line, a JSON object each. If this is the last line, the file is cut: get it "
                     "anew"
                 ) from error
+            except ValueError as error:  # JSON, but of values that nobody can use
+                yield f"line {number}: {error}"
+                continue
             yield _comment(found, number)
         tell_position(file.tell())
 

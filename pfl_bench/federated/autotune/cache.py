@@ -59,12 +59,10 @@ class TimingCache:
 
     def read(self) -> dict[Candidate, float] | None:
         """Seconds a client of each candidate; None where nothing usable is kept."""
-        if self.path is None:
+        if self.path is None or not self.path.exists():
             return None
         try:
             return _checked(parse_json(read_text(self.path)))
-        except FileNotFoundError:
-            return None
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             self._notice(
                 f"engine: the kept times in {self.path} cannot be used ({error}); they are "

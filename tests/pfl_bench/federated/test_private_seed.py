@@ -175,7 +175,7 @@ def test_central_training_is_resumed_under_its_own_seed_alone(
     del environment["private_seed"]
     path.write_text(json.dumps(environment))
     monkeypatch.setattr(machine, "code_digest", lambda: "sha256:other")
-    with pytest.raises(RunFolderError, match="another seed"):
+    with pytest.raises(RunFolderError, match="private_seed"):
         run(config, tmp_path, resume=True)
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.config.views import Figure, LoadedView, ViewRow, check_measured
+from pfl_bench.files import write_json
 from pfl_bench.report.boxes import box_keys, box_of
 from pfl_bench.report.costs import bytes_text, flops_text, price_of
 from pfl_bench.report.figures import DrawnFigure, draw_figures
@@ -91,7 +92,7 @@ def write_run(
         "budgets": [budget],
         "seconds": 1.0,
     }
-    (folder / "summary.json").write_text(json.dumps(summary))
+    write_json(folder / "summary.json", summary)
     return folder
 
 

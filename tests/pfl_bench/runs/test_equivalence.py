@@ -27,6 +27,8 @@ from tests.helpers import make_config
 PAPER = {"metric": "test/accuracy", "tolerance": 0.001, "source": "table 1"}
 
 
+# scipy warns of equal values.
+@pytest.mark.filterwarnings("ignore:Precision loss:RuntimeWarning")
 @pytest.mark.parametrize(
     ("measured", "sd", "seeds"),
     [((0.70, 0.72, 0.71), 0.02, 5), ((0.9, 0.2), 0.01, 10), ((0.5, 0.5, 0.5), 1e-3, 2)],
