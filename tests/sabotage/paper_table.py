@@ -144,7 +144,7 @@ def _write(path: Path) -> None:
     lines = {line["name"]: line for line in _read(path)}
     planted = [bug for bug in BUGS if bug.name in lines]
     sound = [line for name, line in lines.items() if name.startswith("sound ")]
-    silent = sum(lines[bug.name]["status"] == "passed" for bug in planted)
+    caught = sum(lines[bug.name]["status"] in ("failed", "refused") for bug in planted)
     rows, counts = [], Counter(caught_by(lines[bug.name]) for bug in planted)
     for bug in planted:
         evidence = " ".join(lines[bug.name]["evidence"].replace("|", "/").split())
