@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
-from pfl_bench.cli.speech import say
+from pfl_bench.cli.speech import answer, say
 from pfl_bench.files import to_json_value
 from pfl_bench.runs.audit import RunAudit, audit_run
 from pfl_bench.types import ConfigError
@@ -33,7 +33,7 @@ def main(arguments: argparse.Namespace) -> int:
         Path(arguments.run), arguments.tuned_runs, arguments.data, arguments.recompute, seconds
     )
     if arguments.json:
-        print(json.dumps(to_json_value(done.to_json_dict()), allow_nan=False))
+        answer(json.dumps(to_json_value(done.to_json_dict()), allow_nan=False))
     else:
         print("\n".join(_lines(Path(arguments.run), done)))
     return 0 if done.verdict == "passed" else 1
@@ -49,7 +49,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     wealth = None if seen.bets is None else seen.bets.largest
     found = {"rounds": seen.rounds, "violation": seen.violation or None, "wealth": wealth}
     if arguments.json:
-        print(json.dumps(to_json_value(found), allow_nan=False))
+        answer(json.dumps(to_json_value(found), allow_nan=False))
     elif seen.violation:
         print(f"STOPPED after round {seen.rounds}: {seen.violation}")
     else:

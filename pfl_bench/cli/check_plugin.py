@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from pfl_bench import plugins
 from pfl_bench.cli.plugin_checks import SkippedError, module_checks
+from pfl_bench.cli.speech import answer
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import rows_below
 from pfl_bench.federated.parts import build_task
@@ -79,7 +80,7 @@ def main(arguments: argparse.Namespace) -> int:
     failed = counts["failed"] > 0
     if arguments.json:
         checks = [asdict(checked) for checked in found]
-        print(json.dumps({"verdict": "failed" if failed else "passed", "checks": checks}))
+        answer(json.dumps({"verdict": "failed" if failed else "passed", "checks": checks}))
     else:
         print(", ".join(f"{number} {outcome}" for outcome, number in counts.items()))
     return 1 if failed else 0

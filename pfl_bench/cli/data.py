@@ -17,7 +17,7 @@ from typing import Any
 from rich.progress import Progress, TaskID
 
 from pfl_bench import plugins
-from pfl_bench.cli.speech import print_table
+from pfl_bench.cli.speech import answer, print_table
 from pfl_bench.cli.targets import check_new
 from pfl_bench.config.loading import validate_options
 from pfl_bench.types import ConfigError, DataError, HubDataset, RemoteFile
@@ -159,7 +159,7 @@ def _stats(arguments: argparse.Namespace) -> int:
             text = f"{text}\n\n{module.format_statistics(own)}"
     if folder is not None:
         statistics["plots"] = _plot(statistics, module, folder)
-    print(json.dumps(statistics) if arguments.json else text)
+    answer(json.dumps(statistics) if arguments.json else text)
     for path in statistics.get("plots", ()):
         print(f"plot: {path}", file=sys.stderr)
     return 0
@@ -175,7 +175,7 @@ def _list(arguments: argparse.Namespace) -> int:
         for found in plugins.load(plugins.CATALOGUE, family).DATA_SETS
     ]
     if arguments.json:
-        print(json.dumps({"data_sets": listed}))
+        answer(json.dumps({"data_sets": listed}))
         return 0
     heads = ("name", "domain", "clients", "samples", "tasks", "archive", "licence", "source")
     rows = []
@@ -244,7 +244,7 @@ def _traces(arguments: argparse.Namespace) -> int:
         facts["left_out"] = {str(path): number for path, number in left_out.counts.items()}
         facts["first_left_out"] = left_out.first
     if arguments.json:
-        print(json.dumps(facts))
+        answer(json.dumps(facts))
     else:
         _print_facts(facts)
     if out is not None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from pfl_bench.cli.main import explain
-from pfl_bench.cli.speech import print_table, say
+from pfl_bench.cli.speech import answer, print_table, say
 from pfl_bench.cli.targets import check_new
 from pfl_bench.files import read_json
 from pfl_bench.report.audit import audit_status
@@ -32,7 +32,7 @@ def main(arguments: argparse.Namespace) -> int:
             _audit(run)
     shown = write_leaderboard(runs, out, data_out)
     if arguments.json:
-        print(json.dumps(read_json(data_out), allow_nan=False))
+        answer(json.dumps(read_json(data_out), allow_nan=False))
     for board in () if arguments.json else shown:
         print(f"\n{board.title} ({board.about})\n")
         print_table(board.table)

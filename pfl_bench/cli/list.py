@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench import plugins
-from pfl_bench.cli.speech import say
+from pfl_bench.cli.speech import answer, say
 from pfl_bench.config.bundled_rows import bundled_configs, locate, locate_row
 from pfl_bench.config.row_files import kind_of, rows_below
 from pfl_bench.config.yaml_text import read_yaml
@@ -52,7 +52,7 @@ def main(arguments: argparse.Namespace) -> int:
     for text in refused:
         say(f"left out: {text}")
     if arguments.json:
-        print(json.dumps({arguments.what or "kinds": entries}))
+        answer(json.dumps({arguments.what or "kinds": entries}))
         return 1 if refused else 0
     width = max((len(entry["name"]) for entry in entries), default=0)
     columns = shutil.get_terminal_size((80, 24)).columns

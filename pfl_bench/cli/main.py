@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib
 import json
@@ -15,7 +16,7 @@ from pfl_bench.cli.data_parser import add_data
 from pfl_bench.cli.examples import add_examples
 from pfl_bench.cli.own_parsers import add_attack, add_own_commands
 from pfl_bench.cli.privacy_parser import add_privacy
-from pfl_bench.cli.speech import announce
+from pfl_bench.cli.speech import announce, answer_alone
 
 EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 # Errors of the user's machine, not of our code.
@@ -268,10 +269,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return EXIT_INPUT
     try:
-        _add_plugin_folders(arguments)
-        announce(arguments)
-        module = importlib.import_module(f"pfl_bench.cli.{arguments.module}")
-        return int(module.main(arguments))
+        has_json = getattr(arguments, "json", False)
+        with answer_alone() if has_json else contextlib.nullcontext():
+            _add_plugin_folders(arguments)
+            announce(arguments)
+            module = importlib.import_module(f"pfl_bench.cli.{arguments.module}")
+            return int(module.main(arguments))
     except KeyboardInterrupt:
         again = "with --resume goes on" if arguments.command == "run" else "begins or goes on"
         print(f"pfl-bench: interrupted; the same command {again}", file=sys.stderr)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import privacy_settings as shared
+from pfl_bench.cli import speech
 from pfl_bench.federated.accounting import module_description
 from pfl_bench.types import ConfigError, RunFolderError
 from privacy.calibration import calibrate_noise_multiplier, default_delta
@@ -156,7 +157,7 @@ def _print(
         guarantee = shared.guarantee_of(arguments, pair, rounds)
         answer, told = answer | {"explanation": sections(guarantee)}, explain(guarantee)
     if arguments.json:
-        print(json.dumps(answer))
+        speech.answer(json.dumps(answer))
         return
     for key, value in answer.items():
         if key in ("simulated", "actual"):
@@ -235,5 +236,7 @@ def _explain_run(arguments: argparse.Namespace) -> int:
             f"{path} is not a privacy statement: {error}; run the row again, or give another "
             "run's folder"
         ) from None
-    print(json.dumps({"run": arguments.run, "explanation": told}) if arguments.json else text)
+    speech.answer(
+        json.dumps({"run": arguments.run, "explanation": told}) if arguments.json else text
+    )
     return 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.cli import privacy_settings as shared
-from pfl_bench.cli.speech import print_table
+from pfl_bench.cli.speech import answer, print_table
 from pfl_bench.types import ConfigError
 from privacy.accountant import compose_epsilon
 from privacy.amplification import MechanismComposition, Participation
@@ -79,7 +79,7 @@ def main(arguments: argparse.Namespace) -> int:
             }
             for label, side in question.sides.items()
         }
-        print(json.dumps({**head, **sides, "answers": answers, "covers": COVERS}))
+        answer(json.dumps({**head, **sides, "answers": answers, "covers": COVERS}))
         return 0
     _print(question, answers)
     return 0

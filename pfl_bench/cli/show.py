@@ -20,6 +20,7 @@ from pfl_bench.cli.preview_text import (
     time_lines,
     wrapped,
 )
+from pfl_bench.cli.speech import answer
 from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.schema import RunConfig
@@ -52,7 +53,7 @@ def main(arguments: argparse.Namespace) -> int:
             # The row is right; what is not is the smaller run that is measured.
             why = str(error)
     if arguments.json:
-        print(json.dumps(_to_json(resolved, shown, estimate, lacking), allow_nan=False))
+        answer(json.dumps(_to_json(resolved, shown, estimate, lacking), allow_nan=False))
         return 0
     print("\n".join(_head(path, resolved, arguments.all, arguments.overrides)))
     if shown is None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from pfl_bench.report.table import Table
@@ -19,6 +22,26 @@ _READS = {
     "report": "runs",
     "leaderboard": "folders",
 }
+
+
+# Where a command's answer goes while everything else goes to standard error.
+_ANSWERS: ContextVar[TextIO | None] = ContextVar("_ANSWERS", default=None)
+
+
+@contextlib.contextmanager
+def answer_alone() -> Iterator[None]:
+    """Within it standard output has the answer alone, and no print of a plug-in or a package."""
+    token = _ANSWERS.set(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _ANSWERS.reset(token)
+
+
+def answer(text: str) -> None:
+    """Print what a command was asked for to standard output."""
+    print(text, file=_ANSWERS.get())
 
 
 def say(text: str) -> None:

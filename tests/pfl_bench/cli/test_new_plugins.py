@@ -162,6 +162,25 @@ def test_what_breaks_the_contract_fails_by_name(name: str, tmp_path: Path, capsy
     assert words in failed[check]
 
 
+def test_a_plug_in_that_prints_leaves_json_alone(tmp_path: Path, capsys: Capture) -> None:
+    home = tmp_path / "own"
+    loud = "print('here I am')\n    def central_gradient"
+    new("algorithm", home, ("    def central_gradient", f"    {loud}"))
+    plugins = ["--plugins", str(home / "own_plugins")]
+    capsys.readouterr()
+    commands = [
+        ["check-plugin", str(home), "--json"],
+        ["show", str(home / "rows" / "mine.yaml"), "--no-estimate", "--json", *plugins],
+    ]
+    for command in commands:
+        for name in [name for name in sys.modules if name.endswith("algorithms.mine")]:
+            del sys.modules[name]
+        assert main(command) == 0
+        printed = capsys.readouterr()
+        assert "here I am" in printed.err
+        assert isinstance(json.loads(printed.out), dict)
+
+
 def test_without_a_row_what_needs_options_is_skipped_and_says_so(tmp_path: Path) -> None:
     home = tmp_path / "own"
     new("task", home, ("num_users: int = Field(default=40, ge=1)", "num_users: int = Field(ge=1)"))
