@@ -41,13 +41,14 @@ _HEAD = """# Bugs that the audit was not written for
 Somebody who had read neither the audit's checks nor its reference, but the papers and the code
 that trains, planted {planted} privacy bugs, one at a time, into small real runs
 (`tests/sabotage/paper_bugs.py`). Each run was then audited by the defaults of `pfl-bench audit`, by
-code without the bug. {caught} were caught and {silent} passed. Of {sound} sound runs of the same
+code without the bug. {caught} were caught and {silent} not. Of {sound} sound runs of the same
 rows {alarms} failed. "Passed on records alone" is the audit's own verdict on a run that it cannot
 compute again.
 
 "By computing again" means that cohort, noise, sums, steps or statement, derived anew from seed,
-data and configuration, are not what the run recorded. "By records" means that the records alone
-show it.
+data and configuration, are not what the run recorded. Sums and steps are those of the reference
+(`privacy/reference/`), which does not have trees, bands and local mechanisms yet. "By records"
+means that the records alone show it.
 
 ```bash
 python -m tests.sabotage.paper_table measure outcomes.jsonl    # some minutes
@@ -155,8 +156,8 @@ def _write(path: Path) -> None:
         )
     head = _HEAD.format(
         planted=len(planted),
-        caught=len(planted) - silent,
-        silent=silent,
+        caught=caught,
+        silent=len(planted) - caught,
         sound=len(sound),
         alarms=sum(line["status"] == "failed" for line in sound),
     )
