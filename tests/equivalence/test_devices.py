@@ -76,8 +76,13 @@ def updates(
     ],
 )
 def test_updates_are_those_of_the_cpu(
-    name: str, device: str, engine: str, stores: Callable[[str], Path]
+    name: str,
+    device: str,
+    engine: str,
+    stores: Callable[[str], Path],
+    record_property: Callable[[str, object], None],
 ) -> None:
     ours = updates(name, engine, device, stores)
+    record_property("steps", sum(result.num_steps for result in ours.values()))
     theirs = updates(name, "sequential", "cpu", stores)
     assert_equal(ours, theirs, TOLERANCE.get(name, 1e-4), rounding=1e-6)

@@ -1,0 +1,1 @@
+"""A CUDA runtime without a GPU, under PyTorch's own CUDA code: see ``build`` and ``device``."""

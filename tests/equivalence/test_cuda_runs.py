@@ -1,0 +1,101 @@
+"""Whole runs on a GPU: what they release, resume and write is what it is on the CPU.
+
+``test_cuda_stub`` starts them on a runtime without a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import pydoc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.runner import run
+from tests.helpers import central_of, make_config
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+MECHANISMS = {
+    "gaussian": {"name": "gaussian", "clip_norm": 0.5},
+    "adaptive": {"name": "adaptive_gaussian", "clip_norm": 0.5, "quantile": 0.4},
+    "tree": {"name": "tree_aggregation", "clip_norm": 0.5},
+    "local": {"name": "local_gaussian", "clip_norm": 0.5},
+}
+ENGINE = {"federated__engine": "vectorized", "federated__engine_lanes": 4}
+Recorder = Callable[[str, object], None]
+
+
+def changes(mechanism: str) -> dict[str, Any]:
+    """What makes a small private run one of a mechanism."""
+    found: dict[str, Any] = {"privacy__mechanism": MECHANISMS[mechanism]}
+    if mechanism == "local":
+        found |= {"privacy__noise_cohort_size": 12}
+    if mechanism == "tree":
+        found |= {"federated__sampling": "cyclic_poisson", "federated__separation": 2}
+    return found
+
+
+def clients_of(folder: Path) -> float:
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return sum(json.loads(line).get("train/cohort_size", 0.0) for line in lines)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_private_run_passes_its_audit(
+    mechanism: str, tmp_path: Path, record_property: Recorder
+) -> None:
+    config = make_config("private_federated", device="cuda", **ENGINE, **changes(mechanism))
+    run(config, tmp_path / "run")
+    record_property("clients", clients_of(tmp_path / "run"))
+    checks = audit_run(tmp_path / "run", 1).checks
+    assert not [check for check in checks if check.outcome == "failed"]
+
+
+def test_a_run_without_privacy_ends_where_that_of_the_cpu_does(
+    tmp_path: Path, record_property: Recorder
+) -> None:
+    for device in ("cpu", "cuda"):
+        run(make_config("federated", device=device, **ENGINE), tmp_path / device)
+    record_property("clients", clients_of(tmp_path / "cuda"))
+    ours, theirs = (central_of(tmp_path / device).cpu() for device in ("cuda", "cpu"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("setting", "trainer", "few"),
+    [
+        ("private_federated", "pfl_bench.federated.trainer.FederatedTrainer", {}),
+        ("central_dp", "pfl_bench.trainers.central.CentralTrainer", {"central__num_epochs": 2}),
+    ],
+)
+def test_a_resumed_run_is_the_uninterrupted_one(
+    setting: str,
+    trainer: str,
+    few: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = make_config(setting, device="cuda", checkpoint__every=1, **few)
+    run(config, tmp_path / "whole")
+    advance = pydoc.locate(f"{trainer}.advance")
+
+    def stop(self: Any, index: int) -> dict[str, float]:
+        if index == 1:
+            raise KeyboardInterrupt
+        found: dict[str, float] = advance(self, index)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{trainer}.advance", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, tmp_path / "cut")
+    run(config, tmp_path / "cut", resume=True)
+    assert torch.equal(central_of(tmp_path / "whole"), central_of(tmp_path / "cut"))
+    assert not [c for c in audit_run(tmp_path / "cut", 1).checks if c.outcome == "failed"]

@@ -1,0 +1,96 @@
+"""PyTorch's CUDA code under the library, on a runtime without a GPU: what runs there, at what cost.
+
+One process runs tests marked ``cuda`` on it (see ``tests.cuda_stub``). It shows wrong devices and
+generators, operations that cannot be repeated, float16, and how often a GPU is asked and waited
+for. It does not show what real kernels and cuDNN compute, nor how fast.
+
+``cuda_budgets.json`` has the most that each test may cost: launches a client's step, and waits and
+copies of the host for each client in each round. A test that costs less by a tenth lowers its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cuda_stub import build
+from tests.helpers import REPOSITORY
+
+TESTS = (
+    "tests/equivalence/test_devices.py",
+    "tests/equivalence/test_cuda_runs.py",
+    "tests/privacy/test_clipping.py",
+    "tests/privacy/test_clipping_l1.py",
+    "tests/privacy/test_observation.py",
+    "tests/pfl_bench/metrics/test_multilabel_streaming.py",
+)
+# Of the models, by one engine.
+LEFT_OUT = "test_updates_are_those_of_the_cpu and sequential"
+BUDGETS = Path(__file__).with_name("cuda_budgets.json")
+# What is counted, by what it is counted for.
+PER = {"steps": ("launches",), "clients": ("waits", "copies")}
+
+
+def on_stub(folder: Path) -> dict[str, dict[str, Any]]:
+    """Run the tests; what the plug-in reports, by test."""
+    report = folder / "report.json"
+    (folder / "library").mkdir()
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(build.build(folder / "library")),
+        "CUDA_STUB_REPORT": str(report),
+        "OMP_NUM_THREADS": "1",
+    }
+    # Not of the process that runs this test.
+    environment = {k: v for k, v in environment.items() if not k.startswith("PYTEST_")}
+    options = ["-q", "-m", "cuda", "-k", f"not ({LEFT_OUT})", "-p", "tests.cuda_stub.plugin"]
+    options += ["-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={folder / 'tests'}"]
+    command = [sys.executable, "-m", "pytest", *options, *TESTS]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+    )
+    assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
+    found: dict[str, dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))
+    return found
+
+
+def costs(result: dict[str, Any]) -> dict[str, float]:
+    """What a test cost for each step or client that it says it had."""
+    return {
+        f"{kind} per {unit}": result["counts"].get(kind, 0) / result["properties"][unit]
+        for unit, kinds in PER.items()
+        if unit in result["properties"]
+        for kind in kinds
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+@pytest.mark.skipif(build.missing() is not None, reason=build.missing() or "")
+def test_what_is_marked_cuda_passes_within_its_budgets(tmp_path: Path) -> None:
+    results = on_stub(tmp_path)
+    budgets = json.loads(BUDGETS.read_text(encoding="utf-8"))
+    wrong, used = [], {}
+    for test, result in results.items():
+        name = test.partition("::")[2]
+        if result["outcome"] != "passed":
+            wrong.append(f"{name}: {result['outcome']}\n{result['message']}")
+            continue
+        if result["float16"]:
+            wrong.append(f"{name}: computes in float16: {result['float16']}")
+        for kind, cost in costs(result).items():
+            used.setdefault(name, {})[kind] = cost
+            most = budgets.get(name, {}).get(kind, 0)
+            if cost > most:
+                wrong.append(f"{name}: {kind}: {cost:.1f}, at most {most}; {result['waits_at']}")
+    if os.environ.get("CUDA_BUDGETS"):
+        Path(os.environ["CUDA_BUDGETS"]).write_text(json.dumps(used, indent=1))
+    assert not wrong, "\n".join(wrong)
+    assert used.keys() == budgets.keys()
