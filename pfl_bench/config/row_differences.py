@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
@@ -122,6 +123,17 @@ def experiment(tree: Mapping[str, Any]) -> str:
     return json.dumps(_without(tree, left_out), sort_keys=True)
 
 
+def digest_of(value: Any) -> str:
+    """Digest of a JSON value, "sha256:<hex>"; the order of keys does not matter."""
+    text = json.dumps(value, sort_keys=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def settings_digest(tree: Mapping[str, Any]) -> str:
+    """Digest of what ``experiment`` gives: equal for the seeds of a row."""
+    return digest_of(json.loads(experiment(tree)))
+
+
 def _without(tree: Any, left_out: Container[str], prefix: str = "") -> Any:
     if isinstance(tree, str) and prefix in _PATHS:
         return "a path"
@@ -137,9 +149,12 @@ def _without(tree: Any, left_out: Container[str], prefix: str = "") -> Any:
 
 def _selects(tree: Mapping[str, Any]) -> bool:
     """Whether the best of the evaluations during training is taken, as model or as number."""
-    expected = [entry for entry in tree.get("expected") or () if isinstance(entry, Mapping)]
+    given = tree.get("expected")
+    listed = given if isinstance(given, Sequence) else ()
+    expected = [entry for entry in listed if isinstance(entry, Mapping)]
     best = any(entry.get("statistic") == "best_over_rounds" for entry in expected)
-    return best or bool((tree.get("evaluation") or {}).get("select_best"))
+    evaluation = tree.get("evaluation")
+    return best or bool(isinstance(evaluation, Mapping) and evaluation.get("select_best"))
 
 
 def _shown(value: Any) -> str:

@@ -12,8 +12,6 @@ The statement and the audit then say that all runs of this nonce and seed share 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import torch
 
 from pfl_bench.client import machine
 from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.config.row_differences import digest_of
 from pfl_bench.types import PrivateSeed, RunFolderError
 
 
@@ -86,7 +85,7 @@ def configuration_digest(resolved: ResolvedConfig, has_traces: bool) -> str:
         tree[section] = {key: value for key, value in tree[section].items() if key != path}
     if has_traces:
         tree["systems"] = {k: v for k, v in tree["systems"].items() if k != "source"}
-    return _digest(tree)
+    return digest_of(tree)
 
 
 def _digest_of_settings(weights: str | None) -> str:
@@ -97,15 +96,10 @@ def _digest_of_settings(weights: str | None) -> str:
     if weights is None or not Path(weights).is_dir():
         return ""
     paths = sorted(Path(weights).glob("*.json"))
-    return _digest([[path.name, path.read_text(encoding="utf-8")] for path in paths])
+    return digest_of([[path.name, path.read_text(encoding="utf-8")] for path in paths])
 
 
 def value_of(seed: int, nonce: str | int | None, parts: Mapping[str, Any]) -> int:
     """What a private seed is for a run's seed, its nonce and the parts of ``PrivateSeed``."""
     deciding: Any = parts if nonce is None else {"nonce": nonce}
-    return int(_digest([seed, deciding]).removeprefix("sha256:"), 16)
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    return int(digest_of([seed, deciding]).removeprefix("sha256:"), 16)

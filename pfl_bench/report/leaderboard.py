@@ -111,7 +111,7 @@ def _unranked(record: Record, utility: RowResult) -> list[str]:
     reasons = []
     if utility.mean is None or not math.isfinite(utility.mean):
         reasons.append("no finite utility")
-    reasons += record["diverged"]
+    reasons += [*record["diverged"], *record["edited"]]
     if record["has_canaries"]:
         reasons.append("canaries have moved the model")
     privacy = record["privacy"]

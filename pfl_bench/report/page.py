@@ -15,6 +15,7 @@ from pfl_bench.report import panels
 from pfl_bench.report.audit import audits
 from pfl_bench.report.costs import budget_table, clock_table, cost_table
 from pfl_bench.report.grid import make_grid
+from pfl_bench.report.records import told_apart
 from pfl_bench.report.results import results_table
 from pfl_bench.report.run_facts import count, progress, run_facts, run_table
 from pfl_bench.report.run_folder import RunRecord, read_run
@@ -106,7 +107,7 @@ def render(
         A whole HTML document.
     """
     groups: dict[str, list[RunRecord]] = {}
-    for run in runs:
+    for run in told_apart(runs):
         groups.setdefault(run.name, []).append(run)
     for group in groups.values():
         group.sort(key=lambda run: -1 if run.seed is None else run.seed)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.config.row_differences import experiment, from_head
+from pfl_bench.config.row_differences import experiment, from_head, row_differences
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.report.audit import audit_status
 from pfl_bench.report.costs import total_of
@@ -47,6 +47,32 @@ def records(runs: Iterable[RunRecord]) -> list[Record]:
     return [_record(sorted(group, key=lambda run: run.seed or 0)) for group in groups.values()]
 
 
+def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Name runs so that none are taken for seeds of one row that differ in more.
+
+    Args:
+        runs: Runs, of which several experiments may have one name.
+
+    Returns:
+        The runs; each further experiment of a name has its place and its differences in the name.
+    """
+    found: dict[str, dict[str, RunRecord]] = {}
+    for run in runs:
+        found.setdefault(run.name, {}).setdefault(experiment(run.config), run)
+    named = []
+    for run in runs:
+        others = found[run.name]
+        place = list(others).index(experiment(run.config)) + 1
+        if place > 1:
+            first = next(iter(others.values()))
+            differences = "; ".join(row_differences(first.config, run.config))
+            name = f"{run.name} ({place}: {differences})"
+            summary = None if run.summary is None else {**run.summary, "name": name}
+            run = replace(run, config={**run.config, "name": name}, summary=summary)
+        named.append(run)
+    return named
+
+
 def data_of(run: RunRecord) -> Record:
     """What has to be the same for two numbers to be of the same data."""
     data = (run.summary or {}).get("data") or run.environment.get("data") or {}
@@ -74,6 +100,7 @@ def _record(runs: Sequence[RunRecord]) -> Record:
         "metrics": _metrics(summaries),
         "lines": [asdict(line) for line in rows_from_summaries(summaries)],
         "diverged": _distinct(describe_divergence(one.get("diverged")) for one in summaries),
+        "edited": _distinct(str(one.get("edited") or "") for one in summaries),
         "privacy": _privacy(runs),
         "cost": total_of(runs),
         "seconds": [as_float(one.get("seconds")) for one in summaries],

@@ -9,7 +9,7 @@ from typing import Any
 
 from pfl_bench.config.yaml_text import parse_yaml
 from pfl_bench.files import read_json, read_metrics, read_text
-from pfl_bench.runs.rows import as_float, rows_from_summaries
+from pfl_bench.runs.rows import as_float, mark_edited, rows_from_summaries
 from pfl_bench.types import RunFolderError
 
 _FORMAT_VERSION = 1
@@ -177,6 +177,7 @@ def read_run(path: Path) -> RunRecord:
     summary = read_json(path / "summary.json")
     if summary is not None:
         _check_summary(path / "summary.json", summary)
+        summary = mark_edited(summary, config)
     statement = read_json(path / "privacy.json")
     if statement is None and summary is not None and isinstance(summary.get("privacy"), dict):
         statement = summary["privacy"]

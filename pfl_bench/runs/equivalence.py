@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 LEVEL = 0.95
-# A published mean that is uncertain by this many margins is compared with nothing.
+# A published mean that is uncertain by this many margins is compared with nothing, and one seed
+# that is farther off than that differs from a number without a spread.
 _FAR = 10.0
 _MOST_SEEDS = 1000
 # The published cell is rounded: without slack, 0.76 - 0.75 would exceed a margin of 0.01.
@@ -78,7 +79,8 @@ def equivalence(measured: Sequence[float], published: Published) -> Comparison:
 
     The interval is that of Welch's t where both spreads are known. One seed is compared as one more
     published run is, with the published spread. A published number without spread is taken as
-    printed, and so the interval is that of our mean alone, which needs two seeds.
+    printed, and so the interval is that of our mean alone, which needs two seeds; one seed that is
+    more than ten margins away differs.
 
     Args:
         measured: One value a seed, at least one.
@@ -96,8 +98,8 @@ def equivalence(measured: Sequence[float], published: Published) -> Comparison:
     sd = statistics.stdev(measured) if len(measured) > 1 else None
     half = half_width(sd, len(measured), published)
     if half is None:
-        text = f"one seed and no published spread; margin {published.margin:g}"
-        return Comparison("undecided", text)
+        text = f"one seed, {difference:+.4g}, no published spread; margin {published.margin:g}"
+        return Comparison("differs" if abs(difference) > _FAR * margin else "undecided", text)
     text = (
         f"difference {difference:+.4g}, {LEVEL:.0%} interval {difference - half:+.4g} to "
         f"{difference + half:+.4g}, margin {published.margin:g}"

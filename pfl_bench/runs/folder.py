@@ -26,7 +26,7 @@ from pfl_bench.files import (
 )
 from pfl_bench.runs.checkpoint import newest
 from pfl_bench.runs.published import compare_finished
-from pfl_bench.runs.rows import check_summary
+from pfl_bench.runs.rows import check_summary, mark_edited
 from pfl_bench.types import ConfigError, RunFolderError
 from privacy.errors import LedgerError
 
@@ -194,10 +194,11 @@ class RunFolder:
         except RunFolderError as error:
             raise RunFolderError(f"{self.path / 'summary.json'}: {error}") from None
         expected = to_json_value(compare_finished(resolved, summary))
-        if expected != summary["expected"]:
-            summary = {**summary, "expected": expected}
-            write_json(self.path / "summary.json", summary)
-        return summary
+        compared = {**summary, "expected": expected}
+        compared = mark_edited(compared, read_yaml(self.path / "config.yaml"))
+        if compared != summary:
+            write_json(self.path / "summary.json", compared)
+        return compared
 
     def record(self, resolved: ResolvedConfig) -> list[str]:
         """Write the configuration, which makes this the folder of that run.

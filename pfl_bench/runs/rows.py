@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pfl_bench.config.row_differences import settings_digest
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.runs.equivalence import Comparison, Published, equivalence
@@ -38,7 +39,7 @@ class RowResult:
         source: Where it is published: paper, table, cell.
         measured: One value a seed, in the order of the seeds.
         status: "reproduced", "as measured before", "differs", "undecided", "says nothing",
-            "diverged", "not the row", "not comparable" or "nothing published".
+            "diverged", "edited", "not the row", "not comparable" or "nothing published".
         epsilon_simulated: Epsilon of the simulated deployment, largest over seeds; may be inf.
         epsilon_actual: Epsilon of the run itself, largest over seeds; may be inf.
         delta_simulated: Delta of ``epsilon_simulated``.
@@ -162,6 +163,8 @@ def as_float(value: Any) -> float | None:
 def rows_from_summaries(summaries: Sequence[Mapping[str, Any]]) -> list[RowResult]:
     """Group summaries by row over seeds, and compare each row with what is published.
 
+    Runs of one name and of other settings are no seeds of one row.
+
     A row with k expected values gives k lines. A row without gives one: that of its headline
     metric.
 
@@ -174,10 +177,11 @@ def rows_from_summaries(summaries: Sequence[Mapping[str, Any]]) -> list[RowResul
     Raises:
         RunFolderError: A summary lacks what a line needs.
     """
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for index, summary in enumerate(summaries):
         check_summary(summary, index)
-        groups.setdefault(summary["name"], []).append(summary)
+        key = (summary["name"], summary.get("settings_sha256"))
+        groups.setdefault(key, []).append(summary)
     rows: list[RowResult] = []
     for runs in groups.values():
         runs.sort(key=lambda run: int(run["seed"]))
@@ -188,6 +192,29 @@ def rows_from_summaries(summaries: Sequence[Mapping[str, Any]]) -> list[RowResul
             wanted = [(metric, "last") for metric in headline_metrics(runs[0])]
         rows += [_row(runs, metric, statistic) for metric, statistic in wanted]
     return rows
+
+
+def mark_edited(summary: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the outcome from a run whose configuration is not that of its summary.
+
+    Args:
+        summary: Content of its ``summary.json``.
+        config: Content of its ``config.yaml``.
+
+    Returns:
+        The summary; with the reason as "edited" and as that of each verdict, where the digest of
+        the settings or the seed is another.
+    """
+    found = {key: value for key, value in summary.items() if key != "edited"}
+    now = (settings_digest(config), config.get("seed"))
+    if now == (summary.get("settings_sha256"), summary.get("seed")):
+        return found
+    why = (
+        "config.yaml is not the configuration that summary.json was written for (settings_sha256, "
+        "seed): restore the files, or run the row again"
+    )
+    expected = [{**entry, "verdict": "edited", "why": why} for entry in summary["expected"]]
+    return {**found, "edited": why, "expected": expected}
 
 
 def _statistic(entry: Mapping[str, Any]) -> str:
@@ -274,6 +301,9 @@ def _row(runs: Sequence[Mapping[str, Any]], metric: str, statistic: str) -> RowR
         why = [*why, *diverged]
     if diverged and not entries:
         status = "diverged"
+    edited = _distinct(run["edited"] for run in runs if run.get("edited"))
+    if edited:
+        status, why = "edited", [*dict.fromkeys([*edited, *why])]
     return RowResult(
         name=runs[0]["name"],
         setting=runs[0]["setting"],
@@ -325,7 +355,7 @@ def _status(
     """Why the numbers are not compared, with the reasons of the runs; else that they are."""
     if not entries or as_float(entries[0].get("published")) is None:
         return "nothing published", []
-    for status in ("diverged", "not the row", "not comparable"):
+    for status in ("edited", "diverged", "not the row", "not comparable"):
         of_it = [entry for entry in entries if entry.get("verdict") == status]
         if of_it:
             return status, _distinct(str(entry["why"]) for entry in of_it if entry.get("why"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -14,6 +15,7 @@ from typing import Any
 from pfl_bench.client.costs import CostMeter
 from pfl_bench.client.machine import code_digest
 from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.config.row_differences import experiment, settings_digest, tree_differences
 from pfl_bench.files import read_metrics, to_json_value, write_json
 from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.runs.best_model import BestModel
@@ -26,7 +28,7 @@ from pfl_bench.runs.preparing import prepare
 from pfl_bench.runs.published import best_over_rounds, compare
 from pfl_bench.runs.stop import check_stop
 from pfl_bench.runs.trackers import Trackers
-from pfl_bench.types import WorkerError, WorkerGroup
+from pfl_bench.types import RunFolderError, WorkerError, WorkerGroup
 from privacy.errors import BudgetExceededError
 from privacy.plan.plan import tensor_digest
 
@@ -266,7 +268,26 @@ class _Run:
     def _save(self, done: int) -> None:
         self._folder.flush_metrics()
         keep = self._config.checkpoint.keep
-        save_checkpoint(self._folder.checkpoints, done, self._state(), keep)
+        state = self._state() | {"settings": self._settings()}
+        save_checkpoint(self._folder.checkpoints, done, state, keep)
+
+    def _settings(self) -> str:
+        """The settings as text: a digest would not say which of them have changed."""
+        return json.dumps([self._config.seed, experiment(self._resolved.tree)])
+
+    def _check_settings(self, saved: str) -> None:
+        """Refuse to go on under other settings than the checkpoint's: config.yaml may be edited."""
+        (old_seed, old), (seed, new) = json.loads(saved), json.loads(self._settings())
+        changed = tree_differences(
+            {"seed": old_seed, **json.loads(old)}, {"seed": seed, **json.loads(new)}
+        )
+        if changed:
+            named = ", ".join(f"{key} ({was!r} -> {now!r})" for key, was, now in changed)
+            raise RunFolderError(
+                f"{self._folder.path}: its checkpoints are of another configuration than its "
+                f"config.yaml has now; these differ: {named}. Undo the difference in config.yaml, "
+                "or start in a new folder with --out"
+            )
 
     def _restore(self) -> int:
         state = load_latest(self._folder.checkpoints)
@@ -277,6 +298,7 @@ class _Run:
             "best": self._best.form_of(state.get("best")),
         }
         with restoring(self._folder.checkpoints, state, fresh):
+            self._check_settings(state.get("settings", self._settings()))
             self._trainer.load_state_dict(state["trainer"])
             self._costs.load_state_dict(state["costs"])
             self._divergence.load_state_dict(state["divergence"])
@@ -336,6 +358,7 @@ class _Run:
             # What names the ledger's last line, so that it cannot be edited unseen.
             "ledger_digest": ledger,
             "model_sha256": model_digest,
+            "settings_sha256": settings_digest(self._resolved.tree),
             "data": {
                 **to_json_value(asdict(replace(facts, class_names=()))),
                 "num_users": {s: parts.task.split(s).num_users for s in parts.task.split_names},

@@ -16,6 +16,11 @@ from pfl_bench.cli.run_many import train_in_job
 from pfl_bench.config.loading import load_config
 from pfl_bench.config.row_differences import is_harmless, row_differences
 from pfl_bench.config.row_files import rows_below
+from pfl_bench.report.leaderboard import standings
+from pfl_bench.report.page import write_report
+from pfl_bench.report.records import told_apart
+from pfl_bench.report.run_folder import read_run
+from pfl_bench.runs.rows import rows_from_summaries
 from tests.helpers import REPOSITORY
 
 Capture = pytest.CaptureFixture[str]
@@ -286,3 +291,73 @@ def test_an_edited_number_of_a_paper_is_not_the_row(tmp_path: Path) -> None:
         entry["source"] = "my own"
     copy.write_text(yaml.safe_dump(tree), encoding="utf-8")
     assert load_config(copy).not_the_row == ()
+
+
+def test_runs_of_one_name_and_other_settings_are_no_seeds_of_one_row(
+    row: Path, tmp_path: Path
+) -> None:
+    """They were averaged."""
+    other = ["federated.num_rounds=1", "seed=1"]
+    for name, changes in {"a": [], "b": other}.items():
+        assert main(["run", str(row), *changes, "--out", str(tmp_path / name)]) == 0
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in "ab"]
+    assert [len(line.measured) for line in rows_from_summaries(summaries)] == [1, 1]
+    named = [run.name for run in told_apart([read_run(tmp_path / name) for name in "ab"])]
+    assert named == ["small", "small (2: federated.num_rounds 2 -> 1)"]
+    page = write_report([tmp_path / name for name in "ab"], tmp_path / "both.html")
+    assert named[1].replace(">", "&gt;") in page.read_text(encoding="utf-8")
+
+
+def test_an_edited_configuration_has_no_outcome(row: Path, tmp_path: Path, capsys: Capture) -> None:
+    """A run at another rate won as the row, once its config.yaml said the row's rate."""
+    out = tmp_path / "run"
+    assert main(["run", str(row), f"{RATE}=0.2", "--out", str(out)]) == 0
+    record = out / "config.yaml"
+    tree = yaml.safe_load(record.read_text(encoding="utf-8"))
+    tree["federated"]["local_learning_rate"] = 0.3
+    record.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    capsys.readouterr()
+    assert main(["run", str(row), "--out", str(out)]) == 0
+    assert "edited" in capsys.readouterr().out
+    assert verdicts(out)[0][0] == "edited"
+    ((table,), seen) = standings([read_run(out)]), read_run(out)
+    assert [line["rank"] for line in table["rows"]] == [None]
+    assert seen.expected[0]["verdict"] == "edited"
+    tree["federated"]["local_learning_rate"] = 0.2
+    record.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    assert "edited" not in (read_run(out).summary or {})
+
+
+def test_a_typed_summary_has_no_outcome(row: Path, tmp_path: Path) -> None:
+    assert main(["run", str(row), "--out", str(tmp_path / "run")]) == 0
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_text())
+    assert read_run(path.parent).expected[0]["verdict"] == "reproduced"
+    for change in ({"settings_sha256": None}, {"settings_sha256": 3}, {"seed": 5}):
+        path.write_text(json.dumps({**summary, **change}))
+        assert read_run(path.parent).expected[0]["verdict"] == "edited"
+
+
+def test_a_resumed_run_keeps_the_settings_of_its_checkpoints(
+    row: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """An edited config.yaml, resumed under the same edit, went on from the other's checkpoint."""
+    out = tmp_path / "run"
+    assert main(["run", str(row), "--out", str(out)]) == 0
+    (out / "summary.json").unlink()
+    record = out / "config.yaml"
+    tree = yaml.safe_load(record.read_text(encoding="utf-8"))
+    for key, value, said in (
+        ("local_learning_rate", 0.2, f"{RATE} (0.3 -> 0.2)"),
+        ("num_rounds", 3, "federated.num_rounds (2 -> 3)"),
+    ):
+        changed = json.loads(json.dumps(tree))
+        changed["federated"][key] = value
+        record.write_text(yaml.safe_dump(changed), encoding="utf-8")
+        command = ["run", str(row), f"federated.{key}={value}", "--out", str(out), "--resume"]
+        assert main(command) == 2
+        assert said in capsys.readouterr().err
+        assert not (out / "summary.json").exists()
+    tree["checkpoint"]["every"] = 17
+    record.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    assert main(["run", str(row), "checkpoint.every=17", "--out", str(out), "--resume"]) == 0

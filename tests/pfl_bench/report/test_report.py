@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pfl_bench.config.row_differences import settings_digest
 from pfl_bench.report.curves import mean_curve
 from pfl_bench.report.page import write_report
 from pfl_bench.report.run_folder import read_run
@@ -146,6 +147,7 @@ def write_run(
             "task": "digits",
             "variant": "qmnist-digits",
             "seed": seed,
+            "settings_sha256": settings_digest(config),
             "rounds": rounds,
             "status": "finished",
             "metrics": {"test/loss": 0.9, "test/accuracy": measured},

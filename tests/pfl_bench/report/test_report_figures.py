@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pfl_bench.config.row_differences import settings_digest
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.config.views import Figure, LoadedView, ViewRow, check_measured
 from pfl_bench.files import write_json
@@ -83,6 +84,7 @@ def write_run(
         "task": "digits",
         "variant": "made-up",
         "seed": seed,
+        "settings_sha256": settings_digest(config),
         "rounds": rounds,
         "status": "finished",
         "metrics": {**metrics, "test/num_clients": 1234.0},

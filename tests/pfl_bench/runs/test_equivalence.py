@@ -233,3 +233,10 @@ def test_a_view_refuses_the_best_of_a_split_that_no_round_evaluates() -> None:
     )
     with pytest.raises(ConfigError, match="the best over rounds of 'test/accuracy' is wanted"):
         check_measured(LoadedView(Path("v"), Path(), ()), row, make_config("federated").config)
+
+
+def test_one_seed_far_from_a_number_without_a_spread_differs() -> None:
+    """However far off it was undecided."""
+    assert equivalence([0.85], Published(0.8, 0.01)).outcome == "undecided"
+    assert equivalence([0.699], Published(0.8, 0.01)).outcome == "differs"
+    assert equivalence([0.9], Published(0.8, 0.01)).outcome == "undecided"
