@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from pfl_bench.cli.main import main
+from pfl_bench.config.row_differences import settings_digest
 from pfl_bench.report.leaderboard import standings, write_leaderboard
 from pfl_bench.report.records import lines_of, method_of, records
 from pfl_bench.report.run_folder import read_run, runs_below
@@ -117,6 +118,7 @@ def test_a_run_that_diverged_or_has_canaries_or_no_guarantee_has_no_rank(tmp_pat
     tree = yaml.safe_load((run / "config.yaml").read_text())
     tree["privacy"]["audit"] = {"kind": "worst_case"}
     (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    change(run / "summary.json", settings_sha256=settings_digest(tree))
     run = audited(write_run(tmp_path / "c", "c", "private_federated"))
     change(run / "privacy.json", simulated={"epsilon": "inf", "delta": 1e-5})
     why = {row["row"]: row["unranked"] for table in tables(tmp_path) for row in table["rows"]}

@@ -166,7 +166,7 @@ def test_markdown_golden() -> None:
         "| fedavg | federated | femnist-3550 | test/accuracy |    0.7472 | 0.7500 (1 seed) "
         "|    +0.0028 | undecided [1] |                   - |                - |\n"
         "\n"
-        "[1] source: LEAF, table 2; one seed and no published spread; margin 0.01\n"
+        "[1] source: LEAF, table 2; one seed, +0.0028, no published spread; margin 0.01\n"
     )
 
 
@@ -222,7 +222,7 @@ def test_a_terminal_is_as_wide_as_it_is() -> None:
     assert more.count("fedavg") == 1
     assert "no guarantee" in more
     assert "(simulated)" in more
-    assert "[1] source: LEAF, table 2; one seed and no published spread" in "".join(notes)
+    assert "[1] source: LEAF, table 2; one seed, +0.0028, no published spread" in "".join(notes)
 
 
 def test_one_row_is_a_line_a_column() -> None:
