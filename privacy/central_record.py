@@ -40,12 +40,15 @@ class Sketcher:
 
     Args:
         length: P, at least 1.
+
+    Attributes:
+        places: Shape (min(8, P),): where the coordinates stand, ascending.
     """
 
     def __init__(self, length: int) -> None:
         rng = np.random.Generator(np.random.Philox(_KEY))
         chosen = rng.choice(length, size=min(COORDINATES, length), replace=False)
-        self._places = torch.from_numpy(np.sort(chosen).astype(np.int64))
+        self.places = torch.from_numpy(np.sort(chosen).astype(np.int64))
         self._columns = torch.from_numpy(rng.choice([-1.0, 1.0], (PROJECTIONS, _COLUMNS)))
         rows = -(-length // _COLUMNS)
         self._rows = torch.from_numpy(rng.integers(0, 2, (PROJECTIONS, rows), dtype=np.int8))
@@ -75,7 +78,7 @@ class Sketcher:
             "projections": [_finite(value) for value in sums],
             # Nine digits are every bit of a float32.
             "coordinates": [
-                _finite(float(f"{value:.9g}")) for value in vector[self._places].tolist()
+                _finite(float(f"{value:.9g}")) for value in vector[self.places].tolist()
             ],
         }
 

@@ -43,6 +43,26 @@ def write_gradient(algorithm: Algorithm, mean_update: Tensor, out: Tensor) -> No
             )
 
 
+def private_gradient(
+    algorithm: Algorithm, cohort_size: int, mean_update: Tensor, out: Tensor
+) -> None:
+    """Have an algorithm write the gradient of a private round.
+
+    Beside the release it is told the configuration alone: what came in has no noise.
+
+    Args:
+        algorithm: The algorithm.
+        cohort_size: As configured.
+        mean_update: Shape (P,): the release.
+        out: Shape (P,), overwritten.
+
+    Raises:
+        PluginError: See ``write_gradient``.
+    """
+    algorithm.receive(float(cohort_size), 0.0)
+    write_gradient(algorithm, mean_update, out)
+
+
 def _place(algorithm: Algorithm) -> str:
     kind = type(algorithm)
     return f"{inspect.getsourcefile(kind)}: {kind.__name__}.central_gradient"

@@ -263,7 +263,7 @@ def _inputs(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]
         canaries=read_json(folder / "canaries.json"),
         attacks=read_attacks(folder, resolved),
         metrics=read_metric_columns(folder),
-        central_optimizer=central_optimizer(resolved),
+        central_optimizer=central_optimizer(resolved, data),
         replay=replay,
         seed=record,
         rebuilt=rebuild(

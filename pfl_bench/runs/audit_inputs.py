@@ -8,18 +8,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pfl_bench.client.machine import plugin_digests
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.config.training import FederatedOptions
+from pfl_bench.federated.central_gradient import private_gradient
 from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.runs.checkpoint import load_latest
 from pfl_bench.types import Algorithm
 from privacy.audit.central_columns import CentralState, sketch_row
 from privacy.audit.central_steps import CentralOptimizer
-from privacy.audit.inputs import METRICS, Metrics, Saved, as_number
-from privacy.central_record import central_state
+from privacy.audit.errors import SkippedError
+from privacy.audit.inputs import METRICS, DataAtHand, Metrics, Saved, as_number
+from privacy.central_record import Sketcher, central_state
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -86,15 +90,25 @@ def read_metric_columns(folder: Path) -> Metrics | None:
     return Metrics(np.array([row["round"] for row in rows], dtype=np.int64), columns)
 
 
-def central_optimizer(resolved: ResolvedConfig) -> CentralOptimizer | str:
-    """The central step as configured; in words, why it is not taken anew."""
+def central_optimizer(resolved: ResolvedConfig, data: DataAtHand) -> CentralOptimizer | str:
+    """The central step as configured; in words, why it is not taken anew.
+
+    Args:
+        resolved: The run's configuration.
+        data: Has the number of users and of parameters, which an algorithm of its own gradient is
+            told when it begins.
+    """
     options = resolved.config.federated
     if options is None:
         return "the steps of central training are of gradients that no ledger records"
-    algorithm = build_algorithm(resolved, options)
-    if type(algorithm).central_gradient is not Algorithm.central_gradient:
-        name = resolved.tree["federated"]["algorithm"]["name"]
-        return f"what the algorithm {name} makes of a release is not known to the audit"
+    gradient = None
+    if type(build_algorithm(resolved, options)).central_gradient is not Algorithm.central_gradient:
+        gradient = _OwnGradient(resolved, options, data)
+        if not data.num_units or not data.num_parameters:
+            return (
+                f"{gradient.whose} needs the numbers of users and parameters, and the data or the "
+                "model are not at hand"
+            )
     chosen, schedule = options.central_optimizer, options.central_schedule
     rounds = options.num_rounds
     factors = [rate_factor(schedule, number, rounds) for number in range(1, rounds + 1)]
@@ -107,7 +121,51 @@ def central_optimizer(resolved: ResolvedConfig) -> CentralOptimizer | str:
         epsilon_hat=chosen.epsilon_hat,
         weight_decay=chosen.weight_decay,
         rates=options.central_learning_rate * np.array(factors),
+        gradient=gradient,
     )
+
+
+class _OwnGradient:
+    """An algorithm's own ``central_gradient``, on the recorded coordinates of the releases.
+
+    Two copies of the algorithm see the releases with other values at all other places. Where their
+    gradients agree, a coordinate's gradient follows from that coordinate of the releases alone.
+    """
+
+    def __init__(
+        self, resolved: ResolvedConfig, options: FederatedOptions, data: DataAtHand
+    ) -> None:
+        self._resolved, self._options, self._data = resolved, options, data
+        name = resolved.tree["federated"]["algorithm"]["name"]
+        self.whose = f"what the algorithm {name} makes of a release"
+
+    def __call__(self, release: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Gradients, shape (T, 8), of the coordinates of all releases.
+
+        Raises:
+            SkippedError: They follow from more than these coordinates.
+        """
+        first, second = (self._gradients(release, fill) for fill in (0.0, 1.0))
+        if not np.array_equal(first, second, equal_nan=True):
+            raise SkippedError(
+                f"{self.whose} at one place rests on other places too, which no ledger records; "
+                "--recompute computes it from whole releases"
+            )
+        return first
+
+    def _gradients(self, release: NDArray[np.float64], fill: float) -> NDArray[np.float64]:
+        options, length = self._options, self._data.num_parameters
+        assert length is not None
+        assert self._data.num_units is not None
+        algorithm, places = build_algorithm(self._resolved, options), Sketcher(length).places
+        algorithm.begin(self._data.num_units, torch.zeros(length))
+        mean, out = torch.full((length,), fill), torch.zeros(length)
+        made = np.full(release.shape, np.nan)
+        for line, coordinates in enumerate(release.astype(np.float32)):
+            mean[places] = torch.from_numpy(coordinates[: len(places)])
+            private_gradient(algorithm, options.cohort_size, mean.clone(), out)
+            made[line, : len(places)] = out[places].double().numpy()
+        return made
 
 
 def missing_files(folder: Path, is_final: bool, is_federated: bool) -> dict[str, str]:

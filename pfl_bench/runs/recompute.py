@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from pfl_bench import plugins
 from pfl_bench.client import machine
 from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated.central_gradient import private_gradient
 from pfl_bench.federated.parts import (
     build_algorithm,
     build_compression,
@@ -370,7 +371,7 @@ class _Work:
 
         def gradient(mean: Tensor) -> Tensor:
             out = torch.empty_like(mean)
-            algorithm.central_gradient(mean, out)
+            private_gradient(algorithm, options.cohort_size, mean, out)
             return out
 
         users = self._split.num_users

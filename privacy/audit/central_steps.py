@@ -2,7 +2,8 @@
 
 Guarantee: none of its own. ``steps_of`` gives the step of each round from the recorded parameters
 before it and the recorded releases, with the optimizer's state built up from the first round. The
-gradient of a round is the release with its sign changed.
+gradient of a round is the release with its sign changed, or what the algorithm's own function makes
+of the release where there is one.
 
 Source: torch.optim's documentation (SGD, Adam, AdamW, Adagrad); Zaheer et al. 2018 and Reddi et al.
 2021, algorithm 2 (Yogi); Kingma and Ba 2015, section 2 (epsilon hat).
@@ -10,6 +11,7 @@ Source: torch.optim's documentation (SGD, Adam, AdamW, Adagrad); Zaheer et al. 2
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +39,8 @@ class CentralOptimizer:
         epsilon_hat: Whether epsilon is added before the bias is corrected (adam).
         weight_decay: Penalty; decoupled for adamw.
         rates: Shape (T,): the learning rate of each round.
+        gradient: An algorithm's own function, from the coordinates of all releases, shape (T, k),
+            to those of the gradients; None for the releases with their sign changed.
     """
 
     name: str
@@ -47,11 +51,12 @@ class CentralOptimizer:
     epsilon_hat: bool
     weight_decay: float
     rates: Array
+    gradient: Callable[[Array], Array] | None = None
 
     @property
     def is_linear(self) -> bool:
         """Whether a step is linear in parameters and releases, so that projections follow it."""
-        return self.name == "sgd"
+        return self.name == "sgd" and self.gradient is None
 
 
 def steps_of(optimizer: CentralOptimizer, before: Array, release: Array) -> tuple[Array, Array]:
@@ -67,7 +72,8 @@ def steps_of(optimizer: CentralOptimizer, before: Array, release: Array) -> tupl
         cancelled. NaN where it cannot be told.
     """
     decay = optimizer.weight_decay
-    gradient = -release + (0.0 if optimizer.name == "adamw" else decay) * before
+    own = -release if optimizer.gradient is None else optimizer.gradient(release)
+    gradient = own + (0.0 if optimizer.name == "adamw" else decay) * before
     rates = optimizer.rates[: len(before), None]
     if optimizer.name == "sgd":
         return (

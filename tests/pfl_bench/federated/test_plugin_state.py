@@ -20,6 +20,7 @@ import torch
 from pfl_bench import plugins
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.state_watch import StateWatch
+from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
 from pfl_bench.types import PluginError, Stateful
 from tests.helpers import central_of, make_config
@@ -215,6 +216,61 @@ def test_a_gradient_that_is_not_written_is_refused_with_its_file(
         run(own(), tmp_path / "run")
     assert words in str(refused.value)
     assert re.match(r".*/own\.py: Own\.", str(refused.value))
+
+
+COUNTS = """
+        self.kept = None
+
+    def receive(self, weight, mean_scalar):
+        self.weight = weight
+
+    def central_gradient(self, mean_update, out):
+        self.kept = mean_update.clone() if self.kept is None else 0.5 * self.kept + mean_update
+        torch.mul(self.kept, -self.weight / 10, out=out)
+"""
+WHOLE = """
+    def central_gradient(self, mean_update, out):
+        torch.mul(mean_update, -1 / mean_update.norm(), out=out)
+"""
+LEAKS = """
+        from pfl_bench.types import UpdateTransform
+
+        class Sees(UpdateTransform):
+            def send(self, upload, result, round_index):
+                algorithm.seen = result.update.clone()
+                return upload
+
+        algorithm, self.transform = self, Sees()
+
+    scratch = ("seen",)
+
+    def central_gradient(self, mean_update, out):
+        torch.neg(mean_update + 0.01 * self.__dict__.get("seen", 0.0), out=out)
+"""
+
+
+@pytest.mark.parametrize(
+    ("hook", "outcome", "problem"),
+    [
+        (COUNTS, "passed", ""),
+        (WHOLE, "skipped", ""),
+        (LEAKS, "failed", "next central parameters: differ by"),
+    ],
+    ids=["counts", "whole", "leaks"],
+)
+def test_an_audit_takes_the_central_step_by_the_algorithms_own_function(
+    hook: str, outcome: str, problem: str, plant: Plant, tmp_path: Path
+) -> None:
+    plant(plugins.ALGORITHM, "own", HEAD + hook)
+    algorithm = {"name": "own"}
+    config = make_config("private_federated", federated__algorithm=algorithm, checkpoint__every=2)
+    run(config, tmp_path / "run")
+    checks = {check.name: check for check in audit_run(tmp_path / "run", recompute="all").checks}
+    step, again = checks["central_step"], checks["recomputation"]
+    assert (step.outcome, again.outcome) == (outcome, "failed" if problem else "passed")
+    assert problem in again.evidence
+    assert step.numbers.get("rounds", 6) == 6
+    assert step.outcome != "skipped" or "at one place rests on other places" in step.evidence
 
 
 AGGREGATION = """
