@@ -7,6 +7,8 @@ caller's part (``central.py``).
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
@@ -48,7 +50,6 @@ class PrivateSteps:
         options: CentralOptions,
         observer: StepObserver,
     ) -> None:
-        from opacus.optimizers import DPOptimizer
         from opacus.validators import ModuleValidator
 
         errors = ModuleValidator.validate(model.module, strict=False)
@@ -64,7 +65,7 @@ class PrivateSteps:
             self._module = _with_example_gradients(model.module)
         except NotImplementedError as error:  # Opacus', of a layer that it has no rule for
             raise _unfit(error) from error
-        self._optimizer = DPOptimizer(
+        self._optimizer = _clipping_optimizer(
             optimizer,
             noise_multiplier=plan.noise_multiplier,
             max_grad_norm=plan.clip_norm,
@@ -85,7 +86,6 @@ class PrivateSteps:
         """
         device = self._model.device
         loss_sum = new_loss_sum(device)
-        lost = 0
         self._optimizer.zero_grad(set_to_none=True)
         if micro_batch.size:
             inputs, targets, draws = micro_batch.to(device)
@@ -98,12 +98,13 @@ class PrivateSteps:
                 warnings.filterwarnings("ignore", "Full backward hook is firing")
                 loss.backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach() * micro_batch.size
-            lost = self._drop_nonfinite()
+            self._check_gradients()
         else:
             for parameter in self._model.parameters:
                 cast("Any", parameter).grad_sample = parameter.new_zeros((0, *parameter.shape))
         self._optimizer.signal_skip_step(do_skip=not micro_batch.is_last)
         self._optimizer.step()
+        lost = self._optimizer.lost
         if micro_batch.is_last:
             self._observer.step(*zip(*map(_sum_and_gradient, self._model.parameters), strict=True))
             self._optimizer.zero_grad(set_to_none=True)
@@ -140,20 +141,12 @@ class PrivateSteps:
                 "example-level DP needs a plain mean over examples"
             )
 
-    def _drop_nonfinite(self) -> int:
-        """Zero the gradients of examples that are not finite: 0 * inf would poison the sum."""
-        samples = [cast("Tensor", getattr(p, "grad_sample", None)) for p in self._model.parameters]
-        if any(sample is None for sample in samples):
+    def _check_gradients(self) -> None:
+        if any(getattr(p, "grad_sample", None) is None for p in self._model.parameters):
             raise ConfigError(
                 "model: a trainable parameter takes no part in the loss, so it has no gradient of "
                 "single examples; freeze or remove it for example-level DP"
             )
-        finite = torch.stack([s.flatten(1).isfinite().all(dim=1) for s in samples]).all(dim=0)
-        lost = int((~finite).sum())
-        if lost:
-            for sample in samples:
-                sample[~finite] = 0.0
-        return lost
 
 
 def _sum_and_gradient(parameter: Any) -> tuple[Tensor, Tensor]:
@@ -161,8 +154,103 @@ def _sum_and_gradient(parameter: Any) -> tuple[Tensor, Tensor]:
     return parameter.summed_grad, parameter.grad
 
 
+@dataclass(frozen=True, slots=True)
+class LinearGradients:
+    """Gradients of a linear layer's weights, one an example, as products that are not computed.
+
+    Attributes:
+        left: Gradients of the outputs, shape (n, outputs).
+        right: Inputs, shape (n, inputs).
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __getitem__(self, chosen: Tensor) -> LinearGradients:
+        """Those of chosen examples."""
+        return LinearGradients(self.left[chosen], self.right[chosen])
+
+    def to(self, dtype: torch.dtype) -> LinearGradients:
+        """The products of factors of another type."""
+        return LinearGradients(self.left.to(dtype), self.right.to(dtype))
+
+    def norms(self) -> Tensor:
+        """L2 norm of each example's gradient, shape (n,): that of an outer product."""
+        return _norms(self.left) * _norms(self.right)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Sum of the gradients times ``weights``, shape (n,): shape (outputs, inputs)."""
+        return (self.left * weights.unsqueeze(1)).t() @ self.right
+
+
+def _norms(rows: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1)
+    return norms
+
+
+def clipped_sums(
+    samples: Sequence[Tensor | LinearGradients], clip_norm: float
+) -> tuple[list[Tensor], int]:
+    """Sum the gradients of examples, each clipped.
+
+    Guarantee: an example, added or removed, moves the sums by at most ``clip_norm`` in the L2 norm
+    over all of them, whatever its gradient; one whose norm is not finite counts nothing.
+
+    Args:
+        samples: Of each parameter, its gradients, shape (n, ...), or products of as many examples.
+        clip_norm: The bound.
+
+    Returns:
+        A sum a parameter, and how many examples' norms were not finite.
+    """
+    norms = [s.norms() if isinstance(s, LinearGradients) else _norms(s) for s in samples]
+    norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    finite = norm.isfinite()
+    lost = len(norm) - int(finite.sum())
+    if lost:  # 0 * inf would poison the sum.
+        samples, norm = [s[finite] for s in samples], norm[finite]
+    factors = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    sums = [
+        s.weighted_sum(factors)
+        if isinstance(s, LinearGradients)
+        else torch.einsum("i,i...", factors, s)
+        for s in samples
+    ]
+    return sums, lost
+
+
+def _clipping_optimizer(optimizer: torch.optim.Optimizer, **options: Any) -> Any:
+    """Opacus' optimizer, with noise and scale as they are there, that clips by ``clipped_sums``.
+
+    Its attribute ``lost`` is how many examples of the last micro-batch counted nothing.
+    """
+    from opacus.optimizers import DPOptimizer
+
+    class ClippingOptimizer(DPOptimizer):  # type: ignore[misc]
+        """Takes gradients of one micro-batch at a time."""
+
+        lost = 0
+        accumulated_iterations = 1
+
+        @property
+        def grad_samples(self) -> list[Any]:
+            return [p.grad_sample for p in self.params]
+
+        def clip_and_accumulate(self) -> None:
+            samples = [s.to(p.dtype) for s, p in zip(self.grad_samples, self.params, strict=True)]
+            sums, self.lost = clipped_sums(samples, self.max_grad_norm)
+            for parameter, total in zip(self.params, sums, strict=True):
+                before = parameter.summed_grad
+                parameter.summed_grad = total if before is None else before.add_(total)
+
+    return ClippingOptimizer(optimizer, **options)
+
+
 def _with_example_gradients(module: nn.Module) -> Any:
     """Opacus' module that gives gradients of single examples, whatever the layout of images.
+
+    Those of a linear layer of rows are left as products. Those of a parameter that a batch uses
+    once are not copied.
 
     Raises:
         NotImplementedError: It has no rule for a layer.
@@ -176,9 +264,40 @@ def _with_example_gradients(module: nn.Module) -> Any:
         return compute_conv_grad_sample(layer, inputs, backprops)
 
     class WithExampleGradients(GradSampleModule):  # type: ignore[misc]
-        """Opacus' rules, but for convolutions."""
+        """Opacus' rules, but for convolutions and linear layers of rows."""
 
         GRAD_SAMPLERS: ClassVar = {**GradSampleModule.GRAD_SAMPLERS, nn.Conv2d: of_convolution}
+
+        def capture_backprops_hook(
+            self, module: Any, inputs: Any, outputs: Any, loss_reduction: str, batch_first: bool
+        ) -> None:
+            trained: list[Any] = [p for p in module.parameters(recurse=False) if p.requires_grad]
+            sampler = self.GRAD_SAMPLERS.get(type(module))
+            is_used_once = all(
+                p._forward_counter == 1 and not hasattr(p, "_current_grad_sample") for p in trained
+            )
+            if sampler is None or not is_used_once or not batch_first:
+                super().capture_backprops_hook(module, inputs, outputs, loss_reduction, batch_first)
+                return
+            activations, backprops = self.rearrange_grad_samples(
+                module=module,
+                backprops=outputs[0].detach(),
+                loss_reduction=loss_reduction,
+                batch_first=batch_first,
+            )
+            del module.max_batch_len
+            samples: dict[Any, Any] = {}
+            if type(module) is nn.Linear and backprops.dim() == 2:
+                weight = module.weight
+                if weight.requires_grad:
+                    samples[weight] = LinearGradients(backprops, activations[0])
+                if module.bias is not None and module.bias.requires_grad:
+                    samples[module.bias] = backprops
+            else:
+                samples = sampler(module, activations, backprops)
+            for parameter, sample in samples.items():
+                parameter._forward_counter = 0
+                parameter.grad_sample = sample
 
     return WithExampleGradients(module, loss_reduction="mean")
 

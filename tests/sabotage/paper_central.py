@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from opacus.optimizers import DPOptimizer, optimizer
 
+from pfl_bench.trainers import dp_sgd
 from pfl_bench.trainers.central import CentralTrainer
-from pfl_bench.trainers.dp_sgd import PrivateSteps
+from pfl_bench.trainers.dp_sgd import LinearGradients, PrivateSteps
 from tests.sabotage.paper_planting import EPOCHS, MICRO, PaperBug, Patch, registering, wrap
 
 BUGS: list[PaperBug] = []
@@ -27,18 +28,17 @@ _MOMENTUM = {
 def _clip(patch: Patch, factors: Any, after: Any = None) -> None:
     """Clip by other factors, of norms (n, tensors) and the bound; ``after`` changes the sums."""
 
-    def clip_and_accumulate(self: Any) -> None:
-        samples = [self._get_flat_grad_sample(p) for p in self.params]
-        norms = torch.stack([sample.flatten(1).norm(dim=1) for sample in samples], dim=1)
-        by = factors(norms, self.max_grad_norm).unbind(1)
-        sums = [torch.einsum("i,i...", *pair) for pair in zip(by, samples, strict=True)]
-        if after is not None:
-            sums = after(sums, len(norms), self.max_grad_norm)
-        for p, total in zip(self.params, sums, strict=True):
-            p.summed_grad = total if p.summed_grad is None else p.summed_grad + total
-            optimizer._mark_as_processed(p.grad_sample)
+    def clipped_sums(samples: Any, clip_norm: float) -> Any:
+        dense = [
+            torch.einsum("no,ni->noi", s.left, s.right) if isinstance(s, LinearGradients) else s
+            for s in samples
+        ]
+        norms = torch.stack([sample.flatten(1).norm(dim=1) for sample in dense], dim=1)
+        by = factors(norms, clip_norm).unbind(1)
+        sums = [torch.einsum("i,i...", *pair) for pair in zip(by, dense, strict=True)]
+        return sums if after is None else after(sums, len(norms), clip_norm), 0
 
-    patch.setattr(DPOptimizer, "clip_and_accumulate", clip_and_accumulate)
+    patch.setattr(dp_sgd, "clipped_sums", clipped_sums)
 
 
 def _whole(norms: Any, bound: float) -> Any:

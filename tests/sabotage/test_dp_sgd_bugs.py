@@ -11,13 +11,12 @@ import numpy as np
 import opacus.optimizers.optimizer as opacus_optimizer
 import pytest
 from numpy.typing import NDArray
-from opacus.optimizers import DPOptimizer
 
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.rng import Purpose, torch_seed
 from pfl_bench.runs.audit import RunAudit, audit_run
 from pfl_bench.runs.runner import run
-from pfl_bench.trainers import central
+from pfl_bench.trainers import central, dp_sgd
 from pfl_bench.trainers.central import CentralTrainer
 from tests.contracts.small_stores import write_scattering
 from tests.helpers import make_config
@@ -106,14 +105,8 @@ def same_noise_each_epoch(patch: Patch) -> None:
 
 
 def no_clipping(patch: Patch) -> None:
-    real = DPOptimizer.clip_and_accumulate
-
-    def clip_and_accumulate(self: Any) -> None:
-        bound, self.max_grad_norm = self.max_grad_norm, 1e6
-        real(self)
-        self.max_grad_norm = bound
-
-    patch.setattr(DPOptimizer, "clip_and_accumulate", clip_and_accumulate)
+    real = dp_sgd.clipped_sums
+    patch.setattr(dp_sgd, "clipped_sums", lambda samples, clip_norm: real(samples, 1e6))
 
 
 def of_batches(

@@ -23,7 +23,33 @@ from tasks.common.vision.dp_cnn import strided_cnn, tanh_cnn
 from tasks.common.vision.scatter_linear import scatter_linear
 from tasks.common.vision.small_cnn import small_cnn
 
+
+class Twice(nn.Module):
+    """Uses its linear layer twice, so that an example's gradient is no single outer product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(12, 12), nn.Linear(12, 10)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.last(self.layer(self.layer(inputs.flatten(1)).tanh()))
+        return logits
+
+
+class Words(nn.Module):
+    """A linear layer of several rows an example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 10)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs[:, 0]).mean(1)  # type: ignore[no-any-return]
+
+
 NETWORKS = {
+    "used twice": (Twice, (1, 3, 4)),
+    "rows": (Words, (1, 3, 4)),
     "strided": (lambda: strided_cnn(10, 3, nn.ReLU), (1, 28, 28)),
     "tanh": (lambda: tanh_cnn(10), (3, 32, 32)),
     "group norm": (lambda: small_cnn(10), (3, 24, 24)),
@@ -44,14 +70,14 @@ def one_by_one(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -
     return total
 
 
-@pytest.mark.parametrize("channels_last", [False, True], ids=["planes", "channels last"])
-@pytest.mark.parametrize("network", NETWORKS)
-def test_a_step_is_along_the_sum_of_clipped_gradients(network: str, channels_last: bool) -> None:
-    build, shape = NETWORKS[network]
-    torch.manual_seed(0)
-    inputs, targets = torch.rand(BATCH, *shape), torch.arange(BATCH)
-    model = FlatModel(build(), CPU, channels_last)
-    expected = one_by_one(model.module, inputs, targets)
+def step(
+    model: FlatModel,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    *parts: slice,
+    channels_last: bool = False,
+) -> tuple[torch.Tensor, int]:
+    """Take a step without noise in micro-batches; its sum of gradients, and how many were lost."""
     before = [p.detach().clone() for p in model.parameters]
     request = ExampleLevelRequest(
         100, BATCH, 1, CLIP, Budget(None, 0.0, 1e-5, "rdp"), model.num_parameters
@@ -62,13 +88,47 @@ def test_a_step_is_along_the_sum_of_clipped_gradients(network: str, channels_las
     forward = Forward(model.module, task, CPU, "float32", channels_last)
     plan, observer = make_example_level_plan(request), StepObserver(model.slices, BATCH)
     steps = PrivateSteps(plan, model, optimizer, task, forward, options, observer)
-    # Two micro-batches of one step.
-    for part, last in ((slice(0, 4), False), (slice(4, BATCH), True)):
-        examples = Examples(inputs[part], targets[part])
-        _, lost = steps.take(MicroBatch(0, len(examples), last, examples, None))
-        assert lost == 0
+    losses = [
+        steps.take(
+            MicroBatch(
+                0,
+                len(targets[part]),
+                part is parts[-1],
+                Examples(inputs[part], targets[part]),
+                None,
+            )
+        )
+        for part in parts
+    ]
     steps.close()
-    moved = torch.cat(
-        [(b - p.detach()).flatten() for b, p in zip(before, model.parameters, strict=True)]
-    )
-    np.testing.assert_allclose(moved * BATCH / RATE, expected, rtol=1e-3, atol=2e-5)
+    moved = [(b - p.detach()).flatten() for b, p in zip(before, model.parameters, strict=True)]
+    return torch.cat(moved) * BATCH / RATE, sum(lost for _, lost in losses)
+
+
+@pytest.mark.parametrize("channels_last", [False, True], ids=["planes", "channels last"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_step_is_along_the_sum_of_clipped_gradients(network: str, channels_last: bool) -> None:
+    build, shape = NETWORKS[network]
+    torch.manual_seed(0)
+    inputs, targets = torch.rand(BATCH, *shape), torch.arange(BATCH)
+    model = FlatModel(build(), CPU, channels_last)
+    expected = one_by_one(model.module, inputs, targets)
+    parts = (slice(0, 4), slice(4, BATCH))
+    moved, lost = step(model, inputs, targets, *parts, channels_last=channels_last)
+    assert lost == 0
+    np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e30])
+@pytest.mark.parametrize("network", ["features", "strided"])
+def test_an_example_of_no_finite_norm_counts_nothing(network: str, value: float) -> None:
+    build, shape = NETWORKS[network]
+    torch.manual_seed(0)
+    inputs, targets = torch.rand(BATCH, *shape), torch.arange(BATCH)
+    model = FlatModel(build(), CPU, False)
+    others = [i for i in range(BATCH) if i != 2]
+    expected = one_by_one(model.module, inputs[others], targets[others])
+    inputs[2] *= value
+    moved, lost = step(model, inputs, targets, slice(0, BATCH))
+    assert lost == 1
+    np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=2e-5)
