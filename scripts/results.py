@@ -1,6 +1,6 @@
 """The page docs/results.md, from records of runs: no number of it is typed by a hand.
 
-    python scripts/results.py collect RUNS... --into docs/results/X.json
+    python scripts/results.py collect RUNS... --into docs/results/X.json [--merge]
     python scripts/results.py write
     python scripts/results.py check
 
@@ -34,12 +34,13 @@ def main(arguments: list[str] | None = None, checkout: Path = CHECKOUT) -> int:
     gather = actions.add_parser("collect", help="write the records of finished runs")
     gather.add_argument("runs", nargs="+", metavar="RUNS", type=Path)
     gather.add_argument("--into", required=True, metavar="FILE.json", type=Path)
+    gather.add_argument("--merge", action="store_true", help="keep records of other rows there")
     actions.add_parser("write", help="write docs/results.md")
     actions.add_parser("check", help="say whether docs/results.md is what the records give")
     given = parser.parse_args(arguments)
     try:
         if given.action == "collect":
-            number = collect(given.runs, given.into)
+            number = collect(given.runs, given.into, given.merge)
             print(f"{given.into}: {number} record{'s' * (number != 1)}")
         elif given.action == "write":
             write_atomically(checkout / PAGE, results_page(checkout))

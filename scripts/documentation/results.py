@@ -90,18 +90,21 @@ class _Shown:
     lines: Sequence[RowResult]
 
 
-def collect(folders: Iterable[Path], into: Path) -> int:
+def collect(folders: Iterable[Path], into: Path, merge: bool = False) -> int:
     """Write the records of all runs at and below some folders.
 
     Args:
         folders: Run folders, or folders of such.
-        into: The JSON file, replaced as a whole: a list, a record a line.
+        into: The JSON file: a list, a record a line.
+        merge: Whether records that are there stay, in their places: those of other rows, and those
+            of more seeds.
 
     Returns:
         How many records there are.
 
     Raises:
         RunFolderError: A run is not finished, or its commit does not say what code it ran.
+        ConfigError: What is there is no file of records.
     """
     paths = {path.resolve(): path for folder in folders for path in runs_below(folder)}
     runs = [read_run(path) for path in paths.values()]
@@ -115,6 +118,14 @@ def collect(folders: Iterable[Path], into: Path) -> int:
                 "code, and run it again from a checkout without changes"
             )
     found = records(runs)
+    if merge and into.exists():
+        there = {record["row"]: record for record, _ in _read(into)}
+        new = {
+            one["row"]: one
+            for one in found
+            if one["row"] not in there or len(one["seeds"]) >= len(there[one["row"]]["seeds"])
+        }
+        found = list({**there, **new}.values())
     lines = [json.dumps(to_json_value(one), ensure_ascii=False, allow_nan=False) for one in found]
     write_atomically(into, "[\n" + ",\n".join(lines) + "\n]\n")
     return len(found)

@@ -49,6 +49,17 @@ def write(checkout: Path, name: str, tree: dict[str, Any]) -> None:
     path.write_text(yaml.safe_dump(tree), encoding="utf-8")
 
 
+def test_merging_keeps_other_rows_and_records_of_more_seeds(checkout: Path) -> None:
+    before = json.loads(records(checkout).read_text())
+    run = committed(write_run(checkout / "one", "a", "federated", 0, level=0.7))
+    new = committed(write_run(checkout / "new", "c", "federated", 0, level=0.7))
+    arguments = ["collect", str(run), str(new), "--into", str(records(checkout)), "--merge"]
+    assert PROGRAM.main(arguments) == 0
+    after = json.loads(records(checkout).read_text())
+    assert after[:2] == before
+    assert [record["row"] for record in after] == ["a", "b", "c"]
+
+
 def change(checkout: Path, **keys: Any) -> None:
     """Change keys of the section."""
     path = checkout / "docs" / "results" / "t.yaml"
