@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from pfl_bench.types import RunFolderError
+from pfl_bench.types.layouts import LAYOUTS, misfit
 
 # Far beyond what a file of this toolkit has, and within what every later walk can descend.
 _DEEPEST = 50
@@ -168,7 +169,7 @@ def check_values(value: Any, most: float = math.inf, allow_infinite: bool = Fals
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if the file does not exist."""
+    """Read a JSON object, of a run's files in their layout; None if the file does not exist."""
     if not path.exists():
         return None
     try:
@@ -182,6 +183,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
         ) from None
     if not isinstance(value, dict):
         raise RunFolderError(f"{path} holds {type(value).__name__}, expected one JSON object")
+    wrong = misfit(value, LAYOUTS.get(path.name, {}))
+    if wrong:
+        raise RunFolderError(
+            f"{path}: {wrong}, as pfl-bench writes it: restore the file from a copy, or run the "
+            "row again"
+        )
     return value
 
 
@@ -207,6 +214,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
                 f"{path}, line {number} is {line[:60]!r}; expected an object with an integer "
                 '"round"'
             )
+        if wrong := misfit(row, {...: "number"}):
+            raise RunFolderError(f"{path}, line {number}: {wrong}")
         rows.append(row)
     return rows
 

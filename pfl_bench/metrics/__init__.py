@@ -69,7 +69,8 @@ class MetricDirections:
         recorded = (summary or {}).get("metric_directions")
         if not isinstance(recorded, Mapping):
             return cls.of(plugins.available(plugins.METRIC))
-        return cls(frozenset(recorded["lower_is_better"]), tuple(recorded["headlines"]))
+        lower, headlines = (recorded.get(key, ()) for key in ("lower_is_better", "headlines"))
+        return cls(frozenset(lower), tuple(headlines))
 
     def to_json_dict(self) -> dict[str, list[str]]:
         """What ``summary.json`` records, so that nobody has to load the task to read it."""

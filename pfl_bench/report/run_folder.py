@@ -11,6 +11,7 @@ from pfl_bench.config.yaml_text import parse_yaml
 from pfl_bench.files import read_json, read_metrics, read_text
 from pfl_bench.runs.rows import as_float, mark_edited, rows_from_summaries
 from pfl_bench.types import RunFolderError
+from pfl_bench.types.layouts import LAYOUTS, misfit
 
 _FORMAT_VERSION = 1
 
@@ -174,6 +175,8 @@ def read_run(path: Path) -> RunRecord:
         raise RunFolderError(f"{config_path} is not YAML: {error}; run the row again") from None
     if not isinstance(config, dict):
         raise RunFolderError(f"{config_path} holds {type(config).__name__}, expected a mapping")
+    if wrong := misfit(config, LAYOUTS["config.yaml"]):
+        raise RunFolderError(f"{config_path}: {wrong}; run the row again")
     summary = read_json(path / "summary.json")
     if summary is not None:
         _check_summary(path / "summary.json", summary)

@@ -160,8 +160,10 @@ def audit_run(
     seeds = inputs.seed.values if isinstance(inputs.seed, SeedRecord) else {}
     seed = next(iter(seeds.values()), None)
     if resolved.config.central is None:
-        again = recompute_run(folder, resolved, seed, recompute, seconds)
-        checks = [*checks, again.to_check()] if recompute != "none" else checks
+        again = recompute_run(
+            folder, resolved, seed, "none" if evidence is None else recompute, seconds
+        )
+        checks = [*checks, again.to_check()] if again.mode != "none" else checks
     else:
         again = recompute_run(folder, resolved, seed, "none")
         again.mode, again.unit = recompute, "steps"

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pfl_bench.cli.main import main
 from pfl_bench.config.loading import load_config
 from pfl_bench.federated import private_seed
 from pfl_bench.federated.trainer import FederatedTrainer
@@ -364,3 +365,61 @@ def test_data_that_are_not_where_the_configuration_says_leave_it_incomplete(
     verdict, checks = audited(folder)
     assert verdict == "incomplete"
     assert checks["statement"].outcome == checks["private_seed"].outcome == "incomplete"
+
+
+# A file, where in it, and what stands there instead: of another kind than what is written.
+ODD: list[tuple[str, str, Any]] = [
+    ("environment.json", "hardware", True),
+    ("environment.json", "hardware.machine", [1]),
+    ("environment.json", "python", {}),
+    ("environment.json", "private_seed", "x"),
+    ("environment.json", "private_seed.parts", None),
+    ("summary.json", "systems", -1),
+    ("summary.json", "departure", [1]),
+    ("summary.json", "settings_sha256", []),
+    ("summary.json", "data.num_users", {"a": None}),
+    ("summary.json", "metrics.test/accuracy", None),
+    ("summary.json", "metric_directions.headlines", None),
+    ("summary.json", "privacy.simulated", "x"),
+    ("privacy.json", "unit", "x"),
+    ("privacy.json", "actual", -1),
+    ("privacy.json", "rounds", "10"),
+    ("metrics.jsonl", "train/loss", [1]),
+    ("ledger.jsonl", "central.coordinates", 1.5),
+    ("config.yaml", "federated", 1),
+]
+
+
+@pytest.mark.parametrize(("name", "place", "value"), ODD, ids=[f"{a}-{b}" for a, b, _ in ODD])
+def test_a_value_of_another_kind_ends_no_command_in_a_traceback(
+    name: str,
+    place: str,
+    value: Any,
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "runs" / "edited"
+    shutil.copytree(finished, folder)
+    shutil.copytree(finished, folder.with_name("sound"))
+    first, *lines = (folder / name).read_text().split("\n" if name.endswith(".jsonl") else "\0")
+    document = yaml.safe_load(first)
+    section, _, key = place.rpartition(".")
+    (document[section] if section else document)[key] = value
+    edited = "\n".join([json.dumps(document), *lines])
+    (folder / name).write_text(edited)
+    board, page = str(tmp_path / "board.html"), str(tmp_path / "page.html")
+    is_left_out = name != "ledger.jsonl"
+    both = [str(folder), str(folder.with_name("sound"))]
+    assert main(["leaderboard", *both, "--out", board]) == int(is_left_out)
+    assert main(["report", *both, "--out", page]) == int(is_left_out)
+    said = capsys.readouterr().err
+    assert ("left out" in said) == (str(folder / name) in said) == is_left_out
+    (folder / "summary.json").unlink()
+    again = main(["run", str(folder / "config.yaml"), "--out", str(folder), "--resume"])
+    assert again == 2 or name in ("ledger.jsonl", "privacy.json", "summary.json")
+    shutil.copytree(folder.with_name("sound"), folder, dirs_exist_ok=True)
+    (folder / name).write_text(edited)
+    capsys.readouterr()
+    assert main(["audit", str(folder), "--recompute", "first"]) in (1, 2)
+    assert (name in capsys.readouterr().err) == is_left_out

@@ -1,0 +1,142 @@
+"""What the JSON files of a run folder hold, as their readers rely on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def misfit(value: Any, layout: Any, where: str = "") -> str | None:
+    """Where parsed JSON is of another kind than its readers take it to be, in words.
+
+    Args:
+        value: The value.
+        layout: A word of ``_KINDS``; a tuple of the texts that are allowed; a list with the layout
+            of each element; or an object's members, where ``...`` stands for all that are not
+            named. A named one may be missing, or null unless its name ends in "!".
+        where: What the value is called.
+
+    Returns:
+        The first place that differs; None if there is none.
+    """
+    if isinstance(layout, str):
+        is_bool, kinds = isinstance(value, bool), _KINDS[layout]
+        right = isinstance(value, kinds) and is_bool == (layout == "flag")
+        right = right or (layout.startswith("number") and value in ("nan", "inf", "-inf"))
+        return None if right else f"'{where}' is {value!r:.60}; expected a {layout}"
+    if isinstance(layout, tuple):
+        return None if value in layout else f"'{where}' is {value!r:.60}; expected one of {layout}"
+    if isinstance(layout, list):
+        if not isinstance(value, list):
+            return f"'{where}' is {value!r:.60}; expected a list"
+        parts = [(f"{where}[{index}]", item, layout[0]) for index, item in enumerate(value)]
+    elif not isinstance(value, dict):
+        return f"'{where}' is {value!r:.60}; expected an object"
+    else:
+        parts = []
+        for key, item in value.items():
+            part = layout.get(f"{key}!")
+            if part is None and not (item is None and key in layout):
+                part = layout.get(key, layout.get(...))
+            if part is not None:
+                parts.append((f"{where}.{key}".lstrip("."), item, part))
+    return next((found for at, item, part in parts if (found := misfit(item, part, at))), None)
+
+
+_KINDS: dict[str, Any] = {
+    "text": str,
+    "text or null": (str, type(None)),
+    "flag": bool,
+    "number": (int, float),
+    "number or null": (int, float, type(None)),
+    "whole number": int,
+    "scalar": (str, int, float, type(None)),
+}
+_CLAIM = {
+    "population_size": "whole number",
+    "cohort_size": "whole number",
+    "sampling": "text",
+    "sampling_probability": "number",
+    "noise_multiplier": "number",
+    "delta": "number",
+    "epsilon!": "number",
+    "separation": "whole number",
+    "max_participations": "whole number",
+}
+_STATEMENT = {
+    "unit!": ("user", "example", "none"),
+    "adjacency": "text",
+    "mechanism": "text",
+    "mechanism_description": {},
+    "accountant": "text",
+    "rounds!": "whole number",
+    "num_parameters": "whole number",
+    "clip!": {},
+    "noise_multiplier": "number",
+    "update_noise_multiplier": "number",
+    "count_noise_stddev": "number",
+    "simulated!": _CLAIM,
+    "actual!": _CLAIM,
+    "budget_epsilon": "number",
+    "not_covered!": ["text"],
+    "notes!": ["text"],
+    "status!": "text",
+}
+_DATA = {
+    "source": "text",
+    "variant": "text",
+    "checksum": "text",
+    "split_by": "text",
+    "extra": {},
+    "num_users": {...: "whole number"},
+}
+# What the readers of a run's files rely on.
+LAYOUTS: dict[str, Any] = {
+    "environment.json": {
+        "command": ["text"],
+        "started": "text",
+        "python": "text",
+        "platform": "text",
+        "packages": {...: "text or null"},
+        "plugins": {...: "text"},
+        "hardware": {...: "scalar", "device": "text", "torch_threads": "whole number"},
+        "git": {"commit": "text", "uncommitted_changes": "flag"},
+        "data": _DATA,
+        "model": {"initial_digest": "text"},
+        "engine": {"name": "text"},
+        "processes": "text",
+        "private_seed": {"value!": "text", "parts!": {}, "nonce": "text"},
+    },
+    "summary.json": {
+        "status": "text",
+        "rounds": "whole number",
+        "num_parameters": "whole number",
+        "departure": "text",
+        "metrics": {...: "number"},
+        "metric_directions": {"lower_is_better!": ["text"], "headlines!": ["text"]},
+        "best": {...: {"value": "number", "round": "whole number"}},
+        "systems": {...: "number or null"},
+        "budgets": [{}],
+        "privacy": _STATEMENT,
+        "canaries": {},
+        "pinned_nonce": "flag",
+        "ledger_digest": "text",
+        "model_sha256": "text",
+        "settings_sha256": "text",
+        "data": _DATA,
+        "seconds": "number",
+    },
+    "privacy.json": _STATEMENT,
+    "config.yaml": {
+        "task": {"name": "text"},
+        "model": {},
+        "federated": {"algorithm": {}, "central_optimizer": {}},
+        "central": {},
+        "local": {},
+        "multitask": {},
+        "privacy": {"mechanism": {}, "audit": {}},
+        "attack": {"kind": "text"},
+        "systems": {},
+        "evaluation": {},
+        "expected": [{}],
+    },
+}
