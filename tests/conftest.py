@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 
@@ -9,7 +10,7 @@ import os
 # speed. It is read when torch is imported, here and in all processes that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 import yaml
 from hypothesis import HealthCheck, settings
 
+from pfl_bench.runs import environment
 from tests.helpers import make_tree
 
 # A busy machine must not fail a property; where a run is to be repeatable, so are its examples.
@@ -76,6 +78,15 @@ def config_file(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_waited_for_twice() -> Iterator[None]:
+    """No test pulls the plug, so none waits for the disk; git is asked once what is checked out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(environment, "_git", functools.cache(environment._git))
+        yield
 
 
 @pytest.fixture(autouse=True)

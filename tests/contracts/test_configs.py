@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -83,11 +82,6 @@ def out(tmp_path: Path) -> Iterator[Path]:
     """A folder of runs that does not stay: a checkpoint of ResNet-18 has over 100 MB."""
     yield tmp_path / "runs"
     shutil.rmtree(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def test_there_are_rows_views_and_sweeps() -> None:

@@ -156,10 +156,9 @@ def same_metrics(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 @pytest.fixture(autouse=True)
 def _read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The digits are read and assigned once in this process, and nothing waits for the disk."""
+    """The digits are read and assigned once in this process."""
     build: Callable[..., Any] = functools.cache(digits.build)
     monkeypatch.setattr(digits, "build", build)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 # No calibration, which takes a second.

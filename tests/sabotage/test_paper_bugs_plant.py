@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +57,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[PaperB
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(task, "build", build)
-        patch.setattr(os, "fsync", lambda descriptor: None)
         yield run_sound
 
 
