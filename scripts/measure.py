@@ -1,6 +1,6 @@
 """Measures rows for docs/results.md, one run after another, until it is done or stopped.
 
-    python scripts/measure.py QUEUE.yaml --runs FOLDER [--jobs N] [--data FOLDER]
+    python scripts/measure.py QUEUE.yaml --runs FOLDER [--jobs N] [--data FOLDER] [--nice N]
 
 A queue is a list, the most important first, of
 
@@ -13,7 +13,7 @@ The code that runs is the checkout's last commit, in a worktree of its own below
 outside the checkout, which may change meanwhile. A run that was stopped is resumed, a finished one
 is kept. Each private run is audited. After each run its row's record in docs/results, and the page,
 are written anew, ready to be committed; a record of more seeds stays. Runs have the lowest
-priority. Data files are found in the folder of ``--data``.
+priority (``--nice``). Data files are found in the folder of ``--data``.
 """
 
 from __future__ import annotations
@@ -96,10 +96,11 @@ class Measuring:
         checkout: Gets the records.
         runs: Folder of the code and the runs of one commit.
         data: Where relative paths of data files are found; None for the code's own folder.
+        nice: By how much runs give way to other processes.
     """
 
-    def __init__(self, checkout: Path, runs: Path, data: Path | None) -> None:
-        self._checkout, self._runs = checkout, runs
+    def __init__(self, checkout: Path, runs: Path, data: Path | None, nice: int) -> None:
+        self._checkout, self._runs, self._nice = checkout, runs, nice
         self._code = runs / "code"
         self._folder = data or self._code
         self._lock = threading.Lock()
@@ -139,7 +140,7 @@ class Measuring:
         with log.open("a", encoding="utf-8") as file:
             return subprocess.run(
                 command, cwd=self._folder, env=environment, stdout=file, stderr=file, check=False,
-                preexec_fn=lambda: os.nice(19),
+                preexec_fn=lambda: os.nice(self._nice),
             ).returncode  # fmt: skip
 
     def _write(self, run: Run) -> None:
@@ -178,6 +179,7 @@ def main(arguments: list[str] | None = None, checkout: Path = CHECKOUT) -> int:
     parser.add_argument("--runs", required=True, metavar="FOLDER", type=Path)
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once (1)")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="where data files are")
+    parser.add_argument("--nice", type=int, default=19, metavar="N", help="0 to 19 (19)")
     given = parser.parse_args(arguments)
     try:
         queue = validate_tree(Queue, read_yaml(given.queue), "", given.queue)
@@ -187,13 +189,15 @@ def main(arguments: list[str] | None = None, checkout: Path = CHECKOUT) -> int:
             raise ConfigError(f"{given.queue}: rows: configs/ has no {missing[0]}")
         if given.jobs < 1:
             raise ConfigError(f"--jobs: {given.jobs} is less than 1")
+        if not 0 <= given.nice <= 19:
+            raise ConfigError(f"--nice: {given.nice} is not in 0 to 19")
         if given.data is not None and not given.data.is_dir():
             raise ConfigError(f"--data: {given.data} is no folder")
         place = given.runs.resolve()
         if place.is_relative_to(checkout.resolve()):
             raise ConfigError(f"--runs: {place} is inside the checkout; choose a folder outside")
         place.mkdir(parents=True, exist_ok=True)
-        measuring = Measuring(checkout, place, given.data and given.data.resolve())
+        measuring = Measuring(checkout, place, given.data and given.data.resolve(), given.nice)
         with ThreadPoolExecutor(given.jobs) as pool:
             list(pool.map(measuring.measure, runs))
     except (OSError, UserInputError) as error:
