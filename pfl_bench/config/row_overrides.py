@@ -1,4 +1,4 @@
-"""Overrides of several rows at once: those of a way of training are for the rows that train so."""
+"""Overrides of several rows at once: those of a section are for the rows that have it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pfl_bench.config.yaml_text import read_yaml
 
-# Of these a row has one: what it trains by.
-_TRAINERS = ("federated", "central", "local", "multitask")
+# Of the first four a row has one, what it trains by; of the last, one that claims privacy.
+_SECTIONS = ("federated", "central", "local", "multitask", "privacy")
 
 
 def fit_overrides(
@@ -16,8 +16,9 @@ def fit_overrides(
 ) -> tuple[dict[Path, list[str]], list[str]]:
     """Tell which overrides each of several rows takes.
 
-    ``federated.num_rounds=2`` is for federated rows: a central row beside them stays as it is. An
-    override that is for none of the rows is given to all, where it is refused.
+    ``federated.num_rounds=2`` is for federated rows: a central row beside them stays as it is, as
+    does one without privacy under ``privacy.epsilon=2``. An override that is for none of the rows
+    is given to all, where it is refused.
 
     Args:
         rows: Their files.
@@ -29,7 +30,7 @@ def fit_overrides(
     Raises:
         ConfigError: A file is no row.
     """
-    lacking = {row: {key for key in _TRAINERS if read_yaml(row).get(key) is None} for row in rows}
+    lacking = {row: {key for key in _SECTIONS if read_yaml(row).get(key) is None} for row in rows}
     fitting: dict[Path, list[str]] = {row: [] for row in lacking}
     left_out = []
     for text in overrides:

@@ -183,7 +183,7 @@ class Table:
             self,
             is_chosen=True,
             columns=tuple(self.columns[place] for place in chosen),
-            rows=tuple(tuple(row[place] for place in chosen) for row in self.rows),
+            rows=tuple(_chosen(row, chosen) for row in self.rows),
         )
 
     def with_columns(self, columns: str | None, fmt: TableFormat | None) -> Table:
@@ -334,6 +334,16 @@ def _padded(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[in
         text.rjust(width) if column.is_number else text.ljust(width)
         for text, column, width in zip(texts, columns, widths, strict=True)
     ]
+
+
+def _chosen(row: Sequence[str | Cell], places: Sequence[int]) -> tuple[str | Cell, ...]:
+    """The cells at these places; the first has the note of one that is left out."""
+    cells = [row[place] for place in places]
+    notes = [one.note for one in row if isinstance(one, Cell) and one.note and one not in cells]
+    if notes and cells:
+        first = cells[0] if isinstance(cells[0], Cell) else Cell(cells[0], cells[0])
+        cells[0] = replace(first, note=notes[0])
+    return tuple(cells)
 
 
 def _marked(text: str, cell: Cell) -> str:

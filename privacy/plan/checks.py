@@ -149,8 +149,11 @@ def _check_client_state(request: PlanRequest) -> None:
             f"{', '.join(request.client_state)}: remembers clients from round to round (error "
             "feedback, control variates, models of their own), but the accounting takes what a "
             "client sends to be made of its data and of earlier releases alone, not of which "
-            "rounds it was in or of what it has not sent yet; choose one without such a state "
-            "(compression without error feedback), or remove the section 'privacy'"
+            "rounds it was in or of what it has not sent yet. Models of their own are trained "
+            "without noise, no statement covers them, and the object that keeps them takes the "
+            "central step too. Choose one without such a state (compression without error "
+            "feedback; fedavg for ditto, whose central model is fedavg's bit for bit), or remove "
+            "the section 'privacy'"
         )
 
 

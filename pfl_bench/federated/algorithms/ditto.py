@@ -21,10 +21,11 @@ Costs: a client sends its update alone. A run counts the steps of both models; a
 were ever drawn, 4 P bytes each, in memory (not the GPU's) and in each checkpoint, and trains in one
 process.
 
-Guarantee: of what is released, the central model, every mechanism's guarantee holds as with FedAvg:
-a client sends one update, which is made of its data and of x, and of nothing that it keeps. The v_i
-are made of data without noise and are not released: they stay with their clients, and no statement
-covers them. A simulation's checkpoints hold them, and metrics of evaluation are computed with them.
+Guarantee: none: a private run is refused. A client's update is made of its data and of x, so that x
+is FedAvg's bit for bit, and FedAvg has its guarantee. The v_i are made of data without noise, and
+no statement covers them: they stay with their clients in a deployment, but a simulation's
+checkpoints and metrics hold what comes of them, and the object that keeps them also takes the
+central step.
 
 Source: Li et al. 2021, "Ditto: Fair and Robust Federated Learning Through Personalization",
 algorithm 1.

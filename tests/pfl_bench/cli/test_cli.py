@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pfl_bench.cli.main import main
+from pfl_bench.config.row_overrides import fit_overrides
 from tests import warm
 from tests.helpers import REPOSITORY
 
@@ -163,6 +164,10 @@ def test_overrides_of_a_table_are_for_the_rows_that_have_the_section(
     assert (
         "# override: federated.num_rounds=2" in (summaries["federated"] / "config.yaml").read_text()
     )
+    demo = sorted((REPOSITORY / "configs" / "demo").glob("[!_]*.yaml"))
+    fitting, (left_out,) = fit_overrides(demo, ["privacy.epsilon=2"])
+    assert [row.stem for row in demo if fitting[row]] == ["central_dp", "private_federated"]
+    assert "privacy.epsilon=2: not applied to rows without a section privacy: " in left_out
     # One that fits no row is refused where it stands.
     assert main(["table", str(rows), "local.num_epochs=2", "--out", str(out)]) == 2
     assert "with override local.num_epochs=2" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -236,6 +237,9 @@ def test_columns_are_chosen_in_their_order() -> None:
     lines = table.choose(["verdict", "row"]).to_markdown().splitlines()
     assert lines[0].split() == ["|", "verdict", "|", "row", "|"]
     assert table.choose(["sd", "row"], "programs").to_csv().splitlines()[0] == "sd,row"
+    # Each note has its mark, on the first column where the verdict is left out.
+    marks = [re.findall(r" \[\d+\]", t.to_markdown()) for t in (table, table.choose(["row"]))]
+    assert marks[0] == marks[1] != []
     for name, reader in (("sd", "people"), ("verdct", "programs")):
         with pytest.raises(ConfigError, match=f"'{name}' is no column of this table.*Columns: row"):
             table.choose([name], reader)  # type: ignore[arg-type]
