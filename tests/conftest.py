@@ -12,6 +12,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ import torch
 import yaml
 from hypothesis import HealthCheck, settings
 
+from pfl_bench.federated.workers import multiprocess
 from pfl_bench.runs import environment
+from tests import warm
 from tests.helpers import make_tree
 
 # A busy machine must not fail a property; where a run is to be repeatable, so are its examples.
@@ -82,10 +85,15 @@ def config_file(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_waited_for_twice() -> Iterator[None]:
-    """No test pulls the plug, so none waits for the disk; git is asked once what is checked out."""
+    """No test pulls the plug, so none waits for the disk; git is asked once what is checked out.
+
+    Worker processes have their libraries imported.
+    """
+    context = SimpleNamespace(get_context=lambda method: warm.Context())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(environment, "_git", functools.cache(environment._git))
+        patch.setattr(multiprocess, "multiprocessing", context)
         yield
 
 

@@ -101,7 +101,7 @@ def copied(tmp_path: Path) -> Path:
     ignore = shutil.ignore_patterns("__pycache__")
     for package in ("pfl_bench", "privacy", "tasks", "configs/demo", "tests/contracts"):
         shutil.copytree(REPOSITORY / package, tmp_path / package, ignore=ignore)
-    for name in ("__init__", "conftest", "helpers", "forking"):
+    for name in ("__init__", "conftest", "helpers", "forking", "warm"):
         shutil.copy(REPOSITORY / "tests" / f"{name}.py", tmp_path / "tests")
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     return tmp_path

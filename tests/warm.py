@@ -13,8 +13,9 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -28,6 +29,20 @@ def _server() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LIBRARIES.split())
     return context
+
+
+class Context(multiprocessing.context.ForkServerContext):
+    """Starts what ``get_context("spawn")`` would, with this process's environment, as it does."""
+
+    def Process(self, *, target: Callable[..., None], args: Any = (), **rest: Any) -> Any:  # noqa: N802
+        """A process that ``start`` forks from the server."""
+        return _server().Process(target=_call, args=(dict(os.environ), target, args), **rest)
+
+
+def _call(environment: dict[str, str], target: Callable[..., None], args: Any) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    target(*args)
 
 
 def python(

@@ -23,6 +23,7 @@ from pfl_bench.cli.main import main
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated import trainer as federated
 from pfl_bench.federated.cohort import CohortTraining
+from pfl_bench.federated.workers import multiprocess
 from pfl_bench.federated.workers.messages import Begin, Failure
 from pfl_bench.federated.workers.worker_loop import follow
 from pfl_bench.files import read_metrics
@@ -382,6 +383,8 @@ def test_worker_processes_give_the_same_bits_and_one_that_dies_is_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    # As for users: each imports all of it.
+    monkeypatch.setattr(multiprocess, "multiprocessing", multiprocessing)
     before = files_in_memory()
     path = config_file("private_federated", **NOISE, federated__workers=3)
     command = ["run", str(path), "--out"]
