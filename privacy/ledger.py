@@ -96,6 +96,10 @@ def iterate_ledger(path: Path | str) -> Iterator[tuple[dict[str, Any], str]]:
 
 def _lines(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
     """Entries, digests of their lines, and their lengths in bytes."""
+    if path.exists() and not path.is_file():
+        raise LedgerError(
+            f"cannot read the ledger {path}: it is no regular file, and may never end"
+        )
     try:
         stream = path.open("rb")
     except OSError as error:

@@ -179,8 +179,8 @@ def test_the_table_of_the_readme_is_the_one_that_the_demo_prints() -> None:
     (expected,) = zip(*(row.expected for row in rows), strict=True)
     assert all(entry.measured_here for entry in expected)
     assert [(line[0], line[2]) for line in shown[2 : 2 + len(rows)]] == [
-        (row.name, f"{entry.value:.4f} ± {entry.sd:.4f} ({entry.seeds} seeds)")
-        for row, entry in zip(rows, expected, strict=True)
+        (f"{row.name} [{note}]", f"{entry.value:.4f} ± {entry.sd:.4f} ({entry.seeds} seeds)")
+        for note, (row, entry) in enumerate(zip(rows, expected, strict=True), start=1)
     ]
     for row, line in zip(rows, shown[2 : 2 + len(rows)], strict=True):
         assert (line[3] == line[4] == "-") == (row.privacy is None)

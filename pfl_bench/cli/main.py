@@ -327,6 +327,8 @@ def explain(error: BaseException) -> str | None:
 
     if isinstance(error, (UserInputError, WorkerError, PrivacyError)):
         return str(error)
+    if isinstance(error, ImportError) and "failed to map segment" in str(error):
+        return f"memory ran out ({error}); allow more (ulimit -v)"
     if isinstance(error, MemoryError):
         return f"memory ran out ({error or 'no more could be had'}); {_SMALLER}"
     if isinstance(error, OSError) and error.errno in _OTHER_ERRORS:

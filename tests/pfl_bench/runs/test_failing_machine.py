@@ -20,6 +20,8 @@ from pfl_bench.cli.main import explain, main
 from pfl_bench.federated import trainer as federated
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.runs.runner import run
+from privacy.errors import LedgerError
+from privacy.ledger import read_ledger
 from tests.helpers import central_of, make_config
 from tests.pfl_bench.data.test_store_full_disk import small_disk
 
@@ -170,6 +172,20 @@ def test_memory_that_cannot_be_had(
     monkeypatch.setattr(federated.FederatedTrainer, "advance", advance)
     assert main(["run", str(config_file("federated")), "--out", str(tmp_path / "run")]) == 2
     assert "memory ran out" in capsys.readouterr().err
+
+
+def test_a_library_for_which_there_is_no_memory() -> None:
+    error = ImportError("libtorch_python.so: failed to map segment from shared object")
+    assert "memory ran out" in str(explain(error))
+    assert explain(ImportError("no module named x")) is None
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_ledger_that_never_ends_is_not_read(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(LedgerError, match="it is no regular file"):
+        read_ledger(path)
 
 
 @pytest.mark.parametrize("given", ["--out", "name"])
