@@ -64,8 +64,7 @@ def python(
     folder = str(Path.cwd() if cwd is None else cwd)
     with tempfile.TemporaryDirectory() as place:
         streams = (f"{place}/out", f"{place}/err")
-        process = _server().Process(target=_main, args=(arguments, folder, environment, streams))
-        process.start()
+        process = start(arguments, folder, environment, streams)
         process.join()
         out, err = (Path(s).read_text(encoding="utf-8", errors="replace") for s in streams)
     code = process.exitcode
@@ -76,12 +75,21 @@ def python(
     return done
 
 
+def start(
+    arguments: tuple[str, ...], folder: str, environment: dict[str, str], streams: tuple[str, str]
+) -> Any:
+    """Start what ``python`` waits for, with files for its two streams, which may be one."""
+    process = _server().Process(target=_main, args=(arguments, folder, environment, streams))
+    process.start()
+    return process
+
+
 def _main(
     arguments: tuple[str, ...], folder: str, environment: dict[str, str], streams: tuple[str, str]
 ) -> None:
     """Become what ``python ARGUMENTS`` is in ``folder``."""
     for number, path in enumerate(streams, start=1):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
     os.environ.clear()

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from pfl_bench.cli.main import main
 from pfl_bench.runs.checkpoint import load_latest
+from tests import warm
 from tests.helpers import REPOSITORY
 
 pytestmark = [
@@ -71,6 +72,51 @@ def build(options, facts):
 models.build = build
 sys.exit(main())
 """
+# torchrun whose ranks are forks of it, and so need not import torch.
+FORKING = """
+import os, runpy, signal, subprocess, sys, traceback
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+from torch.distributed.run import main
+
+class Forked(subprocess.Popen):
+    def _execute_child(self, args, *rest):
+        self.pid = os.fork()
+        self._child_created = True
+        if self.pid:
+            return
+        code = 1
+        try:
+            os.setsid()
+            with open("rank-" + self.variables["RANK"], "w") as file:
+                file.write(str(os.getpid()))
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_DFL)
+            os.environ.update({name: str(value) for name, value in self.variables.items()})
+            _, unbuffered, *program = args
+            assert unbuffered == "-u"
+            sys.argv = program if program[0] != "-m" else program[1:]
+            if program[0] == "-m":
+                runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(program[0], run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+def start(args, env, **rest):
+    Forked.variables = env
+    return Forked(args, env=env, **rest)
+
+subprocess_handler.Popen = start
+sys.argv[0] = "torchrun"
+main()
+"""
 
 
 class Launched:
@@ -79,24 +125,41 @@ class Launched:
     Args:
         arguments: Of torchrun, and then of ``pfl-bench run``.
         log: File for what all processes say.
+        cold: Start torchrun and the ranks as a user does, each of which imports all of it.
     """
 
-    def __init__(self, arguments: list[str], log: Path) -> None:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", "2", *arguments]
+    def __init__(self, arguments: list[str], log: Path, cold: bool) -> None:
+        arguments = ["--standalone", "--nproc-per-node", "2", *arguments]
         environment = {
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),
             "OMP_NUM_THREADS": "1",
         }
         self.log = log
+        self.process: Any
+        if not cold:
+            log.touch()
+            program = ("-c", FORKING, *arguments)
+            self.process = warm.start(program, str(log.parent), environment, (str(log), str(log)))
+            return
+        command = [sys.executable, "-m", "torch.distributed.run", *arguments]
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 command, cwd=log.parent, env=environment, stdout=file, stderr=file
             )
 
+    def code(self) -> int | None:
+        """Exit code of torchrun; None while it runs."""
+        if isinstance(self.process, subprocess.Popen):
+            return self.process.poll()
+        ended: int | None = self.process.exitcode
+        return ended
+
     def pid_of(self, rank: int) -> int:
         """Process of a rank."""
+        forked = self.log.with_name(f"rank-{rank}")
+        if forked.exists():
+            return int(forked.read_text())
         for path in Path("/proc").iterdir():
             if not path.name.isdigit():
                 continue
@@ -113,7 +176,7 @@ class Launched:
         """Kill a rank by SIGKILL when so many rounds are written; returns its process."""
         deadline = time.monotonic() + LIMIT
         while not metrics.exists() or metrics.read_bytes().count(b"\n") < rounds:
-            assert self.process.poll() is None, self.said()
+            assert self.code() is None, self.said()
             assert time.monotonic() < deadline, self.said()
             time.sleep(0.005)
         pid = self.pid_of(rank)
@@ -122,7 +185,12 @@ class Launched:
 
     def wait(self) -> int:
         """Exit code of torchrun."""
-        return self.process.wait(LIMIT)
+        if isinstance(self.process, subprocess.Popen):
+            return self.process.wait(LIMIT)
+        self.process.join(LIMIT)
+        code = self.code()
+        assert code is not None, self.said()
+        return code
 
     def said(self) -> str:
         """What all processes have said so far."""
@@ -135,17 +203,20 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     launched: list[Launched] = []
 
     def start(
-        *arguments: str, options: Sequence[str] = (), program: Sequence[str] = ("-m", "pfl_bench")
+        *arguments: str,
+        options: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "pfl_bench"),
+        cold: bool = False,
     ) -> Launched:
         log = tmp_path / f"torchrun-{len(launched)}.log"
-        launched.append(Launched([*options, *program, "run", *arguments], log))
+        launched.append(Launched([*options, *program, "run", *arguments], log, cold))
         return launched[-1]
 
     yield start
     for one in launched:
-        if one.process.poll() is None:
+        if one.code() is None:
             one.process.terminate()
-            one.process.wait(60)
+            one.wait()
 
 
 def result(folder: Path) -> tuple[str, bytes]:
@@ -172,7 +243,7 @@ def test_a_rank_that_dies_is_named_and_the_run_resumes_or_restarts_to_the_same_b
     alone, cut, elastic = (tmp_path / name for name in ("alone", "cut", "elastic"))
     assert main(["run", str(row), "--out", str(alone)]) == 0
     expected = result(alone)
-    first = launch(str(row), "--out", str(cut))
+    first = launch(str(row), "--out", str(cut), cold=True)
     victim = first.kill_after(15, 1, cut / "metrics.jsonl")
     assert first.wait() == 1
     said = first.said()

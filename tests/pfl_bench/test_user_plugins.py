@@ -348,13 +348,7 @@ def test_a_bad_plug_in_is_named_by_file_and_line(
     (file.parent / "sound.py").write_text(ALGORITHM, encoding="utf-8")
     (tmp_path / "row.yaml").write_text(ROW, encoding="utf-8")
     line, words = BAD[code]
-    done = subprocess.run(
-        [sys.executable, "-m", "pfl_bench", "run", "row.yaml", "--out", "out"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm.python("-m", "pfl_bench", "run", "row.yaml", "--out", "out", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     (said,) = [text for text in done.stderr.splitlines() if words in text]

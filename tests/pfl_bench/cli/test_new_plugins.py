@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pfl_bench.cli.check_plugin import Checked, check_folder
 from pfl_bench.cli.main import main
 from pfl_bench.cli.new import KINDS
 from pfl_bench.client.machine import _digest_of_code
+from tests import warm
 from tests.helpers import REPOSITORY
 
 Capture = pytest.CaptureFixture[str]
@@ -63,11 +63,8 @@ def test_one_of_each_kind_in_an_empty_folder_runs_is_killed_resumed_audited_and_
     assert outcomes["row rows/my_metric", "batches"] == "passed"
     assert outcomes["task my_task", "data"] == "passed"
     # Their own tests, as their author calls them.
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=home, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), plugins.FOLDERS: ""},
-    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), plugins.FOLDERS: ""}
+    done = warm.python("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=home, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{2 * len(KINDS)} passed" in done.stdout
 
