@@ -1,0 +1,177 @@
+"""Does the audit fail sound runs? Small private runs of settings that are drawn, and their audits.
+
+    python -m tests.sabotage.sound_runs OUTCOMES.jsonl [--count 200] [--seed 0]
+
+Each run is of real code on the digits, with a mechanism, sampling scheme, engine, algorithm,
+central optimizer, number of workers, precision, accountant and seed that are drawn; settings that
+the plan refuses are drawn again. It is audited by the defaults of ``pfl-bench audit``. A failed
+audit is a false alarm. Prints a table by mechanism; an interrupted call goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.runner import run
+from pfl_bench.types import UserInputError
+from privacy.errors import PrivacyError
+from tests.helpers import make_config
+
+_MECHANISMS: tuple[dict[str, Any], ...] = (
+    {"name": "gaussian", "clip_norm": 0.5},
+    {"name": "adaptive_gaussian", "clip_norm": 0.5, "quantile": 0.4},
+    {"name": "laplace", "clip_norm": 2.0},
+    {"name": "tree_aggregation", "clip_norm": 0.5},
+    {"name": "banded_matrix_factorization", "clip_norm": 0.5, "bands": 3},
+    {"name": "banded_inverse_square_root", "clip_norm": 0.5, "bands": 3},
+    {"name": "column_normalized_banded", "clip_norm": 0.5, "bands": 3},
+    {"name": "buffered_toeplitz", "clip_norm": 0.5, "buffers": 2},
+    {"name": "local_gaussian", "clip_norm": 0.5},
+    {"name": "privunit", "clip_norm": 0.5},
+    {"name": "dp_sgd"},
+)
+_SCHEMES: tuple[dict[str, Any], ...] = (
+    {"federated__sampling": "poisson"},
+    {"federated__sampling": "truncated_poisson"},
+    {"federated__sampling": "fixed_size"},
+    {"federated__sampling": "full", "federated__cohort_size": 60},
+    {"federated__sampling": "cyclic_poisson", "federated__separation": 3},
+)
+_ALGORITHMS: tuple[dict[str, Any], ...] = (
+    {"name": "fedavg"},
+    {"name": "fedprox", "mu": 0.1},
+    {"name": "minibatch_sgd"},
+    {"name": "reptile"},
+    {"name": "fednova"},
+)
+_OPTIMIZERS: tuple[dict[str, Any], ...] = (
+    {"name": "sgd"},
+    {"name": "sgd", "momentum": 0.9},
+    {"name": "adam"},
+    {"name": "adagrad"},
+    {"name": "yogi"},
+    {"name": "adamw"},
+)
+
+
+def drawn(rng: np.random.Generator, mechanism: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Draw the setting of a run, and what differs from the tests' small one."""
+
+    def one_of(*values: Any) -> Any:
+        return values[int(rng.integers(len(values)))]
+
+    changes: dict[str, Any] = {
+        "seed": int(rng.integers(1 << 30)),
+        "precision": one_of("float32", "float32", "bfloat16"),
+        "privacy__epsilon": None,
+        "privacy__accountant": one_of("rdp", "pld", "prv"),
+        "evaluation__splits": [],
+        "privacy__nonce": None,
+        "privacy__noise_multiplier": float(one_of(0.5, 1.0, 2.0, 6.0)),
+    }
+    if mechanism["name"] == "dp_sgd":
+        return "central_dp", {
+            **changes,
+            "central__sampling": one_of("poisson", "shuffled"),
+            "central__optimizer": one_of({"name": "sgd"}, {"name": "sgd", "momentum": 0.9}),
+            "central__physical_batch_size": one_of(8, 32),
+            "central__num_epochs": 2,
+        }
+    changes |= one_of(*_SCHEMES)
+    changes |= {
+        "privacy__mechanism": mechanism,
+        "federated__engine": one_of("sequential", "vectorized", "auto"),
+        "federated__algorithm": one_of(*_ALGORITHMS),
+        "federated__central_optimizer": one_of(*_OPTIMIZERS),
+        "federated__workers": one_of(1, 1, 1, 2),
+        "federated__local_momentum": one_of(0.0, 0.0, 0.5),
+        "federated__local_epochs": one_of(1, 2),
+        "federated__central_learning_rate": 0.3,
+    }
+    if mechanism["name"] in ("local_gaussian", "privunit") or rng.random() < 0.5:
+        changes["privacy__noise_cohort_size"] = None
+    if mechanism["name"] == "privunit":
+        changes |= {"privacy__noise_multiplier": float(one_of(0.25, 0.5, 1.0))}
+    return "private_federated", changes
+
+
+def outcomes(seed: int, found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Run and audit sound settings, the mechanisms in turn, without end.
+
+    Args:
+        seed: Of the draws.
+        found: What earlier ones came to.
+    """
+    draw = found[-1]["draw"] if found else -1
+    for number in itertools.count(len(found)):
+        while True:
+            draw += 1
+            rng = np.random.default_rng([seed, draw])
+            setting, changes = drawn(rng, _MECHANISMS[number % len(_MECHANISMS)])
+            with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+                try:
+                    run(make_config(setting, **changes), Path(folder) / "run")
+                except (PrivacyError, UserInputError):
+                    continue
+                done = audit_run(Path(folder) / "run", recompute="sample")
+                break
+        failed = {c.name: c.evidence for c in done.checks if c.outcome == "failed"}
+        yield {
+            "draw": draw,
+            "mechanism": _MECHANISMS[number % len(_MECHANISMS)]["name"],
+            "changes": changes,
+            "words": done.words,
+            "failed": failed,
+        }
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """A Markdown table of the outcomes by mechanism."""
+    counts: dict[str, Counter[str]] = {}
+    for one in found:
+        words = "passed: recomputed" if "recomputed" in one["words"] else one["words"]
+        counts.setdefault(one["mechanism"], Counter())[words] += 1
+    heads = sorted({words for of in counts.values() for words in of})
+    lines = [["mechanism", "runs", *heads], ["---", *["---:"] * (1 + len(heads))]]
+    lines += [
+        [name, str(of.total()), *(str(of[words]) for words in heads)]
+        for name, of in sorted(counts.items())
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description="Audits of sound runs whose settings are drawn.")
+    parser.add_argument("outcomes", metavar="OUTCOMES.jsonl", type=Path)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    os.environ["PFL_BENCH_CACHE"] = "off"
+    text = given.outcomes.read_text(encoding="utf-8") if given.outcomes.exists() else ""
+    found = [json.loads(line) for line in text.splitlines()]
+    for one in itertools.islice(outcomes(given.seed, found[:]), given.count - len(found)):
+        found.append(one)
+        with given.outcomes.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(one) + "\n")
+        print(len(found), one["words"], *one["failed"], flush=True)
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
