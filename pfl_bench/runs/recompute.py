@@ -46,13 +46,17 @@ from privacy.ledger import read_ledger
 from privacy.reference.central import Optimizer
 from privacy.reference.client import Learner, Trained
 from privacy.reference.cohort import SCHEMES
-from privacy.reference.noise import MECHANISMS, Setting
+from privacy.reference.correlated import CORRELATED
+from privacy.reference.noise import MECHANISMS as FRESH
+from privacy.reference.noise import Gaussian, Setting
+from privacy.reference.reports import LOCAL
 from privacy.reference.round import Rule, State, recompute
 
 Mode = Literal["none", "first", "sample", "all"]
 MODES: tuple[Mode, ...] = ("none", "first", "sample", "all")
 # Of one core, by default.
 SECONDS = 8.0
+MECHANISMS: dict[str, type[Gaussian]] = {**FRESH, **CORRELATED, **LOCAL}
 _CLAIM = "Rounds that are computed again, by a plain loop from their start, come to the same."
 
 
@@ -270,6 +274,13 @@ class _Work:
     def _chain(self, start: int, stop: int, deadline: float) -> None:
         """Compute rounds one after another from a known start, until one differs."""
         rule, state = self._at(start)
+        try:
+            flaw = state.mechanism.flaw()
+        except (TypeError, ValueError, KeyError, IndexError):
+            flaw = "the recorded strategy of the noise has not the form of one"
+        if flaw:
+            self._done.problems.append(f"round {start + 1}: {flaw}")
+            return
         sketch = Sketch(len(self._initial))
         allowed = Allowed(ROUNDING[self._resolved.config.precision])
 
@@ -289,6 +300,9 @@ class _Work:
             try:
                 made = recompute(number, rule, state, sketch, go_on)
             except _OutOfTimeError:
+                return
+            if made.margin <= allowed.relative / 64.0:
+                self._done.reasons.append(f"round {number}: rounding decides a client's coin")
                 return
             line = self._lines[number - 1]
             after = self._lines[number] if number < len(self._lines) else {}
@@ -322,6 +336,15 @@ class _Work:
                 f"explains {allowed:.2g}), {wrong} of {len(apart)} by more"
             )
 
+    def _strategy(self) -> Any:
+        """Numbers of correlated noise that are on record: of the ledger, or of a checkpoint."""
+        recorded = (self._lines[0].get("mechanism_description") or {}).get("strategy")
+        if self._lines[0].get("mechanism") != "column_normalized_banded":
+            return recorded
+        if not self._checkpoints:
+            raise _ImpossibleError("no checkpoint has the columns that the noise is made by")
+        return load(self._checkpoints[max(self._checkpoints)])["trainer"]["mechanism"]["columns"]
+
     def _at(self, step: int) -> tuple[Rule, State]:
         """What a round after so many rounds starts from."""
         resolved, line = self._resolved, self._lines[0]
@@ -337,6 +360,9 @@ class _Work:
             cohort_size=float(options.cohort_size),
             noise_cohort_size=float(line["simulated"]["cohort_size"]),
             length=len(self._initial),
+            seed=self._seed,
+            num_rounds=options.num_rounds,
+            strategy=self._strategy(),
         )
         algorithm = build_algorithm(resolved, options)
         algorithm.begin(self._split.num_users, self._initial)

@@ -8,7 +8,7 @@ rounding of its noise.
 
 - The noise, in standard deviations: its head, its sixteen segments, which have every element, its
   sum and sum of squares each within 64 e (times the root of P for the last two). Drift of the
-  parameters does not matter to it.
+  parameters does not matter to it, but where noise is made from updates (privunit): 4 R root P.
 - The release less sum and noise, in two projections on signs and eight coordinates: A = R S + 8 e s
   root P for a coordinate, 6 A for a projection, of which a difference is less with probability
   2e-9. A difference of length d passes both projections with probability about (6 A / d)^2.
@@ -112,7 +112,7 @@ def compare(
     """
     yield from _cohort(line, made)
     yield from _clients(line, metrics, made, allowed.relative)
-    noise = list(_noise(line, made))
+    noise = list(_noise(line, made, allowed.relative))
     yield from noise
     yield from _sum(line, made, sketch, allowed, bool(noise))
     yield from _central(line, following, made, sketch, allowed)
@@ -163,7 +163,7 @@ def _clients(
         yield from _number("count of unclipped updates", line, key, made.fraction, share)
 
 
-def _noise(line: Mapping[str, Any], made: Round) -> Iterator[str]:
+def _noise(line: Mapping[str, Any], made: Round, relative: float) -> Iterator[str]:
     stddev = made.stddev
     key = "update_noise_stddev"
     yield from _number("noise's standard deviation", line, key, stddev, _EXACT * stddev)
@@ -172,6 +172,7 @@ def _noise(line: Mapping[str, Any], made: Round) -> Iterator[str]:
         return
     unit = made.noise.numpy() / stddev
     count, near = len(unit), 64.0 * _rounding(line)
+    near += 4.0 * relative * math.sqrt(count) if made.follows else 0.0
     ends = [count * k // _SEGMENTS for k in range(_SEGMENTS + 1)]
     pairs = [(a, b) for a, b in pairwise(ends) if b > a]
     root = math.sqrt(count)
@@ -211,6 +212,7 @@ def _sum(
     scale = max(length, math.sqrt(len(clipped)) * max(clipped, default=0.0))
     near = allowed.relative * scale
     near += 8.0 * _rounding(line) * made.stddev * math.sqrt(len(made.total))
+    near += 4.0 * allowed.relative * float(made.noise.norm()) if made.follows else 0.0
     near += 8.0 * _ULP * float(total.norm())
     allowed.central += made.rate * near / float(line["denominator"])
     found = _sketch_of(line.get("release"))

@@ -40,6 +40,9 @@ class Setting:
         cohort_size: N_C.
         noise_cohort_size: The cohort whose noise is simulated.
         length: P, elements of an update.
+        seed: The private seed.
+        num_rounds: T, planned rounds.
+        strategy: Recorded numbers of noise that is correlated over rounds; None where none are.
     """
 
     options: Mapping[str, Any]
@@ -47,10 +50,13 @@ class Setting:
     cohort_size: float
     noise_cohort_size: float
     length: int
+    seed: int = 0
+    num_rounds: int = 0
+    strategy: Any = None
 
     @property
     def ratio(self) -> float:
-        """R."""
+        """Of the cohorts: r."""
         return self.cohort_size / self.noise_cohort_size
 
 
@@ -62,17 +68,30 @@ class Gaussian:
 
     Attributes:
         bound: S, of the coming round.
+        number: The round, from 1.
+        margin: How near the closest coin of a report is to falling otherwise; infinite for none.
+        follows: Whether noise is made from updates, and so has their rounding.
     """
 
     order = 2.0
+    margin = math.inf
+    follows = False
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.bound = float(setting.options["clip_norm"])
+        self.begin(1)
 
-    def load(self, saved: Mapping[str, Any], rounds: int) -> None:
-        """Take over what a checkpoint has of the mechanism after so many rounds: the bound."""
-        self.bound = float(saved.get("clip_norm", self.bound))
+    def begin(self, number: int) -> None:
+        """Begin a round."""
+        self.number = number
+
+    def report(self, user: int, clipped: Tensor) -> None:
+        """Add a user's own noise on its clipped update, shape (P,), to the round's, if any."""
+
+    def flaw(self) -> str:
+        """What of the recorded strategy breaks the guarantee; empty for nothing."""
+        return ""
 
     def norm(self, update: Tensor) -> float:
         """Norm of an update, shape (P,), that the bound is of."""

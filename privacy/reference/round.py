@@ -7,6 +7,7 @@ receive them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,7 +113,6 @@ class Round:
     number: int
     users: NDArray[np.int64]
     bound: float
-    stddev: float
     count_stddev: float | None
     before: Tensor
     total: Tensor
@@ -121,6 +121,9 @@ class Round:
     fraction: float | None = None
     rate: float = 0.0
     central: Tensor = field(default_factory=lambda: torch.empty(0))
+    stddev: float = 0.0
+    margin: float = math.inf
+    follows: bool = False
 
 
 def recompute(
@@ -140,12 +143,13 @@ def recompute(
         go_on: Called before each client; may raise to give up.
     """
     options, mechanism, central = rule.options, state.mechanism, state.central
+    mechanism.begin(number)
     users = cohort.draw(
         options.sampling, rule.seed, number, rule.num_users, options.cohort_size, options.separation
     )
     made = Round(
-        number, users, mechanism.bound, mechanism.stddev, mechanism.count_stddev, central,
-        torch.zeros(central.numel(), dtype=torch.float64),
+        number, users, mechanism.bound, mechanism.count_stddev, central,
+        torch.zeros(central.numel(), dtype=torch.float64), follows=mechanism.follows,
     )  # fmt: skip
     local, rounds = rule.learner.local, options.num_rounds
     local_rate = rate(local.learning_rate, options.local_schedule, number, rounds)
@@ -158,6 +162,7 @@ def recompute(
         if np.isfinite(norm):
             made.total += contribution
             bits += 0.5 if norm <= made.bound else -0.5
+        mechanism.report(user, contribution if np.isfinite(norm) else torch.zeros_like(made.total))
         made.contributions.append(
             Contribution(
                 user, trained.num_examples, trained.num_steps, trained.loss,
@@ -165,7 +170,7 @@ def recompute(
             )
         )  # fmt: skip
     rng = stream(rule.seed, NOISE, number)
-    made.noise = mechanism.noise(rng)
+    made.noise, made.stddev, made.margin = mechanism.noise(rng), mechanism.stddev, mechanism.margin
     made.fraction = mechanism.move(bits, rng)
     mean = (made.total + made.noise) / options.cohort_size
     made.rate = rate(

@@ -47,8 +47,7 @@ compute again.
 
 "By computing again" means that cohort, noise, sums, steps or statement, derived anew from seed,
 data and configuration, are not what the run recorded. Sums and steps are those of the reference
-(`privacy/reference/`), which does not have trees, bands and local mechanisms yet. "By records"
-means that the records alone show it.
+(`privacy/reference/`). "By records" means that the records alone show it.
 
 ```bash
 python -m tests.sabotage.paper_table measure outcomes.jsonl    # some minutes

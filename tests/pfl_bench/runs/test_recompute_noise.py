@@ -1,0 +1,115 @@
+"""Correlated noise and clients' reports, computed again: sound runs agree, broken ones do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privacy import banded_columns
+from privacy.mechanisms import column_normalized_banded
+from privacy.reference.correlated import CORRELATED
+from privacy.reference.noise import Setting
+from privacy.reference.reports import PrivUnit
+from privacy.tree_factorization import tree_noise_profile
+from tests.pfl_bench.runs.test_recompute import again, make
+from tests.sabotage.paper_bugs import BUGS
+from tests.sabotage.paper_planting import drive
+
+APART: dict[str, Any] = {
+    "federated__sampling": "cyclic_poisson",
+    "federated__separation": 3,
+    "federated__cohort_size": 10,
+    "federated__num_rounds": 9,
+    "privacy__noise_cohort_size": 15,
+    "privacy__noise_multiplier": 2.0,
+    "checkpoint__every": 5,
+}
+LOCAL: dict[str, Any] = {"privacy__noise_cohort_size": None, "privacy__accountant": "pld"}
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        {"name": "tree_aggregation"},
+        {"name": "tree_aggregation", "restart_every": 5},
+        {"name": "banded_matrix_factorization", "bands": 3},
+        {"name": "banded_matrix_factorization", "bands": 4, "strategy": "square_root"},
+        {"name": "banded_matrix_factorization", "bands": 1},
+        {"name": "banded_inverse_square_root", "bands": 3},
+        {"name": "column_normalized_banded", "bands": 3},
+        {"name": "buffered_toeplitz", "buffers": 2},
+        {"name": "local_gaussian"},
+        {"name": "privunit"},
+    ],
+    ids=lambda mechanism: "-".join(str(value) for value in mechanism.values()),
+)
+def test_a_sound_run_comes_to_the_same(tmp_path: Path, mechanism: dict[str, Any]) -> None:
+    changes = APART if mechanism["name"] in CORRELATED else {**LOCAL, "federated__num_rounds": 9}
+    folder = make(tmp_path / "run", **changes, privacy__mechanism={"clip_norm": 2.0, **mechanism})
+    done = again(folder)
+    assert (done.problems, done.reasons) == ([], [])
+    assert sorted(done.rounds) == list(range(1, 10))
+    assert done.far < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("banded_begins_with_one", "noise vector"),
+        ("banded_sign_turned", "noise vector"),
+        ("banded_forgets_draws_on_resume", "noise vector"),
+        ("tree_nodes_share_draw", "noise vector"),
+        ("tree_never_restarts", "noise vector"),
+        ("tree_restarts_its_noise", "noise vector"),
+        ("inverse_of_half_its_bands", "noise vector"),
+        ("buffers_decay_twice", "noise vector"),
+        ("local_noise_by_server", "noise vector"),
+        ("local_noise_split_over_cohort", "noise vector"),
+        ("local_noise_same_in_all_reports", "noise vector"),
+        ("local_noise_less_when_unclipped", "noise vector"),
+        ("privunit_of_larger_epsilon", "noise vector"),
+        ("privunit_best_of_three", "noise vector"),
+        ("privunit_without_coin", "noise vector"),
+        ("privunit_short_update_sends_nothing", "noise vector"),
+    ],
+)
+def test_a_planted_bug_is_named(name: str, what: str, tmp_path: Path) -> None:
+    (bug,) = [bug for bug in BUGS if bug.name == name]
+    drive(bug, tmp_path / "run")
+    problems = again(tmp_path / "run").problems
+    assert any(f": {what}" in problem for problem in problems), problems
+
+
+def test_columns_above_one_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def longer(rounds: int, bands: int) -> np.ndarray:
+        return 1.5 * banded_columns.optimized_columns(rounds, bands)
+
+    monkeypatch.setattr(column_normalized_banded, "optimized_columns", longer)
+    mechanism = {"name": "column_normalized_banded", "bands": 3, "clip_norm": 2.0}
+    folder = make(tmp_path / "run", **APART, privacy__mechanism=mechanism)
+    (problem, *_) = again(folder).problems
+    assert problem == "round 1: a column of the strategy has norm 1.5, above 1"
+
+
+def test_noise_of_a_tree_is_as_large_as_the_papers_estimate() -> None:
+    setting = Setting({"clip_norm": 1.0, "restart_every": 12}, 1.0, 1.0, 1.0, 1)
+    stddevs = []
+    for number in range(1, 31):
+        mechanism = CORRELATED["tree_aggregation"](setting)
+        mechanism.begin(number)
+        stddevs.append(mechanism.stddev)
+    np.testing.assert_allclose(stddevs, tree_noise_profile(30, 12)[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("length", [2, 3, 50, 100_000])
+def test_reports_of_privunit_mean_the_update(length: int) -> None:
+    mechanism = PrivUnit(Setting({"clip_norm": 1.0}, 0.2, 1.0, 1.0, length))
+    # The densities' ratio is e^epsilon, and the threshold is where the mean is longest.
+    ratio = mechanism.chosen / (1 - mechanism.chosen) * (1 - mechanism.cap) / mechanism.cap
+    assert ratio == pytest.approx(np.exp(5.0), rel=1e-9)
+    at = mechanism.mean(mechanism.threshold)
+    assert at == pytest.approx(mechanism.threshold, rel=1e-9)
+    assert at > max(mechanism.mean(mechanism.threshold * by) for by in (0.99, 1.01))
