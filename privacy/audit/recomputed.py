@@ -8,7 +8,8 @@ rounding of its noise.
 
 - The noise, in standard deviations: its head, its sixteen segments, which have every element, its
   sum and sum of squares each within 64 e (times the root of P for the last two). Drift of the
-  parameters does not matter to it, but where noise is made from updates (privunit): 4 R root P.
+  parameters does not matter to it, but where noise is made from updates (privunit): + f R, and
+  + f R s in A, with f of ``privacy.reference.noise``.
 - The release less sum and noise, in two projections on signs and eight coordinates: A = R S + 8 e s
   root P for a coordinate, 6 A for a projection, of which a difference is less with probability
   2e-9. A difference of length d passes both projections with probability about (6 A / d)^2.
@@ -171,8 +172,7 @@ def _noise(line: Mapping[str, Any], made: Round, relative: float) -> Iterator[st
     if not isinstance(record, Mapping) or not stddev > 0.0:
         return
     unit = made.noise.numpy() / stddev
-    count, near = len(unit), 64.0 * _rounding(line)
-    near += 4.0 * relative * math.sqrt(count) if made.follows else 0.0
+    count, near = len(unit), 64.0 * _rounding(line) + made.follows * relative
     ends = [count * k // _SEGMENTS for k in range(_SEGMENTS + 1)]
     pairs = [(a, b) for a, b in pairwise(ends) if b > a]
     root = math.sqrt(count)
@@ -210,9 +210,8 @@ def _sum(
     length, total = float(made.total.norm()), made.total + made.noise
     clipped = [one.clipped for one in made.contributions if one.is_finite]
     scale = max(length, math.sqrt(len(clipped)) * max(clipped, default=0.0))
-    near = allowed.relative * scale
+    near = allowed.relative * (scale + made.follows * made.stddev)
     near += 8.0 * _rounding(line) * made.stddev * math.sqrt(len(made.total))
-    near += 4.0 * allowed.relative * float(made.noise.norm()) if made.follows else 0.0
     near += 8.0 * _ULP * float(total.norm())
     allowed.central += made.rate * near / float(line["denominator"])
     found = _sketch_of(line.get("release"))

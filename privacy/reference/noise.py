@@ -70,12 +70,12 @@ class Gaussian:
         bound: S, of the coming round.
         number: The round, from 1.
         margin: How near the closest coin of a report is to falling otherwise; infinite for none.
-        follows: Whether noise is made from updates, and so has their rounding.
+        follows: Most that the noise moves by, in ``stddev``, where all updates move by a bound.
     """
 
     order = 2.0
     margin = math.inf
-    follows = False
+    follows = 0.0
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting

@@ -65,10 +65,10 @@ class LocalGaussian(Gaussian):
 class PrivUnit(LocalGaussian):
     """Each report is a random direction near that of the update."""
 
-    follows = True
-
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
+        if setting.multiplier == 0.0:
+            return
         self.half = (setting.length - 1) / 2.0
         self.gain = math.expm1(1.0 / setting.multiplier)
         low, high = 0.0, 1.0
@@ -77,6 +77,9 @@ class PrivUnit(LocalGaussian):
             low, high = (middle, high) if self.mean(middle) > middle else (low, middle)
         self.threshold = low
         self.cap = self.share(low)
+        # Along d a report has m + 6 deviations at most; z, whose part across d it has, makes two
+        # draws, along d and along the move of d, of 5 deviations each.
+        self.follows = 16.0 + math.sqrt(setting.length) * self.threshold
         self.chosen = (self.gain + 1.0) * self.cap / (1.0 + self.gain * self.cap)
 
     def share(self, threshold: float) -> float:
@@ -90,7 +93,9 @@ class PrivUnit(LocalGaussian):
         return a * self.gain / (1.0 + self.gain * self.share(threshold))
 
     def randomized(self, clipped: Tensor, rng: np.random.Generator) -> Tensor:
-        """The report, shape (P,), float64."""
+        """The report, shape (P,), float64; without noise the clipped update itself."""
+        if self.setting.multiplier == 0.0:
+            return clipped
         norm = float(clipped.norm())
         coin, most = rng.random(), (1.0 + min(norm / self.bound, 1.0)) / 2.0
         self.margin = min(self.margin, abs(coin - most))
@@ -108,6 +113,8 @@ class PrivUnit(LocalGaussian):
     @property
     def stddev(self) -> float:
         """That of an element's root mean square, at most."""
+        if self.setting.multiplier == 0.0:
+            return 0.0
         return math.sqrt(self.count / self.setting.length) * self.bound / self.threshold
 
 

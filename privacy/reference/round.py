@@ -123,7 +123,7 @@ class Round:
     central: Tensor = field(default_factory=lambda: torch.empty(0))
     stddev: float = 0.0
     margin: float = math.inf
-    follows: bool = False
+    follows: float = 0.0
 
 
 def recompute(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from privacy import banded_columns
 from privacy.mechanisms import column_normalized_banded
@@ -81,6 +82,36 @@ def test_a_planted_bug_is_named(name: str, what: str, tmp_path: Path) -> None:
     drive(bug, tmp_path / "run")
     problems = again(tmp_path / "run").problems
     assert any(f": {what}" in problem for problem in problems), problems
+
+
+def test_reports_without_noise_are_the_updates(tmp_path: Path) -> None:
+    mechanism = {"name": "privunit", "clip_norm": 2.0}
+    changes = {**LOCAL, "privacy__mechanism": mechanism, "privacy__noise_multiplier": 0.0}
+    done = again(make(tmp_path / "run", **changes))
+    assert (done.problems, sorted(done.rounds)) == ([], [1, 2, 3, 4])
+
+
+def test_bfloat16_decides_too_many_coins(tmp_path: Path) -> None:
+    mechanism = {"name": "privunit", "clip_norm": 2.0}
+    done = again(
+        make(tmp_path / "run", **LOCAL, privacy__mechanism=mechanism, precision="bfloat16")
+    )
+    assert (done.problems, done.rounds) == ([], [])
+    assert "bfloat16" in done.reasons[0]
+
+
+@pytest.mark.parametrize("length", [50, 1_000_000])
+def test_reports_move_with_updates_as_far_as_is_allowed(length: int) -> None:
+    mechanism = PrivUnit(Setting({"clip_norm": 1.0}, 0.1, 1.0, 1.0, length))
+    mechanism.report(1, torch.zeros(length, dtype=torch.float64))
+    stddev = mechanism.stddev
+    for user in range(20):
+        rng = np.random.default_rng(user)
+        draws = torch.from_numpy(rng.standard_normal((2, length)))
+        update, move = draws / torch.linalg.vector_norm(draws, dim=1, keepdim=True)
+        near = mechanism.randomized(update + 1e-4 * move, np.random.default_rng(user))
+        far = float((near - mechanism.randomized(update, np.random.default_rng(user))).norm())
+        assert 0.0 < far <= 1e-4 * mechanism.follows * stddev
 
 
 def test_columns_above_one_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
