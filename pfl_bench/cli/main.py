@@ -44,6 +44,8 @@ _OTHER_ERRORS = {
     errno.EAGAIN: "no more processes can be started; allow more (ulimit -u), or use fewer "
     "federated.workers",
 }
+# What PyTorch says of an operation that it refuses in a private run; its name comes before.
+_NONDETERMINISTIC = " does not have a deterministic implementation"
 _SMALLER = (
     "end other programs, or use fewer federated.workers or smaller batches. Where a run was under "
     "way, --resume goes on"
@@ -331,11 +333,18 @@ def explain(error: BaseException) -> str | None:
         return f"memory ran out ({error}); allow more (ulimit -v)"
     if isinstance(error, MemoryError):
         return f"memory ran out ({error or 'no more could be had'}); {_SMALLER}"
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be loaded
+        return f"the GPU's memory ran out ({str(error).splitlines()[0]}); {_SMALLER}"
+    operation, is_nondeterministic, _ = str(error).partition(_NONDETERMINISTIC)
+    if is_nondeterministic:
+        return (
+            f"device: {operation}{_NONDETERMINISTIC} on CUDA, and a private run must be one that "
+            "can be repeated; replace the layer that needs it, or set device=cpu"
+        )
+    where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
     if isinstance(error, OSError) and error.errno in _OTHER_ERRORS:
-        where = f"{error.filename}: " if error.filename else ""
         return f"{where}{_OTHER_ERRORS[error.errno]}. Where a run was under way, --resume goes on"
     if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
-        where = f"{error.filename}: " if error.filename else ""
         return (
             f"{where}{_MACHINE_ERRORS[error.errno]}; free space or give another --out, then go on "
             "with --resume where a run was under way"
@@ -346,7 +355,6 @@ def explain(error: BaseException) -> str | None:
     if place is not None:
         return f"a plug-in failed: {place}; mend that file"
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
         return (
             f"{where}{error.strerror or error}; mend this or name another file or folder, then go "
             "on with --resume where a run was under way"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -43,8 +43,13 @@ if TYPE_CHECKING:
 _DEFAULT_THREADS = torch.get_num_threads()
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str, is_private: bool = False) -> torch.device:
     """Find the device that a configuration asks for.
+
+    Args:
+        name: As in the configuration.
+        is_private: Whether PyTorch is to refuse operations that it cannot repeat on CUDA, and not
+            only to warn of them: a private run's audit computes rounds again.
 
     Raises:
         ConfigError: It is not there; nothing falls back in silence.
@@ -61,7 +66,10 @@ def resolve_device(name: str) -> torch.device:
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(True, warn_only=not is_private)
+        # Else each ``empty`` launches a kernel that fills it. No memory is read before it is
+        # written: ``tests/equivalence/test_uninitialised_memory.py``.
+        cast("Any", torch.utils.deterministic).fill_uninitialized_memory = False
     return torch.device(name)
 
 
@@ -154,7 +162,7 @@ def build_run(resolved: ResolvedConfig) -> RunParts:
         UserInputError: Device, data or model are not what the configuration asks for.
     """
     set_threads(resolved.config)
-    device = resolve_device(resolved.config.device)
+    device = resolve_device(resolved.config.device, resolved.config.privacy is not None)
     task = build_task(resolved, device)
     return RunParts.build(resolved, task, build_model(resolved, task, device))
 

@@ -57,6 +57,9 @@ def environment(
     if device.type == "cuda":
         hardware["accelerator"] = torch.cuda.get_device_name(device)
         hardware["cuda"] = torch.version.cuda
+        only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        # Those that PyTorch cannot repeat bit for bit.
+        hardware["nondeterministic_operations"] = "warned of" if only_warns else "refused"
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,

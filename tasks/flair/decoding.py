@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Literal
@@ -19,6 +20,8 @@ Bytes = NDArray[np.uint8]
 JPEG_START = b"\xff\xd8"
 # Markers of JPEG's frame headers (ITU T.81, table B.1): C0 to CF without C4, C8 and CC.
 FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+# By PyTorch's allocator, or by nvJPEG's status 5, NVJPEG_STATUS_ALLOCATOR_FAILURE.
+_MEMORY_RAN_OUT = re.compile("out of memory|: 5$", re.IGNORECASE | re.MULTILINE)
 
 
 class Decoder:
@@ -73,6 +76,7 @@ class Decoder:
 
         Raises:
             DataError: One cannot be decoded, or is not of the stored size.
+            torch.OutOfMemoryError: The GPU's memory does not suffice to decode them.
         """
         if not pictures:
             return torch.empty((0, 3, self.side, self.side), dtype=torch.uint8)
@@ -110,6 +114,12 @@ def _decode_on_gpu(
         try:
             batch = decode_jpeg(jpegs, ImageReadMode.RGB, device=device)
         except RuntimeError as error:
+            if _MEMORY_RAN_OUT.search(str(error)):
+                # A smaller batch, or fewer slots, may fit.
+                raise torch.OutOfMemoryError(
+                    f"nvJPEG had too little memory for {len(fit)} pictures, which "
+                    f"task.decode=cpu decodes without it: {error}"
+                ) from error
             shown = ", ".join(names[i] for i in fit[:3])
             raise DataError(
                 f"nvJPEG cannot decode one of {len(fit)} pictures ({shown}, ...): {error}; "

@@ -13,10 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
+from torch import nn
+from torch.nn import functional
 
+from pfl_bench.cli.main import main
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
-from tests.helpers import central_of, make_config
+from tasks.common.lstm.stacked_lstm import StackedLstm
+from tests.helpers import central_of, make_config, make_tree
 
 pytestmark = [
     pytest.mark.cuda,
@@ -99,3 +104,48 @@ def test_a_resumed_run_is_the_uninterrupted_one(
     run(config, tmp_path / "cut", resume=True)
     assert torch.equal(central_of(tmp_path / "whole"), central_of(tmp_path / "cut"))
     assert not [c for c in audit_run(tmp_path / "cut", 1).checks if c.outcome == "failed"]
+
+
+@pytest.mark.parametrize("setting", ["private_federated", "central_dp", "federated"])
+def test_what_cannot_be_repeated_is_refused_or_warned_of(
+    setting: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plain = nn.Linear.forward
+
+    def pooled(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = plain(layer, inputs)
+        return functional.adaptive_max_pool2d(outputs[None], outputs.shape)[0]
+
+    monkeypatch.setattr(nn.Linear, "forward", pooled)
+    row, out = tmp_path / "row.yaml", tmp_path / "run"
+    row.write_text(yaml.safe_dump(make_tree(setting, device="cuda")), encoding="utf-8")
+    if setting == "federated":
+        with pytest.warns(UserWarning, match="adaptive_max_pool2d_backward_cuda"):
+            assert main(["run", str(row), "federated.num_rounds=1", "--out", str(out)]) == 0
+        record = json.loads((out / "environment.json").read_text(encoding="utf-8"))
+        assert record["hardware"]["nondeterministic_operations"] == "warned of"
+        return
+    assert main(["run", str(row), "--out", str(out)]) == 2
+    told = capsys.readouterr().err
+    assert "device: adaptive_max_pool2d_backward_cuda does not have a deterministic" in told
+    assert not (out / "privacy.json").exists()
+
+
+def test_an_lstm_in_bfloat16_has_gradients_that_float16_loses() -> None:
+    torch.manual_seed(0)
+    small = 2.0**-30
+    lstm = StackedLstm(4, 8, num_layers=2)
+    inputs = torch.randn(3, 5, 4)
+    (lstm(inputs).sum() * small).backward()
+    expected = [parameter.grad for parameter in lstm.parameters()]
+    lstm.zero_grad()
+    lstm.to("cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        outputs = lstm(inputs.to("cuda"))
+    assert outputs.dtype == torch.float32
+    (outputs.sum() * small).backward()
+    for parameter, gradient in zip(lstm.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad.cpu() / small, gradient / small)

@@ -316,3 +316,27 @@ def test_the_task_transforms_batches(store: Path) -> None:
 
 def test_nothing_is_decoded_of_nothing() -> None:
     assert Decoder("cpu", 64, 32).decode([], []).shape == (0, 3, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB"), "memory"),
+        (RuntimeError("Failed to decode jpeg stream: 5"), "memory"),
+        (RuntimeError("Failed to decode jpeg stream: 3"), "damaged"),
+    ],
+)
+def test_memory_that_ends_in_nvjpeg_is_no_damaged_picture(
+    cause: RuntimeError, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode_jpeg(*given: Any, **named: Any) -> list[torch.Tensor]:
+        raise cause
+
+    monkeypatch.setattr("torchvision.io.decode_jpeg", decode_jpeg)
+    decoder, buffer = Decoder("auto", 8, None), io.BytesIO()
+    decoder.use_device(torch.device("cuda"))
+    Image.new("RGB", (8, 8)).save(buffer, "JPEG")
+    encoded = np.frombuffer(bytearray(buffer.getvalue()), np.uint8)
+    raised = torch.OutOfMemoryError if expected == "memory" else DataError
+    with pytest.raises(raised, match=expected):
+        decoder.decode([encoded], ["image 1"])

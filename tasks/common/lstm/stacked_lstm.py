@@ -215,12 +215,21 @@ def _plain(inputs: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor) -
 
 
 def _by_library(inputs: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor) -> Tensor:
-    """The layer by the device's library (oneDNN, cuDNN), whose second bias is kept at zero."""
+    """The layer by the device's library (oneDNN, cuDNN), whose second bias is kept at zero.
+
+    On CUDA always in float32: for cuDNN autocast takes float16, whatever type it is set to, whose
+    small gradients become zero without a scale of the loss.
+
+    Source: ``_cudnn_rnn_cast_reflatten`` in PyTorch's aten/src/ATen/cudnn/AutocastRNN.cpp.
+    """
+    is_cuda = inputs.device.type == "cuda"
+    inputs = inputs.to(bias.dtype) if is_cuda else inputs
     start = inputs.new_zeros(1, inputs.shape[0], weight_hh.shape[1])
     weights = [weight_ih, weight_hh, bias, torch.zeros_like(bias)]
     to_learn = torch.is_grad_enabled()
     with contextlib.ExitStack() as stack:
-        if inputs.device.type == "cuda":
+        if is_cuda:
+            stack.enter_context(torch.autocast("cuda", enabled=False))
             # cuDNN copies the weights into a buffer of its own: it wants zeros behind the bias.
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contig")
