@@ -23,6 +23,7 @@ CHOSEN = (
     "noise_half_on_bias",
     "laplace_noise_is_gaussian",
     "local_noise_same_in_all_reports",
+    "privunit_without_coin",
     "banded_forgets_draws_on_resume",
     "tree_never_restarts",
     "sampling_keeps_some",
