@@ -31,6 +31,8 @@ from pfl_bench.federated.parts import (
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.audit_inputs import METRICS_FILE, read_environment
 from pfl_bench.runs.checkpoint import load, steps_saved
+from pfl_bench.simulation.devices.cohorts import digest_of
+from pfl_bench.simulation.devices.sources import open_devices
 from pfl_bench.types import (
     ClientUpload,
     ConfigError,
@@ -47,6 +49,7 @@ from privacy.reference.central import Optimizer
 from privacy.reference.client import Learner, Trained
 from privacy.reference.cohort import SCHEMES
 from privacy.reference.correlated import CORRELATED
+from privacy.reference.devices import SELECTIONS, Devices
 from privacy.reference.noise import MECHANISMS as FRESH
 from privacy.reference.noise import Gaussian, Setting
 from privacy.reference.reports import LOCAL
@@ -207,6 +210,15 @@ class _Work:
             ) from None
         if self._task.facts.checksum != self._lines[0].get("data"):
             raise _ImpossibleError("the data are not those of the ledger")
+        systems = resolved.config.systems
+        if systems is not None:
+            try:
+                self._traces = open_devices(systems.source, self._split.num_users)
+            except (UserInputError, OSError) as error:
+                raise _ImpossibleError(f"the devices cannot be opened ({error})") from None
+            parts = (environment.get("private_seed") or {}).get("parts") or {}
+            if parts.get("simulated_devices") != digest_of(self._traces):
+                raise _ImpossibleError("the devices are not those that the run began with")
         try:
             module = build_model(resolved, self._task, device).module
         except (UserInputError, OSError, ValueError) as error:
@@ -336,6 +348,26 @@ class _Work:
                 f"explains {allowed:.2g}), {wrong} of {len(apart)} by more"
             )
 
+    def _devices_of(self, algorithm: Any, transforms: Mapping[str, Any]) -> Devices | None:
+        """Devices as the run began with them; None where users are drawn."""
+        config, length = self._resolved.config, 4.0 * len(self._initial)
+        if config.systems is None:
+            return None
+        sent = [transform.expected_bytes for transform in transforms.values()]
+        return Devices(
+            traces=self._traces,
+            systems=config.systems,
+            options=config.federated,
+            local=algorithm.local_training,
+            selection=self._resolved.tree["federated"]["selection"]["name"],
+            seed=config.seed,
+            sizes=np.diff(self._split.offsets),
+            num_bytes=(
+                len(algorithm.downloads) * length,
+                length + sum(size - length for size in sent if size is not None),
+            ),
+        )
+
     def _strategy(self) -> Any:
         """Numbers of correlated noise that are on record: of the ledger, or of a checkpoint."""
         recorded = (self._lines[0].get("mechanism_description") or {}).get("strategy")
@@ -372,6 +404,7 @@ class _Work:
             self._initial.clone(),
             MECHANISMS[name](setting),
             Optimizer(options.central_optimizer, len(self._initial)),
+            self._devices_of(algorithm, transforms),
         )
         if step:
             saved = load(self._checkpoints[step])["trainer"]
@@ -381,6 +414,11 @@ class _Work:
             )
             _load_optimizer(state.optimizer, saved["optimizer"])
             algorithm.load_state_dict(saved["clients"]["algorithm"])
+            if state.devices is not None:
+                played = saved["clients"]["participants"]
+                state.devices.now = float(played["clock"]["now"])
+                state.devices.counts = played["limits"]["counts"].numpy().copy()
+                state.devices.last = played["limits"]["last"].numpy().copy()
             for key, transform in transforms.items():
                 transform.load_state_dict(saved["clients"][f"transform of {key}"])
 
@@ -415,10 +453,14 @@ def _unknown(resolved: ResolvedConfig) -> str:
         return f"the reference does not have the mechanism {name}"
     if name == "privunit" and config.precision != "float32":
         return f"coins of privunit's reports follow what {config.precision} rounds away"
-    if options.sampling not in SCHEMES:
+    if config.systems is None and options.sampling not in SCHEMES:
         return f"the reference does not have the sampling {options.sampling}"
-    if config.attack is not None or config.systems is not None:
-        return "the reference has neither attackers nor simulated devices"
+    if config.systems is not None:
+        selection = resolved.tree["federated"]["selection"]["name"]
+        if selection not in SELECTIONS:
+            return f"the reference does not have the selection {selection}"
+    if config.attack is not None:
+        return "the reference has no attackers"
     if config.privacy is not None and config.privacy.audit is not None:
         return "the reference has no canaries, which are in the sums"
     algorithm = build_algorithm(resolved, options)

@@ -20,6 +20,7 @@ from torch import Tensor
 from privacy.reference import cohort
 from privacy.reference.central import Optimizer, rate
 from privacy.reference.client import Learner, Trained, train
+from privacy.reference.devices import Devices
 from privacy.reference.noise import Gaussian
 from privacy.reference.streams import NOISE, stream
 
@@ -55,11 +56,13 @@ class State:
         central: Shape (P,), float32.
         mechanism: Has the bound.
         optimizer: Has the moments.
+        devices: Have the clock; None where users are drawn.
     """
 
     central: Tensor
     mechanism: Gaussian
     optimizer: Optimizer
+    devices: Devices | None = None
 
 
 @dataclass(frozen=True)
@@ -144,9 +147,13 @@ def recompute(
     """
     options, mechanism, central = rule.options, state.mechanism, state.central
     mechanism.begin(number)
-    users = cohort.draw(
-        options.sampling, rule.seed, number, rule.num_users, options.cohort_size, options.separation
-    )
+    if state.devices is not None:
+        users = state.devices.draw(number, rule.seed)
+    else:
+        users = cohort.draw(
+            options.sampling, rule.seed, number, rule.num_users, options.cohort_size,
+            options.separation,
+        )  # fmt: skip
     made = Round(
         number, users, mechanism.bound, mechanism.count_stddev, central,
         torch.zeros(central.numel(), dtype=torch.float64), follows=mechanism.follows,

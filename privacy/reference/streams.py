@@ -23,6 +23,7 @@ CLIENT_NOISE = 9
 # Of the run's own seed.
 LOCAL_TRAINING = 3
 AUGMENTATION = 6
+DEVICES = 14
 
 
 def _key(seed: int, purpose: int, number: int, client: int) -> np.random.SeedSequence:

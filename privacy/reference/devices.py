@@ -1,0 +1,143 @@
+"""Who takes part under ``selected``: users whose devices are chosen, and finish in time.
+
+Capacities and slots of availability are dealt to users apart, in random orders. Slots come again
+with each period; one that ends with it goes on in one that begins with it. A round of C users:
+
+1. Users may take part whose last round was b ago or more, and who were in fewer than k rounds.
+2. If none of them is available, the round waits until the first one is.
+3. Of them, or of the available among them, ceil(o C) are chosen uniformly.
+4. One whose local steps process n examples needs D / w + 3 n l / 1000 + U / w seconds: D and U are
+   the bytes down and up, w is an eighth of the bits a second, l the milliseconds an example. A
+   device whose slot ends before that is lost.
+5. The round ends when C have finished, when nobody is left who could, and at a deadline at the
+   latest. The first C who have finished by then take part, in ascending order.
+
+Source: Lai et al. 2022 (FedScale), sections 4.2 and 5.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privacy.reference.streams import COHORT, DEVICES, stream
+
+# Whether those alone are chosen who are available, by the name of the selection.
+SELECTIONS = {"uniform": False, "available": True}
+
+
+@dataclass
+class Devices:
+    """The devices of a run's users, and the clock.
+
+    Attributes:
+        traces: ``pfl_bench.simulation.devices.devices.Devices``, of which fields are read.
+        systems: ``pfl_bench.config.devices.SystemsOptions``: o and the deadline.
+        options: ``pfl_bench.config.training.FederatedOptions``: C, b and k.
+        local: How clients train: ``pfl_bench.types.LocalTraining``.
+        selection: Of ``SELECTIONS``.
+        seed: The run's own.
+        sizes: Shape (N,): examples of each user.
+        num_bytes: D and U.
+        now: Seconds of the clock.
+        counts: Shape (N,): rounds that each user was in.
+        last: Shape (N,): the last of them; 0 for none.
+    """
+
+    traces: Any
+    systems: Any
+    options: Any
+    local: Any
+    selection: str
+    seed: int
+    sizes: NDArray[np.int64]
+    num_bytes: tuple[float, float]
+    now: float = 0.0
+    counts: NDArray[np.int64] = field(init=False)
+    last: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng, num = stream(self.seed, DEVICES), len(self.sizes)
+        kinds = (len(self.traces.latency_ms), len(self.traces.availability.offsets) - 1)
+        dealt = [
+            np.concatenate([rng.permutation(kind) for _ in range(-(-num // kind))])[:num]
+            for kind in kinds
+        ]
+        self._capacity, self._slots = dealt
+        self.counts, self.last = np.zeros((2, num), dtype=np.int64)
+
+    def draw(self, number: int, seed: int) -> NDArray[np.int64]:
+        """The users of a round, ascending, by the private seed; the clock moves on to its end."""
+        options, systems = self.options, self.systems
+        free = (self.last == 0) | (number - self.last >= options.separation)
+        if options.max_participations is not None:
+            free &= self.counts < options.max_participations
+        users, start = np.flatnonzero(free), self.now
+        waits = [self._slot(user, start)[0] for user in users.tolist()]
+        if math.isfinite(first := min(waits, default=math.inf)):
+            start = first
+        if SELECTIONS[self.selection]:
+            users = users[[self._slot(user, start)[0] <= start for user in users.tolist()]]
+        size = min(len(users), math.ceil(round(systems.overcommitment * options.cohort_size, 9)))
+        rng = stream(seed, COHORT, number)
+        chosen = users[rng.choice(len(users), size=size, replace=False, shuffle=False)]
+        finished, gone = [], [start]
+        for user in sorted(chosen.tolist()):
+            begin, end = self._slot(user, start)
+            download, training, upload = self._seconds(user)
+            finish = start + download + training + upload
+            if begin <= start and finish <= end:
+                finished.append((finish, user))
+            gone.append(min(finish, end) if begin <= start else start)
+        finished = sorted(finished)[: options.cohort_size]
+        end = (
+            max(gone) if systems.deadline_s is None else min(max(gone), start + systems.deadline_s)
+        )
+        if len(finished) == options.cohort_size:
+            end = min(end, finished[-1][0])
+        took_part = np.array(sorted(u for finish, u in finished if finish <= end), dtype=np.int64)
+        self.now = end
+        self.counts[took_part] += 1
+        self.last[took_part] = number
+        return took_part
+
+    def _seconds(self, user: int) -> tuple[float, float, float]:
+        place, (down, up) = self._capacity[user], self.num_bytes
+        rate = float(self.traces.bandwidth_kbps[place]) * 125.0
+        examples = processed(int(self.sizes[user]), self.local)
+        training = 3.0 * examples * float(self.traces.latency_ms[place]) / 1000.0
+        return down / rate, training, up / rate
+
+    def _slot(self, user: int, time: float) -> tuple[float, float]:
+        """The first slot of a user's device that ends after a time: from when and until when."""
+        slots, trace = self.traces.availability, self._slots[user]
+        place = slice(slots.offsets[trace], slots.offsets[trace + 1])
+        starts, ends, period = slots.start[place], slots.end[place], slots.period_s
+        if not len(starts):
+            return math.inf, math.inf
+        if len(starts) == 1 and (starts[0], ends[0]) == (0, period):
+            return time, math.inf
+        base = math.floor(time / period) * float(period)
+        at = int(np.searchsorted(ends, time - base, side="right"))
+        if at == len(ends):
+            at, base = 0, base + period
+        begin, end = max(time, base + float(starts[at])), base + float(ends[at])
+        if ends[at] == period and starts[0] == 0:
+            end += float(ends[0])
+        return begin, end
+
+
+def processed(count: int, local: Any) -> int:
+    """Examples of all local steps of a client with so many examples."""
+    if local.batch_fraction is not None:
+        return max(1, int(local.batch_fraction * count))
+    passes = [count] * local.epochs
+    if local.batches_across_epochs:
+        passes = [count * local.epochs]
+    size = local.batch_size
+    steps = [min(size, each - at) for each in passes for at in range(0, each, size)]
+    return sum(steps[: local.max_steps])

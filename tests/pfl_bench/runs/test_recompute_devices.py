@@ -1,0 +1,103 @@
+"""The reference's devices are the simulation's: slots, local work, and who takes part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pfl_bench.rng import Purpose, stream
+from pfl_bench.simulation.devices.generator import generate_devices
+from pfl_bench.simulation.devices.limits import Limits
+from pfl_bench.simulation.devices.work import examples_processed
+from pfl_bench.types import LocalTraining
+from privacy.reference.devices import Devices, processed
+from tests.pfl_bench.runs.test_recompute import again, make
+from tests.sabotage.planting import DEVICES
+
+NUM = 60
+SELECTED: dict[str, Any] = {
+    "federated__sampling": "selected",
+    "federated__cohort_size": 8,
+    "federated__num_rounds": 8,
+    "federated__separation": 2,
+    "federated__max_participations": 6,
+    "privacy__noise_cohort_size": None,
+    "checkpoint__every": 5,
+}
+LATE = {"systems": {**DEVICES["systems"], "deadline_s": 60.0, "overcommitment": 2.0}}
+
+
+def reference() -> Devices:
+    traces = generate_devices(NUM // 2, np.random.default_rng(1), "1")
+    sizes, options = np.full(NUM, 10), SimpleNamespace(separation=1, max_participations=None)
+    return Devices(traces, None, options, None, "uniform", 3, sizes, (1.0, 1.0))
+
+
+def test_slots_are_the_fleets() -> None:
+    devices = reference()
+    fleet = devices.traces.assign(NUM, stream(3, Purpose.DEVICES))
+    everybody, rng = np.arange(NUM), np.random.default_rng(0)
+    bounds = devices.traces.availability
+    edges = [*bounds.start[:40].tolist(), *bounds.end[:40].tolist(), 0, bounds.period_s]
+    inside = 0
+    for time in [*edges, *rng.uniform(0.0, 3.0 * bounds.period_s, 40).tolist()]:
+        found = [devices._slot(user, float(time)) for user in range(NUM)]
+        there = np.array([begin <= time for begin, _ in found])
+        np.testing.assert_array_equal(there, fleet.available(everybody, time))
+        begins = np.array([begin for begin, _ in found])
+        np.testing.assert_array_equal(begins, fleet.next_available(everybody, time))
+        ends = np.array([end for _, end in found])
+        np.testing.assert_array_equal(ends[there], fleet.slot_end(everybody, time)[there])
+        inside += int(there.sum())
+    assert inside > 0
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        LocalTraining(3, 8, 0.1),
+        LocalTraining(3, 8, 0.1, max_steps=5),
+        LocalTraining(3, 8, 0.1, max_steps=5, batches_across_epochs=True),
+        LocalTraining(3, 8, 0.1, batch_fraction=0.3),
+    ],
+)
+def test_the_work_is_that_of_the_steps(local: LocalTraining) -> None:
+    counts = np.arange(1, 40)
+    ours = [processed(int(count), local) for count in counts]
+    np.testing.assert_array_equal(ours, examples_processed(counts, local))
+
+
+@pytest.mark.parametrize("selection", ["uniform", "available"])
+@pytest.mark.parametrize("systems", [DEVICES, LATE], ids=["no deadline", "deadline"])
+def test_a_sound_run_comes_to_the_same(
+    tmp_path: Path, selection: str, systems: dict[str, Any]
+) -> None:
+    changes = {**SELECTED, **systems, "federated__selection": {"name": selection}}
+    done = again(make(tmp_path / "run", **changes))
+    assert (done.problems, done.reasons) == ([], [])
+    assert sorted(done.rounds) == list(range(1, 9))
+    assert done.compared == [5, 8]
+
+
+def test_users_beyond_their_limits_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {**SELECTED, **DEVICES, "federated__selection": {"name": "available"}}
+    with monkeypatch.context() as patch:
+        patch.setattr(Limits, "allowed", lambda self, index: self._everybody)
+        folder = make(tmp_path / "run", **changes)
+    assert again(folder).problems[0].startswith("round 2: cohort: the users who were drawn")
+
+
+def test_other_devices_are_not_those_of_the_run(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", **SELECTED, **DEVICES)
+    path = folder / "config.yaml"
+    before, after = path.read_text().split("name: generated", 1)
+    path.write_text(before + "name: generated" + after.replace("seed: 0", "seed: 9", 1))
+    done = again(folder)
+    assert (done.rounds, done.problems) == ([], [])
+    assert "the devices are not those that the run began with" in done.reasons[0]
