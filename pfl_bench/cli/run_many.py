@@ -241,7 +241,7 @@ def _run_as_jobs(plans: Plans, arguments: argparse.Namespace, jobs: Path) -> Bat
 
 def _launcher(plans: Plans, arguments: argparse.Namespace, jobs: Path) -> Launcher:
     from pfl_bench.runs.launchers import LocalLauncher, SlurmLauncher
-    from pfl_bench.runs.launchers.local import usual_slots
+    from pfl_bench.runs.launchers.local import gpus_for, usual_slots
 
     if arguments.launcher == "slurm":
         return SlurmLauncher(jobs, arguments.slurm, arguments.jobs)
@@ -251,10 +251,12 @@ def _launcher(plans: Plans, arguments: argparse.Namespace, jobs: Path) -> Launch
                 f"{option} belongs to --launcher slurm, which keeps a queue; the queue of "
                 "--launcher local is the command itself"
             )
+    configs = [resolved.config for _, resolved in plans]
+    gpus = gpus_for(config.device for config in configs)
     slots = arguments.jobs
     if slots is None:
-        slots = usual_slots([_cores_of(resolved.config) for _, resolved in plans])
-    return LocalLauncher(jobs, slots)
+        slots = usual_slots([_cores_of(config) for config in configs], gpus)
+    return LocalLauncher(jobs, slots, gpus)
 
 
 def _cores_of(config: RunConfig) -> int | None:

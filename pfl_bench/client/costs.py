@@ -27,7 +27,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -52,10 +52,12 @@ class StepFlops:
     Attributes:
         per_step: What a step needs however large its batch is.
         per_example: What each of its examples adds.
+        saved_bytes: What each of its examples adds to what is kept for the backward pass.
     """
 
     per_step: int
     per_example: int
+    saved_bytes: int = field(default=0, compare=False)
 
     def of(self, steps: int, examples: int) -> int:
         """FLOPs of some steps through which so many examples went, all together."""
@@ -79,16 +81,17 @@ def measure_step(forward: Forward, model: FlatModel, split: FederatedSplit) -> S
         with torch.random.fork_rng(devices=devices), _countable():
             model.module.train()
             # Not 1: normalisation over a batch has nothing to go by there.
-            two, three = (_count(forward, model, split, size) for size in (2, 3))
+            (two, kept), (three, more) = (_count(forward, model, split, n) for n in (2, 3))
     finally:
         model.load_buffers(buffers)
         for module, mode in modes:
             module.training = mode
     per_example = three - two
-    return StepFlops(two - 2 * per_example, per_example)
+    return StepFlops(two - 2 * per_example, per_example, max(0, more - kept))
 
 
-def _count(forward: Forward, model: FlatModel, split: FederatedSplit, size: int) -> int:
+def _count(forward: Forward, model: FlatModel, split: FederatedSplit, size: int) -> tuple[int, int]:
+    """FLOPs of a step of some examples, and bytes of all memory that its backward pass reads."""
     from torch.utils.flop_counter import FlopCounterMode
 
     one = split.read_range(0, 1)
@@ -97,7 +100,15 @@ def _count(forward: Forward, model: FlatModel, split: FederatedSplit, size: int)
     device = model.device
     batch = (one.inputs[again].to(device), one.targets[again].to(device))
     counter = FlopCounterMode(display=False)
-    with counter:
+    saved: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout == torch.strided:
+            memory = tensor.untyped_storage()
+            saved[memory.data_ptr()] = memory.nbytes()
+        return tensor
+
+    with counter, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         # All outputs, those too that training may leave out: what the model is said to cost.
         outputs = forward.outputs(batch[0], None if draws is None else draws.to(device))
         loss = forward.mean_loss(outputs, batch[1])
@@ -105,7 +116,7 @@ def _count(forward: Forward, model: FlatModel, split: FederatedSplit, size: int)
     total = int(counter.get_total_flops())
     if isinstance(model.module, CountsFlops):
         total += model.module.own_flops(forward.prepare(batch[0], None))
-    return total
+    return total, sum(saved.values())
 
 
 @contextlib.contextmanager

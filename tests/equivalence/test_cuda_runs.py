@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pydoc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from torch import nn
 from torch.nn import functional
 
 from pfl_bench.cli.main import main
+from pfl_bench.client.batched.auto_slots import slots_of
+from pfl_bench.client.costs import StepFlops
+from pfl_bench.federated.parts import FederatedParts, build_run
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
 from tasks.common.lstm.stacked_lstm import StackedLstm
@@ -149,3 +153,17 @@ def test_an_lstm_in_bfloat16_has_gradients_that_float16_loses() -> None:
     (outputs.sum() * small).backward()
     for parameter, gradient in zip(lstm.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad.cpu() / small, gradient / small)
+
+
+def test_slots_leave_room_for_activations() -> None:
+    memory = torch.cuda.get_device_properties("cuda").total_memory
+    config = make_config("federated", device="cuda", **(ENGINE | {"federated__engine_lanes": None}))
+    parts = FederatedParts.of(build_run(config))
+    local = parts.algorithm.local_training
+    assert slots_of(parts.model, parts.forward, parts.split, local) == 256
+    # As large as if each example of a batch kept an eighth of the quarter that slots may take.
+    costly = StepFlops(0, 0, memory // 32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pfl_bench.client.batched.auto_slots.measure_step", lambda *given: costly)
+        few = replace(local, batch_size=2)
+        assert slots_of(parts.model, parts.forward, parts.split, few) == 3

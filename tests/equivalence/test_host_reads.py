@@ -28,6 +28,7 @@ ALLOWED = {
     f"{CLIENT}/flat_model.py:_scaled": "on a CPU alone",
     f"{CLIENT}/factored_gradients.py:take": "of a sparse gradient: a CPU's alone",
     f"{CLIENT}/batched/auto_slots.py:automatic_slots": "asks for the device's memory, once",
+    f"{CLIENT}/batched/auto_slots.py:slots_of": "one step, before the run",
     f"{CLIENT}/batched/program.py:_states": "in the check before the first step",
     f"{CLIENT}/engines/sequential.py:train": "of an array of users",
     f"{CLIENT}/engines/vectorized.py:train": "of an array of users; after memory ran out",

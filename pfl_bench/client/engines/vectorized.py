@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from pfl_bench.client.batched.auto_slots import automatic_slots
+from pfl_bench.client.batched.auto_slots import slots_of
 from pfl_bench.client.batched.gradients import descend
 from pfl_bench.client.batched.program import StepBatch, build_program, check, unsupported
 from pfl_bench.client.batched.slot_weights import SlotWeights
@@ -113,7 +113,7 @@ class VectorizedEngine:
         self._local = local
         self._seed = seed
         self._notice = notice
-        self._slots = options.slots or automatic_slots(model.num_parameters, model.device)
+        self._slots = options.slots or slots_of(model, forward, split, local)
         self.description = f"vectorized, {self._slots} slots"
         self.trains_alone = self._slots == 1
         self._update = torch.empty_like(model.vector)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import pfl_bench
-from pfl_bench.client.batched.auto_slots import automatic_slots
+from pfl_bench.client.batched.auto_slots import slots_of
 from pfl_bench.client.costs import StepFlops
 from pfl_bench.client.machine import cpu_capability, processor_name
 from pfl_bench.config.loading import ResolvedConfig
@@ -161,16 +161,17 @@ def _choose(
 
 def _candidates(parts: FederatedParts) -> tuple[list[Candidate], str]:
     """Who may train, and why nobody else may; empty where others may."""
-    options, model = parts.options, parts.model
+    options = parts.options
+    local = parts.algorithm.local_training
     if options.engine == "auto":
         if parts.asks_engine:
             return [SEQUENTIAL], "others do not give the algorithm what it asks of them"
-        slots = {1, automatic_slots(model.num_parameters, model.device)}
+        slots = {1, slots_of(parts.model, parts.forward, parts.split, local)}
         if options.engine_lanes is not None:
             slots = {options.engine_lanes}
         return [SEQUENTIAL, *(Candidate("vectorized", number) for number in sorted(slots))], ""
     if options.engine == "vectorized":
-        number = options.engine_lanes or automatic_slots(model.num_parameters, model.device)
+        number = options.engine_lanes or slots_of(parts.model, parts.forward, parts.split, local)
         return [Candidate("vectorized", number)], "named"
     return [Candidate(options.engine)], "named"
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _RECORD = ".job.json"
 _RESULT = "_0_result.json"
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
-_DEVICES = "CUDA_VISIBLE_DEVICES"
+DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,15 @@ class RunJob:
     Args:
         run: The run.
         cores: How many "auto" may take for worker processes; None for all.
+        gpu: The one that it sees, as ``CUDA_VISIBLE_DEVICES`` names it; None for the command's.
     """
 
-    def __init__(self, run: Run, cores: int | None = None) -> None:
+    def __init__(self, run: Run, cores: int | None = None, gpu: str | None = None) -> None:
         self._train = run.train
         self._cores = cores
         self._cwd = Path.cwd()
         self._command = sys.argv
-        self._devices = os.environ.get(_DEVICES)
+        self._devices = os.environ.get(DEVICES) if gpu is None else gpu
 
     def __call__(self) -> None:
         """Run or resume, and leave beside the job's files why the run is not finished, if so."""
@@ -150,9 +151,9 @@ class RunJob:
         sys.argv = self._command
         if os.environ.get("SUBMITIT_EXECUTOR") == "local":
             # The local executor hides all devices and has its jobs survive SIGTERM.
-            os.environ.pop(_DEVICES, None)
+            os.environ.pop(DEVICES, None)
             if self._devices is not None:
-                os.environ[_DEVICES] = self._devices
+                os.environ[DEVICES] = self._devices
             signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         if self._cores is not None:
             from pfl_bench.federated.workers.cores import limit_cores

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.federated.workers.cores import usable_cores
-from pfl_bench.runs.launchers.job import JobRecord, Run, RunJob
+from pfl_bench.runs.launchers.job import DEVICES, JobRecord, Run, RunJob
 from pfl_bench.runs.launchers.launchers import new_folder, record_of, require_submitit
 from pfl_bench.types import ConfigError
 
@@ -25,6 +26,8 @@ class LocalLauncher:
     Args:
         jobs: Folder of the jobs' files.
         slots: How many run at once.
+        gpus: GPUs as ``CUDA_VISIBLE_DEVICES`` names them; each job sees the one with the fewest
+            jobs. Empty: jobs see what the command sees.
 
     Raises:
         ConfigError: submitit is not installed, or ``slots`` is not positive.
@@ -35,7 +38,7 @@ class LocalLauncher:
     patience = 0.0
     stop_command = "kill"
 
-    def __init__(self, jobs: Path, slots: int) -> None:
+    def __init__(self, jobs: Path, slots: int, gpus: Sequence[str] = ()) -> None:
         if slots < 1:
             raise ConfigError(f"--jobs {slots}: give 1 or more")
         require_submitit(self.name)
@@ -44,6 +47,7 @@ class LocalLauncher:
         self._jobs = jobs
         # Kept, so that a process which ends is collected and not taken for one that runs.
         self._begun: dict[JobRecord, Job[Any]] = {}
+        self._gpus: dict[str, list[JobRecord]] = {gpu: [] for gpu in gpus}
 
     def submit(self, runs: Sequence[Run]) -> list[JobRecord]:
         """Begin a process for each run."""
@@ -54,9 +58,12 @@ class LocalLauncher:
         executor.update_parameters(timeout_min=_YEAR_IN_MINUTES)
         records = []
         for run in runs:
-            job = executor.submit(RunJob(run, max(1, usable_cores() // self._slots)))
+            gpu = self._freest()
+            job = executor.submit(RunJob(run, max(1, usable_cores() // self._slots), gpu))
             records.append(record_of(self.name, job))
             self._begun[records[-1]] = job
+            if gpu is not None:
+                self._gpus[gpu].append(records[-1])
         return records
 
     def states(self, records: Sequence[JobRecord]) -> Mapping[JobRecord, str]:
@@ -68,6 +75,12 @@ class LocalLauncher:
         from submitit import LocalJob
 
         return self._begun.get(record) or LocalJob(record.folder, record.job_id)
+
+    def _freest(self) -> str | None:
+        """The GPU with the fewest jobs that live; None without one."""
+        for gpu, records in self._gpus.items():
+            self._gpus[gpu] = [record for record in records if self._lives(record)]
+        return min(self._gpus, key=lambda gpu: len(self._gpus[gpu]), default=None)
 
     def _lives(self, record: JobRecord) -> bool:
         if record in self._begun:
@@ -89,11 +102,28 @@ def _command_line(process: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
-def usual_slots(threads: Sequence[int | None]) -> int:
-    """How many runs go on at once where the user does not say: what the cores hold.
+def usual_slots(threads: Sequence[int | None], gpus: Sequence[str] = ()) -> int:
+    """How many runs go on at once where the user does not say: what cores and GPUs hold.
 
     Args:
         threads: Threads of each run; None for one that takes all cores.
+        gpus: GPUs, one for each run; empty where runs need none.
     """
     cores = usable_cores()
-    return max(1, cores // max((cores if n is None else n for n in threads), default=1))
+    fitting = max(1, cores // max((cores if n is None else n for n in threads), default=1))
+    return min(fitting, len(gpus) or fitting)
+
+
+def gpus_for(devices: Iterable[str]) -> list[str]:
+    """The GPUs that runs are spread over, as ``CUDA_VISIBLE_DEVICES`` names them.
+
+    Args:
+        devices: The configured device of each run: "auto", "cuda", "cpu" or "mps".
+    """
+    if {"auto", "cuda"}.isdisjoint(devices):
+        return []
+    import torch
+
+    count = torch.cuda.device_count()
+    named = [name for name in os.environ.get(DEVICES, "").split(",") if name]
+    return (named or [str(number) for number in range(count)])[:count]

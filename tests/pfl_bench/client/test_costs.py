@@ -80,6 +80,12 @@ def test_a_linear_layer_takes_two_products() -> None:
     assert measured(nn.Linear(7, 5), torch.randn(7)) == StepFlops(0, 2 * 2 * 7 * 5)
 
 
+def test_what_is_kept_for_the_backward_pass_is_counted_once() -> None:
+    network = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
+    # Inputs, the outputs of the activation, log-probabilities, and a target.
+    assert measured(network, torch.randn(7)).saved_bytes == 4 * (7 + 5 + 3) + 8
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_an_lstm_is_counted_step_by_step(precision: str) -> None:
     length, embedding, hidden = 6, 3, 4

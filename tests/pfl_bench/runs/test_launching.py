@@ -20,7 +20,7 @@ import yaml
 from pfl_bench.cli.main import main
 from pfl_bench.runs.launchers import LocalLauncher, Run, SlurmLauncher, queue
 from pfl_bench.runs.launchers.job import JobRecord, RunJob, read_record
-from pfl_bench.runs.launchers.local import usual_slots
+from pfl_bench.runs.launchers.local import gpus_for, usual_slots
 from pfl_bench.runs.launchers.slurm import _minutes
 from pfl_bench.types import ConfigError
 from tests.helpers import REPOSITORY, make_tree
@@ -454,3 +454,52 @@ def test_as_many_local_jobs_as_the_cores_hold() -> None:
     assert usual_slots([1, None]) == 1
     assert usual_slots([cores * 2]) == 1
     assert usual_slots([]) == cores
+    assert usual_slots([1], ["0"]) == 1
+
+
+def test_gpus_are_those_that_the_command_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpus_for(["cpu", "mps"]) == []
+    assert gpus_for(["cpu", "auto"]) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7")
+    assert gpus_for(["cuda"]) == ["5", "GPU-7"]
+
+
+class _WriteGpu:
+    """Writes the GPUs that a job sees, and waits until it may end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self) -> None:
+        (self._folder / "gpu").write_text(os.environ["CUDA_VISIBLE_DEVICES"], encoding="utf-8")
+        while not (self._folder / "end").exists():
+            time.sleep(0.05)
+
+
+def test_each_local_job_sees_the_gpu_with_the_fewest_jobs(tmp_path: Path) -> None:
+    launcher = LocalLauncher(tmp_path / "jobs", 2, ["5", "7"])
+
+    def begin(name: str) -> JobRecord:
+        folder = tmp_path / name
+        folder.mkdir()
+        return launcher.submit([Run(folder, _WriteGpu(folder), lambda: False)])[0]
+
+    def wait(is_time: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60.0
+        while not is_time():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    first, second = begin("a"), begin("b")
+    wait((tmp_path / "b" / "gpu").exists)
+    (tmp_path / "b" / "end").touch()
+    wait(lambda: second not in launcher.states([second]))
+    third = begin("c")
+    for name in ("a", "c"):
+        wait((tmp_path / name / "gpu").exists)
+        (tmp_path / name / "end").touch()
+    wait(lambda: not launcher.states([first, third]))
+    seen = [(tmp_path / name / "gpu").read_text(encoding="utf-8") for name in "abc"]
+    assert seen == ["5", "7", "7"]
