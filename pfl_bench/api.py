@@ -21,7 +21,7 @@ import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
@@ -346,11 +346,17 @@ def run_table(
     return results
 
 
-def audit(folder: str | Path, *, plugins: Sequence[str | Path] = ()) -> RunAudit:
+def audit(
+    folder: str | Path,
+    *,
+    plugins: Sequence[str | Path] = (),
+    recompute: Literal["none", "first", "sample", "all"] = "sample",
+) -> RunAudit:
     """Derive every privacy claim of a run anew from its record, as ``pfl-bench audit`` does.
 
     Args:
         folder: The run's.
+        recompute: Which rounds are computed again; "none" for an audit of the records alone.
         plugins: Folders of the plug-ins that the run used, by the names that it recorded: they are
             code, and none is imported that a run folder names.
 
@@ -360,7 +366,7 @@ def audit(folder: str | Path, *, plugins: Sequence[str | Path] = ()) -> RunAudit
     from pfl_bench.runs.audit import audit_run
 
     _add_folders(plugins)
-    return audit_run(Path(folder))
+    return audit_run(Path(folder), recompute=recompute)
 
 
 def _add_folders(folders: Sequence[str | Path]) -> None:

@@ -50,7 +50,7 @@ def _audit(run: RunRecord) -> None:
         return
     say(f"auditing {run.path}")
     try:
-        audit_run(run.path)
+        audit_run(run.path, recompute="sample")
     except Exception as error:
         # One run without its data must not keep the others from the page.
         message = explain(error)

@@ -48,18 +48,14 @@ from privacy.ledger import read_ledger
 from privacy.reference.central import Optimizer
 from privacy.reference.client import Learner, Trained
 from privacy.reference.cohort import SCHEMES
-from privacy.reference.correlated import CORRELATED
 from privacy.reference.devices import SELECTIONS, Devices
-from privacy.reference.noise import MECHANISMS as FRESH
-from privacy.reference.noise import Gaussian, Setting
-from privacy.reference.reports import LOCAL
-from privacy.reference.round import Rule, State, recompute
+from privacy.reference.noise import Setting
+from privacy.reference.round import MECHANISMS, Rule, State, recompute
 
 Mode = Literal["none", "first", "sample", "all"]
 MODES: tuple[Mode, ...] = ("none", "first", "sample", "all")
 # Of one core, by default.
 SECONDS = 8.0
-MECHANISMS: dict[str, type[Gaussian]] = {**FRESH, **CORRELATED, **LOCAL}
 _CLAIM = "Rounds that are computed again, by a plain loop from their start, come to the same."
 
 
@@ -387,6 +383,7 @@ class _Work:
         if mechanism_options is None:
             mechanism_options = plugins.load(plugins.MECHANISM, name).Options()
         setting = Setting(
+            name=name,
             options=mechanism_options.model_dump(),
             multiplier=float(line["simulated"]["noise_multiplier"]),
             cohort_size=float(options.cohort_size),
@@ -439,7 +436,10 @@ class _Work:
             return out
 
         users = self._split.num_users
-        rule = Rule(options, self._seed, users, self._learner, algorithm.correction, send, gradient)
+        privacy = resolved.config.privacy
+        canaries = None if privacy is None else privacy.audit
+        hooks = (algorithm.correction, send, gradient)
+        rule = Rule(options, self._seed, users, self._learner, *hooks, canaries)
         return rule, state
 
 
@@ -461,8 +461,6 @@ def _unknown(resolved: ResolvedConfig) -> str:
             return f"the reference does not have the selection {selection}"
     if config.attack is not None:
         return "the reference has no attackers"
-    if config.privacy is not None and config.privacy.audit is not None:
-        return "the reference has no canaries, which are in the sums"
     algorithm = build_algorithm(resolved, options)
     if algorithm.local_training.measures_start or algorithm.uploads != ("update",):
         name = resolved.tree["federated"]["algorithm"]["name"]

@@ -28,7 +28,13 @@ from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.step_columns import StepColumns
-from privacy.reference.dp_sgd import DpSgd, Model, Noise, Settings, batches_of_epoch, noised_mean
+from privacy.reference.dp_sgd import (
+    DpSgd,
+    Settings,
+    batches_of_epoch,
+    noise_of_step,
+    noised_mean,
+)
 from privacy.step_observation import BLOCKS, StepSketcher, batch_digest
 
 CHECKS = {
@@ -149,21 +155,18 @@ class _Run:
             weight_decay=central.optimizer.weight_decay,
         )
         self._release_statistics(model.module)
-        reference = Model(model.module, task.loss)
-        self._reference = DpSgd(self.settings, reference)
-        self._sketcher = StepSketcher(reference.shapes, model.device)
+        self._reference = DpSgd(self.settings, model.module, task.loss)
+        self._sketcher = StepSketcher(self._reference.shapes, model.device)
         self._width = -(-model.num_parameters // BLOCKS)
         self._total = per_epoch * central.num_epochs
         self._unit = _UNIT[resolved.config.precision]
-        generator, self._no_noise = _generator(environment)
+        self._generator, self._no_noise = _generator(environment)
         self._no_sums = _random_layer(model.module)
         self._no_steps = self._no_noise
         if central.optimizer.name != "sgd":
             self._no_steps = f"the reference does not take steps of {central.optimizer.name}"
-        self._noise = None
-        if generator is not None:
-            generator.manual_seed(torch_seed(seed, Purpose.NOISE))
-            self._noise = Noise(self.settings, reference.shapes, generator)
+        if self._generator is not None:
+            self._generator.manual_seed(torch_seed(seed, Purpose.NOISE))
         self._found = {name: _Comparison() for name in CHECKS}
 
     def take(self, index: int, computes: bool) -> None:
@@ -174,8 +177,9 @@ class _Run:
             self._batches = batches_of_epoch(self.settings, rng)
         batch = next(self._batches)
         self._compare_batch(index, batch)
-        noise = None if self._noise is None else self._noise.draw()
-        if noise is not None:
+        noise = None
+        if self._generator is not None:
+            noise = noise_of_step(self.settings, self._reference.shapes, self._generator)
             self._compare_noise(index, noise)
         found = self._found["recompute"]
         if computes and not self._no_sums and found.steps == index and not found.finding.problems:

@@ -122,7 +122,8 @@ def compare(
 def undecided(made: Round, relative: float) -> int:
     """Updates of which rounding decides whether they are clipped."""
     near = 4.0 * relative * made.bound
-    return sum(abs(one.norm - made.bound) <= near for one in made.contributions)
+    trained = (one for one in made.contributions if one.trained is not None)
+    return sum(abs(one.norm - made.bound) <= near for one in trained)
 
 
 def _cohort(line: Mapping[str, Any], made: Round) -> Iterator[str]:
@@ -139,7 +140,8 @@ def _cohort(line: Mapping[str, Any], made: Round) -> Iterator[str]:
 def _clients(
     line: Mapping[str, Any], metrics: Mapping[str, Any], made: Round, relative: float
 ) -> Iterator[str]:
-    finite = [one for one in made.contributions if one.is_finite]
+    finite = [one for one in made.contributions if math.isfinite(one.norm)]
+    trained = [one.trained for one in finite if one.trained is not None]
     clipped, near = sum(one.norm > made.bound for one in finite), undecided(made, relative)
     largest = max(finite, key=lambda one: one.norm, default=None)
     yield from _number("contributions", line, "num_contributions", len(finite))
@@ -151,12 +153,13 @@ def _clients(
         yield from _number(whose, line, "largest_norm", norm, 4.0 * relative * norm)
         what = "largest norm of a clipped update"
         yield from _number(what, line, "largest_clipped_norm", most, 4.0 * relative * most)
-        loss = math.fsum(one.loss for one in finite) / len(finite)
+    if trained:
+        loss = math.fsum(one.loss for one in trained) / len(trained)
         allowed = (4.0 * relative + 1e-5) * abs(loss)
         yield from _number("mean training loss", metrics, "train/loss", loss, allowed)
-    examples = sum(one.num_examples for one in finite)
+    examples = sum(one.num_examples for one in trained)
     yield from _number("examples seen", metrics, "train/num_examples", examples)
-    steps = sum(one.num_steps for one in finite)
+    steps = sum(one.num_steps for one in trained)
     yield from _number("local steps", metrics, "train/num_steps", steps)
     if made.fraction is not None:
         share = _EXACT + near / max(1, len(made.users))
@@ -208,7 +211,7 @@ def _sum(
     line: Mapping[str, Any], made: Round, sketch: Sketch, allowed: Allowed, is_noise: bool
 ) -> Iterator[str]:
     length, total = float(made.total.norm()), made.total + made.noise
-    clipped = [one.clipped for one in made.contributions if one.is_finite]
+    clipped = [one.clipped for one in made.contributions if math.isfinite(one.norm)]
     scale = max(length, math.sqrt(len(clipped)) * max(clipped, default=0.0))
     near = allowed.relative * (scale + made.follows * made.stddev)
     near += 8.0 * _rounding(line) * made.stddev * math.sqrt(len(made.total))

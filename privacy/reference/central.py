@@ -1,7 +1,8 @@
 """The central step: learning rate of a round, and the optimizers from their definitions.
 
 With g the gradient of the round (minus the mean update, unless the algorithm says otherwise), x the
-parameters, eta the rate, d the weight decay and t the number of the step:
+parameters, eta the rate, d the weight decay, t the number of the step, and v, u and s of shape (P,)
+kept from step to step:
 
 | optimizer | step |
 |---|---|
@@ -28,13 +29,9 @@ from torch import Tensor
 
 
 def rate(full: float, schedule: Any, number: int, total: int) -> float:
-    """Learning rate of a round: warm-up from full / warmup, then a decay to ``final_fraction``.
+    """Learning rate of a round: warm-up from full / warmup, then a decay that ends in round total.
 
-    Args:
-        full: The rate.
-        schedule: ``pfl_bench.config.training.ScheduleOptions``, of which fields are read.
-        number: The round, from 1.
-        total: Rounds in all, where the decay ends.
+    ``schedule`` is a ``pfl_bench.config.training.ScheduleOptions``, of which fields are read.
     """
     warmup, end = int(schedule.warmup), float(schedule.final_fraction)
     if number <= warmup:
@@ -51,21 +48,13 @@ def rate(full: float, schedule: Any, number: int, total: int) -> float:
 
 
 class Optimizer:
-    """A central optimizer.
+    """A central optimizer, of ``pfl_bench.config.training.OptimizerOptions`` and P.
 
-    Args:
-        options: ``pfl_bench.config.training.OptimizerOptions``, of which fields are read.
-        length: P.
-
-    Attributes:
-        steps: Taken so far: t.
-        first: Shape (P,), float64: v of sgd, u of the others.
-        second: Shape (P,), float64: s.
+    ``first`` is v or u, ``second`` s, ``steps`` t.
     """
 
     def __init__(self, options: Any, length: int) -> None:
-        self.options = options
-        self.steps = 0
+        self.options, self.steps = options, 0
         self.first = torch.zeros(length, dtype=torch.float64)
         self.second = torch.zeros(length, dtype=torch.float64)
         if options.name == "yogi":

@@ -4,9 +4,9 @@ A batch is a part of a random order of the client's examples. One stream gives a
 for each epoch a permutation of the examples, and then what the task draws to augment them. Dropout
 draws from torch's generator, which is seeded anew for each client and round.
 
-A step on a batch takes the gradient g of the mean loss, clips it if that is configured, and adds
-``mu (w - central) + correction + decay w``. With ``v = momentum v + g``, zero at first, the
-parameters move to ``w - rate v``.
+A step on a batch takes the gradient g of the mean loss, clips it if that is configured (which is no
+part of privacy), and adds ``mu (w - central) + correction + decay w``. With ``v = momentum v + g``,
+zero at first, the parameters move to ``w - rate v``.
 
 Source: McMahan et al. 2017, algorithm 1 (ClientUpdate); Li et al. 2020, algorithm 2 (mu).
 """
@@ -26,27 +26,16 @@ from privacy.reference.streams import AUGMENTATION, LOCAL_TRAINING, stream, torc
 
 @dataclass(frozen=True)
 class Learner:
-    """What is shared with the run: data, model and loss.
+    """What is shared with the run: data, model and loss."""
 
-    Attributes:
-        module: The model, in float32 on the CPU; its parameters are written over.
-        read: Examples of a user (``inputs`` and ``targets``), of the user and a stream.
-        loss: Mean loss of the model's outputs and targets.
-        transform: The task's augmentation of batches; None for none.
-        local: How clients train: ``pfl_bench.types.LocalTraining``, of which fields are read.
-        seed: The run's own.
-        bfloat16: Whether the model computes under autocast.
-        channels_last: Whether kernels of convolutions lie in the flat vector channels last.
-    """
-
-    module: nn.Module
-    read: Callable[[int, np.random.Generator], Any]
-    loss: Callable[[Tensor, Tensor], Tensor]
-    transform: Any
-    local: Any
-    seed: int
-    bfloat16: bool = False
-    channels_last: bool = False
+    module: nn.Module  # in float32 on the CPU; its parameters are written over
+    read: Callable[[int, np.random.Generator], Any]  # ``inputs`` and ``targets`` of a user
+    loss: Callable[[Tensor, Tensor], Tensor]  # the mean one, of outputs and targets
+    transform: Any  # the task's augmentation of batches; None for none
+    local: Any  # ``pfl_bench.types.LocalTraining``, of which fields are read
+    seed: int  # the run's own
+    bfloat16: bool = False  # whether the model computes under autocast
+    channels_last: bool = False  # whether kernels lie in the flat vector channels last
 
     @property
     def weights(self) -> list[nn.Parameter]:
@@ -55,64 +44,46 @@ class Learner:
 
     def flat(self, tensors: list[Tensor]) -> Tensor:
         """One vector, shape (P,), of tensors of the weights' shapes."""
-        last = [self.channels_last and tensor.ndim == 4 for tensor in tensors]
-        pairs = zip(tensors, last, strict=True)
-        return torch.cat([(t.movedim(1, 3) if moved else t).reshape(-1) for t, moved in pairs])
+        last = self.channels_last
+        return torch.cat(
+            [(t.movedim(1, 3) if last and t.ndim == 4 else t).ravel() for t in tensors]
+        )
 
     def shaped(self, vector: Tensor) -> list[Tensor]:
         """What ``flat`` makes a vector of, shape (P,): tensors of the weights' shapes."""
-        parts, start = [], 0
-        for weight in self.weights:
-            part, start = vector[start : start + weight.numel()], start + weight.numel()
-            moved = self.channels_last and weight.ndim == 4
-            shape = weight.movedim(1, 3).shape if moved else weight.shape
-            parts.append(part.view(shape).movedim(3, 1) if moved else part.view(shape))
-        return parts
+        parts = torch.split(vector, [weight.numel() for weight in self.weights])
+        return [
+            part.view(weight.movedim(1, 3).shape).movedim(3, 1)
+            if self.channels_last and weight.ndim == 4
+            else part.view(weight.shape)
+            for weight, part in zip(self.weights, parts, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a client's training came to.
+    """What a client's training came to."""
 
-    Attributes:
-        update: Shape (P,), float32: local minus central parameters.
-        num_examples: Examples that it trained on, once each.
-        num_steps: Steps.
-        num_processed: Examples of all steps.
-        loss: Mean loss of the steps.
-    """
-
-    update: Tensor
-    num_examples: int
+    update: Tensor  # shape (P,), float32: local minus central parameters
+    num_examples: int  # once each
     num_steps: int
-    num_processed: int
-    loss: float
+    num_processed: int  # examples of all steps
+    loss: float  # mean
 
 
 def train(
-    learner: Learner,
-    central: Tensor,
-    user: int,
-    number: int,
-    rate: float,
-    correction: Tensor | None = None,
+    learner: Learner, central: Tensor, user: int, number: int, rate: float, added: Tensor | None
 ) -> Trained:
-    """Train one client.
+    """Train one client in a round, from 1, at its learning rate.
 
-    Args:
-        learner: Data, model and loss.
-        central: Shape (P,), float32.
-        user: Whose data.
-        number: The round, from 1.
-        rate: Learning rate of the round.
-        correction: Shape (P,): what the algorithm adds to each gradient; None for nothing.
+    ``central`` and ``added``, the algorithm's correction of gradients, have shape (P,), float32.
     """
     local, weights, start = learner.local, learner.weights, learner.shaped(central)
     with torch.no_grad():
         for weight, value in zip(weights, start, strict=True):
             weight.copy_(value)
     velocity = [torch.zeros_like(weight) for weight in weights]
-    beside = learner.shaped(torch.zeros_like(central) if correction is None else correction)
+    beside = learner.shaped(torch.zeros_like(central) if added is None else added)
     # Not torch.manual_seed, which takes longer than training a small client does.
     torch.default_generator.manual_seed(torch_seed(learner.seed, LOCAL_TRAINING, number, user))
     examples = learner.read(user, stream(learner.seed, AUGMENTATION, number, user))
@@ -122,8 +93,9 @@ def train(
         with torch.autocast("cpu", torch.bfloat16, enabled=learner.bfloat16):
             outputs = learner.module(inputs)
         loss = learner.loss(outputs.float(), targets)
+        found = torch.autograd.grad(loss, weights, allow_unused=True)
         with torch.no_grad():
-            gradients = _clipped(_gradients(loss, weights), local)
+            gradients = _clipped(found, weights, local)
             for w, c, g, v, k in zip(weights, start, gradients, velocity, beside, strict=True):
                 g = g + local.proximal_weight * (w - c) + local.weight_decay * w
                 g = g if local.corrects_beside_momentum else g + k
@@ -146,16 +118,15 @@ def _batches(
     learner: Learner, examples: Any, number: int, user: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets of each step."""
-    local, count = learner.local, len(examples.inputs)
+    local, count, transform = learner.local, len(examples.inputs), learner.transform
     rng = stream(learner.seed, LOCAL_TRAINING, number, user)
     orders: list[Tensor] = []
     draws: list[Any] = []
     for _ in range(local.epochs):
         orders.append(torch.from_numpy(rng.permutation(count)))
-        draws.append(None if learner.transform is None else learner.transform.draw(count, rng))
+        draws.append(None if transform is None else transform.draw(count, rng))
     if local.batches_across_epochs:
-        orders = [torch.cat(orders)]
-        draws = [None if draws[0] is None else torch.cat(draws)]
+        orders, draws = [torch.cat(orders)], [None if transform is None else torch.cat(draws)]
     size, most = local.batch_size, local.max_steps
     if local.batch_fraction is not None:
         size, most = _num_used(count, local), 1
@@ -163,21 +134,16 @@ def _batches(
     for epoch, at in places[:most]:
         chosen = orders[epoch][at : at + size]
         inputs = examples.inputs[chosen]
-        if learner.transform is not None:
-            inputs = learner.transform(inputs, draws[epoch][at : at + size])
+        if transform is not None:
+            inputs = transform(inputs, draws[epoch][at : at + size])
         if learner.channels_last and inputs.ndim == 4:  # dropout draws in the order of memory
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         yield inputs, examples.targets[chosen]
 
 
-def _gradients(loss: Tensor, weights: list[nn.Parameter]) -> list[Tensor]:
-    found = torch.autograd.grad(loss, weights, allow_unused=True)
+def _clipped(found: Any, weights: list[nn.Parameter], local: Any) -> list[Tensor]:
     pairs = zip(found, weights, strict=True)
-    return [torch.zeros_like(w) if g is None else g.to_dense() for g, w in pairs]
-
-
-def _clipped(gradients: list[Tensor], local: Any) -> list[Tensor]:
-    """Gradients as the local clipping, which is no part of privacy, leaves them."""
+    gradients = [torch.zeros_like(w) if g is None else g.to_dense() for g, w in pairs]
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
     if local.gradient_clip_norm is not None:
         bound = local.gradient_clip_norm

@@ -1,7 +1,4 @@
-"""DP-SGD computed again: plain, slow, one example at a time.
-
-This is a referee. It shares with the trainer the task, the model and the streams of random numbers,
-and none of its code. What is added up is added up in float64.
+"""DP-SGD computed again: plain, slow, one example at a time; what is added up is float64.
 
 Definition. Of N examples, a step takes a batch B, and from parameters w makes
 
@@ -21,7 +18,8 @@ each parameter in the model's order, as many float32 normal numbers of deviation
 elements.
 
 Statistics of features, where a model has such: before the first step, the sum over all examples of
-a vector clipped to its bound, with noise of deviation z_s times the bound, divided by N.
+a vector clipped to its bound, with noise of deviation z_s times the bound, divided by N. The stream
+of the statistics gives the mean's noise first, then the square's.
 
 Source: Abadi et al. 2016, "Deep learning with differential privacy", algorithm 1.
 """
@@ -37,138 +35,64 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-Batch = NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run claims of its steps.
-
-    Attributes:
-        num_examples: N.
-        batch_size: b.
-        steps_per_epoch: Steps of an epoch.
-        sampling: "poisson" or "shuffled".
-        clip_norm: C.
-        noise_multiplier: z.
-        momentum: Of plain SGD; 0 for none.
-        weight_decay: L2 penalty, added to the noised gradient.
-    """
+    """What a run claims of its steps: N, b, batches, C, z, and the step of plain SGD."""
 
     num_examples: int
     batch_size: int
     steps_per_epoch: int
-    sampling: str
+    sampling: str  # "poisson" or "shuffled"
     clip_norm: float
     noise_multiplier: float
     momentum: float
     weight_decay: float
 
 
-def batches_of_epoch(settings: Settings, rng: np.random.Generator) -> Iterator[Batch]:
+def batches_of_epoch(settings: Settings, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
     """The batches of an epoch, drawn from its stream: shape (n,), int64, ascending, each."""
     count, size = settings.num_examples, settings.batch_size
-    if settings.sampling == "poisson":
-        for _ in range(settings.steps_per_epoch):
-            yield np.flatnonzero(rng.random(count) < size / count).astype(np.int64)
-    elif settings.sampling == "shuffled":
-        order = rng.permutation(count)
-        for step in range(settings.steps_per_epoch):
-            yield np.sort(order[step * size : (step + 1) * size]).astype(np.int64)
-    else:
+    if settings.sampling not in ("poisson", "shuffled"):
         raise ValueError(f"no definition of batches that are {settings.sampling!r}")
+    order = rng.permutation(count) if settings.sampling == "shuffled" else None
+    for step in range(settings.steps_per_epoch):
+        if order is None:
+            yield np.flatnonzero(rng.random(count) < size / count).astype(np.int64)
+        else:
+            yield np.sort(order[step * size : (step + 1) * size]).astype(np.int64)
 
 
-class Noise:
-    """The noise of one step after another.
-
-    Args:
-        settings: Bound and multiplier.
-        shapes: Of the parameters, in the model's order.
-        generator: Seeded as the run's was.
-    """
-
-    def __init__(
-        self, settings: Settings, shapes: list[torch.Size], generator: torch.Generator
-    ) -> None:
-        self._stddev = settings.noise_multiplier * settings.clip_norm
-        self._shapes, self._generator = shapes, generator
-
-    def draw(self) -> Tensor:
-        """The next step's, shape (P,), float64."""
-        source = self._generator
-        parts = [
-            torch.normal(0.0, self._stddev, shape, generator=source, device=source.device)
-            for shape in self._shapes
-        ]
-        return _flat(parts).cpu()
-
-
-def clipped_sum(gradients: Iterable[Tensor], bound: float, length: int) -> Tensor:
-    """Sum of gradients, each scaled down to the bound, in float64.
-
-    Args:
-        gradients: Of shape (P,), float64, each; one that is not finite adds nothing.
-        bound: Largest L2 norm of one.
-        length: P.
-    """
-    total = torch.zeros(length, dtype=torch.float64)
-    for gradient in gradients:
-        norm = float(gradient.norm())
-        if math.isfinite(norm):
-            total += gradient * min(1.0, bound / norm if norm else 1.0)
-    return total
-
-
-class Model:
-    """A module with all its trainable parameters in one vector, and one example's gradient.
-
-    Args:
-        module: The model, which is changed in place.
-        loss: Mean loss of outputs and targets.
-    """
-
-    def __init__(self, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self._module, self._loss = module, loss
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self.shapes = [p.shape for p in self._parameters]
-
-    def parameters(self) -> Tensor:
-        """A copy of them, shape (P,), float64."""
-        return _flat([p.detach() for p in self._parameters])
-
-    def set_parameters(self, vector: Tensor) -> None:
-        """Set them, from shape (P,), float64."""
-        start = 0
-        for parameter in self._parameters:
-            stop = start + parameter.numel()
-            parameter.data.copy_(vector[start:stop].view(parameter.shape))
-            start = stop
-
-    def gradients(self, inputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
-        """The gradient of each example's loss alone, shape (P,), float64."""
-        for i in range(len(inputs)):
-            loss = self._loss(self._module(inputs[i : i + 1]), targets[i : i + 1])
-            yield _flat(torch.autograd.grad(loss, self._parameters))
+def noise_of_step(settings: Settings, shapes: list[torch.Size], source: torch.Generator) -> Tensor:
+    """The next step's noise, shape (P,), float64, for parameters of these shapes."""
+    stddev = settings.noise_multiplier * settings.clip_norm
+    return _flat(
+        torch.normal(0.0, stddev, shape, generator=source, device=source.device) for shape in shapes
+    ).cpu()
 
 
 class DpSgd:
-    """Takes steps.
+    """Takes steps from the parameters that a module has; it is changed in place."""
 
-    Args:
-        settings: What is claimed.
-        model: At the parameters that the first step starts from.
-    """
-
-    def __init__(self, settings: Settings, model: Model) -> None:
-        self._settings, self._model = settings, model
-        self.parameters = model.parameters()
+    def __init__(
+        self, settings: Settings, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> None:
+        self._settings, self._module, self._loss = settings, module, loss
+        self._weights = [p for p in module.parameters() if p.requires_grad]
+        self.shapes = [weight.shape for weight in self._weights]
+        self.parameters = _flat(self._weights)
         self._velocity = torch.zeros_like(self.parameters)
 
     def sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The clipped sum of a batch at today's parameters, shape (P,), float64."""
-        gradients = self._model.gradients(inputs, targets) if len(inputs) else []
-        return clipped_sum(gradients, self._settings.clip_norm, len(self.parameters))
+        total = torch.zeros_like(self.parameters)
+        for i in range(len(inputs)):
+            loss = self._loss(self._module(inputs[i : i + 1]), targets[i : i + 1])
+            gradient = _flat(torch.autograd.grad(loss, self._weights))
+            norm = float(gradient.norm())
+            if math.isfinite(norm):
+                total += gradient * min(1.0, self._settings.clip_norm / norm if norm else 1.0)
+        return total
 
     def step(self, total: Tensor, noise: Tensor, rate: float) -> None:
         """Step along a noised sum, its parts of shape (P,) each."""
@@ -177,23 +101,15 @@ class DpSgd:
         gradient += settings.weight_decay * self.parameters
         self._velocity = settings.momentum * self._velocity + gradient
         self.parameters = self.parameters - rate * self._velocity
-        self._model.set_parameters(self.parameters)
+        parts = torch.split(self.parameters, [weight.numel() for weight in self._weights])
+        for weight, part in zip(self._weights, parts, strict=True):
+            weight.data.copy_(part.view(weight.shape))
 
 
 def noised_mean(
     vectors: NDArray[np.float64], bound: float, multiplier: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """The release of one statistic.
-
-    Args:
-        vectors: Shape (N, K): one an example; one that is not finite adds nothing.
-        bound: Largest L2 norm of one.
-        multiplier: z_s.
-        rng: The stream of the statistics: the mean's noise comes first, then the square's.
-
-    Returns:
-        Shape (K,).
-    """
+    """The release of one statistic, shape (K,), of vectors of shape (N, K), one an example."""
     total = np.zeros(vectors.shape[1])
     for vector in vectors:
         if np.isfinite(vector).all():

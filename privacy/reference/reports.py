@@ -38,18 +38,16 @@ class LocalGaussian(Gaussian):
     def begin(self, number: int) -> None:
         """Begin a round, without a report."""
         super().begin(number)
-        self.margin = math.inf
         self.reports = torch.zeros(self.setting.length, dtype=torch.float64)
-        self.count = 0
+        self.margin, self.count = math.inf, 0
 
     def report(self, user: int, clipped: Tensor) -> None:
         """Add what a user's report differs from its clipped update by, shape (P,), float64."""
         rng = stream(self.setting.seed, CLIENT_NOISE, self.number, user)
-        self.reports += self.randomized(clipped, rng) - clipped
+        self.reports += self._randomized(clipped, rng) - clipped
         self.count += 1
 
-    def randomized(self, clipped: Tensor, rng: np.random.Generator) -> Tensor:
-        """The report, shape (P,), float64."""
+    def _randomized(self, clipped: Tensor, rng: np.random.Generator) -> Tensor:
         return clipped + super().stddev * torch.from_numpy(rng.standard_normal(len(clipped)))
 
     def noise(self, rng: np.random.Generator) -> Tensor:
@@ -76,24 +74,22 @@ class PrivUnit(LocalGaussian):
             middle = (low + high) / 2.0
             low, high = (middle, high) if self.mean(middle) > middle else (low, middle)
         self.threshold = low
-        self.cap = self.share(low)
+        self.cap = self._share(low)
         # Along d a report has m + 6 deviations at most; z, whose part across d it has, makes two
         # draws, along d and along the move of d, of 5 deviations each.
         self.follows = 16.0 + math.sqrt(setting.length) * self.threshold
         self.chosen = (self.gain + 1.0) * self.cap / (1.0 + self.gain * self.cap)
 
-    def share(self, threshold: float) -> float:
-        """k, of c."""
+    def _share(self, threshold: float) -> float:
         return float(betaincc(self.half, self.half, (1.0 + threshold) / 2.0))
 
     def mean(self, threshold: float) -> float:
         """m, of c."""
         lift = self.half * math.log1p(-(threshold**2)) - math.log(2.0 * self.half)
         a = math.exp(lift - float(betaln(0.5, self.half)))
-        return a * self.gain / (1.0 + self.gain * self.share(threshold))
+        return a * self.gain / (1.0 + self.gain * self._share(threshold))
 
-    def randomized(self, clipped: Tensor, rng: np.random.Generator) -> Tensor:
-        """The report, shape (P,), float64; without noise the clipped update itself."""
+    def _randomized(self, clipped: Tensor, rng: np.random.Generator) -> Tensor:
         if self.setting.multiplier == 0.0:
             return clipped
         norm = float(clipped.norm())
@@ -116,6 +112,3 @@ class PrivUnit(LocalGaussian):
         if self.setting.multiplier == 0.0:
             return 0.0
         return math.sqrt(self.count / self.setting.length) * self.bound / self.threshold
-
-
-LOCAL: dict[str, type[Gaussian]] = {"local_gaussian": LocalGaussian, "privunit": PrivUnit}

@@ -4,9 +4,7 @@ A stream has a name of four numbers: a seed, a purpose, a round (from 1; 0 for w
 run) and a client (index of the user in the training split; 0 where none is meant). Its bits are
 those of Philox 4x64-10 with the key that numpy's ``SeedSequence`` hashes from the seed as entropy
 and (purpose, round, client) as spawn key. Numbers are drawn from the bits by ``numpy.random``.
-
-Two seeds are in use: the run's own for what clients do, and the private one (256 bits) for
-cohorts and noise.
+The run's own seed is for what clients do, the private one (256 bits) for all else.
 
 Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox); O'Neill 2015
 (seed sequences).
@@ -16,32 +14,21 @@ from __future__ import annotations
 
 import numpy as np
 
-# Of the private seed.
-COHORT = 2
-NOISE = 4
-CLIENT_NOISE = 9
-# Of the run's own seed.
-LOCAL_TRAINING = 3
-AUGMENTATION = 6
-DEVICES = 14
+# Of the private seed, and of the run's own.
+COHORT, NOISE, CLIENT_NOISE, CANARIES = 2, 4, 9, 10
+LOCAL_TRAINING, AUGMENTATION, DEVICES = 3, 6, 14
 
 
-def _key(seed: int, purpose: int, number: int, client: int) -> np.random.SeedSequence:
-    return np.random.SeedSequence(entropy=seed, spawn_key=(purpose, number, client))
+def _key(seed: int, *name: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence(entropy=seed, spawn_key=name)
 
 
 def stream(seed: int, purpose: int, number: int = 0, client: int = 0) -> np.random.Generator:
-    """The stream of this name, from its beginning.
-
-    Args:
-        seed: At least 0.
-        purpose: One of the constants above.
-        number: The round.
-        client: The user.
-    """
+    """The stream of this name, from its beginning."""
     return np.random.Generator(np.random.Philox(_key(seed, purpose, number, client)))
 
 
 def torch_seed(seed: int, purpose: int, number: int, client: int) -> int:
-    """What torch's generator, which dropout draws from, is seeded with; as ``stream``."""
-    return int(_key(seed, purpose, number, client).generate_state(1, np.uint64)[0]) >> 1
+    """What torch's generator, which dropout draws from, is seeded with."""
+    key = _key(seed, purpose, number, client)
+    return int(key.generate_state(1, np.uint64)[0]) >> 1

@@ -21,6 +21,7 @@ from pfl_bench.runs.recompute import Mode, Recomputation, recompute_run
 from pfl_bench.runs.runner import run
 from pfl_bench.types import Examples, LocalTraining
 from privacy import mechanism as mechanisms
+from privacy.empirical.canaries import Canaries
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
 from privacy.schemes import poisson
 from tests.helpers import make_config
@@ -183,11 +184,44 @@ def test_the_verdict_says_how_much_was_computed(
     assert main(["audit", str(sound), "--recompute-seconds", "0"]) == 2
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"privacy__audit": {"kind": "worst_case", "count": 10}, "privacy__mechanism": ADAPTIVE},
+        {"privacy__audit": {"kind": "one_run", "count": 40}, **CYCLIC},
+        {"privacy__audit": {"kind": "one_shot", "count": 10}},
+        {
+            "privacy__audit": {"kind": "one_run", "count": 20, "direction": "sphere"},
+            "privacy__mechanism": {"name": "local_gaussian", "clip_norm": 0.5},
+            "privacy__noise_cohort_size": None,
+        },
+    ],
+    ids=["worst_case", "one_run", "one_shot", "local"],
+)
+def test_canaries_are_computed_again(tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = make(tmp_path / "run", **changes)
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    assert sum(line["num_canaries"] for line in lines)
+    done = again(folder)
+    assert (done.problems, done.reasons, sorted(done.rounds)) == ([], [], [1, 2, 3, 4])
+
+
+def test_a_canary_too_many_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
+    part = Canaries.taking_part
+
+    def early(self: Canaries, number: int) -> Any:
+        return part(self, number) | (np.arange(10) == 3)
+
+    monkeypatch.setattr(Canaries, "taking_part", early)
+    folder = make(tmp_path / "run", privacy__audit={"kind": "worst_case", "count": 10})
+    assert any(": contributions: " in problem for problem in again(folder).problems)
+
+
 def test_what_cannot_be_computed_says_why(tmp_path: Path) -> None:
-    audited = {"kind": "worst_case", "count": 10}
-    done = again(make(tmp_path / "run", federated__num_rounds=1, privacy__audit=audited))
+    attack = {"kind": "label_flip", "corrupted_fraction": 0.2, "labels": "mirror"}
+    done = again(make(tmp_path / "run", federated__num_rounds=1, attack=attack))
     assert (done.rounds, done.to_check().outcome) == ([], "skipped")
-    assert "canaries" in done.to_check().evidence
+    assert "attackers" in done.to_check().evidence
 
 
 # Each plants a bug into the code that runs, and names the round and what of it shows.

@@ -83,6 +83,13 @@ def test_a_sound_run_comes_to_the_same(
     assert done.compared == [5, 8]
 
 
+def test_canaries_keep_to_the_limits(tmp_path: Path) -> None:
+    limits = {**SELECTED, **DEVICES, "federated__max_participations": 2}
+    changes = {**limits, "privacy__audit": {"kind": "one_run", "count": 20}}
+    done = again(make(tmp_path / "run", **changes))
+    assert (done.problems, sorted(done.rounds)) == ([], list(range(1, 9)))
+
+
 def test_users_beyond_their_limits_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,9 +11,10 @@ import torch
 
 from privacy import banded_columns
 from privacy.mechanisms import column_normalized_banded
-from privacy.reference.correlated import CORRELATED
+from privacy.reference.correlated import Correlated
 from privacy.reference.noise import Setting
 from privacy.reference.reports import PrivUnit
+from privacy.reference.round import MECHANISMS
 from privacy.tree_factorization import tree_noise_profile
 from tests.pfl_bench.runs.test_recompute import again, make
 from tests.sabotage.paper_bugs import BUGS
@@ -48,7 +49,11 @@ LOCAL: dict[str, Any] = {"privacy__noise_cohort_size": None, "privacy__accountan
     ids=lambda mechanism: "-".join(str(value) for value in mechanism.values()),
 )
 def test_a_sound_run_comes_to_the_same(tmp_path: Path, mechanism: dict[str, Any]) -> None:
-    changes = APART if mechanism["name"] in CORRELATED else {**LOCAL, "federated__num_rounds": 9}
+    changes = (
+        APART
+        if MECHANISMS[mechanism["name"]] is Correlated
+        else {**LOCAL, "federated__num_rounds": 9}
+    )
     folder = make(tmp_path / "run", **changes, privacy__mechanism={"clip_norm": 2.0, **mechanism})
     done = again(folder)
     assert (done.problems, done.reasons) == ([], [])
@@ -102,15 +107,16 @@ def test_bfloat16_decides_too_many_coins(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [50, 1_000_000])
 def test_reports_move_with_updates_as_far_as_is_allowed(length: int) -> None:
-    mechanism = PrivUnit(Setting({"clip_norm": 1.0}, 0.1, 1.0, 1.0, length))
+    mechanism = PrivUnit(Setting("privunit", {"clip_norm": 1.0}, 0.1, 1.0, 1.0, length, 0, 1))
+    mechanism.begin(1)
     mechanism.report(1, torch.zeros(length, dtype=torch.float64))
     stddev = mechanism.stddev
     for user in range(20):
         rng = np.random.default_rng(user)
         draws = torch.from_numpy(rng.standard_normal((2, length)))
         update, move = draws / torch.linalg.vector_norm(draws, dim=1, keepdim=True)
-        near = mechanism.randomized(update + 1e-4 * move, np.random.default_rng(user))
-        far = float((near - mechanism.randomized(update, np.random.default_rng(user))).norm())
+        near = mechanism._randomized(update + 1e-4 * move, np.random.default_rng(user))
+        far = float((near - mechanism._randomized(update, np.random.default_rng(user))).norm())
         assert 0.0 < far <= 1e-4 * mechanism.follows * stddev
 
 
@@ -126,10 +132,11 @@ def test_columns_above_one_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_noise_of_a_tree_is_as_large_as_the_papers_estimate() -> None:
-    setting = Setting({"clip_norm": 1.0, "restart_every": 12}, 1.0, 1.0, 1.0, 1)
+    options = {"clip_norm": 1.0, "restart_every": 12}
+    setting = Setting("tree_aggregation", options, 1.0, 1.0, 1.0, 1, 0, 30)
     stddevs = []
     for number in range(1, 31):
-        mechanism = CORRELATED["tree_aggregation"](setting)
+        mechanism = Correlated(setting)
         mechanism.begin(number)
         stddevs.append(mechanism.stddev)
     np.testing.assert_allclose(stddevs, tree_noise_profile(30, 12)[0], rtol=1e-12)
@@ -137,7 +144,7 @@ def test_noise_of_a_tree_is_as_large_as_the_papers_estimate() -> None:
 
 @pytest.mark.parametrize("length", [2, 3, 50, 100_000])
 def test_reports_of_privunit_mean_the_update(length: int) -> None:
-    mechanism = PrivUnit(Setting({"clip_norm": 1.0}, 0.2, 1.0, 1.0, length))
+    mechanism = PrivUnit(Setting("privunit", {"clip_norm": 1.0}, 0.2, 1.0, 1.0, length, 0, 1))
     # The densities' ratio is e^epsilon, and the threshold is where the mean is longest.
     ratio = mechanism.chosen / (1 - mechanism.chosen) * (1 - mechanism.cap) / mechanism.cap
     assert ratio == pytest.approx(np.exp(5.0), rel=1e-9)
