@@ -32,33 +32,19 @@ SELECTIONS = {"uniform": False, "available": True}
 
 @dataclass
 class Devices:
-    """The devices of a run's users, and the clock.
+    """The devices of a run's users, and the clock; of each configuration fields are read."""
 
-    Attributes:
-        traces: ``pfl_bench.simulation.devices.devices.Devices``, of which fields are read.
-        systems: ``pfl_bench.config.devices.SystemsOptions``: o and the deadline.
-        options: ``pfl_bench.config.training.FederatedOptions``: C, b and k.
-        local: How clients train: ``pfl_bench.types.LocalTraining``.
-        selection: Of ``SELECTIONS``.
-        seed: The run's own.
-        sizes: Shape (N,): examples of each user.
-        num_bytes: D and U.
-        now: Seconds of the clock.
-        counts: Shape (N,): rounds that each user was in.
-        last: Shape (N,): the last of them; 0 for none.
-    """
-
-    traces: Any
-    systems: Any
-    options: Any
-    local: Any
-    selection: str
-    seed: int
-    sizes: NDArray[np.int64]
-    num_bytes: tuple[float, float]
-    now: float = 0.0
-    counts: NDArray[np.int64] = field(init=False)
-    last: NDArray[np.int64] = field(init=False)
+    traces: Any  # ``pfl_bench.simulation.devices.devices.Devices``
+    systems: Any  # ``pfl_bench.config.devices.SystemsOptions``: o and the deadline
+    options: Any  # ``pfl_bench.config.training.FederatedOptions``: C, b and k
+    local: Any  # ``pfl_bench.types.LocalTraining``
+    selection: str  # of ``SELECTIONS``
+    seed: int  # the run's own
+    sizes: NDArray[np.int64]  # shape (N,): examples of each user
+    num_bytes: tuple[float, float]  # D and U
+    now: float = 0.0  # seconds of the clock
+    counts: NDArray[np.int64] = field(init=False)  # shape (N,): rounds that each user was in
+    last: NDArray[np.int64] = field(init=False)  # shape (N,): the last of them; 0 for none
 
     def __post_init__(self) -> None:
         rng, num = stream(self.seed, DEVICES), len(self.sizes)
@@ -94,9 +80,8 @@ class Devices:
                 finished.append((finish, user))
             gone.append(min(finish, end) if begin <= start else start)
         finished = sorted(finished)[: options.cohort_size]
-        end = (
-            max(gone) if systems.deadline_s is None else min(max(gone), start + systems.deadline_s)
-        )
+        deadline = math.inf if systems.deadline_s is None else start + systems.deadline_s
+        end = min(max(gone), deadline)
         if len(finished) == options.cohort_size:
             end = min(end, finished[-1][0])
         took_part = np.array(sorted(u for finish, u in finished if finish <= end), dtype=np.int64)
