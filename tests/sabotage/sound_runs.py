@@ -53,10 +53,10 @@ _SCHEMES: tuple[dict[str, Any], ...] = (
 )
 _ALGORITHMS: tuple[dict[str, Any], ...] = (
     {"name": "fedavg"},
-    {"name": "fedprox", "mu": 0.1},
-    {"name": "minibatch_sgd"},
+    {"name": "fedprox", "proximal_weight": 0.1},
+    {"name": "minibatch_sgd", "fraction": 0.5},
     {"name": "reptile"},
-    {"name": "fednova"},
+    {"name": "fednova", "effective_steps": 2.0},
 )
 _OPTIMIZERS: tuple[dict[str, Any], ...] = (
     {"name": "sgd"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from pfl_bench.rng import Purpose, stream
+from pfl_bench.runs.audit import audit_run
 from pfl_bench.simulation.devices.generator import generate_devices
 from pfl_bench.simulation.devices.limits import Limits
 from pfl_bench.simulation.devices.work import examples_processed
@@ -88,6 +90,23 @@ def test_canaries_keep_to_the_limits(tmp_path: Path) -> None:
     changes = {**limits, "privacy__audit": {"kind": "one_run", "count": 20}}
     done = again(make(tmp_path / "run", **changes))
     assert (done.problems, sorted(done.rounds)) == ([], list(range(1, 9)))
+
+
+def test_rounds_of_nobody_release_the_same_zeros(tmp_path: Path) -> None:
+    changes = {
+        **SELECTED,
+        **DEVICES,
+        "federated__cohort_size": 2,
+        "federated__selection": {"name": "uniform"},
+        "privacy__mechanism": {"name": "local_gaussian", "clip_norm": 0.5},
+        "evaluation__final_splits": ["val"],
+    }
+    folder = make(tmp_path / "run", **changes)
+    lines = map(json.loads, (folder / "ledger.jsonl").read_text().splitlines())
+    assert [line["realised_cohort"] for line in lines].count(0) >= 2
+    done = audit_run(folder, recompute="all")
+    assert [check.name for check in done.checks if check.outcome == "failed"] == []
+    assert done.words == "passed: recomputed 8 of 8 rounds"
 
 
 def test_users_beyond_their_limits_are_named(
