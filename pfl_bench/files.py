@@ -193,7 +193,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read ``metrics.jsonl``; a torn last line, which a kill leaves behind, is no error."""
+    """Read lines of rounds; a torn last line, which a kill leaves behind, is no error."""
     if not path.exists():
         return []
     lines = read_text(path).split("\n")
@@ -214,7 +214,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
                 f"{path}, line {number} is {line[:60]!r}; expected an object with an integer "
                 '"round"'
             )
-        if wrong := misfit(row, {...: "number"}):
+        if wrong := misfit(row, LAYOUTS.get(path.name, {})):
             raise RunFolderError(f"{path}, line {number}: {wrong}")
         rows.append(row)
     return rows

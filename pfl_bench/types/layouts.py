@@ -125,6 +125,7 @@ LAYOUTS: dict[str, Any] = {
         "data": _DATA,
         "seconds": "number",
     },
+    "metrics.jsonl": {...: "number"},
     "privacy.json": _STATEMENT,
     "config.yaml": {
         "task": {"name": "text"},
