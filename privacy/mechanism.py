@@ -222,7 +222,7 @@ class RoundStreams:
         rng: The server's source of the round's noise, from its beginning.
         clients: Opens the sources of all clients that reported, from their beginnings.
         num_parameters: P.
-        wanted: How many first elements of the noise are compared; at most P.
+        wanted: How many first elements of the noise are compared; P for all.
         draws_all: Whether all P elements may be drawn to come to what is drawn after them.
     """
 
@@ -238,14 +238,14 @@ class ReplayedNoise:
     """What a round's streams give.
 
     Attributes:
-        head: Shape (8,) or shorter, float64: the first elements of the noise, in multiples of its
+        values: Shape (wanted,), float64: the first elements of the noise, in multiples of its
             standard deviation.
         count: The draw on the count; None where there is none, or it was not drawn.
         stddev: Standard deviation of the noise in multiples of that of a round whose noise is
             drawn anew; None where it is that.
     """
 
-    head: NDArray[np.float64]
+    values: NDArray[np.float64]
     count: float | None = None
     stddev: float | None = None
 

@@ -8,10 +8,9 @@ hold the mechanism's claims against it:
   clipping code reports, and whether the sum moved between them (``privacy.sum_watch``). Kept is
   the one that is furthest from what the bound allows;
 - the noise is what the release, times the configured cohort size, has beyond the sum. Divided by
-  the standard deviation that is claimed, it is kept as sufficient statistics: count, sum, sum of
-  squares, a histogram, its product with the sum (a noise that knows the data, or a wrong
-  denominator, shows there) and with the noise of the round before (noise that is used again), and
-  what ``privacy.noise_record`` has of tails, of elements without noise, and of repeats.
+  the standard deviation that is claimed, it is kept as statistics that noise drawn again from the
+  round's stream must have, too: the first elements, count, sum, sum of squares, a histogram, sums
+  of segments (each over the root of its length), and its product with the sum.
 
 All of it describes a simulation from the inside. No deployment would keep or publish it.
 """
@@ -20,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,19 +30,20 @@ from torch import Tensor
 from privacy.aggregate import Aggregate
 from privacy.errors import PrivacyError
 from privacy.mechanism import Release
-from privacy.noise_record import PIECE, NoiseRecord
-from privacy.noise_record import finite as _finite
 from privacy.sum_watch import HALF_ULP, SumWatch, clean_total
+from privacy.sum_watch import finite as _finite
 
 # Edges of the histogram, in standard deviations; two tails lie outside of them.
 HISTOGRAM_EDGES = np.linspace(-4.0, 4.0, 33)
-# At most so many elements are counted in the histogram and multiplied with the round before.
-_SAMPLED = PIECE
+# Elements that are looked at together, which stay in the cache; at most so many are counted in the
+# histogram.
+_SAMPLED = 1 << 17
 _HEAD = 8
+SEGMENTS = 16
 
 
 class Observer(SumWatch):
-    """Watches the rounds of one run; its state goes into the checkpoint.
+    """Watches the rounds of one run.
 
     Args:
         cohort_size: The configured expected cohort, which every sum is to be divided by.
@@ -60,7 +61,6 @@ class Observer(SumWatch):
     ) -> None:
         super().__init__(norm, probes_all, clips_to_bound)
         self._cohort_size = float(cohort_size)
-        self._last: Tensor | None = None
 
     def observe(self, release: Release, aggregate: Aggregate) -> dict[str, Any]:
         """What the ledger keeps of the round, JSON-serialisable.
@@ -89,7 +89,6 @@ class Observer(SumWatch):
     ) -> dict[str, Any] | None:
         stddev = release.update_noise_stddev
         if not stddev > 0.0:
-            self._last = None
             return None
         released, clean = release.mean_update.detach().cpu(), total.detach().cpu()
         count = released.numel()
@@ -100,7 +99,8 @@ class Observer(SumWatch):
         if release.noisy_fraction_unclipped is not None and release.count_noise_stddev:
             noisy = (release.noisy_fraction_unclipped - 0.5) * self._cohort_size
             draw = _finite((noisy - aggregate.bit_sum) / release.count_noise_stddev)
-        record = NoiseRecord(count, draw)
+        ends = [count * k // SEGMENTS for k in range(SEGMENTS + 1)]
+        segments = np.zeros(SEGMENTS)
         # Pieces stay in the cache, and begin where the sample has an element.
         for start in range(0, count, _SAMPLED // step * step):
             place = slice(start, start + _SAMPLED // step * step)
@@ -112,54 +112,32 @@ class Observer(SumWatch):
             dots = (torch.dot(noise, noise), torch.dot(noise, known), torch.dot(known, known))
             sums += [squares, float(noise.sum()), *map(float, dots)]
             pieces.append(noise[::step].clone())
-            record.add(start, noise)
+            for segment, (first, last) in enumerate(pairwise(ends)):
+                first, last = first - start, last - start
+                if last > 0 and first < len(noise) and last > first:
+                    segments[segment] += float(noise[max(0, first) : last].sum())
             if not start:
                 head = [_finite(float(value)) for value in noise[:_HEAD]]
         scale, sum_, sum_squares, product, norm = sums.tolist()
         scale, norm = math.sqrt(scale / count), math.sqrt(norm)
         product = product / norm if norm > 0.0 else 0.0
-        sampled = torch.cat(pieces)
-        lag = None
-        if self._last is not None and self._last.shape == sampled.shape:
-            lag = _finite(float(torch.dot(sampled, self._last)) / sampled.numel())
-        self._last = sampled
+        lengths = np.diff(ends)
+        kept = lengths > 0
         return {
             "count": count,
             "sum": _finite(sum_),
             "sum_squares": _finite(sum_squares),
-            "histogram": _histogram(sampled),
+            "histogram": _histogram(torch.cat(pieces)),
             "head": head,
             "dot_sum": _finite(product),
             "lag_correlation": release.lag_correlation,
-            "lag_product": lag,
             # The noise, the sum and the division each are rounded to float32 once.
             "rounding": _finite(math.sqrt(3.0) * HALF_ULP * scale / stddev),
             "count_draw": draw,
-            **record.result(),
+            "segments": [
+                _finite(value) for value in (segments[kept] / np.sqrt(lengths[kept])).tolist()
+            ],
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to compare its first round with the last one before."""
-        return {"last": self._last}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` gave.
-
-        Raises:
-            PrivacyError: It is not such a state.
-        """
-        if set(state) != {"last"}:
-            raise PrivacyError(
-                f"the saved state of the observer has the keys {sorted(state)}, but must have "
-                "'last'; resume with the version that saved it, or start a new run folder"
-            )
-        last = state["last"]
-        if last is not None and not (isinstance(last, Tensor) and last.dtype == torch.float64):
-            raise PrivacyError(
-                f"the saved state of the observer has {type(last).__name__} for the noise of the "
-                "round before, but must have a float64 tensor; start a new run folder"
-            )
-        self._last = last
 
 
 class ParticipationHistory:
@@ -215,6 +193,16 @@ class ParticipationHistory:
             )
         self._counts = state["counts"].numpy().copy()
         self._last = state["last"].numpy().copy()
+
+
+def segment_sums(noise: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sums of the segments of a vector, each over the root of its length; shape (16,) or shorter.
+
+    Args:
+        noise: Shape (P,).
+    """
+    ends = [len(noise) * k // SEGMENTS for k in range(SEGMENTS + 1)]
+    return np.array([noise[a:b].sum() / math.sqrt(b - a) for a, b in pairwise(ends) if b > a])
 
 
 def _histogram(values: Tensor) -> list[int]:

@@ -22,7 +22,6 @@ from torch import Tensor
 from privacy.aggregate import Aggregate
 from privacy.clipping import NORMS
 from privacy.errors import PrivacyError
-from privacy.noise_record import finite
 
 # Up to so many parameters every client is watched; of larger models one a round, so that no vector
 # of theirs is kept.
@@ -103,6 +102,11 @@ class ShardObservation:
     total: Tensor | None
     watched: int = 0
     reports: Reports | None = None
+
+
+def finite(value: float) -> float | None:
+    """A number for JSON, which has none that is not finite."""
+    return value if math.isfinite(value) else None
 
 
 class SumWatch:

@@ -361,10 +361,9 @@ class PrivateRounds(PublicRounds):
         return {**result, "upper_bound": json_epsilon(actual.epsilon(done))}
 
     def state_dict(self) -> dict[str, Any]:
-        """Observer, participations, canaries, digest of the ledger, and seed."""
+        """Participations, canaries, digest of the ledger, and seed."""
         canaries = None if self._canaries is None else self._canaries.state_dict()
         return {
-            "observer": self._observer.state_dict(),
             "history": self._history.state_dict(),
             "canaries": canaries,
             "ledger": self._digest,
@@ -375,7 +374,6 @@ class PrivateRounds(PublicRounds):
         """Restore them, if the seed is still the same."""
         if state.get("seed") != self._seed:
             raise OtherSeedError(self._path.parent)
-        self._observer.load_state_dict(state["observer"])
         self._history.load_state_dict(state["history"])
         self._digest = state["ledger"]
         if self._canaries is not None:

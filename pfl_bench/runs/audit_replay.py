@@ -1,4 +1,4 @@
-"""Draws a run's cohorts and the first elements of its noise anew, from the recorded seed."""
+"""Draws a run's cohorts and its noise anew, from the recorded seed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # A second or a few of one core, each.
 _MOST_DRAWN_USERS = 20_000_000
 _MOST_ROUNDS = 200_000
-_MOST_NORMALS = 500_000_000
+_MOST_NORMALS = 200_000_000
 _MOST_CLIENT_STREAMS = 100_000
 
 
@@ -83,7 +83,7 @@ def _cohorts(
 
 
 class _Noise:
-    """First elements of each round's noise, in multiples of its standard deviation."""
+    """Each round's noise, in multiples of its standard deviation; of some rounds its beginning."""
 
     def __init__(
         self,
@@ -98,7 +98,6 @@ class _Noise:
         self._cohort = cohort
         self._num_users = num_users or 0
         self._length = num_parameters or COORDINATES
-        self._counts_drawn = 0
         name = resolved.tree["privacy"]["mechanism"]["name"]
         # Its noise is drawn at multiplier 1; without noise, no setting of it is infeasible.
         scale = NoiseScale(
@@ -106,14 +105,17 @@ class _Noise:
         )
         self._mechanism = build_mechanism(name, resolved.mechanism_options, scale)
         described = self._mechanism.description
-        self._counts = described.draws_count
         self.is_correlated = described.correlates_rounds
-        self.most_rounds = _MOST_ROUNDS
+        self.most_rounds, vectors = _MOST_ROUNDS, 1
         if described.randomizes_clients:
-            self.most_rounds = max(1, _MOST_CLIENT_STREAMS // options.cohort_size)
+            vectors = options.cohort_size
+            self.most_rounds = max(1, _MOST_CLIENT_STREAMS // vectors)
         elif isinstance(described.strategy, Tree):
             # A round draws two vectors on average, one after another, each of the model's length.
+            vectors = 2
             self.most_rounds = _MOST_NORMALS // (2 * self._length)
+        # All elements are drawn in each so many rounds; where rounds hang together, in all or none.
+        self._every = -(-options.num_rounds * vectors * self._length // _MOST_NORMALS)
         self.reason = ""
         if num_parameters is None:
             self.reason = "the model is not at hand, and with it how many elements a round draws"
@@ -127,16 +129,14 @@ class _Noise:
     def __call__(self, number: int, num_canaries: int) -> ReplayedNoise:
         """Draw a round's."""
         assert isinstance(self._mechanism, ReplaysNoise)
-        # The draw on the count comes after those on all elements.
-        draws_all = self._counts and self._counts_drawn + self._length <= _MOST_NORMALS
-        self._counts_drawn += self._length if draws_all else 0
+        is_whole = self._every == 1 or (not self.is_correlated and number % self._every == 1)
         return self._mechanism.replay_noise(
             RoundStreams(
                 rng=stream(self._seed, Purpose.NOISE, number),
                 clients=lambda: self._clients(number, num_canaries),
                 num_parameters=self._length,
-                wanted=min(self._length, COORDINATES),
-                draws_all=draws_all,
+                wanted=self._length if is_whole else min(self._length, COORDINATES),
+                draws_all=is_whole,
             )
         )
 

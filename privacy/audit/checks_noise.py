@@ -1,17 +1,17 @@
-"""Is the noise that was really added of the scale, shape and mean that are claimed?
+"""Is the noise that was really added of the scale and shape that are claimed?
 
 Guarantee: what is tested is the noise as seen from outside the mechanism: the release, times the
 configured cohort size, less the sum, in multiples of the standard deviation that the round claims.
 Under the claim its P elements are independent draws of variance 1 of the claimed law. Tests of all
 rounds together assume that rounds are independent, and are left out where the mechanism says that
 its noise is correlated; those of single rounds never assume it. A seeded generator that an
-adversary knows passes every one of these.
+adversary knows passes both. Whether it is the noise that the seed draws is for ``checks_replay``.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,6 @@ class Noise:
         correlated: Whether any round says that its noise depends on the one before, or the
             mechanism does not state that none does.
         shape: "gaussian" or "laplace".
-        note: Rounds that an older version has recorded, in words; empty if none.
     """
 
     evidence: Evidence
@@ -57,7 +56,6 @@ class Noise:
     rounding: Array
     correlated: bool
     shape: str
-    note: str = ""
 
     @property
     def at(self) -> NDArray[np.int64]:
@@ -135,51 +133,6 @@ def observed(evidence: Evidence, inputs: AuditInputs) -> Noise:
             f"{float(rounding[seen].max()):.3g} of it"
         )
     return noise
-
-
-def stated_strategy(inputs: AuditInputs) -> None:
-    """Check that the mechanism states how the noise of its rounds goes together.
-
-    Raises:
-        SkippedError: It does not.
-    """
-    if inputs.configured.description.strategy is None:
-        raise SkippedError(
-            f"{inputs.configured.mechanism} does not state how the noise of its rounds goes "
-            "together"
-        )
-
-
-def recorded(evidence: Evidence, inputs: AuditInputs, name: str) -> tuple[Noise, Finding]:
-    """Find the rounds whose observation has a list or number that older versions lack.
-
-    Args:
-        evidence: The ledger's.
-        inputs: What it is held against.
-        name: Of the noise's lists or numbers, such as "tails".
-
-    Returns:
-        The noise of these rounds, and a finding of the rounds that should have it.
-
-    Raises:
-        SkippedError: There are none.
-    """
-    noise, found = observed(evidence, inputs), Finding()
-    (values,) = evidence.need(f"noise.{name}")
-    if not len(noise.rounds):
-        raise SkippedError("no round has noise that could be observed: see noise_scale")
-    known = ~np.isnan(values.reshape(evidence.rounds, -1)[:, 0])
-    has = known[noise.at]
-    if not has.any():
-        raise SkippedError(f"no round has a number in noise.{name}")
-    # A run that an older version has begun lacks it in its first rounds.
-    first = int(np.argmax(known))
-    missing = noise.rounds[~has]
-    found.in_rounds(f"noise.{name} is not recorded", missing[missing > first])
-    old = int((missing <= first).sum())
-    note = f"; the first {old} rounds do not record it" if old else ""
-    kept = replace(noise, rounds=noise.rounds[has], rounding=noise.rounding[has], note=note)
-    return kept, found
 
 
 def _begin(noise: Noise) -> Finding:
@@ -298,23 +251,4 @@ def check_noise_shape(evidence: Evidence, inputs: AuditInputs) -> Finding:
             limit=0.5,
         ),
         distance=gap,
-    )
-
-
-@check("noise_mean", "The noise has mean 0.")
-def check_noise_mean(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    noise = observed(evidence, inputs)
-    found = _begin(noise)
-    count, total = noise["count"], noise["sum"]
-    scale = tails.shape_scale(noise.shape)
-    pooled = float(tails.sums(total.sum(), count.sum(), scale)) if noise.pools else None
-    each = tails.sums(total, count * (1.0 + _SLACK), scale)
-    _judge(found, noise, "the mean", each, pooled, parts=1)
-    mean = float(total.sum() / count.sum()) if len(count) else math.nan
-    draws, parts = noise.draws(2.0)
-    least = power.deviations(parts) / math.sqrt(max(1.0, draws))
-    return found.seen(
-        f"mean {mean:.3g} standard deviations over {noise.context}{_p_text(found)}",
-        power.shown("a mean of {:.2g} standard deviations or more", least),
-        mean=mean,
     )

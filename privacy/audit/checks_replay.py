@@ -2,13 +2,17 @@
 
 Guarantee: checked here is that the recorded private seed is one of its own and follows from the
 configuration as ``config.yaml`` has it, from the data and from the initial model; that each round's
-cohort is what the configured sampler draws from its stream, user by user, and that the first
-elements of each round's noise are those of its stream. A ledger with a round left out, a round put
-in, another round's noise or users drawn otherwise does not come out of the seed. Nothing here says
-that the seed was secret, or that nobody chose it.
+cohort is what the configured sampler draws from its stream, user by user; and that the noise is
+that of the round's stream. Compared are its first elements, in every round, and in as many rounds
+as can be drawn in a few seconds all elements, by sums of sixteen segments, sum and sum of squares.
+A ledger with a round left out, a round put in, users drawn otherwise, or noise that is cut,
+missing, used again or made of the data does not come out of the seed. Nothing here says that the
+seed was secret, or that nobody chose it.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +23,7 @@ from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, Replay, SeedRecord
 from privacy.central_record import users_digest
-from privacy.observation import ParticipationHistory
+from privacy.observation import ParticipationHistory, segment_sums
 
 # A digest of 256 bits is shorter than this with probability 2**-56.
 _LEAST_BITS = 200
@@ -27,6 +31,8 @@ _LEAST_BITS = 200
 # that have nothing to do with each other are nearer with probability 0.012.
 _ALIKE = 0.02
 _HALF_ULP = 2.0**-24
+# Roundings that a sum of all elements, or of a segment, may be off by.
+_ROUNDINGS = 64.0
 # Relative: coefficients that another machine optimizes differ by less.
 _OF_STDDEV = 1e-3
 # What a seed is derived from and an audit computes anew: in words, and whether that depends on code
@@ -161,7 +167,7 @@ def _returns(evidence: Evidence, drawn: dict[str, int | None], number: int) -> b
 
 @check(
     "noise_replay",
-    "The first elements of each round's noise are those that the recorded seed draws.",
+    "Each round's noise is that which the recorded seed draws.",
 )
 def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
     replay = _replay(evidence, inputs)
@@ -185,7 +191,7 @@ def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
         rounding = rounding * np.sqrt(np.maximum(1.0, evidence["num_contributions"]))
     allowed = _ALIKE + rounding
     fresh = evidence.constant("noise_multiplier", "actual")
-    wrong, counts, scales, compared = [], [], [], 0
+    wrong, counts, scales, elsewhere, compared, whole = [], [], [], [], 0, 0
     for number, is_visible in zip(rounds.tolist(), visible, strict=True):
         drawn, line = replay.noise(number, int(canaries[number - 1])), number - 1
         if drawn.stddev is not None:
@@ -199,14 +205,43 @@ def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
         if not is_visible or not allowed[line] < 0.5:
             continue
         compared += 1
-        head = evidence["noise.head"][line, : len(drawn.head)]
-        if not (np.abs(head - drawn.head) <= allowed[line]).all():
+        first = drawn.values[: evidence["noise.head"].shape[1]]
+        head = evidence["noise.head"][line, : len(first)]
+        if not (np.abs(head - first) <= allowed[line]).all():
             wrong.append(number)
+        elif len(drawn.values) == evidence["noise.count"][line]:
+            whole += 1
+            if not _has_sums(evidence, line, drawn.values, rounding[line]):
+                elsewhere.append(number)
     found = Finding()
     found.in_rounds("the noise is not that of the seed's stream", wrong)
+    found.in_rounds("of the noise other elements are not those of the seed's stream", elsewhere)
     found.in_rounds("the noise on the count is not that of the seed's stream", counts)
     found.in_rounds("the noise's scale is not that of the configured correlation", scales)
     if not compared and not found.problems:
         raise SkippedError("in no round can the noise be seen beside the rounding of the sum")
-    text = f"the first elements of {compared} of {evidence.rounds} rounds drawn anew"
-    return found.seen(text, rounds=compared)
+    text = f"the noise of {compared} of {evidence.rounds} rounds drawn anew, all of it in {whole}"
+    return found.seen(text, rounds=compared, whole=whole)
+
+
+def _has_sums(evidence: Evidence, line: int, noise: NDArray[np.float64], rounding: float) -> bool:
+    """Whether a line has the sums of noise, shape (P,), in standard deviations.
+
+    Args:
+        evidence: The ledger's.
+        line: From 0.
+        noise: As it was drawn anew.
+        rounding: Of an element, in standard deviations.
+    """
+    count, near = len(noise), _ROUNDINGS * rounding
+    root = math.sqrt(count)
+    segments = segment_sums(noise)
+    found = evidence["noise.segments"][line, : len(segments)]
+    differences = np.abs(found - segments)
+    sum_of = abs(evidence["noise.sum"][line] - noise.sum())
+    squares = abs(evidence["noise.sum_squares"][line] - noise @ noise)
+    return bool(
+        (differences <= near).all()
+        and sum_of <= near * root
+        and squares <= near * (2.0 * root + near * count)
+    )

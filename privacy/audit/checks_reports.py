@@ -219,7 +219,7 @@ def _normal(
     excess = (columns["along"] - columns["clipped"]) / stddev
     mean = square = 1.0
     if directed:
-        mean = float(tails.sums(excess.sum(), directed, 0.0))
+        mean = tails.sums(float(excess.sum()), float(directed))
         squares = float((columns["excess_squares"] / stddev**2).sum())
         square = float(tails.squares("gaussian", squares, directed, float(slack.max()) - 1.0))
     for what, value in (("mean", mean), ("spread", square)):

@@ -21,7 +21,7 @@ from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
 from privacy.audit.step_columns import StepColumns
 from privacy.errors import LedgerError
-from privacy.noise_record import NEAR_ZERO, PEAKS, SEGMENTS, TAILS
+from privacy.observation import SEGMENTS
 from privacy.sum_watch import REPORT_KEYS
 
 BINS = 34
@@ -34,23 +34,10 @@ _PLAIN = (
     "largest_norm", "largest_clipped_norm", "sum_norm", "unseen", "watched", "steps",
 )  # fmt: skip
 # Lists of numbers of the noise, and how many there are at most.
-_LISTS = {
-    "head": HEAD,
-    "tails": len(TAILS),
-    "near_zero": len(NEAR_ZERO),
-    "segments": SEGMENTS,
-    "peaks": 3 * PEAKS,
-}
-# What older versions did not record; of the noise, a line without it lacks "noise.tails".
+_LISTS = {"head": HEAD, "segments": SEGMENTS}
+# What older versions did not record.
 _NEW = ("watched", "reports")
-_YOUNG_NUMBERS = (
-    "largest", "windows", "repeats", "self_lag", "self_product", "twins", "count_distance",
-)  # fmt: skip
-_YOUNGER = (*_YOUNG_NUMBERS, *(name for name in _LISTS if name != "head"))
-_NOISE = (
-    "count", "sum", "sum_squares", "dot_sum", "lag_correlation", "lag_product", "rounding",
-    "count_draw", *_YOUNG_NUMBERS,
-)  # fmt: skip
+_NOISE = ("count", "sum", "sum_squares", "dot_sum", "lag_correlation", "rounding", "count_draw")
 _NESTED = {"probe": ("norm", "moved", "bit"), "reports": REPORT_KEYS, "noise": _NOISE}
 _NAMES = (*_PLAIN, *(f"{part}.{key}" for part, keys in _NESTED.items() for key in keys))
 # What must be the same in every line, where lines have it.
@@ -211,7 +198,6 @@ class _Reader:
         else:
             histogram = values.counts(noise.get("histogram"), BINS, f"{where}: 'noise.histogram'")
             self._histograms.extend(histogram)
-            self._missing.update(f"noise.{name}" for name in _YOUNGER if name not in noise)
         self._has_noise.append(noise is not None)
         constants = {key: entry[key] for key in CONSTANT if key in entry}
         if not self._segments or self._segments[-1][1] != constants:
@@ -224,17 +210,15 @@ class _Reader:
         columns = {name: np.asarray(column) for name, column in self._columns.items()}
         for name, length in _LISTS.items():
             columns[f"noise.{name}"] = np.asarray(self._lists[name]).reshape(-1, length)
-        # Of what is said of the noise, lines with noise alone lack it.
-        most = {name: has_noise.sum() if "noise." in name else rounds for name in self._missing}
         ends = [first for first, _ in self._segments[1:]] + [rounds + 1]
         return Evidence(
             rounds=rounds,
             columns=columns,
-            lacking=frozenset(name for name in most if self._missing[name] == most[name]),
+            lacking=frozenset(name for name in self._missing if self._missing[name] == rounds),
             partly={
                 name: count
                 for name, count in self._missing.items()
-                if count < rounds and name not in _NEW and not name.startswith("noise.")
+                if count < rounds and name not in _NEW
             },
             segments=tuple(
                 Segment(first, end - first, constants)

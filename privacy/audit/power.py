@@ -41,17 +41,3 @@ def scale_error(draws: float, tests: float, kurtosis: float = 3.0) -> str:
     relative = 0.5 * math.sqrt((kurtosis - 1.0) / max(1.0, draws)) * deviations(tests)
     unseen = "no error of the scale: it has too few draws"
     return shown("a scale that is {1:.2g} % off or more", relative, unseen)
-
-
-def correlation(count: float, tests: float, scale: float, spread: float) -> float:
-    """The smallest correlation that shows in a sum of products of draws.
-
-    Args:
-        count: Products.
-        tests: By how many a quarter of the level is divided.
-        scale: Of ``tails.products``.
-        spread: Variance of a product.
-    """
-    exponent = math.log(4.0 * tests / LEVEL)
-    bound = math.sqrt(2.0 * spread * count * exponent) + 2.0 * scale * exponent
-    return (bound + 1.3 * math.sqrt(count)) / count

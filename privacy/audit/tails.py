@@ -35,44 +35,12 @@ _RATES = 2.0 ** np.arange(-1, 5)
 Array = NDArray[np.float64]
 
 
-def shape_scale(shape: str) -> float:
-    """How far a law of variance 1 is from Gaussian tails: the scale of its Bernstein bound."""
-    return _LAPLACE_SCALE if shape == "laplace" else 0.0
-
-
-def product_law(shape: str) -> tuple[float, float]:
-    """Variance of a product of two draws, and its scale for ``products``.
-
-    A Laplace draw times another has some eight times the tail, and a little variance more where
-    its sums are bounded.
-    """
-    return (1.1, 8.0) if shape == "laplace" else (1.0, 1.0)
-
-
 @functools.cache
 def law(shape: str) -> Any:
     """The law of one draw of variance 1, as of ``scipy.stats``."""
     from scipy import stats
 
     return stats.laplace(scale=_LAPLACE_SCALE) if shape == "laplace" else stats.norm()
-
-
-def beyond(shape: str, bounds: Array | float) -> Array:
-    """Probability of a draw of variance 1 whose magnitude is beyond each bound; of their shape."""
-    return np.asarray(2.0 * law(shape).sf(np.asarray(bounds, dtype=np.float64)))
-
-
-def rare(total: float, mean: float) -> float:
-    """Bound of the upper tail of a sum of rare events.
-
-    Args:
-        total: How many there were.
-        mean: Bound of their number, such that E exp(s N) is at most exp(mean (exp(s) - 1)): the
-            events are independent, or each has at most its part of the mean given those before.
-    """
-    if not total > mean:
-        return 1.0
-    return math.exp(min(0.0, total - mean - total * math.log(total / mean))) if mean > 0 else 0.0
 
 
 def squares(shape: str, total: Array | float, count: Array | float, slack: Array | float) -> Array:
@@ -114,37 +82,16 @@ def _laplace_above(total: Array, count: Array) -> Array:
     return np.asarray(best)
 
 
-def sums(deviation: Array | float, variance: Array | float, scale: float) -> Array:
-    """P-values of sums of independent centred draws.
+def sums(deviation: float, variance: float) -> float:
+    """P-value of a sum of independent centred normal draws.
 
     Args:
-        deviation: The sums.
-        variance: Variance of each sum.
-        scale: 0 where the sums are Gaussian, whose law is then exact; else the scale of the
-            Bernstein bound of each draw.
+        deviation: The sum.
+        variance: Its variance.
     """
     from scipy import stats
 
-    distance = np.abs(np.asarray(deviation, dtype=np.float64))
-    variance = np.asarray(variance, dtype=np.float64)
-    if scale == 0.0:
-        return np.asarray(2.0 * stats.norm.sf(distance / np.sqrt(variance)))
-    return np.minimum(1.0, 2.0 * np.exp(-(distance**2) / (2.0 * (variance + scale * distance))))
-
-
-def products(deviation: Array | float, variance: Array | float, scale: float) -> Array:
-    """P-values of sums of products of two draws each, of which a Gaussian one has scale 1.
-
-    Args:
-        deviation: The sums, their mean taken off.
-        variance: Variance of each sum.
-        scale: See above; a chain in which each draw is in two products has at most this too.
-    """
-    distance = np.abs(np.asarray(deviation, dtype=np.float64))
-    # Inverse of t = sqrt(2 v x) + 2 s x, in x.
-    variance = np.asarray(variance, dtype=np.float64)
-    root = np.sqrt(variance / 2.0 + 2.0 * scale * distance) - np.sqrt(variance / 2.0)
-    return np.minimum(1.0, 2.0 * np.exp(-((root / (2.0 * scale)) ** 2)))
+    return float(2.0 * stats.norm.sf(abs(deviation) / math.sqrt(variance)))
 
 
 def distances(distance: Array | float, count: Array | float) -> Array:

@@ -24,8 +24,6 @@ from privacy.ledger import canonical_line
 from privacy.sampling_scheme import scheme_type
 
 EDGES = np.linspace(-4.0, 4.0, 33)
-TAILS = (2.01, 2.51, 3.01, 3.51, 4.01, 5.01, 6.01)
-NEAR_ZERO = (1e-2, 1e-4, 1e-6, 1e-8)
 
 
 @dataclass(frozen=True)
@@ -48,15 +46,7 @@ class Run:
     drawn: str | None = None
     noise_factor: float = 1.0
     noise_shape: str | None = None
-    noise_mean: float = 0.0
-    noise_of_sum: float = 0.0
-    count_factor: float = 1.0
-    same_noise: bool = False
-    chained_noise: float = 0.0
-    spoiled: str | None = None
-    noise_of_last_but_one: float = 0.0
-    count_is_first: bool = False
-    divided_by: str = "configured"
+    uneven: bool = False
     clip_sign: float = 1.0
     rescales: bool = False
     clips: bool = True
@@ -137,14 +127,13 @@ def make_lines(run: Run, seed: int = 0) -> list[dict[str, Any]]:
     counts = np.zeros(run.population, dtype=np.int64)
     latest = np.zeros(run.population, dtype=np.int64)
     shared = json.dumps(constants_of(run))
-    clip, last, before = run.clip_norm, None, None
+    clip = run.clip_norm
     lines = []
     for number in range(1, run.rounds + 1):
         users = _draw(run, groups, number, rng)
         if run.scheme == "selected":
             users = _select(run, counts, latest, number, rng)
-        earlier, before = before, last
-        line, clip, last = _round(run, users, number, clip, last, earlier, rng)
+        line, clip = _round(run, users, number, clip, rng)
         gaps = [number - int(latest[user]) for user in users if latest[user]]
         line |= {
             "returning": int(sum(counts[user] for user in users)),
@@ -235,10 +224,8 @@ def _round(
     users: NDArray[np.int64],
     number: int,
     clip: float,
-    last: NDArray[np.float64] | None,
-    earlier: NDArray[np.float64] | None,
     rng: np.random.Generator,
-) -> tuple[dict[str, Any], float, NDArray[np.float64]]:
+) -> tuple[dict[str, Any], float]:
     size, ratio = run.num_parameters, run.cohort / run.noise_cohort
     # Updates that agree in part, some within the bound and some beyond.
     order = 1 if run.shape == "laplace" else 2
@@ -270,26 +257,12 @@ def _round(
         z = (z**-2.0 - (2.0 * count) ** -2.0) ** -0.5
         count_stddev = count * ratio
     stddev = z * ratio * clip * (math.sqrt(2.0) if run.shape == "laplace" else 1.0)
-    noise_rng = np.random.default_rng(5) if run.same_noise else rng
-    draws = _noise(run.noise_shape or run.shape, size, noise_rng)
-    if last is not None and run.chained_noise:
-        draws = run.chained_noise * last + math.sqrt(1 - run.chained_noise**2) * draws
-    if earlier is not None and run.noise_of_last_but_one:
-        share = run.noise_of_last_but_one
-        draws = share * earlier + math.sqrt(1.0 - share**2) * draws
-    draws = _spoiled(run.spoiled, draws, noise_rng)
-    draws = draws * run.noise_factor + run.noise_mean
+    draws = _noise(run.noise_shape or run.shape, size, rng) * run.noise_factor
+    if run.uneven:
+        draws *= rng.choice([0.8, 1.2])
     total = total + np.float32(run.stray * clip / size)
-    norm = float(np.linalg.norm(total.astype(np.float64)))
-    draws += run.noise_of_sum * total / max(norm, 1e-30)
-    denominator = {"configured": run.cohort, "realised": max(1, len(users)), "fixed": 33}
-    released = ((draws * stddev).astype(np.float32) + total) / np.float32(
-        denominator[run.divided_by]
-    )
-    noise_rng = np.random.default_rng(6) if run.same_noise else rng
-    draw = run.count_factor * float(noise_rng.standard_normal())
-    if run.count_is_first:
-        draw = float(draws[0])
+    released = ((draws * stddev).astype(np.float32) + total) / np.float32(run.cohort)
+    draw = float(rng.standard_normal())
     fraction = None
     following = clip
     if run.adaptive:
@@ -318,32 +291,9 @@ def _round(
         "watched": len(users),
         "reports": None,
         "unseen": run.stray * clip,
-        "noise": _observed(residual, total, last, draw if run.adaptive else None),
+        "noise": _observed(residual, total, draw if run.adaptive else None),
     }
-    return line, following, residual
-
-
-def _spoiled(
-    how: str | None, draws: NDArray[np.float64], rng: np.random.Generator
-) -> NDArray[np.float64]:
-    half = len(draws) // 2
-    if how == "cut":
-        return np.clip(draws, -3.0, 3.0)
-    if how == "drawn again":
-        while (np.abs(draws) > 3.0).any():
-            draws = np.where(np.abs(draws) > 3.0, rng.standard_normal(len(draws)), draws)
-    elif how in ("repeated", "negated", "reversed"):
-        first = {"repeated": draws, "negated": -draws, "reversed": draws[half - 1 :: -1]}[how]
-        draws[half : 2 * half] = first[:half]
-    elif how == "coarse":
-        draws = np.round(draws * 1024.0) / 1024.0
-    elif how == "bare element":
-        draws[7] = 0.0
-    elif how == "some element bare":
-        draws[rng.integers(len(draws))] = 0.0
-    elif how == "uneven rounds":
-        draws *= rng.choice([0.8, 1.2])
-    return draws
+    return line, following
 
 
 def _noise(shape: str, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -357,12 +307,13 @@ def _noise(shape: str, size: int, rng: np.random.Generator) -> NDArray[np.float6
 def _observed(
     residual: NDArray[np.float64],
     total: NDArray[np.float32],
-    last: NDArray[np.float64] | None,
     draw: float | None,
 ) -> dict[str, Any]:
     clean = total.astype(np.float64)
     norm = float(np.linalg.norm(clean))
     counts = np.histogram(residual, np.concatenate([[-np.inf], EDGES, [np.inf]]))[0]
+    ends = [residual.size * k // 16 for k in range(17)]
+    pieces = [residual[a:b] for a, b in pairwise(ends) if b > a]
     return {
         "count": residual.size,
         "sum": float(residual.sum()),
@@ -371,51 +322,9 @@ def _observed(
         "head": [float(value) for value in residual[:8]],
         "dot_sum": float(residual @ clean) / norm if norm else 0.0,
         "lag_correlation": 0.0,
-        "lag_product": None if last is None else float(residual @ last) / residual.size,
         "rounding": 1e-7,
         "count_draw": draw,
-        **_of_draws(residual, draw),
-    }
-
-
-def _of_draws(noise: NDArray[np.float64], draw: float | None) -> dict[str, Any]:
-    """What is recorded of single draws: the slow and plain way."""
-    size, count = np.abs(noise), noise.size
-    windows = max(0, count - 4)
-    apart = np.abs(np.subtract.outer(np.arange(windows), np.arange(windows)))
-    again = np.zeros((windows, windows), dtype=np.bool_)
-    for sign in (1.0, -1.0):
-        same = np.abs(noise[:, None] - sign * noise) < 5e-5
-        forward, backward = apart > 0, apart > 4
-        for k in range(5):
-            forward = forward & same[k : k + windows, k : k + windows]
-            backward = backward & same[k : k + windows, 4 - k : 4 - k + windows]
-        again |= forward | backward
-    repeats = int(again.any(axis=1).sum())
-    products = np.correlate(noise, noise, "full")[count:]
-    lag = (
-        int(np.argmax(np.abs(products) / np.sqrt(np.arange(count - 1, 0, -1)))) if count > 1 else -1
-    )
-    ends = [count * k // 16 for k in range(17)]
-    pieces = [noise[a:b] for a, b in pairwise(ends) if b > a]
-    return {
-        "tails": [
-            int((size > bound).sum()) for bound in (2.01, 2.51, 3.01, 3.51, 4.01, 5.01, 6.01)
-        ],
-        "near_zero": [int((size < bound).sum()) for bound in (1e-2, 1e-4, 1e-6, 1e-8)],
-        "largest": float(size.max()),
-        "windows": windows,
-        "repeats": repeats,
-        "self_lag": lag + 1,
-        "self_product": float(products[lag]) if count > 1 else 0.0,
         "segments": [float(piece.sum() / math.sqrt(len(piece))) for piece in pieces],
-        "twins": int((np.diff(np.sort(size)) < 1e-6).sum()),
-        "peaks": [
-            float(value)
-            for place in sorted(range(1, count - 1), key=lambda place: -size[place])[:4]
-            for value in noise[place - 1 : place + 2]
-        ],
-        "count_distance": None if draw is None else float(np.abs(size - abs(draw)).min()),
     }
 
 

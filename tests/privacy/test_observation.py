@@ -67,27 +67,6 @@ def test_another_denominator_shows_in_the_product_with_the_sum() -> None:
     assert abs(noise_of(Observer(COHORT), release, aggregate)["dot_sum"]) > 100.0
 
 
-def test_noise_that_is_used_again_is_seen_in_the_next_round() -> None:
-    aggregate, observer = filled(), Observer(COHORT)
-    first = noise_of(observer, released(aggregate, 2.0, 2.0, seed=1), aggregate)
-    fresh = noise_of(observer, released(aggregate, 2.0, 2.0, seed=2), aggregate)
-    again = noise_of(observer, released(filled(3), 2.0, 2.0, seed=2), filled(3))
-    assert first["lag_product"] is None
-    assert abs(fresh["lag_product"]) < 5.0 / math.sqrt(P)
-    assert again["lag_product"] == pytest.approx(1.0, abs=0.05)
-    assert again["head"] == pytest.approx(fresh["head"], abs=1e-4)
-
-
-def test_a_resumed_observer_compares_with_the_round_before() -> None:
-    aggregate, observer, resumed = filled(), Observer(COHORT), Observer(COHORT)
-    observer.observe(released(aggregate, 2.0, 2.0, seed=1), aggregate)
-    resumed.load_state_dict(observer.state_dict())
-    release = released(aggregate, 2.0, 2.0, seed=2)
-    assert resumed.observe(release, aggregate) == observer.observe(release, aggregate)
-    with pytest.raises(PrivacyError, match="'last'"):
-        resumed.load_state_dict({})
-
-
 def test_the_count_noise_is_recovered() -> None:
     options = adaptive_gaussian.Options(clip_norm=1.0, quantile=0.5, count_noise_stddev=3.0)
     mechanism = adaptive_gaussian.build(options, NoiseScale(1.0, COHORT, COHORT))

@@ -216,7 +216,7 @@ NOISE: tuple[Blind, ...] = (
         "infinite",
         0.1,
         plant=noising(alike_in_two_layers),
-        expects=("noise_repeats",),
+        expects=("noise_replay",),
     ),
     blind(
         "noise_where_used",
@@ -239,7 +239,7 @@ NOISE: tuple[Blind, ...] = (
         "infinite",
         1e-5,
         plant=noising(in_half),
-        expects=("noise_repeats",),
+        expects=("noise_replay",),
     ),
     blind(
         "noise_without_outliers",
@@ -249,7 +249,7 @@ NOISE: tuple[Blind, ...] = (
         "infinite",
         0.01,
         plant=noising(without_outliers),
-        expects=("noise_replay", "noise_tails"),
+        expects=("noise_replay",),
     ),
     blind(
         "bias_bare",
@@ -259,7 +259,7 @@ NOISE: tuple[Blind, ...] = (
         "infinite",
         0.1,
         plant=noising(bias_bare),
-        expects=("noise_complete", "noise_repeats"),
+        expects=("noise_replay",),
     ),
     blind(
         "less_noise_in_the_end",
@@ -292,7 +292,7 @@ NOISE: tuple[Blind, ...] = (
         "infinite",
         0.1,
         plant=noising(of_a_pool),
-        expects=("noise_fresh", "noise_replay"),
+        expects=("noise_replay",),
     ),
     blind(
         "noise_permuted",
@@ -315,7 +315,7 @@ NOISE: tuple[Blind, ...] = (
         "infinite",
         0.1,
         plant=noising(antithetic),
-        expects=("noise_fresh",),
+        expects=("noise_replay",),
     ),
     blind(
         "noise_shared_by_clients",
@@ -335,7 +335,7 @@ NOISE: tuple[Blind, ...] = (
         "infinite",
         1.0,
         plant=stream_of_a_byte,
-        expects=("noise_fresh",),
+        expects=("noise_replay",),
     ),
     blind(
         "noise_restarts_at_resume",
@@ -346,7 +346,7 @@ NOISE: tuple[Blind, ...] = (
         1.0,
         plant=noise_restarts,
         interrupt_after=HALF,
-        expects=("noise_fresh",),
+        expects=("noise_replay",),
     ),
     blind(
         "no_noise_for_nobody",
@@ -357,12 +357,7 @@ NOISE: tuple[Blind, ...] = (
         1.0,
         plant=none_for_nobody,
         changes=FEW,
-        expects=(
-            "noise_fresh",
-            "noise_scale",
-            "noise_shape",
-            "releases",
-        ),
+        expects=("noise_replay", "noise_scale", "noise_shape", "releases"),
     ),
     blind(
         "client_noise_of_the_user",
@@ -373,7 +368,7 @@ NOISE: tuple[Blind, ...] = (
         1.0,
         plant=of_the_user,
         changes=LOCAL,
-        expects=("noise_fresh", "noise_replay"),
+        expects=("noise_replay",),
     ),
     blind(
         "count_noise_of_the_update",
@@ -384,6 +379,6 @@ NOISE: tuple[Blind, ...] = (
         0.1,
         plant=count_from_update_noise,
         changes=ADAPTIVE,
-        expects=("count_fresh", "noise_replay"),
+        expects=("noise_replay",),
     ),
 )

@@ -293,7 +293,7 @@ SECOND: tuple[Blind, ...] = (
         "infinite",
         0.1,
         plant=noising(of_sixteen_bits),
-        expects=("noise_repeats", "noise_replay"),
+        expects=("noise_replay",),
     ),
     blind(
         "noise_partly_shared",
@@ -303,10 +303,7 @@ SECOND: tuple[Blind, ...] = (
         "about 4.6",
         0.1,
         plant=noising(a_little_of_the_first),
-        expects=(
-            "noise_fresh",
-            "noise_scale",
-        ),
+        expects=("noise_replay", "noise_scale"),
     ),
     blind(
         "noise_uneven",
@@ -326,7 +323,7 @@ SECOND: tuple[Blind, ...] = (
         "infinite: the sum solves an equation with the release",
         1e-3,
         plant=noising(against_the_sum),
-        expects=("noise_independent",),
+        expects=("noise_replay",),
     ),
     blind(
         "pieces_alike",

@@ -40,15 +40,10 @@ from tests.sabotage.table import DOCUMENT, listed
 
 # What no run here has: canaries; and a budget, in most of them.
 ALWAYS_SKIPPED = {"canaries", "budget"}
-NO_COUNT = {"count_query", "count_noise", "count_fresh"}
+NO_COUNT = {"count_query"}
 NO_REPORTS = {"report_noise"}
-CORRELATED = {"noise_multiplier", "noise_independent", "denominator"}
-OF_DRAWS = {"noise_tails", "noise_complete", "noise_repeats"}
-NO_ELEMENTWISE_LAW = (
-    {"noise_shape", "noise_mean", "noise_fresh", "noise_lags", "noise_replay"}
-    | OF_DRAWS
-    | CORRELATED
-)
+CORRELATED = {"noise_multiplier"}
+NO_ELEMENTWISE_LAW = {"noise_shape", "noise_replay"} | CORRELATED
 # Of users who are selected, no law of how many is claimed, and the devices' clock is not replayed.
 NO_LAW = {"cohort_total", "cohort_dispersion", "cohort_replay"}
 # Kept under cyclic_poisson and selected alone.
@@ -65,7 +60,7 @@ HONEST: dict[str, tuple[dict[str, Any], set[str]]] = {
     "cyclic_poisson": (CYCLIC, NO_COUNT),
     "cyclic_poisson, seed 4": ({**CYCLIC, "seed": 4}, NO_COUNT),
     "banded_matrix_factorization": (BANDED, NO_COUNT | CORRELATED),
-    "tree_aggregation": (TREE, NO_COUNT | CORRELATED | {"noise_lags"}),
+    "tree_aggregation": (TREE, NO_COUNT | CORRELATED),
     "laplace": (LAPLACE, NO_COUNT | APART | {"release_length"}),
     "local_gaussian": (LOCAL, NO_COUNT | {"noise_multiplier"} | APART),
     "privunit": (PRIVUNIT, NO_COUNT | NO_ELEMENTWISE_LAW | APART),
