@@ -275,3 +275,20 @@ def linf_norm(update: Tensor) -> float:
 
 # By what ``privacy.description.Norm`` calls them.
 NORMS = {"l1": l1_norm, "l2": l2_norm, "linf": linf_norm}
+_ORDERS = {"l1": 1.0, "l2": 2.0, "linf": math.inf}
+
+
+def norm_in_place(vector: Tensor, norm: str) -> float | Tensor:
+    """A norm where the vector is, so that the host does not wait for a GPU.
+
+    Args:
+        vector: Shape (P,), P at least 1.
+        norm: As in ``NORMS``.
+
+    Returns:
+        The norm; of a vector on a GPU a float64 scalar there. MPS has none, and is waited for.
+    """
+    if vector.device.type in ("cpu", "mps"):
+        return NORMS[norm](vector)
+    found: Tensor = torch.linalg.vector_norm(vector.detach(), _ORDERS[norm], dtype=torch.float64)
+    return found

@@ -30,8 +30,8 @@ from torch import Tensor
 from privacy.aggregate import Aggregate
 from privacy.errors import PrivacyError
 from privacy.mechanism import Release
+from privacy.shard_observation import finite as _finite
 from privacy.sum_watch import HALF_ULP, SumWatch, clean_total
-from privacy.sum_watch import finite as _finite
 
 # Edges of the histogram, in standard deviations; two tails lie outside of them.
 HISTOGRAM_EDGES = np.linspace(-4.0, 4.0, 33)

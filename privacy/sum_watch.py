@@ -7,21 +7,23 @@ the sum moved between clients, and, where clients noise their updates themselves
 reports are, how long their noise, and how far reports point along the updates that they are about.
 
 Cost: one vector of the model's length (two where clients add noise), and three passes over it a
-client, beside the two of the clip itself.
+client, beside the two of the clip itself. What is measured on a GPU stays there until ``settle``
+reads it all at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
-from privacy.clipping import NORMS
+from privacy.clipping import NORMS, norm_in_place
 from privacy.errors import PrivacyError
+from privacy.shard_observation import Probe, Reports, ShardObservation, settle
 
 # Up to so many parameters every client is watched; of larger models one a round, so that no vector
 # of theirs is kept.
@@ -34,79 +36,6 @@ HALF_ULP = 2.0**-24
 _OF_ADDITIONS = 64 * HALF_ULP
 # On the CPU, so many elements stay in the cache.
 _CHUNK = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Reports:
-    """What clients sent that noise their updates themselves.
-
-    Attributes:
-        count: Reports.
-        shortest: Smallest L2 norm of one.
-        longest: Largest.
-        quietest: Smallest L2 norm of what a report has beyond its clipped update.
-        loudest: Largest.
-        directed: Reports about an update that is not zero.
-        along: Sum over those of the report's product with the unit update.
-        along_squares: Sum of the squares of these.
-        clipped: Sum of the norms of the clipped updates.
-        excess_squares: Sum of the squares of product less norm.
-    """
-
-    count: int
-    shortest: float
-    longest: float
-    quietest: float
-    loudest: float
-    directed: int
-    along: float
-    along_squares: float
-    clipped: float
-    excess_squares: float
-
-    def merge(self, other: Reports) -> Reports:
-        """Those of both."""
-        picks = {"shortest": min, "quietest": min, "longest": max, "loudest": max}
-        return Reports(
-            **{
-                field.name: picks.get(field.name, lambda one, two: one + two)(
-                    getattr(self, field.name), getattr(other, field.name)
-                )
-                for field in fields(self)
-            }
-        )
-
-    def to_json_dict(self) -> dict[str, float | None]:
-        """Plain data; a number that is not finite is None."""
-        return {field.name: finite(getattr(self, field.name)) for field in fields(self)}
-
-
-# What a ledger's line holds of reports.
-REPORT_KEYS = tuple(field.name for field in fields(Reports))
-
-
-@dataclass(frozen=True, slots=True)
-class ShardObservation:
-    """What was seen of a part of a round that was summed apart.
-
-    Attributes:
-        worst: Its worst probe, and how wrong that was; None if nobody was probed.
-        unseen: How far its sum moved while no client was taken in; None where not all are probed.
-        total: Its sum, or some elements of that of a large model; None if nobody was there.
-        watched: Clients that were watched.
-        reports: Of clients that noise their updates themselves; None where none does.
-    """
-
-    worst: tuple[float, dict[str, float | None]] | None
-    unseen: float | None
-    total: Tensor | None
-    watched: int = 0
-    reports: Reports | None = None
-
-
-def finite(value: float) -> float | None:
-    """A number for JSON, which has none that is not finite."""
-    return value if math.isfinite(value) else None
 
 
 class SumWatch:
@@ -129,8 +58,10 @@ class SumWatch:
         self._known: Tensor | None = None
         self._noised: Tensor | None = None
         self._spare: list[Tensor] = []
-        self._sent: tuple[float, float] | None = None
+        self._sent: tuple[float | Tensor, float] | None = None
         self._seen = ShardObservation(None, None, None)
+        self._probes: list[Probe] = []
+        self._between: list[float | Tensor] = []
 
     def begin(self, chosen: int) -> None:
         """Begin a part of a round.
@@ -143,6 +74,7 @@ class SumWatch:
         self._spare = [kept for kept in (self._known, self._noised) if kept is not None]
         self._known = self._noised = None
         self._seen = ShardObservation(None, 0.0 if self._all else None, None)
+        self._probes, self._between = [], []
 
     def before(self, aggregate: Aggregate, update: Tensor) -> None:
         """Look at the sum before a client's update is taken in, if the client is watched.
@@ -163,7 +95,7 @@ class SumWatch:
         if aggregate.clipped_total is not None or self._noised is not None:
             self._noised = self._room(aggregate.total) if self._noised is None else self._noised
             self._noised.copy_(aggregate.total)
-        self._sent = self._norm_of(update.to(torch.float32)), aggregate.bit_sum
+        self._sent = norm_in_place(update.to(torch.float32), self._norm), aggregate.bit_sum
 
     def after(self, aggregate: Aggregate, clip_norm: float) -> None:
         """See how far the sum has moved since ``before``, if that client was watched.
@@ -177,26 +109,21 @@ class SumWatch:
         (norm, bit_before), self._sent = self._sent, None
         assert self._known is not None
         total, bit = clean_total(aggregate), aggregate.bit_sum - bit_before
+        products = None
         if aggregate.clipped_total is not None:
-            self._look_at_report(aggregate.total, total)
-        moved = self._step(total)
-        allowed = min(norm, clip_norm) if math.isfinite(norm) else 0.0
-        # What moved less hides nothing where no more than a bound is stated.
-        far = abs(moved - allowed) if self._clips_to_bound else moved
-        # A client that must not have moved the sum at all comes before all that may.
-        far += clip_norm * (not math.isfinite(norm)) * (moved != 0.0)
-        wrong = far / clip_norm + abs(abs(bit) - 0.5 * math.isfinite(norm))
-        wrong = wrong if math.isfinite(wrong) else math.inf
-        worst = self._seen.worst
-        if worst is None or wrong > worst[0]:
-            worst = (wrong, {"norm": finite(norm), "moved": finite(moved), "bit": bit})
-        self._seen = replace(self._seen, worst=worst, watched=self._seen.watched + 1)
+            products = self._report_products(aggregate.total, total)
+        self._probes.append(Probe(norm, self._step(total), bit, clip_norm, products))
+
+    def settle(self, parts: Iterable[ShardObservation]) -> list[ShardObservation]:
+        """See ``privacy.shard_observation.settle``."""
+        return settle(parts, self._clips_to_bound)
 
     def seen(self, aggregate: Aggregate) -> ShardObservation:
-        """What was seen since ``begin``."""
+        """What was seen since ``begin``, for ``settle`` and ``merge``."""
         total = clean_total(aggregate)
         self._look_between(total)
-        return replace(self._seen, total=_some(total).clone() if self._taken else None)
+        some = _some(total).clone() if self._taken else None
+        return replace(self._seen, total=some, probes=self._probes, between=self._between)
 
     def merge(self, parts: Iterable[ShardObservation], aggregate: Aggregate) -> None:
         """Take in what was seen of all parts of a round, this one's too.
@@ -208,7 +135,7 @@ class SumWatch:
         Raises:
             PrivacyError: The parts of a large model do not come to the sum.
         """
-        known = list(parts)
+        known = self.settle(parts)
         # Who comes from now on, such as a canary, is no client of the round.
         self._chosen, self._sent = -1, None
         reports: Reports | None = None
@@ -223,7 +150,7 @@ class SumWatch:
         total = clean_total(aggregate)
         # What the parts come to together, which is the sum but for the rounding of its additions.
         # On the CPU: MPS has no float64, and other processes are on other GPUs.
-        totals = [part.total.cpu().double() for part in known if part.total is not None]
+        totals = _on_cpu([part.total for part in known if part.total is not None])
         clean = _some(total).cpu().double()
         expected = torch.stack(totals).sum(dim=0) if totals else torch.zeros_like(clean)
         moved = float(torch.linalg.vector_norm(clean - expected))
@@ -244,10 +171,13 @@ class SumWatch:
         self._seen = ShardObservation(
             worst, unseen, None, sum(part.watched for part in known), reports
         )
+        self._probes, self._between = [], []
 
     def result(self, aggregate: Aggregate) -> ShardObservation:
         """What was seen of the whole round."""
         self._look_between(clean_total(aggregate))
+        seen = replace(self._seen, probes=self._probes, between=self._between)
+        (self._seen,), self._probes, self._between = self.settle([seen]), [], []
         return self._seen
 
     def _room(self, total: Tensor) -> Tensor:
@@ -263,17 +193,17 @@ class SumWatch:
         if self._seen.unseen is None:
             return
         known = torch.zeros_like(total) if self._known is None else self._known
-        if not torch.equal(total, known):
-            moved = self._norm_of(total - known)
-            self._seen = replace(self._seen, unseen=self._seen.unseen + moved)
+        # To know whether they are equal, the host would wait for a GPU.
+        if total.device.type != "cpu" or not torch.equal(total, known):
+            self._between.append(norm_in_place(total - known, self._norm))
             if self._known is not None:
                 self._known.copy_(total)
 
-    def _step(self, total: Tensor) -> float:
+    def _step(self, total: Tensor) -> float | Tensor:
         """How far the sum is from where it was known to be, which it then is known to be."""
         assert self._known is not None
         if total.device.type != "cpu":
-            moved = self._norm_of(total - self._known)
+            moved = norm_in_place(total - self._known, self._norm)
             self._known.copy_(total)
             return moved
         found = 0.0
@@ -290,10 +220,11 @@ class SumWatch:
                 found += float(part.abs_().sum() if self._norm == "l1" else torch.dot(part, part))
         return math.sqrt(found) if self._norm == "l2" else found
 
-    def _look_at_report(self, noised: Tensor, clean: Tensor) -> None:
-        """Measure what the client sent against the update that it is about."""
+    def _report_products(self, noised: Tensor, clean: Tensor) -> Sequence[float | Tensor]:
+        """Measure what the client sent against the update that it is about; see ``Probe``."""
         assert self._known is not None
-        squares = [0.0, 0.0, 0.0]
+        is_on_gpu = noised.device.type not in ("cpu", "mps")
+        sums: list[float | Tensor] = [0.0, 0.0, 0.0]
         step = _CHUNK if noised.device.type == "cpu" else noised.numel()
         for start in range(0, noised.numel(), step):
             place = slice(start, start + step)
@@ -302,16 +233,11 @@ class SumWatch:
                 report -= _wide(self._noised[place])
             update = _wide(clean[place]) - _wide(self._known[place])
             pairs = ((report, report), (update, update), (report, update))
-            squares = [x + float(torch.dot(*pair)) for x, pair in zip(squares, pairs, strict=True)]
-        length, norm = math.sqrt(squares[0]), math.sqrt(squares[1])
-        noise = math.sqrt(max(0.0, squares[0] + squares[1] - 2.0 * squares[2]))
-        along = squares[2] / norm if norm > 0.0 else 0.0
-        one = Reports(
-            1, length, length, noise, noise, int(norm > 0.0), along, along**2, norm,
-            (along - norm) ** 2,
-        )  # fmt: skip
-        reports = self._seen.reports
-        self._seen = replace(self._seen, reports=one if reports is None else reports.merge(one))
+            dots = [torch.dot(*pair) for pair in pairs]
+            if is_on_gpu:
+                return dots
+            sums = [x + float(dot) for x, dot in zip(sums, dots, strict=True)]
+        return sums
 
 
 def clean_total(aggregate: Aggregate) -> Tensor:
@@ -322,6 +248,13 @@ def clean_total(aggregate: Aggregate) -> Tensor:
 def _wide(part: Tensor) -> Tensor:
     """A copy in float64; on the CPU where the device has none."""
     return (part.cpu() if part.device.type == "mps" else part).to(torch.float64, copy=True)
+
+
+def _on_cpu(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Vectors of one length in float64 on the CPU; those of one GPU come together."""
+    if len({part.device for part in parts}) == 1 and parts[0].device.type != "cpu":
+        parts = torch.stack(list(parts)).cpu().unbind()
+    return [part.cpu().double() for part in parts]
 
 
 def _some(total: Tensor) -> Tensor:

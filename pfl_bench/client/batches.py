@@ -76,7 +76,7 @@ def _passes(
             draws.append(drawn)
         if epoch == local.epochs or not local.batches_across_epochs:
             yield (
-                torch.cat(orders).to(device),
-                torch.cat(draws).to(device) if draws else None,
+                torch.cat(orders).to(device, non_blocking=True),
+                torch.cat(draws).to(device, non_blocking=True) if draws else None,
             )
             orders, draws = [], []

@@ -28,7 +28,7 @@ from privacy.clipping import ClipOutcome
 from privacy.errors import PlanError
 from privacy.mechanism import Mechanism
 from privacy.observation import Observer
-from privacy.sum_watch import ShardObservation
+from privacy.shard_observation import ShardObservation
 
 
 class UpdateAggregator:
@@ -144,6 +144,8 @@ class CohortTraining:
         """
         self.tree.clear()
         results = []
+        # Read at the end: the host waits for a GPU once, and not for each shard.
+        losses = torch.zeros(len(shards), device=self._model.device)
         for place, users in enumerate(shards, start=first):
             result, aggregate = ShardResult(RoundStatistics(), None), None
             if len(users):
@@ -151,12 +153,21 @@ class CohortTraining:
                 aggregate = self.tree.zeros(
                     model.num_parameters, model.device, self._options.cohort_size
                 )
-                result = self._train_shard(users, index, central, aggregate, probed)
+                loss = losses[place - first]
+                result = self._train_shard(users, index, central, aggregate, probed, loss)
             probed -= len(users)
             results.append(result)
             with phase("aggregation"):
                 self.tree.push(Node(0, place, aggregate))
         self._check_buffers()
+        for result, loss in zip(results, losses.tolist(), strict=True):
+            result.counted.loss = loss
+        observer = self.aggregator.observer
+        if observer is not None:
+            watched = [result for result in results if result.seen is not None]
+            seen = observer.settle(result.seen for result in watched if result.seen is not None)
+            for result, settled in zip(watched, seen, strict=True):
+                result.seen = settled
         return results
 
     def _train_shard(
@@ -166,11 +177,12 @@ class CohortTraining:
         central: torch.Tensor,
         aggregate: Aggregate,
         probed: int,
+        loss: torch.Tensor,
     ) -> ShardResult:
+        """Train a shard into its sum; its clients' losses are added to ``loss``, a scalar."""
         observer = self.aggregator.observer
         if observer is not None:
             observer.begin(probed)
-        loss = torch.zeros((), device=self._model.device)
         counted = RoundStatistics()
         for result in timed("local training", self._engine.train(users, index, central)):
             counted.steps += result.num_steps
@@ -192,7 +204,6 @@ class CohortTraining:
                 counted.scalar += upload.weight * upload.scalar
             else:
                 counted.lost.append(result.user)
-        counted.loss = float(loss)
         if self._personal is not None:
             for own in timed("personal training", self._personal.train(users, index, central)):
                 counted.steps += own.num_steps

@@ -47,7 +47,7 @@ from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs
 from privacy.errors import PrivacyError
 from privacy.privunit import CapDesign, design
-from privacy.sum_watch import REPORT_KEYS
+from privacy.shard_observation import REPORT_KEYS
 
 # Updates with independent normal draws added.
 NORMAL_REPORTS = ("noised", "gaussian")

@@ -22,7 +22,7 @@ from privacy.audit.inputs import as_number
 from privacy.audit.step_columns import StepColumns
 from privacy.errors import LedgerError
 from privacy.observation import SEGMENTS
-from privacy.sum_watch import REPORT_KEYS
+from privacy.shard_observation import REPORT_KEYS
 
 BINS = 34
 HEAD = 8

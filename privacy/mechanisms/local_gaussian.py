@@ -91,7 +91,9 @@ class LocalGaussian(ClientReports):
         if stddev > 0.0:
             noise = rng.standard_normal(report.numel())
             noise *= stddev
-            report.add_(torch.from_numpy(noise).to(torch.float32).to(report.device))
+            report.add_(
+                torch.from_numpy(noise).to(torch.float32).to(report.device, non_blocking=True)
+            )
 
     def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
         """Draw the first elements of all reports' noise again, and sum them.

@@ -14,7 +14,8 @@ from privacy.aggregate import Aggregate
 from privacy.clipping import add_clipped_
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.mechanisms import gaussian, local_gaussian, privunit
-from privacy.sum_watch import COMPARED, ShardObservation, SumWatch
+from privacy.shard_observation import ShardObservation
+from privacy.sum_watch import COMPARED, SumWatch
 
 LARGE, CLIENTS, CLIP_NORM = 3 * COMPARED, 6, 0.5
 Take = Callable[[Aggregate, Tensor, int], None]
@@ -71,7 +72,7 @@ def test_the_largest_element_is_measured_where_each_is_cut_off() -> None:
             aggregate.total.add_(clipped)
             aggregate.bit_sum -= 0.5
             watch.after(aggregate, CLIP_NORM)
-        worst = watch.seen(aggregate).worst
+        worst = watch.settle([watch.seen(aggregate)])[0].worst
         assert worst is not None
         assert worst[1]["moved"] == pytest.approx(CLIP_NORM if bad is None else 0.9, rel=1e-5)
 
@@ -86,14 +87,14 @@ def test_a_client_beyond_the_bound_does_not_hide_behind_one_that_moved_less_than
         aggregate.total[0] += moved
         aggregate.bit_sum += 0.5
         watch.after(aggregate, CLIP_NORM)
-    worst = watch.seen(aggregate).worst
+    worst = watch.settle([watch.seen(aggregate)])[0].worst
     assert worst is not None
     assert worst[1]["moved"] == pytest.approx(1.2 * CLIP_NORM)
     # One whose update is not finite must not move it at all.
     watch.before(aggregate, torch.full((4,), math.nan))
     aggregate.total[0] += 0.3 * CLIP_NORM
     watch.after(aggregate, CLIP_NORM)
-    worst = watch.seen(aggregate).worst
+    worst = watch.settle([watch.seen(aggregate)])[0].worst
     assert worst is not None
     assert worst[1]["moved"] == pytest.approx(0.3 * CLIP_NORM)
 
@@ -106,7 +107,7 @@ def test_what_moves_a_large_sum_between_clients_is_seen() -> None:
         watch.before(aggregate, update_of(client))
         clip(aggregate, update_of(client))
         watch.after(aggregate, CLIP_NORM)
-    assert watch.seen(aggregate).unseen == pytest.approx(0.75, rel=1e-4)
+    assert watch.settle([watch.seen(aggregate)])[0].unseen == pytest.approx(0.75, rel=1e-4)
 
 
 def test_parts_use_the_same_memory_and_begin_at_zero() -> None:

@@ -1,0 +1,180 @@
+"""What was seen of clients and of parts of a round, and what is kept of what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def finite(value: float) -> float | None:
+    """A number for JSON, which has none that is not finite."""
+    return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What clients sent that noise their updates themselves.
+
+    Attributes:
+        count: Reports.
+        shortest: Smallest L2 norm of one.
+        longest: Largest.
+        quietest: Smallest L2 norm of what a report has beyond its clipped update.
+        loudest: Largest.
+        directed: Reports about an update that is not zero.
+        along: Sum over those of the report's product with the unit update.
+        along_squares: Sum of the squares of these.
+        clipped: Sum of the norms of the clipped updates.
+        excess_squares: Sum of the squares of product less norm.
+    """
+
+    count: int
+    shortest: float
+    longest: float
+    quietest: float
+    loudest: float
+    directed: int
+    along: float
+    along_squares: float
+    clipped: float
+    excess_squares: float
+
+    def merge(self, other: Reports) -> Reports:
+        """Those of both."""
+        picks = {"shortest": min, "quietest": min, "longest": max, "loudest": max}
+        return Reports(
+            **{
+                field.name: picks.get(field.name, lambda one, two: one + two)(
+                    getattr(self, field.name), getattr(other, field.name)
+                )
+                for field in fields(self)
+            }
+        )
+
+    def to_json_dict(self) -> dict[str, float | None]:
+        """Plain data; a number that is not finite is None."""
+        return {field.name: finite(getattr(self, field.name)) for field in fields(self)}
+
+
+# What a ledger's line holds of reports.
+REPORT_KEYS = tuple(field.name for field in fields(Reports))
+
+
+class Probe(NamedTuple):
+    """What was measured of a client; a number is a scalar of float64 where it is still on a GPU.
+
+    Attributes:
+        norm: Of its update.
+        moved: How far the sum moved.
+        bit: How far the sum of bits moved.
+        clip_norm: The bound in force.
+        products: Of its report with itself, of its clipped update with itself, and of both; None
+            where it adds no noise.
+    """
+
+    norm: float | Tensor
+    moved: float | Tensor
+    bit: float
+    clip_norm: float
+    products: Sequence[float | Tensor] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardObservation:
+    """What was seen of a part of a round that was summed apart.
+
+    Attributes:
+        worst: Its worst probe, and how wrong that was; None if nobody was probed.
+        unseen: How far its sum moved while no client was taken in; None where not all are probed.
+        total: Its sum, or some elements of that of a large model; None if nobody was there.
+        watched: Clients that were watched.
+        reports: Of clients that noise their updates themselves; None where none does.
+        probes: Clients that the others do not tell of so far; see ``settle``.
+        between: Moves of the sum that ``unseen`` does not hold so far.
+    """
+
+    worst: tuple[float, dict[str, float | None]] | None
+    unseen: float | None
+    total: Tensor | None
+    watched: int = 0
+    reports: Reports | None = None
+    probes: Sequence[Probe] = ()
+    between: Sequence[float | Tensor] = ()
+
+
+def settle(parts: Iterable[ShardObservation], clips_to_bound: bool) -> list[ShardObservation]:
+    """Make of what was measured what is kept; a GPU is waited for once.
+
+    Args:
+        parts: As ``SumWatch.seen`` gives them.
+        clips_to_bound: See ``privacy.description.Description``.
+
+    Returns:
+        The same parts, without ``probes`` and ``between``.
+    """
+    known = list(parts)
+    scalars = {
+        id(number): number
+        for part in known
+        for numbers in (
+            part.between,
+            *((p.norm, p.moved, *(p.products or ())) for p in part.probes),
+        )
+        for number in numbers
+        if isinstance(number, Tensor)
+    }
+    values = torch.stack(list(scalars.values())).tolist() if scalars else []
+    found = dict(zip(scalars, values, strict=True))
+    return [_settled(part, found, clips_to_bound) for part in known]
+
+
+def _settled(
+    part: ShardObservation, found: Mapping[int, float], clips_to_bound: bool
+) -> ShardObservation:
+    def read(number: float | Tensor) -> float:
+        return found[id(number)] if isinstance(number, Tensor) else number
+
+    worst, unseen, reports = part.worst, part.unseen, part.reports
+    for moved in part.between:
+        assert unseen is not None
+        unseen += read(moved)
+    for probe in part.probes:
+        seen = _judged(read(probe.norm), read(probe.moved), probe, clips_to_bound)
+        if worst is None or seen[0] > worst[0]:
+            worst = seen
+        if probe.products is not None:
+            report = _report(*map(read, probe.products))
+            reports = report if reports is None else reports.merge(report)
+    watched = part.watched + len(part.probes)
+    return ShardObservation(worst, unseen, part.total, watched, reports)
+
+
+def _judged(
+    norm: float, moved: float, probe: Probe, clips_to_bound: bool
+) -> tuple[float, dict[str, float | None]]:
+    """How wrong a client's move of the sum is, in multiples of the bound, and what it was."""
+    bit, clip_norm = probe.bit, probe.clip_norm
+    allowed = min(norm, clip_norm) if math.isfinite(norm) else 0.0
+    # What moved less hides nothing where no more than a bound is stated.
+    far = abs(moved - allowed) if clips_to_bound else moved
+    # A client that must not have moved the sum at all comes before all that may.
+    far += clip_norm * (not math.isfinite(norm)) * (moved != 0.0)
+    wrong = far / clip_norm + abs(abs(bit) - 0.5 * math.isfinite(norm))
+    wrong = wrong if math.isfinite(wrong) else math.inf
+    return wrong, {"norm": finite(norm), "moved": finite(moved), "bit": bit}
+
+
+def _report(*squares: float) -> Reports:
+    """What one report comes to, of its ``Probe.products``."""
+    length, norm = math.sqrt(squares[0]), math.sqrt(squares[1])
+    noise = math.sqrt(max(0.0, squares[0] + squares[1] - 2.0 * squares[2]))
+    along = squares[2] / norm if norm > 0.0 else 0.0
+    return Reports(
+        1, length, length, noise, noise, int(norm > 0.0), along, along**2, norm,
+        (along - norm) ** 2,
+    )  # fmt: skip
