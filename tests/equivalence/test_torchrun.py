@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -71,6 +72,27 @@ def build(options, facts):
 
 models.build = build
 sys.exit(main())
+"""
+# Rank 1 announces a vector and does not send it.
+SILENT = """
+import sys, time, torch
+from datetime import timedelta
+import torch.distributed as dist
+from pfl_bench.federated.workers import torchrun
+from pfl_bench.types import WorkerError
+
+torchrun._LONGEST_TRANSFER = timedelta(seconds=2)
+group = torchrun.TorchrunGroup("cpu")
+if group.rank:
+    announced = torchrun._packed(("part", [(4, torch.float32, "cpu")]))
+    dist.send_object_list([announced], dst=0, device=torch.device("cpu"))
+    sys.stdin.read()
+else:
+    part, vectors = group.receive(1)
+    try:
+        next(vectors)
+    except WorkerError as error:
+        print(error, flush=True)
 """
 # torchrun whose ranks are forks of it, and so need not import torch.
 FORKING = """
@@ -329,3 +351,30 @@ def test_what_all_ranks_refuse_is_said_as_by_one(
     assert "pfl-bench: model: training changed its buffer 'batches'" in said
     assert "exitcode  : 2" in said
     assert "]: Traceback" not in said
+
+
+def test_a_vector_that_does_not_come_is_waited_for_a_while_and_its_rank_named() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = []
+    for rank in "01":
+        place = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-c", SILENT],
+                cwd=REPOSITORY,
+                env={**os.environ, **place},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+    lead, silent = ranks
+    try:
+        told = lead.communicate(timeout=LIMIT)[0]
+    finally:
+        silent.kill()
+        silent.communicate()
+        lead.kill()
+    assert f"rank 0 lost rank 1 (process {silent.pid}" in told

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _CPU = torch.device("cpu")
 # A rank that has died is noticed at once; one that has much to train is waited for.
 _LONGEST_WAIT = timedelta(days=1)
+# A vector travels when both ends have said that they are there. NCCL does not notice that one died.
+_LONGEST_TRANSFER = timedelta(minutes=10)
 _SECONDS_BETWEEN = 0.02
 # Ranks that one message can name.
 _FEW = 4
@@ -118,12 +120,15 @@ class TorchrunGroup:
                     f"are {there}; start no more (--nproc-per-node), or add device=cpu"
                 )
             torch.cuda.set_device(local)
+            # Who waits too long is told so, where NCCL would end the process.
+            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
         try:
             store, rank, size = next(rendezvous("env://"))
             store = PrefixStore(f"pfl-bench/{_agree(store, rank, size)}", store)
             dist.init_process_group(
-                backend, store=store, rank=rank, world_size=size, timeout=_LONGEST_WAIT
+                "gloo", store=store, rank=rank, world_size=size, timeout=_LONGEST_WAIT
             )
+            self._transfers: Any = dist.new_group(backend=backend, timeout=_LONGEST_TRANSFER)
         except RuntimeError as error:
             raise WorkerError(
                 "the ranks of torchrun did not come together: see the output of each. "
@@ -151,7 +156,7 @@ class TorchrunGroup:
             message, has_vector = given[0]
             if has_vector:
                 assert vector is not None
-                dist.broadcast(vector, src=0)
+                dist.broadcast(vector, src=0, group=self._transfers)
         self._is_under_way = True
         return message, vector if has_vector else None
 
@@ -161,7 +166,7 @@ class TorchrunGroup:
         with self._waiting("rank 0"):
             dist.send_object_list([_packed((part, shapes))], dst=0, device=_CPU)
             for vector in vectors:
-                dist.send(vector, dst=0)
+                dist.send(vector, dst=0, group=self._transfers)
 
     def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
         """See ``WorkerGroup``."""
@@ -179,7 +184,7 @@ class TorchrunGroup:
         for place, (length, dtype, device) in enumerate(shapes, start=1):
             vector = torch.empty(length, dtype=dtype, device=device)
             with self._waiting(self._name(rank)):
-                dist.recv(vector, src=rank)
+                dist.recv(vector, src=rank, group=self._transfers)
             self._is_under_way = rank < self.size - 1 or place < len(shapes)
             yield vector
 
