@@ -27,7 +27,7 @@ from pfl_bench.runs.log import RunLog, headline_of
 from pfl_bench.runs.preparing import prepare
 from pfl_bench.runs.published import best_over_rounds, compare
 from pfl_bench.runs.stop import check_stop
-from pfl_bench.runs.trackers import Trackers
+from pfl_bench.runs.trackers import Trackers, tracked_of
 from pfl_bench.types import RunFolderError, WorkerError, WorkerGroup
 from privacy.errors import BudgetExceededError
 from privacy.plan.plan import tensor_digest
@@ -174,7 +174,8 @@ class _Run:
         self._write_statement(None)
         with RunLog(path, self._config.name, trainer.total, done) as log:
             self._notices.send_to(log.notice)
-            trackers = Trackers.start(self._resolved, path, done, log.notice)
+            tracked = tracked_of(self._resolved, path, done)
+            trackers = Trackers.start(self._config.logging, tracked, log.notice)
             done, status = yield from self._train(done, log, trackers)
             with phase("checkpoint"):
                 self._save(done)

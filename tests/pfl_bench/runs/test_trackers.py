@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import pfl_bench
-from pfl_bench.config.logging import LoggingOptions
+from pfl_bench.config.logging import LoggingOptions, MlflowOptions, TensorboardOptions
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.trackers import Trackers, tracked_of
-from pfl_bench.runs.tracking import Tracked, Tracker, flatten, markdown
+from pfl_bench.runs.trackers.tracker import Tracked, Tracker, flatten, markdown
 from pfl_bench.types import ConfigError
 from tests.helpers import make_config
 
@@ -30,24 +30,25 @@ def tracked(folder: Path, done: int = 0) -> Tracked:
 
 def fill(tracker: Tracker, first: int, last: int) -> None:
     for index in range(first, last + 1):
-        tracker.log({"train/loss": 1 / index, "privacy/clip_norm": "inf", "val/x,y": 0.5}, index)
-    tracker.statement({"unit": "user", "actual": {"epsilon": 4.5}})
-    tracker.table_row({"name": "row", "measured": [0.5, "nan"]})
-    tracker.table(LINES)
+        tracker.log({"train/loss": 1 / index, "privacy/clip_norm": math.inf, "val/x,y": 0.5}, index)
+    statement = {"unit": "user", "actual": {"epsilon": 4.5}}
+    tracker.conclude(statement, {"name": "row", "measured": [0.5, "nan"]}, LINES)
 
 
 def test_tensorboard_s_reader_finds_each_round_once(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from pfl_bench.runs.tensorboard import TensorboardTracker
+    from pfl_bench.runs.trackers.tensorboard import TensorboardTracker
 
-    killed = TensorboardTracker(tracked(tmp_path))
+    killed = TensorboardTracker(TensorboardOptions(enabled=True), tracked(tmp_path), pytest.fail)
     for index in (1, 2, 3):
         killed.log({"train/loss": 9.0}, index)
     killed.finish()
     # Resumed after the checkpoint of round 1.
-    again = TensorboardTracker(tracked(tmp_path, done=1))
+    again = TensorboardTracker(
+        TensorboardOptions(enabled=True), tracked(tmp_path, done=1), pytest.fail
+    )
     fill(again, 2, 3)
     said = again.finish()
     assert said.endswith(f"tensorboard --logdir {tmp_path / 'tensorboard'}")
@@ -71,12 +72,11 @@ def test_tensorboard_s_reader_finds_each_round_once(tmp_path: Path) -> None:
 def test_mlflow_s_client_finds_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
     pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
-    from pfl_bench.config.logging import MlflowOptions
-    from pfl_bench.runs.mlflow import MlflowTracker
+    from pfl_bench.runs.trackers.mlflow import MlflowTracker
 
-    first = MlflowTracker(MlflowOptions(enabled=True), tracked(tmp_path))
+    first = MlflowTracker(MlflowOptions(enabled=True), tracked(tmp_path), pytest.fail)
     first.log({"train/loss": 1.0}, 1)
-    again = MlflowTracker(MlflowOptions(enabled=True), tracked(tmp_path, done=1))
+    again = MlflowTracker(MlflowOptions(enabled=True), tracked(tmp_path, done=1), pytest.fail)
     fill(again, 2, 3)
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     assert again.finish().endswith(uri)
@@ -104,7 +104,8 @@ def test_a_server_of_mlflow_that_is_not_there_costs_seconds_and_one_notice(tmp_p
     pytest.importorskip("mlflow", reason="MLflow is not installed")
     logging = {"mlflow": {"enabled": True, "uri": "http://127.0.0.1:9"}}
     notices: list[str] = []
-    Trackers.start(make_config("federated", logging=logging), tmp_path, 0, notices.append)
+    options = LoggingOptions.model_validate(logging)
+    Trackers.start(options, tracked(tmp_path), notices.append)
     assert len(notices) == 1
     assert notices[0].startswith("MLflow logging is off for this run: ")
 
@@ -128,10 +129,11 @@ def test_a_run_logs_the_lines_of_its_folder(tmp_path: Path) -> None:
     assert "tensorboard --logdir" in (tmp_path / "run.log").read_text()
 
 
-class Failing(Tracker):
-    """A tracker whose server goes away in round 2."""
+class Failing:
+    """A tracker whose server goes away in round 2, and does not come back for the end."""
 
     title = "Failing"
+    after_failure = "; look there"
 
     def __init__(self) -> None:
         self.calls = 0
@@ -140,6 +142,12 @@ class Failing(Tracker):
         self.calls += 1
         if round == 2:
             raise ConnectionError("the server\nis gone")
+
+    def conclude(self, *ending: Any) -> None:
+        raise AssertionError("told of the end after its failure")
+
+    def finish(self) -> None:
+        raise BrokenPipeError
 
 
 def test_a_tracker_that_fails_is_left_out_and_said_once(tmp_path: Path) -> None:
@@ -151,14 +159,14 @@ def test_a_tracker_that_fails_is_left_out_and_said_once(tmp_path: Path) -> None:
     assert failing.calls == 2
     trackers.conclude({}, {}, LINES)
     assert notices == [
-        "Failing logging stopped (ConnectionError: the server is gone); the run goes on"
+        "Failing logging stopped (ConnectionError: the server is gone); the run goes on; look there"
     ]
     # The end of one is not in the way of another's.
     trackers = Trackers([others], notices.append)
     trackers.finish()
     trackers.finish()
     assert len(notices) == 2
-    assert "NotImplementedError" in notices[1]
+    assert "BrokenPipeError" in notices[1]
 
 
 def test_what_is_not_installed_is_said_with_its_extra(
@@ -166,7 +174,7 @@ def test_what_is_not_installed_is_said_with_its_extra(
 ) -> None:
     for module in ("wandb", "mlflow", "tensorboard", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, "pfl_bench.runs.tensorboard", raising=False)
+    monkeypatch.delitem(sys.modules, "pfl_bench.runs.trackers.tensorboard", raising=False)
     logging = {
         "wandb": {"mode": "offline"},
         "tensorboard": {"enabled": True},
@@ -178,7 +186,7 @@ def test_what_is_not_installed_is_said_with_its_extra(
     log = (tmp_path / "run.log").read_text()
     for extra in logging:
         assert log.count(f"pip install 'pfl-bench[{extra}]'") == 1
-    sys.modules.pop("pfl_bench.runs.tensorboard", None)
+    sys.modules.pop("pfl_bench.runs.trackers.tensorboard", None)
 
 
 def test_a_row_s_labels_are_its_table_task_and_setting() -> None:
@@ -189,7 +197,7 @@ def test_a_row_s_labels_are_its_table_task_and_setting() -> None:
 
 def test_nothing_is_imported_for_what_is_not_asked_for(tmp_path: Path) -> None:
     assert LoggingOptions().tensorboard.enabled is LoggingOptions().mlflow.enabled is False
-    trackers = Trackers.start(make_config("federated"), tmp_path, 0, pytest.fail)
+    trackers = Trackers.start(LoggingOptions(), tracked(tmp_path), pytest.fail)
     assert trackers._active == []
 
 

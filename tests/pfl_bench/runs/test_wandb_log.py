@@ -18,7 +18,6 @@ import pytest
 from pydantic import ValidationError
 
 from pfl_bench.config.logging import WandbOptions
-from pfl_bench.runs.wandb import WandbLogger
 from tests.helpers import REPOSITORY
 
 # 40 characters, as wandb demands of a key; no server ever sees it.
@@ -26,13 +25,14 @@ FAKE_KEY = "0123456789" * 4
 DRIVER = """
 import json, os, signal, sys, time
 from pathlib import Path
-from pfl_bench.runs.tracking import Tracked
-from pfl_bench.runs.wandb import WandbLogger, WandbOptions
+from pfl_bench.config.logging import LoggingOptions
+from pfl_bench.runs.trackers import Trackers
+from pfl_bench.runs.trackers.tracker import Tracked
 
 job = json.loads(sys.argv[1])
 notices = []
-logger = WandbLogger.start(
-    WandbOptions.model_validate(job["options"]),
+logger = Trackers.start(
+    LoggingOptions.model_validate({"wandb": job["options"]}),
     Tracked(
         folder=Path(job["run_dir"]),
         name="row, seed 0",
@@ -44,7 +44,7 @@ logger = WandbLogger.start(
     ),
     notices.append,
 )
-active = logger.is_active
+active = len(logger._active) == 1
 for index in range(job["first"], job["last"] + 1):
     scalars = {"train/loss": 1 / index, "privacy/clip_norm": "inf" if index == 2 else 0.5}
     if index % 2 == 0:
@@ -55,11 +55,12 @@ for index in range(job["first"], job["last"] + 1):
 if job.get("kill_after") is not None:
     time.sleep(job["kill_after"])
     os.kill(os.getpid(), signal.SIGKILL)
-logger.statement({"unit": "user", "simulated": {"epsilon": 2.0}, "actual": {"epsilon": "inf"}})
-logger.table_row({"name": "row", "measured": [0.5, 0.6], "published": None})
-if job.get("table"):
-    logger.table(job["table"])
-said = logger.finish()
+logger.conclude(
+    {"unit": "user", "simulated": {"epsilon": 2.0}, "actual": {"epsilon": "inf"}},
+    {"name": "row", "measured": [0.5, 0.6], "published": None},
+    job.get("table", []),
+)
+said = notices.pop() if notices and notices[-1].startswith("W&B: ") else None
 logger.finish()
 logger.log({"late": 1.0}, 99)
 Path(job["run_dir"], "result.json").write_text(
@@ -227,7 +228,7 @@ def test_neither_code_nor_git_nor_host_details_are_taken(run_dir: Path) -> None:
     drive(run_dir, options={"mode": "offline"})
     logged = Logged(run_dir)
     assert b"secret" not in logged.text
-    assert b"WandbLogger" not in logged.text
+    assert b"LoggingOptions" not in logged.text
     files = [path for path in (run_dir / "wandb").rglob("*") if path.is_file()]
     assert {path.suffix for path in files} <= {".wandb", ".log"}
 
@@ -300,24 +301,6 @@ def test_another_project_is_another_run(run_dir: Path) -> None:
     assert json.loads((run_dir / "wandb.json").read_text())["id"] != before
 
 
-def test_an_exception_out_of_wandb_ends_the_logging_with_one_notice(tmp_path: Path) -> None:
-    class Broken:
-        """Stands for a run whose service has died."""
-
-        def log(self, *args: Any, **kwargs: Any) -> None:
-            raise BrokenPipeError("the service\nis gone")
-
-    notices: list[str] = []
-    logger = WandbLogger(Broken(), tmp_path, notices.append)
-    for index in range(3):
-        logger.log({"x": 1.0}, index)
-    logger.statement({})
-    logger.finish()
-    assert not logger.is_active
-    assert len(notices) == 1
-    assert "stopped (BrokenPipeError: the service is gone); the run goes on" in notices[0]
-
-
 @pytest.mark.skipif(
     not list(Path("/proc/self/task").glob("*/children")),
     reason="finds wandb's service process through Linux's /proc",
@@ -346,6 +329,7 @@ def test_a_dead_service_does_not_stop_the_run(run_dir: Path) -> None:
     notices = json.loads((run_dir / "result.json").read_text())["notices"]
     assert len(notices) == 1
     assert "W&B logging stopped" in notices[0]
+    assert f"to upload it: wandb sync '{run_dir / 'wandb'}'/*run-*" in notices[0]
 
 
 def test_options_are_strict_and_take_lists() -> None:

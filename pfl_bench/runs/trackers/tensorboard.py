@@ -8,24 +8,22 @@ from typing import Any
 
 import torch.utils.tensorboard
 
-from pfl_bench.runs.tracking import Tracked, Tracker, flatten, is_number, markdown, scalar
+from pfl_bench.config.logging import TensorboardOptions
+from pfl_bench.runs.trackers.tracker import Notice, Tracked, flatten, is_number, markdown
 
 _FLUSH_SECONDS = 10
 
 
-class TensorboardTracker(Tracker):
+class TensorboardTracker:
     """Writes event files; each resumption adds one, before which later rounds are purged.
 
-    Args:
-        tracked: The run.
-
-    Raises:
-        ImportError: TensorBoard is not installed.
+    Numbers of statement and row are scalars below "statement/" and "row/"; both are texts, too.
     """
 
     title = "TensorBoard"
+    after_failure = ""
 
-    def __init__(self, tracked: Tracked) -> None:
+    def __init__(self, options: TensorboardOptions, tracked: Tracked, notice: Notice) -> None:
         self._folder = tracked.folder / "tensorboard"
         purge = tracked.done + 1 if tracked.done else None
         self._writer = torch.utils.tensorboard.SummaryWriter(
@@ -38,35 +36,33 @@ class TensorboardTracker(Tracker):
     def log(self, metrics: Mapping[str, Any], round: int) -> None:
         """Log the round's scalars."""
         self._round = round
-        for name, value in metrics.items():
-            self._scalar(name, scalar(value))
+        self._scalars(metrics)
         # A killed run keeps its rounds.
         self._writer.flush()
 
-    def statement(self, statement: Mapping[str, Any]) -> None:
-        """The statement as text; its numbers as scalars below "statement/"."""
-        self._text("privacy statement", _as_code(statement))
-        for name, value in flatten(statement, "statement").items():
-            self._scalar(name, value)
-
-    def table_row(self, row: Mapping[str, Any]) -> None:
-        """The line's numbers as scalars below "row/"; all of it as text."""
+    def conclude(
+        self,
+        statement: Mapping[str, Any] | None,
+        row: Mapping[str, Any],
+        table: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Log what a run ends with."""
+        if statement is not None:
+            self._text("privacy statement", _as_code(statement))
         self._text("row", _as_code(row))
-        for name, value in flatten(row, "row").items():
-            self._scalar(name, value)
-
-    def table(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """The comparison as a table in a text."""
-        self._text("table", markdown(lines))
+        self._scalars(flatten({"statement": statement, "row": row}))
+        if table:
+            self._text("table", markdown(table))
 
     def finish(self) -> str:
         """Close the file."""
         self._writer.close()
         return f"TensorBoard: to see this run: tensorboard --logdir {self._folder}"
 
-    def _scalar(self, name: str, value: Any) -> None:
-        if is_number(value):
-            self._writer.add_scalar(name, value, self._round)
+    def _scalars(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if is_number(value):
+                self._writer.add_scalar(name, value, self._round)
 
     def _text(self, name: str, text: str) -> None:
         self._writer.add_text(name, text, self._round)

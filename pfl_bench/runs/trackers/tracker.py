@@ -1,9 +1,4 @@
-"""What a tracker is: a place beside the run folder where a run is logged.
-
-The files under the run folder remain the record; a tracker shows them elsewhere. A run never
-depends on one: a tracker that cannot start, fails or loses its network is left out from then on,
-which is said once.
-"""
+"""What a tracker is, and how values are written for one."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 Notice = Callable[[str], None]
 
@@ -39,38 +34,37 @@ class Tracked:
     done: int
 
 
-class Tracker:
-    """Base of trackers. Methods may raise anything: ``trackers.Trackers`` catches it.
+class Tracker(Protocol):
+    """One place where a run is logged. Methods may raise anything: ``Trackers`` catches it.
+
+    Its class is called with its section of ``logging``, the run, and what is told in one sentence
+    what is not as asked.
 
     Attributes:
         title: What messages call it.
+        after_failure: What a person can still do when logging has stopped; "" for nothing.
     """
 
     title: str
+    after_failure: str
 
     def log(self, metrics: Mapping[str, Any], round: int) -> None:
         """Log the scalars of one round (central training: epoch), once a round."""
-        raise NotImplementedError
 
-    def statement(self, statement: Mapping[str, Any]) -> None:
-        """Log the privacy statement, as ``privacy.json`` has it."""
-        raise NotImplementedError
-
-    def table_row(self, row: Mapping[str, Any]) -> None:
-        """Log the row's final line: nested objects and lists of scalars."""
-        raise NotImplementedError
-
-    def table(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Log the comparison with published numbers, a mapping of equal keys each."""
-        raise NotImplementedError
+    def conclude(
+        self,
+        statement: Mapping[str, Any] | None,
+        row: Mapping[str, Any],
+        table: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Log what a run ends with; arguments as of ``Trackers.conclude``."""
 
     def finish(self) -> str | None:
         """End; gives what a person should be told, such as how to see the log."""
-        raise NotImplementedError
 
 
-def flatten(value: Any, prefix: str) -> dict[str, Any]:
-    """Flatten nested objects and lists into scalars named "prefix/key/index"."""
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested objects and lists into scalars named "prefix/key/index", without nulls."""
     if isinstance(value, Mapping):
         items = [(str(key), item) for key, item in value.items()]
     elif isinstance(value, list | tuple):
@@ -109,6 +103,5 @@ def _cell(value: Any) -> str:
 
 def one_line(error: BaseException) -> str:
     """The error in at most 200 characters on one line."""
-    text = " ".join(str(error).split()) or "no message"
-    text = f"{type(error).__name__}: {text}"
+    text = f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
     return text if len(text) <= 200 else text[:197] + "..."
