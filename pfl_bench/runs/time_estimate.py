@@ -1,47 +1,51 @@
-"""How long a run would take on this machine, from two short measurements on its own data.
+"""How long a run would take on this machine, from short measurements on its own data.
 
-Training is measured twice, with little and with twice as much work, and so is evaluation. The time
-of each is a line through its two points, read off at the size of the run. Federated and multi-task
-training have few clients for it; local models, few epochs; central training, a few batches.
+A round (of central training an epoch) is timed with few clients or batches, and with twice as many.
+The time of a round is a line through both, read off at the examples of the run. Evaluation is timed
+on a few batches and scaled by examples. Nothing is written, and a private run's measurements have
+noise of their own, which is thrown away.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from pfl_bench.client.costs import measure_step
 from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.evaluation.evaluator import Evaluator
 from pfl_bench.federated.autotune.settle import settle
-from pfl_bench.federated.autotune.timing import expected_client_seconds
-from pfl_bench.federated.parts import FederatedParts, build_run
+from pfl_bench.federated.parts import FederatedParts, RunParts, build_run
 from pfl_bench.federated.shards import expected_work
-from pfl_bench.runs.preparing import PreparedRun
-from pfl_bench.runs.time_measurements import (
-    FEWEST,
-    MOST,
-    SECONDS,
-    FirstExamples,
-    begun,
-    evaluation_seconds,
-    line,
-    one_round,
-)
+from pfl_bench.runs.preparing import PreparedRun, prepare
+from pfl_bench.runs.preview import changed
 from pfl_bench.trainers.local_only import LocalTrainer
-from pfl_bench.trainers.mocha.dual import learned_relationship, sigma_prime
-from pfl_bench.trainers.personalized import ExpectedWork, PersonalizedModels
-from pfl_bench.types import LocalTraining, UserInputError
+from pfl_bench.trainers.personalized import PersonalizedModels
+from pfl_bench.types import Examples, FederatedSplit, SingleProcess, Task, UserInputError
 from privacy.errors import PrivacyError
 
-# A whole round is measured where smaller ones are refused, if it is not expected to take longer.
-_LONGEST_ROUND = 20.0
-# The relationship of at most so many clients is measured; its time grows with their cube.
-_MOST_RELATED = 1000
+# Clients or batches of the smaller measurement.
+_FEW = 4
+# Rounds of a measurement end after so many seconds or, once one drew a client, so many rounds.
+_SECONDS, _REPEATS, _TRIES = 0.5, 4, 12
+_EVALUATED_BATCHES = 4
+# What tasks may have beside their splits, and the first examples of one then have too.
+_OPTIONAL = (
+    "transform",
+    "column_names",
+    "column_values",
+    "read_column",
+    "example_losses",
+    "training_loss",
+)
 
 
 @dataclass(frozen=True)
@@ -76,164 +80,219 @@ def estimate_time(resolved: ResolvedConfig) -> TimeEstimate:
         UserInputError: Configuration or data do not fit.
         privacy.errors.PrivacyError: Likewise, of the privacy claim.
     """
-    config = resolved.config
-    if config.federated is not None:
-        return _federated(resolved)
-    if config.central is not None:
-        return _central(resolved)
-    return _local(resolved) if config.local is not None else _multitask(resolved)
-
-
-def _federated(resolved: ResolvedConfig) -> TimeEstimate:
-    run = build_run(resolved)
-    step = measure_step(run.forward, run.model, run.task.split("train"))
-    with TemporaryDirectory() as folder:
-        # An empty folder has recorded no engine.
-        parts = settle(FederatedParts.of(run), step, Path(folder), None, lambda text: None)
-    options, local = parts.options, parts.algorithm.local_training
-    sizes = np.diff(parts.split.offsets)
-    expected = expected_client_seconds(sizes, local, step)
-    small = min(MOST, max(FEWEST, int(SECONDS / expected)), max(1, options.cohort_size // 2))
-    cohorts = (small, min(2 * small, options.cohort_size))
+    workers = 1
+    if resolved.config.federated is not None:
+        run = build_run(resolved)
+        step = measure_step(run.forward, run.model, run.task.split("train"))
+        with TemporaryDirectory() as folder:
+            # An empty folder has recorded no engine.
+            parts = settle(FederatedParts.of(run), step, Path(folder), None, lambda text: None)
+        resolved = parts.resolved
+        workers = 1 if parts.options.workers == "auto" else int(parts.options.workers)
+    alone = [] if resolved.config.federated is None else ["federated.workers=1"]
+    with _begun(resolved, alone) as whole:
+        most, examples = _work(whole)
+        evaluation = _evaluation_seconds(whole)
+    few = min(_FEW, max(1, most // 2))
+    counts: tuple[int, ...] = (few, min(2 * few, most))
     try:
-        points, evaluation = _measured(parts, cohorts)
+        points = [_one_round(resolved, count) for count in counts]
     except (UserInputError, PrivacyError):
-        if expected * options.cohort_size > _LONGEST_ROUND:
-            raise
         # What needs a cohort of some size, as Krum does, is measured as it is.
-        cohorts = (options.cohort_size, options.cohort_size)
-        points, evaluation = _measured(parts, cohorts[:1])
-    examples = float(expected_work(sizes, local)[1].mean()) * options.cohort_size
-    workers = 1 if options.workers == "auto" else int(options.workers)
+        counts = (most,)
+        points = [_one_round(resolved, most)]
     fixed, slope = line(points)
-    drawn = " and ".join(str(cohort) for cohort in dict.fromkeys(cohorts))
+    trainer = whole.trainer
+    if isinstance(trainer, LocalTrainer) and not trainer.keeps_models:
+        # Evaluation trains every client again at one rate: those whose round has come.
+        options, total = resolved.config.evaluation, trainer.total
+        during = sum([*range(options.every, total, options.every), total]) / total
+        passes = len(options.splits) * during + len(options.final_splits)
+        assert resolved.config.local is not None
+        again = (fixed * total + slope * examples) / len(resolved.config.local.learning_rates)
+        evaluation += passes * again
+    drawn = " and ".join(map(str, dict.fromkeys(counts)))
+    measured = f"rounds of about {drawn} clients"
+    if resolved.config.central is not None:
+        measured = f"epochs of {drawn} batches"
+    elif resolved.config.federated is not None:
+        measured += f", engine {resolved.config.federated.engine}"
     return TimeEstimate(
-        options.num_rounds * (fixed + slope * examples / workers),
+        trainer.total * fixed + slope * examples / workers,
         evaluation,
         workers,
-        f"rounds of about {drawn} clients, engine {options.engine}",
+        measured,
     )
 
 
-def _measured(
-    parts: FederatedParts, cohorts: Sequence[int]
-) -> tuple[list[tuple[float, float]], float]:
-    """Examples and seconds of a round of each of some cohorts; seconds of all evaluations."""
-    points = []
-    for cohort in cohorts:
-        overrides = [f"federated.cohort_size={cohort}", "federated.workers=1"]
-        if parts.options.sampling == "full":
-            overrides.append("federated.sampling=poisson")
-        with begun(parts.resolved, overrides) as prepared:
-            points.append(one_round(prepared))
-            if cohort == cohorts[-1]:
-                evaluation = evaluation_seconds(prepared)
-    return points, evaluation
+def _work(whole: PreparedRun) -> tuple[int, float]:
+    """Clients (batches) of a round at most, and examples of the whole run."""
+    config, train = whole.parts.resolved.config, whole.parts.task.split("train")
+    if config.central is not None:
+        most = -(-train.num_examples // config.central.batch_size)
+        return most, float(config.central.num_epochs * train.num_examples)
+    if isinstance(whole.parts, FederatedParts):
+        cohort = whole.parts.options.cohort_size
+        local = whole.parts.algorithm.local_training
+        each = expected_work(np.diff(train.offsets), local)[1]
+        return cohort, float(each.mean()) * cohort * whole.trainer.total
+    assert isinstance(whole.trainer, PersonalizedModels)
+    work = whole.trainer.expected_work()
+    if config.local is not None:
+        return config.local.clients_per_round, work.examples
+    assert config.multitask is not None
+    rounds = config.multitask.num_rounds * config.multitask.participation
+    return round(work.clients / rounds), work.examples
 
 
-def _central(resolved: ResolvedConfig) -> TimeEstimate:
-    options = resolved.config.central
-    assert options is not None
-    points, batch = [], options.batch_size
-    for count in (FEWEST, 2 * FEWEST):
+def _one_round(resolved: ResolvedConfig, count: int) -> tuple[float, float]:
+    """Examples and seconds of the fastest round of so many clients (batches), after a first.
+
+    What else the machine does makes rounds slower, and none faster.
+    """
+    config, parts = resolved.config, None
+    overrides: list[str] = []
+    if config.central is not None:
         run = build_run(resolved)
-        whole = run.task.split("train").num_examples
-        cut = replace(run, task=FirstExamples(run.task, min(count * batch, whole), "train"))
-        with begun(resolved, [], cut) as prepared:
-            seconds = 0.0
-            for index in range(1, min(2, options.num_epochs) + 1):
-                started = time.perf_counter()
-                prepared.trainer.advance(index)
-                seconds = time.perf_counter() - started
-            points.append((float(cut.task.split("train").num_examples), seconds))
-            evaluation = evaluation_seconds(prepared)
-    fixed, slope = line(points)
-    return TimeEstimate(
-        options.num_epochs * (fixed + slope * whole),
-        evaluation,
-        1,
-        f"epochs of {points[0][0]:.0f} and {points[1][0]:.0f} examples",
-    )
-
-
-def _local(resolved: ResolvedConfig) -> TimeEstimate:
-    options = resolved.config.local
-    assert options is not None
-    work, evaluation, prepared = _personalized(resolved)
-    trainer = prepared.trainer
-    assert isinstance(trainer, LocalTrainer)
-    sizes = np.diff(prepared.parts.task.split("train").offsets)
-    once = LocalTraining(1, options.batch_size, options.learning_rates[0])
-    expected = expected_client_seconds(sizes, once, prepared.step)
-    few = min(options.clients_per_round, MOST, max(FEWEST, int(SECONDS / expected)))
-    points = []
-    for epochs in (1, 2):
+        parts = replace(run, task=_First(run.task, count * config.central.batch_size, "train"))
+    elif config.federated is not None:
+        overrides = [f"federated.cohort_size={count}", "federated.workers=1"]
+        if config.federated.sampling == "full":
+            overrides.append("federated.sampling=poisson")
+    elif config.local is not None:
+        rate = config.local.learning_rates[0]
         overrides = [
-            f"local.num_epochs={epochs}",
-            f"local.learning_rates=[{options.learning_rates[0]!r}]",
-            f"local.clients_per_round={few}",
+            f"local.clients_per_round={count}",
+            "local.num_epochs=1",
+            f"local.learning_rates=[{rate!r}]",
         ]
-        with begun(resolved, overrides) as measured:
-            points.append(one_round(measured))
-    fixed, slope = line(points)
-    rates = len(options.learning_rates)
-    if not trainer.keeps_models:
-        # Evaluation trains every client again, at one rate: those whose round has come.
-        passes = _passes_of_evaluation(prepared)
-        evaluation += passes * (fixed / few * work.clients + slope * work.examples / rates)
-    return TimeEstimate(
-        fixed / few * work.clients * rates + slope * work.examples,
-        evaluation,
-        1,
-        f"{few} clients at one rate for 1 and 2 epochs",
-    )
+    else:
+        overrides = [f"multitask.num_clients={count}"]
+    rounds: list[tuple[float, float]] = []
+    spent = 0.0
+    with _begun(resolved, overrides, parts) as prepared:
+        for index in range(1, min(_TRIES, prepared.trainer.total) + 1):
+            started = time.perf_counter()
+            scalars = prepared.trainer.advance(index)
+            seconds = time.perf_counter() - started
+            spent += seconds
+            # A step of Mocha takes one example.
+            examples = scalars.get("systems/examples", scalars.get("train/num_steps", 0.0))
+            if examples > 0 and (index > 1 or prepared.trainer.total == 1):
+                rounds.append((examples, seconds))
+            if len(rounds) == _REPEATS or (rounds and spent > _SECONDS):
+                break
+    return min(rounds, key=lambda one: one[1] / one[0], default=(0.0, seconds))
 
 
-def _passes_of_evaluation(prepared: PreparedRun) -> float:
-    """How often evaluation goes through all clients that are trained by then."""
-    options, total = prepared.parts.resolved.config.evaluation, prepared.trainer.total
-    during = [*range(options.every, total, options.every), total]
-    passes: float = len(options.splits) * sum(during) / total + len(options.final_splits)
-    return passes
+@contextmanager
+def _begun(
+    resolved: ResolvedConfig, overrides: Sequence[str], parts: RunParts | None = None
+) -> Iterator[PreparedRun]:
+    """A run that has begun in a folder which goes with it.
+
+    Its noise is not the run's, and needs no search.
+    """
+    texts = [*overrides, "expected=[]", "evaluation.select_best=null", "evaluation.budgets=[]"]
+    if resolved.config.setting in ("private_federated", "central_dp"):
+        texts += ["privacy.epsilon=null", "privacy.noise_multiplier=0.01", "privacy.nonce=null"]
+        privacy, federated = resolved.config.privacy, resolved.config.federated
+        if privacy is not None and federated is not None and privacy.noise_cohort_size is None:
+            # The row's own, so that the noise of a count, which follows it, stays what it is.
+            texts.append(f"privacy.noise_cohort_size={federated.cohort_size}")
+    asked = changed(resolved, texts)
+    if parts is not None:
+        parts = replace(parts, resolved=asked)
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        prepared = prepare(asked, Path(folder), SingleProcess(), stack, lambda text: None, parts)
+        prepared.trainer.begin(0)
+        yield prepared
 
 
-def _multitask(resolved: ResolvedConfig) -> TimeEstimate:
-    options = resolved.config.multitask
-    assert options is not None
-    work, evaluation, prepared = _personalized(resolved)
-    count = round(work.clients / options.num_rounds / options.participation)
-    few = min(MOST, max(1, count // 2))
-    points = []
-    for clients in (few, min(2 * few, count)):
-        # The relationship is measured by itself, of all clients.
-        never = options.num_rounds + 1
-        overrides = [
-            f"multitask.num_clients={clients}",
-            f"multitask.relationship_every={never}",
-        ]
-        with begun(resolved, overrides) as measured:
-            points.append(one_round(measured))
-    fixed, slope = line(points)
-    training = options.num_rounds * fixed + slope * work.examples
-    if options.relationship == "learned":
-        updates = options.num_rounds // options.relationship_every
-        training += updates * _relationship_seconds(count, prepared.parts.model.num_parameters)
-    return TimeEstimate(training, evaluation, 1, f"rounds of {few} and {clients} clients")
+def _evaluation_seconds(prepared: PreparedRun) -> float:
+    """Seconds of all evaluations of a run."""
+    parts, trainer = prepared.parts, prepared.trainer
+    options = parts.resolved.config.evaluation
+    trainer.load_central()
+    seconds = 0.0
+    during = -(-trainer.total // options.every)
+    for splits, times in ((options.splits, during), (options.final_splits, 1)):
+        whole = sum(parts.task.split(name).num_examples for name in splits)
+        if not whole:
+            continue
+        task = _First(parts.task, _EVALUATED_BATCHES * options.batch_size, *splits)
+        evaluator = Evaluator(
+            parts.resolved.config,
+            task,
+            parts.model,
+            parts.forward,
+            trainer.personal,
+            beside=trainer.beside,
+        )
+        evaluator.evaluate(splits)
+        started = time.perf_counter()
+        evaluator.evaluate(splits)
+        taken = time.perf_counter() - started
+        seconds += times * taken * whole / sum(task.split(name).num_examples for name in splits)
+    return seconds
 
 
-def _relationship_seconds(clients: int, num_parameters: int) -> float:
-    """Seconds of one update of a learned relationship."""
-    related = min(clients, _MOST_RELATED)
-    models = np.random.default_rng(0).standard_normal((related, num_parameters))
-    started = time.perf_counter()
-    sigma_prime(learned_relationship(models, 1.0))
-    seconds = time.perf_counter() - started
-    scaled: float = seconds * (clients / related) ** 3
-    return scaled
+def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Seconds at no work, and for each unit of it; both at least 0.
+
+    Args:
+        points: Work and seconds, of one measurement or two.
+    """
+    (few, short), (many, long) = points[0], points[-1]
+    slope = (long - short) / (many - few) if many > few else 0.0
+    if slope <= 0 or short - slope * few < 0:
+        # Noise of the clock, or work that is cheaper at first: through the origin and the larger.
+        return (0.0, long / many) if many else (long, 0.0)
+    return short - slope * few, slope
 
 
-def _personalized(resolved: ResolvedConfig) -> tuple[ExpectedWork, float, PreparedRun]:
-    """Expected work, seconds of all evaluations of models that nothing has trained, and the run."""
-    with begun(resolved, []) as prepared:
-        assert isinstance(prepared.trainer, PersonalizedModels)
-        return prepared.trainer.expected_work(), evaluation_seconds(prepared), prepared
+class _Users:
+    """The first users of a split, who have at least so many examples together."""
+
+    def __init__(self, split: FederatedSplit, examples: int) -> None:
+        users = int(np.searchsorted(split.offsets, examples))
+        self.num_users = max(1, min(users, split.num_users))
+        self.offsets: NDArray[np.int64] = split.offsets[: self.num_users + 1]
+        self.num_examples = int(self.offsets[-1])
+        self.name = split.name
+        self._split = split
+
+    def client_ids(self) -> Sequence[str]:
+        return self._split.client_ids()[: self.num_users]
+
+    def read_user(self, user: int, rng: np.random.Generator) -> Examples:
+        return self._split.read_user(user, rng)
+
+    def read_range(self, start: int, stop: int) -> Examples:
+        return self._split.read_range(start, stop)
+
+    def read_examples(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Examples:
+        return self._split.read_examples(indices, rng)
+
+
+class _First:
+    """A task, some of whose splits have their first users alone."""
+
+    def __init__(self, task: Task, examples: int, *splits: str) -> None:
+        self._task, self._examples, self._splits = task, examples, splits
+        self.facts = task.facts
+        self.metrics = task.metrics
+        self.split_names = task.split_names
+        # In the instance, where a check of a Protocol finds them, and only if the task has them.
+        for name in _OPTIONAL:
+            if hasattr(task, name):
+                setattr(self, name, getattr(task, name))
+
+    def split(self, name: str) -> FederatedSplit:
+        """A split, or its first users."""
+        split = self._task.split(name)
+        return _Users(split, self._examples) if name in self._splits else split
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The task's."""
+        return self._task.loss(outputs, targets)

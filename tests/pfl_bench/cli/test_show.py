@@ -15,8 +15,7 @@ from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import load_config
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.runner import run
-from pfl_bench.runs.time_estimate import estimate_time
-from pfl_bench.runs.time_measurements import line
+from pfl_bench.runs.time_estimate import estimate_time, line
 from pfl_bench.trainers import local_only
 from tests.helpers import TREES, make_config
 
