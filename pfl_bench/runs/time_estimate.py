@@ -23,6 +23,7 @@ from pfl_bench.client.costs import measure_step
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.evaluation.evaluator import Evaluator
 from pfl_bench.federated.autotune.settle import settle
+from pfl_bench.federated.autotune.timing import expected_client_seconds
 from pfl_bench.federated.parts import FederatedParts, RunParts, build_run
 from pfl_bench.federated.shards import expected_work
 from pfl_bench.runs.preparing import PreparedRun, prepare
@@ -32,8 +33,10 @@ from pfl_bench.trainers.personalized import PersonalizedModels
 from pfl_bench.types import Examples, FederatedSplit, SingleProcess, Task, UserInputError
 from privacy.errors import PrivacyError
 
-# Clients or batches of the smaller measurement.
-_FEW = 4
+# Clients or batches of the smaller measurement; of federated clients more, if they are quick.
+_FEW, _FEWEST, _MOST = 4, 2, 64
+# A whole round is measured where smaller ones are refused, if it is not expected to take longer.
+_LONGEST_ROUND = 20.0
 # Rounds of a measurement end after so many seconds or, once one drew a client, so many rounds.
 _SECONDS, _REPEATS, _TRIES = 0.5, 4, 12
 _EVALUATED_BATCHES = 4
@@ -80,7 +83,7 @@ def estimate_time(resolved: ResolvedConfig) -> TimeEstimate:
         UserInputError: Configuration or data do not fit.
         privacy.errors.PrivacyError: Likewise, of the privacy claim.
     """
-    workers = 1
+    workers, wanted, each = 1, _FEW, 0.0
     if resolved.config.federated is not None:
         run = build_run(resolved)
         step = measure_step(run.forward, run.model, run.task.split("train"))
@@ -88,16 +91,21 @@ def estimate_time(resolved: ResolvedConfig) -> TimeEstimate:
             # An empty folder has recorded no engine.
             parts = settle(FederatedParts.of(run), step, Path(folder), None, lambda text: None)
         resolved = parts.resolved
+        sizes, local = np.diff(parts.split.offsets), parts.algorithm.local_training
+        each = expected_client_seconds(sizes, local, step)
+        wanted = min(_MOST, max(_FEWEST, int(_SECONDS / each)))
         workers = 1 if parts.options.workers == "auto" else int(parts.options.workers)
     alone = [] if resolved.config.federated is None else ["federated.workers=1"]
     with _begun(resolved, alone) as whole:
         most, examples = _work(whole)
         evaluation = _evaluation_seconds(whole)
-    few = min(_FEW, max(1, most // 2))
+    few = min(wanted, max(1, most // 2))
     counts: tuple[int, ...] = (few, min(2 * few, most))
     try:
         points = [_one_round(resolved, count) for count in counts]
     except (UserInputError, PrivacyError):
+        if not 0 < each * most <= _LONGEST_ROUND:
+            raise
         # What needs a cohort of some size, as Krum does, is measured as it is.
         counts = (most,)
         points = [_one_round(resolved, most)]
