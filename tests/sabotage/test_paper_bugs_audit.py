@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pfl_bench.federated.workers import multiprocess
 from tests.sabotage import paper_table
 from tests.sabotage.paper_bugs import BUGS
 from tests.sabotage.paper_planting import PaperBug
@@ -34,6 +35,12 @@ CHOSEN = (
     "dp_sgd_half_noise_on_bias",
     "dp_sgd_same_batches_in_each_epoch",
 )
+
+
+@pytest.fixture(autouse=True)
+def _spawned_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork cannot use the server that its parent forks workers from."""
+    monkeypatch.setattr(multiprocess, "multiprocessing", multiprocessing)
 
 
 def test_every_bug_has_an_outcome() -> None:

@@ -198,7 +198,7 @@ def test_explain_a_run(tmp_path: Path, capsys: Capture) -> None:
         assert str(path) in refusal_of(capsys, "explain", str(tmp_path))
     damaged = statement.to_json_dict() | {"simulated": 3, "clip": None}
     path.write_text(json.dumps(damaged), encoding="utf-8")
-    assert "not a privacy statement" in refusal_of(capsys, "explain", str(tmp_path))
+    assert f"{path}: 'clip' is None" in refusal_of(capsys, "explain", str(tmp_path))
     path.unlink()
     assert "does not exist" in refusal_of(capsys, "explain", str(tmp_path))
 

@@ -333,7 +333,7 @@ def test_a_typed_summary_has_no_outcome(row: Path, tmp_path: Path) -> None:
     path = tmp_path / "run" / "summary.json"
     summary = json.loads(path.read_text())
     assert read_run(path.parent).expected[0]["verdict"] == "reproduced"
-    for change in ({"settings_sha256": None}, {"settings_sha256": 3}, {"seed": 5}):
+    for change in ({"settings_sha256": None}, {"settings_sha256": "3"}, {"seed": 5}):
         path.write_text(json.dumps({**summary, **change}))
         assert read_run(path.parent).expected[0]["verdict"] == "edited"
 

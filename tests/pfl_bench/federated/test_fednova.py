@@ -21,6 +21,7 @@ from pfl_bench.files import read_metrics
 from pfl_bench.runs.audit_inputs import central_optimizer
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, LocalTraining
+from privacy.audit.inputs import DataAtHand
 from privacy.errors import PlanError
 from tests.equivalence.test_processes import InTurn
 from tests.helpers import PRIVACY, central_of, make_config, parts_of
@@ -147,7 +148,8 @@ def test_a_private_run_needs_steps_that_nobody_sends(tmp_path: Path) -> None:
         run(fednova(privacy=PRIVACY), tmp_path / "refused")
     fixed = {"privacy": PRIVACY, "federated__num_rounds": 1}
     initial = parts_of(fednova(3.0, **fixed)).model.vector
-    assert "what the algorithm fednova makes" in str(central_optimizer(fednova(3.0, **fixed)))
+    unknown = central_optimizer(fednova(3.0, **fixed), DataAtHand())
+    assert "needs the numbers of users and parameters" in str(unknown)
     moved = []
     for steps in (3.0, 6.0):
         summary = run(fednova(steps, **fixed), tmp_path / str(steps))
