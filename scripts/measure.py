@@ -2,12 +2,13 @@
 
     python scripts/measure.py QUEUE.yaml --runs FOLDER [--jobs N] [--data FOLDER] [--nice N]
 
-A queue is a list, the most important first, of
+A queue has its entries in order, the most important first:
 
-    rows: [dp_sgd/opacus/epsilon_1_16.yaml]   # bundled rows
-    seeds: 3                                  # 0, 1, 2: all rows' first seed before any second
-    into: dp_sgd.json                         # the records' file in docs/results
-    overrides: [device=cpu]                   # key=value, as those of pfl-bench run
+    queue:
+      - rows: [dp_sgd/opacus/epsilon_1_16.yaml]   # bundled rows
+        seeds: 3                                  # 0, 1, 2: all rows' first before any second
+        into: dp_sgd.json                         # the records' file in docs/results
+        overrides: [device=cpu]                   # key=value, as those of pfl-bench run
 
 The code that runs is the checkout's last commit, in a worktree of its own below FOLDER. FOLDER is
 outside the checkout, which may change meanwhile. A run that was stopped is resumed, a finished one
@@ -110,9 +111,9 @@ class Measuring:
         if not self._code.exists():
             commit = _git(checkout, "rev-parse", "HEAD")
             _git(checkout, "worktree", "add", "--detach", str(self._code), commit)
-        for row in ("configs", "pfl_bench", "privacy", "tasks"):
-            if _git(self._code, "status", "--porcelain", row):
-                raise ConfigError(f"{self._code / row}: was changed; restore it (git checkout)")
+        for part in ("configs", "pfl_bench", "privacy", "tasks"):
+            if _git(self._code, "status", "--porcelain", part):
+                raise ConfigError(f"{self._code / part}: was changed; restore it (git checkout)")
 
     def measure(self, run: Run) -> None:
         """Finish a run, if it is not; audit it, if it is private; write its row's record."""
@@ -121,7 +122,7 @@ class Measuring:
         log.parent.mkdir(parents=True, exist_ok=True)
         if read_json(folder / "summary.json") is None:
             row = str(self._code / "configs" / run.row)
-            resume = ["--resume"] if (folder / "checkpoint.pt").exists() else []
+            resume = ["--resume"] if (folder / "environment.json").exists() else []
             overrides = [f"seed={run.seed}", *run.entry.overrides]
             if self._call(log, "run", row, *overrides, "--out", str(folder), *resume) == 2:
                 self.failures.append(f"{run.row}, seed {run.seed}: see {log}")

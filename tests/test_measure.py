@@ -55,6 +55,12 @@ def test_finished_runs_are_audited_and_recorded_once(
     capfd.readouterr()
     assert MEASURE.main(call, checkout) == 0
     assert records.read_bytes() == before
+    # Stopped after its last checkpoint: it goes on, and comes to the same.
+    (run,) = (tmp_path / "runs").rglob("seed-0/summary.json")
+    metrics = json.loads(run.read_text())["metrics"]
+    run.unlink()
+    assert MEASURE.main(call, checkout) == 0, capfd.readouterr().err
+    assert json.loads(run.read_text())["metrics"] == metrics
 
 
 @pytest.mark.parametrize(
