@@ -1,6 +1,6 @@
 """Who takes part under ``selected``: users whose devices are chosen, and finish in time.
 
-Capacities and slots of availability are dealt to users apart, in random orders. Slots come again
+Capacities and slots of availability are assigned to users apart, in random orders. Slots come again
 with each period; one that ends with it goes on in one that begins with it. A round of C users:
 
 1. Users may take part whose last round was b ago or more, and who were in fewer than k rounds.
@@ -49,11 +49,11 @@ class Devices:
     def __post_init__(self) -> None:
         rng, num = stream(self.seed, DEVICES), len(self.sizes)
         kinds = (len(self.traces.latency_ms), len(self.traces.availability.offsets) - 1)
-        dealt = [
+        assigned = [
             np.concatenate([rng.permutation(kind) for _ in range(-(-num // kind))])[:num]
             for kind in kinds
         ]
-        self._capacity, self._slots = dealt
+        self._capacity, self._slots = assigned
         self.counts, self.last = np.zeros((2, num), dtype=np.int64)
 
     def draw(self, number: int, seed: int) -> NDArray[np.int64]:
