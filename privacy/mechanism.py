@@ -223,12 +223,14 @@ class RoundStreams:
         clients: Opens the sources of all clients that reported, from their beginnings.
         num_parameters: P.
         wanted: How many first elements of the noise are compared; P for all.
+        draws_all: Whether all P elements may be drawn to come to what is drawn after them.
     """
 
     rng: np.random.Generator
     clients: Callable[[], Sequence[np.random.Generator]]
     num_parameters: int
     wanted: int
+    draws_all: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,7 @@ class _Noise:
                 clients=lambda: self._clients(number, num_canaries),
                 num_parameters=self._length,
                 wanted=self._length if is_whole else min(self._length, COORDINATES),
+                draws_all=is_whole,
             )
         )
 

@@ -171,7 +171,7 @@ class AdaptiveGaussian(FreshGaussian):
         Args:
             streams: Those of the round.
         """
-        if streams.wanted < streams.num_parameters:
+        if not streams.draws_all:
             return super().replay_noise(streams)
         normals = streams.rng.standard_normal(streams.num_parameters + 1)
         return ReplayedNoise(normals[: streams.wanted], count=float(normals[-1]))
