@@ -124,13 +124,6 @@ class SamplingScheme(ABC):
 
         return dp_event.PoissonSampledDpEvent(self.sampling_probability(users), event)
 
-    def certain_cohort(self, users: Participation, round_index: int) -> int | None:
-        """Users of a round, from 1, where no chance decides how many; None where it does.
-
-        An audit holds the ledger against it, of schemes that it has no description of its own of.
-        """
-        return None
-
     def largest_cohort(self, users: Participation) -> int | None:
         """Most users of a round, where more are left out at random; None without such a cap."""
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,19 +10,18 @@ from numpy.typing import NDArray
 
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.parts import build_mechanism
-from pfl_bench.federated.sampling import build_sampler
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import ConfigError
 from privacy.audit.central_columns import COORDINATES
-from privacy.audit.inputs import Replay
+from privacy.audit.inputs import DrawUsers, Replay
 from privacy.description import Tree
 from privacy.mechanism import NoiseScale, ReplayedNoise, ReplaysNoise, RoundStreams
+from privacy.reference.cohort import SCHEMES, draw
+from privacy.sampling_scheme import Participation
 
 if TYPE_CHECKING:
     from pfl_bench.config.training import FederatedOptions
 
 # A second or a few of one core, each.
-_MOST_DRAWN_USERS = 20_000_000
 _MOST_ROUNDS = 200_000
 _MOST_NORMALS = 200_000_000
 _MOST_CLIENT_STREAMS = 100_000
@@ -52,34 +51,35 @@ def make_replay(
             "neither environment.json nor a checkpoint has the seed of cohorts and noise, so that "
             "neither can be drawn anew"
         )
-    cohort = _cohorts(options, seed, num_users)
+    cohort = _cohorts(options, seed)
     noise = _Noise(resolved, options, seed, num_users, num_parameters, cohort)
     return Replay(
         cohort=cohort,
-        cohort_rounds=max(1, _MOST_DRAWN_USERS // options.cohort_size),
         noise=noise.reason or noise,
         noise_rounds=noise.most_rounds,
         needs_every_round=noise.is_correlated,
     )
 
 
-def _cohorts(
-    options: FederatedOptions, seed: int, num_users: int | None
-) -> Callable[[int], NDArray[np.int64]] | str:
+def _cohorts(options: FederatedOptions, seed: int) -> DrawUsers | str:
+    """A round's users, by the definition of a scheme; of a plug-in, by its own code."""
+    scheme, size, groups = options.sampling, options.cohort_size, options.separation
     if not options.scheme.is_drawn:
         return "users are selected among simulated devices: their clock is not played anew"
-    if num_users is None:
-        return "the data are not available, so the number of users is unknown"
-    try:
-        sampler = build_sampler(
-            options.scheme,
-            num_users,
-            options.cohort_size,
-            stream(seed, Purpose.SAMPLING, 0),
-        )
-    except ConfigError as error:
-        return f"no cohort can be drawn of these data ({error})"
-    return lambda number: sampler.draw(stream(seed, Purpose.SAMPLING, number), number)
+    if scheme in SCHEMES:
+        return lambda number, users: draw(scheme, seed, number, users, size, groups)
+    own = options.scheme
+
+    @functools.cache
+    def drawn_once(users: Participation) -> NDArray[np.int64] | None:
+        own.check(users)
+        return own.assign(users, stream(seed, Purpose.SAMPLING, 0))
+
+    def draw_users(number: int, num_users: int) -> NDArray[np.int64]:
+        users = Participation(own, num_users, size)
+        return own.draw(users, stream(seed, Purpose.SAMPLING, number), number, drawn_once(users))
+
+    return draw_users
 
 
 class _Noise:
@@ -92,7 +92,7 @@ class _Noise:
         seed: int,
         num_users: int | None,
         num_parameters: int | None,
-        cohort: Callable[[int], NDArray[np.int64]] | str,
+        cohort: DrawUsers | str,
     ) -> None:
         self._seed = seed
         self._cohort = cohort
@@ -123,8 +123,9 @@ class _Noise:
             self.reason = "a report is a random vector about its client's update: it has no noise"
         elif not isinstance(self._mechanism, ReplaysNoise):
             self.reason = f"how the mechanism {name} draws its noise is not known to the audit"
-        elif described.randomizes_clients and isinstance(cohort, str):
-            self.reason = f"each client draws its own noise, and {cohort}"
+        elif described.randomizes_clients and (isinstance(cohort, str) or num_users is None):
+            why = cohort if isinstance(cohort, str) else "the data are not at hand"
+            self.reason = f"each client draws its own noise, and {why}"
 
     def __call__(self, number: int, num_canaries: int) -> ReplayedNoise:
         """Draw a round's."""
@@ -146,5 +147,5 @@ class _Noise:
         canaries = range(self._num_users, self._num_users + num_canaries)
         return [
             stream(self._seed, Purpose.CLIENT_NOISE, number, client)
-            for client in (*self._cohort(number).tolist(), *canaries)
+            for client in (*self._cohort(number, self._num_users).tolist(), *canaries)
         ]

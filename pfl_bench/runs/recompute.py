@@ -290,7 +290,7 @@ class _Work:
             self._done.problems.append(f"round {start + 1}: {flaw}")
             return
         sketch = Sketch(len(self._initial))
-        allowed = Allowed(ROUNDING[self._resolved.config.precision])
+        allowed = Allowed(ROUNDING[self._resolved.config.precision], state.optimizer)
 
         def go_on() -> None:
             if time.monotonic() > deadline:
@@ -325,7 +325,7 @@ class _Work:
                 problems += self._compare_saved(number, state, allowed.central)
                 if not problems and number < stop:
                     rule, state = self._at(number)
-                    allowed = Allowed(allowed.each)
+                    allowed = Allowed(allowed.each, state.optimizer)
             self._done.problems += problems
             if problems:
                 return

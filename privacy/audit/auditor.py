@@ -22,7 +22,6 @@ from privacy.audit import (
     checks_metrics,
     checks_multiplier,
     checks_noise,
-    checks_participation,
     checks_record,
     checks_referee,
     checks_release,
@@ -53,11 +52,8 @@ _OF_THE_RECORD = (
 # Of what was seen of each round, outside of the code that clips and noises.
 _OBSERVED = (
     checks_multiplier.check_noise_multiplier,
-    checks_cohorts.check_cohort_total,
-    checks_cohorts.check_cohort_dispersion,
     checks_cohorts.check_users_distinct,
-    checks_participation.check_participation,
-    checks_participation.check_separation,
+    checks_cohorts.check_participation,
     checks_clipping.check_clip_bound,
     checks_clipping.check_clip_probe,
     checks_clipping.check_sum_path,

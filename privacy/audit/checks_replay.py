@@ -23,6 +23,7 @@ from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, Replay, SeedRecord
 from privacy.central_record import users_digest
+from privacy.errors import PrivacyError
 from privacy.observation import ParticipationHistory, segment_sums
 
 # A digest of 256 bits is shorter than this with probability 2**-56.
@@ -30,6 +31,8 @@ _LEAST_BITS = 200
 # Of the noise's standard deviation: rounding stays below where the noise can be seen; two draws
 # that have nothing to do with each other are nearer with probability 0.012.
 _ALIKE = 0.02
+# Draws of some seconds.
+_MOST_USERS = 20_000_000
 _HALF_ULP = 2.0**-24
 # Roundings that a sum of all elements, or of a segment, may be off by.
 _ROUNDINGS = 64.0
@@ -136,13 +139,22 @@ def check_cohort_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
     if evidence.central.missing == evidence.rounds:
         reason = "the ledger has no digest of who took part: it was written by another version"
         raise IncompleteError(reason)
-    units = inputs.data.num_units
-    rounds = _chosen(evidence.rounds, replay.cohort_rounds)
-    has_all = units is not None and len(rounds) == evidence.rounds
-    history = ParticipationHistory(units or 0) if has_all else None
+    population = inputs.data.num_units or evidence.constant("population_size", "actual")
+    size = evidence.constant("cohort_size", "actual")
+    if not (1 <= size <= population <= _MOST_USERS and population == int(population)):
+        raise IncompleteError(f"no cohort of {size:g} can be drawn of {population:g} users")
+    users_a_round = population if evidence.constant("separation", default=1) > 1 else size
+    rounds = _chosen(evidence.rounds, max(1, int(_MOST_USERS // users_a_round)))
+    has_all = len(rounds) == evidence.rounds
+    history = ParticipationHistory(int(population)) if has_all else None
     wrong, returning = [], []
     for number in rounds.tolist():
-        users = replay.cohort(number)
+        try:
+            users = replay.cohort(number, int(population))
+        except (ValueError, PrivacyError) as error:
+            raise IncompleteError(
+                f"no cohort can be drawn of {population:g} users ({error})"
+            ) from None
         is_drawn = evidence.central.digest("users", number) == users_digest(users)
         if not (is_drawn and evidence["realised_cohort"][number - 1] == len(users)):
             wrong.append(number)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # The two settings that a statement has an epsilon of.
 SIDES = ("simulated", "actual")
 Compose = Callable[[str, Mapping[str, Any], "Participation", float, int], "Composition"]
+DrawUsers = Callable[[int, int], NDArray[np.int64]]
 # Of metrics.jsonl, what an audit compares; other scalars are left out.
 METRICS = (
     "train/cohort_size",
@@ -153,16 +154,15 @@ class Replay:
     """Draws of a run's streams, made anew.
 
     Attributes:
-        cohort: Users of a round (from 1), ascending; in words, why they are not drawn anew.
-        cohort_rounds: The most rounds that cohorts are drawn of.
+        cohort: Users of a round (from 1), ascending, of so many users in all; in words, why they
+            are not drawn anew.
         noise: What the stream of noise of a round, with so many canaries, gives, called for
             ascending rounds; in words, why it is not drawn anew.
         noise_rounds: The most rounds that noise is drawn of.
         needs_every_round: Whether a round's noise follows from the rounds before.
     """
 
-    cohort: Callable[[int], NDArray[np.int64]] | str
-    cohort_rounds: int
+    cohort: DrawUsers | str
     noise: Callable[[int, int], ReplayedNoise] | str
     noise_rounds: int
     needs_every_round: bool = False

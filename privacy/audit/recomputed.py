@@ -13,24 +13,29 @@ rounding of its noise.
 - The release less sum and noise, in two projections on signs and eight coordinates: A = R S + 8 e s
   root P for a coordinate, 6 A for a projection, of which a difference is less with probability
   2e-9. A difference of length d passes both projections with probability about (6 A / d)^2.
-- The next central parameters: R times the steps so far and A of each, and what float32 holds.
+- The next central parameters: four times as far as the steps so far move them when each coordinate
+  of each mean update is off by A / root P, all in the directions of one drawn vector of signs, and
+  what float32 holds. So momentum adds up what is off, and an adaptive optimizer's step of an
+  element near zero may turn round.
 - Cohort, counts, examples and steps: equal; of updates so near to the bound that rounding decides
   whether they are clipped, either will do.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from privacy.reference.central import Optimizer
 from privacy.reference.round import Round
 
 # What local training may round a contribution by, relative: 1024 roundings of float32, 64 of the
@@ -70,24 +75,39 @@ class Sketch:
         return np.array([*(values @ signs for signs in self._signs), *values[self._places]])
 
 
-@dataclass
 class Allowed:
     """What rounding may come to, since the parameters were last known bit for bit.
 
-    Attributes:
+    Args:
         each: Of ``ROUNDING``.
+        optimizer: The central optimizer, as it was then; it is copied.
+
+    Attributes:
         rounds: Since then, the one that is compared included.
         central: Distance of the central parameters.
     """
 
-    each: float
-    rounds: int = 0
-    central: float = 0.0
+    def __init__(self, each: float, optimizer: Optimizer) -> None:
+        self.each, self.rounds, self.central = each, 0, 0.0
+        self._disturbed = copy.deepcopy(optimizer)
+        self._shift: Tensor | float = 0.0
+        self._float32 = 0.0
 
     @property
     def relative(self) -> float:
         """R."""
         return self.each * self.rounds
+
+    def step(self, made: Round, gradient: float) -> None:
+        """Take the central step of a round whose gradient is off by a distance."""
+        length = len(made.before)
+        generator = torch.Generator().manual_seed(_SIGNS)
+        signs = torch.randint(0, 2, (length,), generator=generator).double() * 2.0 - 1.0
+        off = made.gradient.double() + signs * (gradient / math.sqrt(length))
+        after = self._disturbed.step(made.before.double() + self._shift, off, made.rate)
+        self._shift = after - made.central.double()
+        self._float32 += 8.0 * _ULP * float(made.central.double().norm())
+        self.central = 4.0 * float(self._shift.norm()) + self._float32
 
 
 def compare(
@@ -115,8 +135,10 @@ def compare(
     yield from _clients(line, metrics, made, allowed.relative)
     noise = list(_noise(line, made, allowed.relative))
     yield from noise
-    yield from _sum(line, made, sketch, allowed, bool(noise))
-    yield from _central(line, following, made, sketch, allowed)
+    near = _near(line, made, allowed.relative)
+    yield from _sum(line, made, sketch, near, bool(noise))
+    allowed.step(made, near / float(line["denominator"]))
+    yield from _central(following, made, sketch, allowed.central)
 
 
 def undecided(made: Round, relative: float) -> int:
@@ -207,20 +229,22 @@ def _rounding(line: Mapping[str, Any]) -> float:
     return _ULP + (float(stated) if isinstance(stated, float) else 0.0)
 
 
-def _sum(
-    line: Mapping[str, Any], made: Round, sketch: Sketch, allowed: Allowed, is_noise: bool
-) -> Iterator[str]:
-    length, total = float(made.total.norm()), made.total + made.noise
+def _near(line: Mapping[str, Any], made: Round, relative: float) -> float:
+    """A."""
     clipped = [one.clipped for one in made.contributions if math.isfinite(one.norm)]
-    scale = max(length, math.sqrt(len(clipped)) * max(clipped, default=0.0))
-    near = allowed.relative * (scale + made.follows * made.stddev)
+    scale = max(float(made.total.norm()), math.sqrt(len(clipped)) * max(clipped, default=0.0))
+    near = relative * (scale + made.follows * made.stddev)
     near += 8.0 * _rounding(line) * made.stddev * math.sqrt(len(made.total))
-    near += 8.0 * _ULP * float(total.norm())
-    allowed.central += made.rate * near / float(line["denominator"])
+    return near + 8.0 * _ULP * float((made.total + made.noise).norm())
+
+
+def _sum(
+    line: Mapping[str, Any], made: Round, sketch: Sketch, near: float, is_noise: bool
+) -> Iterator[str]:
     found = _sketch_of(line.get("release"))
     if found is None:
         return
-    expected = sketch(total)
+    expected = sketch(made.total + made.noise)
     rest = float(line["denominator"]) * found - expected
     bound = near * np.array([6.0, 6.0] + [1.0] * (len(expected) - 2))
     if (np.abs(rest) <= bound).all():
@@ -230,7 +254,8 @@ def _sum(
     where = "release" if is_noise else "sum before noise"
     yield (
         f"{where}: {what} differs by {abs(rest[worst]):.3g}, where rounding explains "
-        f"{bound[worst]:.2g} (the sum's norm is {length:.4g}){_client(rest, made, bound)}"
+        f"{bound[worst]:.2g} (the sum's norm is {float(made.total.norm()):.4g})"
+        f"{_client(rest, made, bound)}"
     )
 
 
@@ -244,25 +269,18 @@ def _client(rest: Array, made: Round, bound: Array) -> str:
 
 
 def _central(
-    line: Mapping[str, Any],
-    following: Mapping[str, Any] | None,
-    made: Round,
-    sketch: Sketch,
-    allowed: Allowed,
+    following: Mapping[str, Any] | None, made: Round, sketch: Sketch, allowed: float
 ) -> Iterator[str]:
-    moved = float((made.central.double() - made.before.double()).norm())
-    length = float(made.central.double().norm())
-    allowed.central += allowed.relative * moved + 8.0 * _ULP * length
     found = _sketch_of(following)
     if found is None:
         return
     rest = np.abs(found - sketch(made.central))
-    bound = allowed.central * np.array([6.0, 6.0] + [1.0] * (len(rest) - 2))
+    bound = allowed * np.array([6.0, 6.0] + [1.0] * (len(rest) - 2))
     if not (rest <= bound).all():
-        worst = int(np.argmax(rest / bound))
+        worst, moved = int(np.argmax(rest / bound)), (made.central - made.before).double().norm()
         yield (
             f"next central parameters: differ by {rest[worst]:.3g} in what is recorded of them, "
-            f"where rounding explains {bound[worst]:.2g} (the step's norm is {moved:.4g})"
+            f"where rounding explains {bound[worst]:.2g} (the step's norm is {float(moved):.4g})"
         )
 
 

@@ -7,8 +7,7 @@ which is asked for bins of a hundred counts and more.
 
 Source: Massart 1990 (the constant of the DKW inequality); Boucheron, Lugosi and Massart 2013,
 "Concentration inequalities", sections 2.2 and 2.4 and theorem 2.10 (Chernoff, sub-gamma and
-Bernstein bounds); Laurent and Massart 2000, lemma 1 (weighted chi-squares); Freedman 1975, "On tail
-probabilities for martingales", lemma 1.4 (the supermartingale).
+Bernstein bounds); Laurent and Massart 2000, lemma 1 (weighted chi-squares).
 """
 
 from __future__ import annotations
@@ -27,10 +26,6 @@ _LAPLACE_SQUARE_VARIANCE = 5.0
 _LAPLACE_FOURTH_MOMENT = 6.0
 # Largest draws, of which a bound for sums of Laplace squares picks the best.
 _LAPLACE_LARGEST = np.geomspace(2.0, 200.0, 60)
-
-# Rates of martingale bounds, in parts of the one that is best at this level.
-_RATED_LEVEL = 1e-6
-_RATES = 2.0 ** np.arange(-1, 5)
 
 Array = NDArray[np.float64]
 
@@ -136,50 +131,6 @@ def _merge(counts: NDArray[np.int64], expected: Array) -> list[tuple[float, floa
         last = merged.pop()
         merged.append((last[0] + seen, last[1] + wanted))
     return merged
-
-
-def binomials(
-    total: Array | float, draws: Array | float, low: Array | float, high: Array | float
-) -> Array:
-    """Two-sided p-values of binomial counts, exact: twice the smaller tail.
-
-    Args:
-        total: The counts.
-        draws: Of each count.
-        low: Least that the probability may be.
-        high: Most that it may be.
-    """
-    from scipy import stats
-
-    above = stats.binom.sf(np.asarray(total) - 1, draws, np.minimum(1.0, high))
-    below = stats.binom.cdf(total, draws, low)
-    return np.asarray(np.minimum(1.0, 2.0 * np.minimum(above, below)))
-
-
-def martingale(
-    deviation: float, variance: float, expected: float, largest: float
-) -> tuple[float, float]:
-    """Bounds of the lower and of the upper tail of a martingale: a mean of Freedman's bounds.
-
-    exp(r M - V (exp(r b) - 1 - r b) / b^2) has a mean of 1 at most, whatever r is, if no step is
-    longer than b and V is the sum of the steps' variances given what was before. So has the mean
-    over several r, which must not depend on M or V; then Markov's inequality.
-
-    Args:
-        deviation: M.
-        variance: V, as it came to be.
-        expected: About what V was expected to be, from numbers that M has no part in; positive.
-        largest: b, positive.
-    """
-    from scipy.special import logsumexp
-
-    rates = math.sqrt(2.0 * math.log(2.0 / _RATED_LEVEL) / expected) * _RATES
-    paid = variance * (np.expm1(rates * largest) - rates * largest) / largest**2
-    below, above = (
-        len(rates) * math.exp(-max(0.0, float(logsumexp(sign * rates * deviation - paid))))
-        for sign in (-1.0, 1.0)
-    )
-    return min(1.0, below), min(1.0, above)
 
 
 def chernoff(total: float, count: int, values: Array, weights: Array, above: bool) -> float:

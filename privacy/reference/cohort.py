@@ -43,18 +43,20 @@ def draw(
     scheme: str, seed: int, number: int, num_users: int, cohort_size: int, groups: int
 ) -> NDArray[np.int64]:
     """The users of a round, shape (realised cohort,), ascending; ``groups`` is b."""
-    rng, users = stream(seed, COHORT, number), np.arange(num_users)
+    rng, users, count = stream(seed, COHORT, number), None, num_users
     if scheme == "full":
-        return users
+        return np.arange(num_users)
     if scheme == "cyclic_poisson":
         group = stream(seed, COHORT).integers(groups, size=num_users)
         users = np.flatnonzero(group == (number - 1) % groups)
+        count = len(users)
     size = cohort_size
     if scheme != "fixed_size":
-        size = int(rng.binomial(len(users), cohort_size * groups / num_users))
+        size = int(rng.binomial(count, cohort_size * groups / num_users))
     if scheme == "truncated_poisson":
         size = min(size, num_users, math.ceil(cohort_size + 4.0 * math.sqrt(cohort_size)))
-    return np.sort(users[rng.choice(len(users), size=size, replace=False, shuffle=False)])
+    chosen = rng.choice(count, size=size, replace=False, shuffle=False)
+    return np.sort(chosen if users is None else users[chosen])
 
 
 def canaries(

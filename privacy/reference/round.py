@@ -93,6 +93,7 @@ class Round:
     margin: float = math.inf  # as the mechanism has it, and ``follows``
     follows: float = 0.0
     fraction: float | None = None  # noisy, of updates within the bound
+    gradient: Tensor = field(default_factory=lambda: torch.empty(0))  # of the central step, float32
     rate: float = 0.0  # of the central step
     central: Tensor = field(default_factory=lambda: torch.empty(0))  # after the step, float32
 
@@ -139,6 +140,6 @@ def recompute(
     made.fraction = mechanism.move(bits, rng)
     mean = (made.total + made.noise) / o.cohort_size
     made.rate = rate(o.central_learning_rate, o.central_schedule, number, o.num_rounds)
-    gradient = rule.gradient(mean.float())
-    state.central = made.central = state.optimizer.step(central, gradient, made.rate).float()
+    made.gradient = rule.gradient(mean.float())
+    state.central = made.central = state.optimizer.step(central, made.gradient, made.rate).float()
     return made

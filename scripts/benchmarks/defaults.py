@@ -105,6 +105,8 @@ def run_command(config: Path, out: Path, seconds: float, times: Times) -> None:
     metrics = out / "metrics.jsonl"
     began = time.perf_counter()
     command = [sys.executable, "-m", "pfl_bench", "run", str(config), "--out", str(out)]
+    # Jobs in a shell's background ignore it, and so would the run.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with out.with_suffix(".log").open("w") as log:
         child = subprocess.Popen(command, stdout=log, stderr=log)
     first: tuple[int, float, float] | None = None

@@ -216,10 +216,7 @@ RECORD: tuple[Blind, ...] = (
         1.0,
         plant=users_of_all_splits,
         changes={"privacy__population_size": "training_users"},
-        expects=(
-            "participation",
-            "population",
-        ),
+        expects=("population",),
     ),
     blind(
         "own_cohort_in_deployment",

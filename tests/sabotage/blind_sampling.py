@@ -157,7 +157,7 @@ SAMPLING: tuple[Blind, ...] = (
         "6.0",
         1.0,
         plant=cohorts(prefetched_twice),
-        expects=("participation",),
+        expects=("cohort_replay",),
     ),
     blind(
         "users_rest_a_round",
@@ -177,7 +177,7 @@ SAMPLING: tuple[Blind, ...] = (
         "above 4.07, up to 24: no amplification is proved",
         1.0,
         plant=cohorts(fair),
-        expects=("participation",),
+        expects=("cohort_replay",),
     ),
     blind(
         "small_users_left_out",
@@ -218,7 +218,7 @@ SAMPLING: tuple[Blind, ...] = (
         1.0,
         plant=cohorts_restart,
         interrupt_after=HALF,
-        expects=("participation",),
+        expects=("cohort_replay",),
     ),
     blind(
         "rate_of_the_group",

@@ -252,7 +252,7 @@ SECOND: tuple[Blind, ...] = (
         plant=groups_dealt_anew,
         changes=CYCLIC,
         interrupt_after=ROUNDS // 2,
-        expects=("separation",),
+        expects=("participation",),
     ),
     blind(
         "client_begins_where_last_ended",

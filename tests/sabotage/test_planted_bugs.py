@@ -44,26 +44,24 @@ NO_COUNT = {"count_query"}
 NO_REPORTS = {"report_noise"}
 CORRELATED = {"noise_multiplier"}
 NO_ELEMENTWISE_LAW = {"noise_shape", "noise_replay"} | CORRELATED
-# Of users who are selected, no law of how many is claimed, and the devices' clock is not replayed.
-NO_LAW = {"cohort_total", "cohort_dispersion", "cohort_replay"}
-# Kept under cyclic_poisson and selected alone.
-APART = {"separation"}
+# Of users who are selected the devices' clock is not replayed.
+NO_LAW = {"cohort_replay"}
 HONEST: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "gaussian": ({}, NO_COUNT | APART),
-    "gaussian, seed 4": ({"seed": 4}, NO_COUNT | APART),
-    "gaussian, seed 5": ({"seed": 5}, NO_COUNT | APART),
-    "gaussian, sequential engine": (SEQUENTIAL, NO_COUNT | APART),
-    "adaptive_gaussian": (ADAPTIVE, APART),
-    "adaptive_gaussian, sequential engine": ({**ADAPTIVE, **SEQUENTIAL}, APART),
-    "adaptive_gaussian, seed 4": ({**ADAPTIVE, "seed": 4}, APART),
-    "fixed_size": (FIXED_SIZE, NO_COUNT | {"cohort_dispersion"} | APART),
+    "gaussian": ({}, NO_COUNT),
+    "gaussian, seed 4": ({"seed": 4}, NO_COUNT),
+    "gaussian, seed 5": ({"seed": 5}, NO_COUNT),
+    "gaussian, sequential engine": (SEQUENTIAL, NO_COUNT),
+    "adaptive_gaussian": (ADAPTIVE, set()),
+    "adaptive_gaussian, sequential engine": ({**ADAPTIVE, **SEQUENTIAL}, set()),
+    "adaptive_gaussian, seed 4": ({**ADAPTIVE, "seed": 4}, set()),
+    "fixed_size": (FIXED_SIZE, NO_COUNT),
     "cyclic_poisson": (CYCLIC, NO_COUNT),
     "cyclic_poisson, seed 4": ({**CYCLIC, "seed": 4}, NO_COUNT),
     "banded_matrix_factorization": (BANDED, NO_COUNT | CORRELATED),
     "tree_aggregation": (TREE, NO_COUNT | CORRELATED),
-    "laplace": (LAPLACE, NO_COUNT | APART | {"release_length"}),
-    "local_gaussian": (LOCAL, NO_COUNT | {"noise_multiplier"} | APART),
-    "privunit": (PRIVUNIT, NO_COUNT | NO_ELEMENTWISE_LAW | APART),
+    "laplace": (LAPLACE, NO_COUNT | {"release_length"}),
+    "local_gaussian": (LOCAL, NO_COUNT | {"noise_multiplier"}),
+    "privunit": (PRIVUNIT, NO_COUNT | NO_ELEMENTWISE_LAW),
     "selected": (SELECTED, NO_COUNT | NO_LAW),
     "selected, adaptive_gaussian": ({**SELECTED, **ADAPTIVE}, NO_LAW),
     "selected, banded": (SELECTED_BANDED, NO_COUNT | NO_LAW | CORRELATED),
