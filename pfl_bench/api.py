@@ -30,8 +30,8 @@ from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import rows_below
 from pfl_bench.config.row_overrides import fit_overrides
 from pfl_bench.federated.accounting import calibrate, epsilon
-from pfl_bench.files import read_json, read_metrics
-from pfl_bench.types import ConfigError, RunFolderError
+from pfl_bench.files import given_path, read_json, read_metrics
+from pfl_bench.types import ConfigError, RunFolderError, UserInputError
 from privacy.statement.statement import PrivacyStatement
 
 if TYPE_CHECKING:
@@ -177,9 +177,11 @@ def load_row(
 
     Raises:
         ConfigError: There is no such row, or it is wrong.
+        UserInputError: ``name`` or a folder of ``plugins`` is no path.
     """
-    path = locate_row(str(name))
-    given = {"plugins": [str(folder) for folder in plugins], **overrides} if plugins else overrides
+    path = locate_row(str(given_path(name, "name")))
+    folders = [str(folder) for folder in _folders(plugins)]
+    given = {"plugins": folders, **overrides} if folders else overrides
     return load_config(path, _texts(given))
 
 
@@ -299,7 +301,7 @@ def load_run(folder: str | Path) -> RunResult:
     Raises:
         RunFolderError: The folder holds no finished run.
     """
-    path = Path(folder)
+    path = given_path(folder, "folder")
     summary = read_json(path / "summary.json")
     if not isinstance(summary, dict):
         raise RunFolderError(
@@ -331,9 +333,14 @@ def run_table(
 
     Returns:
         Results, row by row, seed by seed.
+
+    Raises:
+        UserInputError: Folder, seeds or a row do not fit; the message says how to mend it.
     """
-    path = locate(str(folder), folder=True)
-    home = Path("runs") / path.name if out is None else Path(out)
+    path = locate(str(given_path(folder, "folder")), folder=True)
+    home = Path("runs") / path.name if out is None else given_path(out, "out")
+    if not isinstance(seeds, int) or seeds < 1:
+        raise UserInputError(f"seeds: {seeds!r:.60} is no whole number >= 1, of runs a row")
     results = []
     rows = rows_below(path)
     fitting, _ = fit_overrides(rows.values(), _texts(overrides))
@@ -365,15 +372,26 @@ def audit(
     """
     from pfl_bench.runs.audit import audit_run
 
+    if recompute not in ("none", "first", "sample", "all"):
+        raise UserInputError(
+            f"recompute: {recompute!r:.60} is none of 'none', 'first', 'sample' and 'all'"
+        )
     _add_folders(plugins)
-    return audit_run(Path(folder), recompute=recompute)
+    return audit_run(given_path(folder, "folder"), recompute=recompute)
 
 
 def _add_folders(folders: Sequence[str | Path]) -> None:
     from pfl_bench.plugins import add_folder
 
-    for folder in folders:
-        add_folder(Path(folder))
+    for folder in _folders(folders):
+        add_folder(folder)
+
+
+def _folders(plugins: Sequence[str | Path]) -> list[Path]:
+    """Check an argument ``plugins``; a single path is no list of them."""
+    if not isinstance(plugins, list | tuple):
+        raise UserInputError(f"plugins: {plugins!r:.60} is no list of folders; give [FOLDER, ...]")
+    return [given_path(folder, "plugins") for folder in plugins]
 
 
 def _pandas() -> Any:
@@ -392,10 +410,12 @@ def _placed(
     row: ResolvedConfig | str | Path, out: str | Path | None
 ) -> tuple[ResolvedConfig, Path]:
     """The configuration of a row, and its run folder."""
-    resolved = row if isinstance(row, ResolvedConfig) else load_row(row)
-    config = resolved.config
-    folder = Path("runs") / config.name / f"seed-{config.seed}" if out is None else Path(out)
-    return resolved, folder
+    if not isinstance(row, ResolvedConfig):
+        row = load_row(given_path(row, "row"))
+    config = row.config
+    if out is None:
+        return row, Path("runs") / config.name / f"seed-{config.seed}"
+    return row, given_path(out, "out")
 
 
 def _silence(show_progress: bool) -> contextlib.AbstractContextManager[object]:

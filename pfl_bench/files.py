@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from pfl_bench.types import RunFolderError
+from pfl_bench.types import RunFolderError, UserInputError
 from pfl_bench.types.layouts import LAYOUTS, misfit
 
 # Far beyond what a file of this toolkit has, and within what every later walk can descend.
@@ -61,6 +61,32 @@ def synchronise_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def given_path(path: str | os.PathLike[str], argument: str) -> Path:
+    """Check an argument of the Python interface that names a file or folder, which may not exist.
+
+    Args:
+        path: What was given.
+        argument: Its name.
+
+    Raises:
+        UserInputError: It is no path, or one that no file can have.
+    """
+    try:
+        checked = Path(path)
+        checked.lstat()
+    except (TypeError, ValueError) as error:
+        raise UserInputError(
+            f"{argument}: {path!r:.60} is no path ({error}); give a text or a pathlib.Path"
+        ) from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UserInputError(
+                f"{argument}: {str(path)[:40]!r}... is a path of {len(str(path))} characters, more "
+                "than the file system can have; give a shorter one"
+            ) from None
+    return checked
+
+
 def is_running(process: int) -> bool:
     """Whether a process of this machine has this id; also one that took a dead one's id over."""
     try:
@@ -93,7 +119,10 @@ def read_text(path: Path) -> str:
     """Read a text file; errors name it, and pipes and devices, which may never end, are refused."""
     try:
         if path.exists() and not path.is_file():
-            raise RunFolderError(f"{path} cannot be read: it is no regular file")
+            raise RunFolderError(
+                f"{path} cannot be read: it is no regular file, but a folder, pipe or device; name "
+                "a file of UTF-8 text"
+            )
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}; expected UTF-8 text") from None

@@ -30,7 +30,8 @@ def locate(name: str, folder: bool) -> Path:
     path = Path(name)
     inner = name.removeprefix("configs/")
     for candidate in (path, bundled_configs() / inner):
-        if candidate.is_dir() if folder else candidate.is_file():
+        # A pipe or device is found too, and refused by what reads it.
+        if candidate.exists() and candidate.is_dir() is folder:
             return candidate
     # As ``--only`` and run folders call a row: by its name, without the suffix.
     whole = bundled_configs() / f"{inner}.yaml"

@@ -27,6 +27,7 @@ def explain_errors(
     error: ValidationError,
     model: type[BaseModel],
     root: type[BaseModel],
+    data: Mapping[str, Any],
     where: str,
     path: Path,
     overrides: Sequence[str],
@@ -37,6 +38,7 @@ def explain_errors(
         error: What pydantic found.
         model: The type that the data should have had.
         root: The type of a whole configuration, where an unknown key may belong.
+        data: What was checked.
         where: Dotted key of the data within the file; "" for the whole.
         path: The file.
         overrides: The ``key=value`` texts that won over the file.
@@ -45,11 +47,37 @@ def explain_errors(
     for detail in error.errors():
         keys, allowed = _find(model, detail["loc"])
         dotted = ".".join([where, *keys] if where else keys)
-        text = _explain(detail, keys, allowed, model, root)
+        section = dotted.rpartition(".")[0]
+        if not where and detail["type"] == "missing" and _is_begun(section, detail, overrides):
+            dotted = section
+            own = [k for k, v in data.items() if isinstance(v, Mapping) and k != section]
+            text = (
+                f"this row has no section '{section}', so that no setting of it exists here. "
+                f"Sections of this row: {', '.join(own)}. Take a row that has it, or give the "
+                f"whole section, which needs {_required(model, detail['loc'][:-1])}"
+            )
+        else:
+            text = _explain(detail, keys, allowed, model, root)
         is_cross = detail["type"] in _BETWEEN_VALUES
         lines.append(f"{blame(dotted, path, overrides, is_cross)}{text}")
     # Each type of a union has an error of its own, and they say the same here.
     return "\n".join(dict.fromkeys(lines))
+
+
+def _is_begun(section: str, detail: Any, overrides: Sequence[str]) -> bool:
+    """Whether a section, in which a key is missing, is of overrides alone."""
+    start = f"{section}."
+    keys = [text.partition("=")[0].strip() for text in overrides]
+    begun = {key.removeprefix(start).partition(".")[0] for key in keys if key.startswith(start)}
+    return bool(section) and set(detail["input"]) <= begun
+
+
+def _required(model: type[BaseModel], loc: Sequence[int | str]) -> str:
+    """The keys that a section cannot do without."""
+    _, here = _find(model, loc)
+    section = None if here is None else _section(here[0])
+    fields = {} if section is None else section.model_fields
+    return ", ".join(name for name, field in fields.items() if field.is_required())
 
 
 def blame(dotted: str, path: Path, overrides: Sequence[str], is_cross: bool = False) -> str:

@@ -327,7 +327,7 @@ def validate_tree(
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        text = explain_errors(error, model, RunConfig, where, path, overrides)
+        text = explain_errors(error, model, RunConfig, data, where, path, overrides)
         raise ConfigError(text) from None
 
 

@@ -94,6 +94,10 @@ class PrivacyOptions(Strict):
         return self
 
 
+# Settings of a deployment of clients, and of canaries, which are clients.
+_OF_CLIENTS = ("population_size", "hypothetical_population", "noise_cohort_size", "audit")
+
+
 class CheckpointOptions(Strict):
     """How often a run can be resumed from.
 
@@ -269,15 +273,13 @@ class RunConfig(Strict):
                 "precision to float32"
             )
         elif self.privacy is not None and (
-            self.privacy.population_size is not None
-            or self.privacy.noise_cohort_size is not None
-            or self.privacy.hypothetical_population
-            or self.privacy.audit is not None
+            foreign := [name for name in _OF_CLIENTS if getattr(self.privacy, name)]
         ):
+            allowed = [name for name in PrivacyOptions.model_fields if name not in _OF_CLIENTS]
             raise ValueError(
-                "central training protects examples, whose number the data give, and canaries are "
-                "clients: remove population_size, hypothetical_population, noise_cohort_size and "
-                "audit from 'privacy'"
+                "privacy: central training protects examples, whose number the data give, and has "
+                f"no clients, so that these settings do not exist here: {', '.join(foreign)}. "
+                f"Remove them. Allowed here: {', '.join(allowed)}."
             )
         return self
 

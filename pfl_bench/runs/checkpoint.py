@@ -69,6 +69,10 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         RunFolderError: It is damaged, was altered or is of another version.
     """
+    if not path.is_file():  # a pipe would be waited for
+        raise RunFolderError(
+            f"{path}: no regular file; delete it to resume from the checkpoint before it"
+        )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

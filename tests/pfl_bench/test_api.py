@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 import pfl_bench
 from pfl_bench.federated.parts import build_model, build_task
-from pfl_bench.types import ConfigError, RunFolderError
+from pfl_bench.types import ConfigError, RunFolderError, UserInputError
 from tests.helpers import REPOSITORY, central_of
 
 Capture = pytest.CaptureFixture[str]
@@ -125,6 +126,36 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         pfl_bench.load_run(tmp_path)
     with pytest.raises(AttributeError, match="no attribute 'run'"):
         _ = pfl_bench.run  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("wrong", [5, {}, b"run", "a" * 5000, "a\0b", "\ud800"], ids=repr)
+def test_an_argument_that_is_no_path_is_named(wrong: Any) -> None:
+    row = "demo/federated.yaml"
+    calls = {
+        "name": lambda: pfl_bench.load_row(wrong),
+        "row": lambda: pfl_bench.run_row(wrong),
+        "out": lambda: pfl_bench.run_row(row, wrong),
+        "folder": lambda: pfl_bench.audit(wrong),
+        "plugins": lambda: pfl_bench.load_row(row, plugins=[wrong]),
+    }
+    for argument, call in calls.items():
+        with pytest.raises(UserInputError, match=rf"^{argument}: "):
+            call()
+    for call in (pfl_bench.load_run, pfl_bench.run_table):
+        with pytest.raises(UserInputError, match=r"^folder: "):
+            call(wrong)
+
+
+def test_an_argument_of_another_type_or_choice_is_named() -> None:
+    with pytest.raises(UserInputError, match=r"^row: None is no path"):
+        pfl_bench.FederatedTrainer(None)  # type: ignore[arg-type]
+    with pytest.raises(UserInputError, match=r"^plugins: 'methods' is no list"):
+        pfl_bench.load_row("demo/federated.yaml", plugins="methods")
+    for seeds in (0, "3", None):
+        with pytest.raises(UserInputError, match=r"^seeds: "):
+            pfl_bench.run_table("demo", seeds)  # type: ignore[arg-type]
+    with pytest.raises(UserInputError, match=r"^recompute: 'most'"):
+        pfl_bench.audit("run", recompute="most")  # type: ignore[arg-type]
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

@@ -113,6 +113,17 @@ def test_wrong_input_is_exit_2_with_a_message(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["run", "show", "sweep"])
+def test_a_row_that_is_a_pipe_or_device_is_refused_and_not_waited_for(
+    command: str, tmp_path: Path, capsys: Capture
+) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    for name in ("pipe.yaml", "zero.yaml"):
+        assert main([command, str(tmp_path / name)]) == 2
+        assert f"{name} cannot be read: it is no regular file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["run", "demo/centrl.yaml"], ["table", "dem"], ["table", "niid_bench", "--only", "mnist-fed"]],

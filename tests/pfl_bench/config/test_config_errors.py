@@ -117,7 +117,7 @@ def test_a_wrong_value_of_the_file_is_blamed_on_the_file(
         ("federated.algorithm.name=fedprox", "federated.algorithm.proximal_weight: required, but"),
         ("privacy.mechanism.name=laplace", "privacy.mechanism.quantile: unknown key"),
         ("systems.source.name=x", f"systems.source: must be {SOURCES}"),
-        ("central.num_epochs=2", "central.batch_size: required, but missing"),
+        ("central.num_epochs=2", "central: this row has no section 'central'"),
     ],
 )
 def test_a_contradiction_names_the_file_and_the_override(
@@ -127,6 +127,24 @@ def test_a_contradiction_names_the_file_and_the_override(
     with pytest.raises(ConfigError) as refused:
         load_config(row, ["seed=4", override])
     assert f"{row} with override {override}: {words}" in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["central", "federated", "central_dp"])
+def test_a_setting_of_another_kind_of_row_is_said_not_to_exist(
+    config_file: Callable[..., Path], kind: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config(config_file(kind), ["privacy.noise_cohort_size=50"])
+    said = str(refused.value)
+    assert "privacy.noise_cohort_size=50: privacy: " in said
+    assert "\n" not in said
+    if kind == "central_dp":
+        assert "do not exist here: noise_cohort_size. Remove" in said
+        assert "Allowed here: mechanism, epsilon," in said
+    else:
+        assert "no section 'privacy'" in said
+        assert kind in said.partition("Sections of this row: ")[2].partition(".")[0].split(", ")
+        assert said.endswith("needs mechanism")
 
 
 def test_one_wrong_value_is_said_once(config_file: Callable[..., Path]) -> None:

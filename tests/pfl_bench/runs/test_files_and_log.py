@@ -18,7 +18,7 @@ from pfl_bench.files import (
     write_atomically,
     write_json,
 )
-from pfl_bench.runs.checkpoint import load_latest, save_checkpoint
+from pfl_bench.runs.checkpoint import load, load_latest, save_checkpoint
 from pfl_bench.runs.log import RunLog, saying_once
 from pfl_bench.types import RunFolderError
 
@@ -112,6 +112,8 @@ def test_pipes_and_devices_are_refused_and_not_waited_for(tmp_path: Path) -> Non
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
         with pytest.raises(RunFolderError, match="no regular file"):
             read_json(path)
+        with pytest.raises(RunFolderError, match="no regular file"):
+            load(path)
 
 
 def test_without_a_terminal_lines_come_when_there_is_news(tmp_path: Path) -> None:
