@@ -34,7 +34,7 @@ def requested_statistics(
     if not isinstance(model.module, NormalizesByStatistics):
         raise ConfigError(
             "privacy.statistics: the model has no statistics of features; remove it, or choose "
-            "one that normalises by such, as scatter_linear without model.groups does"
+            "one that normalises by such, as scatter_linear and scatter_cnn without model.groups do"
         )
     return FeatureStatistics(**options.model_dump())
 

@@ -76,7 +76,7 @@ def shortened(tree: dict[str, Any], small: dict[str, Path]) -> list[str]:
     overrides = ["device=cpu", "evaluation.every=1"]
     task, users = tree["task"], DIGITS_USERS
     if task["name"] in small:
-        features = ", scattering" if tree["model"]["name"] == "scatter_linear" else ""
+        features = ", scattering" if tree["model"]["name"].startswith("scatter_") else ""
         overrides.append(f"task.data={small[task['name'] + features]}")
         users = FLAIR_USERS["train"] if task["name"] == "flair" else LEAF_USERS
     if task.get("partition") and task["name"] in IMAGES:

@@ -170,7 +170,7 @@ def test_statistics_are_neither_forgotten_nor_asked_for_in_vain(
     write_mnist(pixels)
     with pytest.raises(ConfigError, match="takes scattering features"):
         run(small(pixels), tmp_path / "c")
-    with pytest.raises(ConfigError, match="scatter_linear alone"):
+    with pytest.raises(ConfigError, match="scatter_linear and scatter_cnn alone"):
         small(store, model={"name": "tramer_cnn", "groups": 27})
     with pytest.raises(ConfigError, match="under the section 'privacy' alone"):
         make_config("central", central__sampling="shuffled")

@@ -10,7 +10,7 @@ from torch import nn
 
 from pfl_bench.types import DataFacts
 from tasks.common.options import StrictOptions
-from tasks.common.vision import dp_models
+from tasks.common.vision import dp_models, scatter_models
 from tasks.common.vision.leaf_cnn import two_convolutions
 from tasks.common.vision.lenet import lenet
 from tasks.common.vision.scattering import COEFFICIENTS
@@ -22,8 +22,9 @@ class Options(StrictOptions):
 
     Attributes:
         name: "lenet" (NIID-Bench), "mcmahan_cnn" (McMahan et al. 2017), "small_cnn" or "softmax";
-            "opacus_cnn", "tfp_cnn", "tramer_cnn" or "scatter_linear" of DP-SGD's standard tables.
-        groups: Of "scatter_linear" alone: normalise features by so many groups of an example's own
+            "opacus_cnn", "tfp_cnn", "tramer_cnn", "scatter_linear" or "scatter_cnn" of DP-SGD's
+            standard tables.
+        groups: Of the last two alone: normalise features by so many groups of an example's own
             channels; null to normalise by statistics that a private run releases.
     """
 
@@ -36,13 +37,15 @@ class Options(StrictOptions):
         "tfp_cnn",
         "tramer_cnn",
         "scatter_linear",
+        "scatter_cnn",
     ]
     groups: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _groups_are_of_features(self) -> Options:
-        if self.groups is not None and self.name != "scatter_linear":
-            raise ValueError(f"groups: for scatter_linear alone, not for {self.name}; remove it")
+        if self.groups is not None and self.name not in scatter_models.NAMES:
+            names = " and ".join(scatter_models.NAMES)
+            raise ValueError(f"groups: for {names} alone, not for {self.name}; remove it")
         if self.groups is not None and COEFFICIENTS % self.groups:
             raise ValueError(f"groups: {self.groups} does not divide {COEFFICIENTS} features")
         return self

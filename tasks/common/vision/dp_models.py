@@ -7,12 +7,10 @@ from torch import Tensor, nn
 
 from pfl_bench.types import DataFacts
 from tasks.common.shapes import check_inputs
-from tasks.common.vision import imagenet
+from tasks.common.vision import imagenet, scatter_models
 from tasks.common.vision.dp_cnn import draw_he_normal, strided_cnn, tanh_cnn
-from tasks.common.vision.scatter_linear import scatter_linear
-from tasks.common.vision.scattering import COEFFICIENTS
 
-NAMES = ("opacus_cnn", "tfp_cnn", "tramer_cnn", "scatter_linear")
+NAMES = ("opacus_cnn", "tfp_cnn", "tramer_cnn", *scatter_models.NAMES)
 _MNIST = (0.1307,), (0.3081,)
 
 
@@ -43,8 +41,8 @@ def build_dp_model(name: str, groups: int | None, facts: DataFacts) -> nn.Module
     Args:
         name: Which one: "opacus_cnn" (ReLU, normalised by MNIST's published mean and deviation),
             "tfp_cnn" (without activations, He's initialisation), "tramer_cnn" (tanh; of 28 or 32
-            pixels a side, these normalised as ImageNet) or "scatter_linear".
-        groups: Of "scatter_linear": see there.
+            pixels a side, these normalised as ImageNet), "scatter_linear" or "scatter_cnn".
+        groups: Of the last two: see ``scatter_model``.
         facts: Gives the shape of inputs and the number of classes.
 
     Raises:
@@ -52,11 +50,10 @@ def build_dp_model(name: str, groups: int | None, facts: DataFacts) -> nn.Module
     """
     shape, classes = tuple(facts.input_shape), facts.num_classes
     task = facts.variant.split("-")[0]
-    if name == "scatter_linear":
+    if name in scatter_models.NAMES:
         takes = "scattering features (data prepare ... features=scattering)"
-        is_such = len(shape) == 3 and shape[0] in (COEFFICIENTS, 3 * COEFFICIENTS)
-        check_inputs(is_such, task, name, takes, facts)
-        return scatter_linear((shape[0], shape[1], shape[2]), classes, groups)
+        check_inputs(scatter_models.is_scattering(shape), task, name, takes, facts)
+        return scatter_models.scatter_model(name, (shape[0], shape[1], shape[2]), classes, groups)
     if name == "tramer_cnn" and shape == (3, 32, 32):
         return nn.Sequential(FixedNormalization(imagenet.MEAN, imagenet.STD), tanh_cnn(classes))
     check_inputs(shape == (1, 28, 28), task, name, "images of shape (1, 28, 28)", facts)

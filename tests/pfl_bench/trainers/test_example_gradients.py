@@ -20,7 +20,7 @@ from privacy.step_observation import StepObserver
 from tasks.common.images.task import ImageTask
 from tasks.common.images.transform import Scale
 from tasks.common.vision.dp_cnn import strided_cnn, tanh_cnn
-from tasks.common.vision.scatter_linear import scatter_linear
+from tasks.common.vision.scatter_models import scatter_model
 from tasks.common.vision.small_cnn import small_cnn
 
 
@@ -53,7 +53,8 @@ NETWORKS = {
     "strided": (lambda: strided_cnn(10, 3, nn.ReLU), (1, 28, 28)),
     "tanh": (lambda: tanh_cnn(10), (3, 32, 32)),
     "group norm": (lambda: small_cnn(10), (3, 24, 24)),
-    "features": (lambda: scatter_linear((81, 7, 7), 10, None), (81, 7, 7)),
+    "features": (lambda: scatter_model("scatter_linear", (81, 7, 7), 10, None), (81, 7, 7)),
+    "convolved features": (lambda: scatter_model("scatter_cnn", (81, 7, 7), 10, 27), (81, 7, 7)),
 }
 CPU, CLIP, BATCH, RATE = torch.device("cpu"), 0.7, 6, 0.5
 

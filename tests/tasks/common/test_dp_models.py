@@ -19,7 +19,7 @@ from tasks.common.images.store import About, Images, write_images
 from tasks.common.vision import imagenet
 from tasks.common.vision.dp_cnn import draw_he_normal
 from tasks.common.vision.dp_models import FixedNormalization
-from tasks.common.vision.scatter_linear import StandardizedLinear
+from tasks.common.vision.scatter_models import Standardized
 from tasks.common.vision.scattering import COEFFICIENTS, scattering
 
 # By kymatio 0.3.0, ScatteringTorch2D(J=2), of the images of ``pattern``: the sum, and some places.
@@ -87,6 +87,9 @@ def test_scattering_refuses_sides_that_it_was_not_made_for() -> None:
         ({"name": "scatter_linear"}, (81, 7, 7), 39_700),
         ({"name": "scatter_linear", "groups": 27}, (81, 7, 7), 39_700),
         ({"name": "scatter_linear"}, (243, 8, 8), 155_530),
+        ({"name": "scatter_cnn"}, (81, 7, 7), 33_066),
+        ({"name": "scatter_cnn", "groups": 27}, (81, 7, 7), 33_066),
+        ({"name": "scatter_cnn"}, (243, 8, 8), 187_210),
     ],
 )
 def test_sizes_are_the_sources(
@@ -116,7 +119,7 @@ def test_weights_are_drawn_as_keras_he_normal_draws_them() -> None:
 
 
 def test_features_are_normalised_by_the_given_statistics() -> None:
-    model = StandardizedLinear((81, 7, 7), 10)
+    model = Standardized(81, nn.Sequential(nn.Flatten(), nn.Linear(81 * 49, 10)))
     assert isinstance(model, NormalizesByStatistics)
     inputs = torch.rand(40, 81, 7, 7) * 3 + torch.arange(81).view(1, -1, 1, 1)
     means, squares = model.moments(inputs)
@@ -125,8 +128,9 @@ def test_features_are_normalised_by_the_given_statistics() -> None:
     variance[5] = 0.0
     model.set_statistics(mean.double(), variance.double())
     with torch.no_grad():
-        model.linear.weight.fill_(1.0)
-        model.linear.bias.zero_()
+        weight, bias = model.parameters()
+        weight.fill_(1.0)
+        bias.zero_()
         # Of the sum of all channels, nothing is left but what rounding leaves, and channel 5.
         whole = model(inputs).mean()
         inputs[:, 5] += 1000.0
