@@ -30,13 +30,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from documentation.results import FOLDER, PAGE, collect, results_page
+from documentation.results import FOLDER, collect, write_pages
 from pydantic import Field
 
 from pfl_bench.config.loading import validate_tree
 from pfl_bench.config.training import Strict
 from pfl_bench.config.yaml_text import read_yaml
-from pfl_bench.files import read_json, write_atomically
+from pfl_bench.files import read_json
 from pfl_bench.types import ConfigError, UserInputError
 
 # For a round of hundreds of clients on a busy machine.
@@ -153,7 +153,7 @@ class Measuring:
         into = self._checkout / FOLDER / run.entry.into
         try:
             collect(done, into, merge=True)
-            write_atomically(self._checkout / PAGE, results_page(self._checkout))
+            write_pages(self._checkout)
         except UserInputError as error:
             # A cell that differs wants its reason before the page can be written.
             print(f"{into}: {error}", file=sys.stderr)

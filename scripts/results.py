@@ -1,11 +1,11 @@
-"""The page docs/results.md, from records of runs: no number of it is typed by a hand.
+"""docs/results.md and docs/leaderboard.md, from records of runs: no number is typed by a hand.
 
     python scripts/results.py collect RUNS... --into docs/results/X.json [--merge]
     python scripts/results.py write
     python scripts/results.py check
 
-``collect`` gathers what finished, committed runs have measured. ``write`` makes the page from the
-files of docs/results, and ``check`` says whether it is what they give.
+``collect`` gathers what finished, committed runs have measured. ``write`` makes the pages from the
+files of docs/results, and ``check`` says whether they are what these give.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from documentation.results import PAGE, check_page, collect, results_page
+from documentation.results import BOARD, PAGE, check_page, collect, write_pages
 
-from pfl_bench.files import write_atomically
 from pfl_bench.types import UserInputError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -35,16 +34,16 @@ def main(arguments: list[str] | None = None, checkout: Path = CHECKOUT) -> int:
     gather.add_argument("runs", nargs="+", metavar="RUNS", type=Path)
     gather.add_argument("--into", required=True, metavar="FILE.json", type=Path)
     gather.add_argument("--merge", action="store_true", help="keep records of other rows there")
-    actions.add_parser("write", help="write docs/results.md")
-    actions.add_parser("check", help="say whether docs/results.md is what the records give")
+    actions.add_parser("write", help="write docs/results.md and docs/leaderboard.md")
+    actions.add_parser("check", help="say whether they are what the records give")
     given = parser.parse_args(arguments)
     try:
         if given.action == "collect":
             number = collect(given.runs, given.into, given.merge)
             print(f"{given.into}: {number} record{'s' * (number != 1)}")
         elif given.action == "write":
-            write_atomically(checkout / PAGE, results_page(checkout))
-            print(checkout / PAGE)
+            write_pages(checkout)
+            print(checkout / PAGE, checkout / BOARD)
         else:
             check_page(checkout)
     except UserInputError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -72,12 +72,13 @@ class Picture:
             text = text.replace(place, f"<g><title>{_escape(title)}</title>", 1)
         return shorten(text)
 
-    def save(self, stem: Path, y_label: str = "") -> None:
+    def save(self, stem: Path, y_label: str = "", endings: Sequence[str] = ("svg", "pdf")) -> None:
         """Write the picture for a paper, as STEM.svg and STEM.pdf, with its legend.
 
         Args:
             stem: Path without the ending; existing files are replaced.
             y_label: What the vertical axis has, where the picture does not say it.
+            endings: Of the two, which to write.
 
         Raises:
             OSError: A file cannot be written.
@@ -94,8 +95,9 @@ class Picture:
             axes.set_ylabel(y_label)
         if axes.get_legend() is None and len(axes.get_legend_handles_labels()[1]) > 1:
             axes.legend(frameon=False, fontsize=7)
-        for ending, date in (("svg", "Date"), ("pdf", "CreationDate")):
+        for ending in endings:
             buffer = io.BytesIO()
+            date = "Date" if ending == "svg" else "CreationDate"
             with _settings(self.identifier):
                 figure.savefig(buffer, format=ending, metadata={date: None})
             write_atomically(stem.with_name(f"{stem.name}.{ending}"), buffer.getvalue())

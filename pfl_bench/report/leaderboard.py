@@ -1,36 +1,43 @@
 """A leaderboard: the experiments of many run folders, ranked where they can be compared.
 
 Rows stand in one table if they are of the same data (task, variant, content, split and users), of
-the same metric and under the same attack. Within a table only rows that protect the same unit are
-ranked together, by the mean of the metric over seeds. A row has no rank where its number or its
-guarantee cannot be relied on (``_unranked``).
+the same metric and under the same attack. Within a table only rows that protect the same unit, with
+an epsilon within the same bound, are ranked together, by the mean of the metric over seeds. A row
+has no rank where its number or its guarantee cannot be relied on (``_unranked``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pfl_bench.files import to_json_value, write_atomically, write_json
+from pfl_bench.report.canvas import Picture
 from pfl_bench.report.costs import bytes_text, flops_text
+from pfl_bench.report.front import draw_front
 from pfl_bench.report.page import fill
 from pfl_bench.report.records import Record, protects, records
 from pfl_bench.report.results import SETTINGS, epsilon_cell, format_mean
 from pfl_bench.report.run_facts import count, duration
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Cell, Table
-from pfl_bench.runs.rows import RowResult, headline_metrics, rows_from_summaries
+from pfl_bench.runs.rows import RowResult, as_float, headline_metrics, rows_from_summaries
 
 BOARD_VERSION = 1
 _UNITS = ("nobody", "example", "user")
-_HEADINGS = ("row", "rank", "utility", "protects", "epsilon (simulated)", "epsilon (actual)",
-             "audit", "seeds", "cost", "commit")  # fmt: skip
-_READING = (
-    "A rank is among the rows of one table that protect the same unit, by the mean over seeds. "
-    "Epsilons stand beside it: a rank compares utility at whatever epsilon each row has. A private "
+# Rows are ranked with those whose epsilon is within the same of these, or beyond all.
+_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, math.inf)
+_HEADINGS = (
+    "row", "rank", "front", "utility", "protects", "epsilon (simulated)", "epsilon (actual)",
+    "audit", "seeds", "cost", "commit",
+)  # fmt: skip
+READING = (
+    "A rank is among the rows of one table that protect the same unit, with an epsilon (simulated) "
+    "up to the same of 1, 2, 4, 8, 16, by the mean over seeds. A row is on the front if no other "
+    "row of its unit has at least its utility at a smaller epsilon, or more at the same. A private "
     "row is ranked if the audits of all its runs have passed."
 )
 
@@ -43,11 +50,13 @@ class Board:
         title: Data, in words.
         about: Split, users and checksum, in words.
         table: The rows, the ranked ones of each unit first.
+        picture: Utility against epsilon; None of fewer than two private rows.
     """
 
     title: str
     about: str
     table: Table
+    picture: Picture | None = None
 
 
 def standings(runs: Sequence[RunRecord]) -> list[Record]:
@@ -57,12 +66,25 @@ def standings(runs: Sequence[RunRecord]) -> list[Record]:
         runs: Runs; those that have no number to rank by are left out.
 
     Returns:
+        What ``ranked`` gives of their records.
+    """
+    return ranked(records(run for run in runs if not _left_out(run)))
+
+
+def ranked(found: Iterable[Record]) -> list[Record]:
+    """Put records into tables, and rank them.
+
+    Args:
+        found: Of ``pfl_bench.report.records``.
+
+    Returns:
         A table each: "data", "metric", "lower_is_better", "attack" and "rows". A row is a record
-        (``pfl_bench.report.records``) with its "utility" over seeds, whom it "protects", its
-        "rank" (null without one) and, in "unranked", why.
+        with its "utility" over seeds, whom it "protects", the "bound" that its epsilon is within
+        (null without one), its "rank" (null without one), in "unranked" why, and whether it is on
+        the "front" of utility against epsilon.
     """
     tables: dict[str, Record] = {}
-    for record in records(run for run in runs if not _left_out(run)):
+    for record in found:
         key = {"data": record["data"], **record["headline"], "attack": record["attack"]}
         table = tables.setdefault(repr(key), {**key, "rows": []})
         utility = _utility(record)
@@ -70,14 +92,28 @@ def standings(runs: Sequence[RunRecord]) -> list[Record]:
             **record,
             "utility": {"mean": utility.mean, "sd": utility.sd, "values": utility.measured},
             "protects": protects(record),
+            "bound": _bound(record),
             "unranked": _unranked(record, utility),
             "rank": None,
+            "front": False,
             "note": utility.note,
         }
         table["rows"].append(row)
     for table in tables.values():
         _rank(table["rows"], table["lower_is_better"])
     return sorted(tables.values(), key=lambda table: (table["data"]["task"], table["metric"]))
+
+
+def _epsilon(record: Record) -> float | None:
+    """Epsilon of the simulated deployment; None where nobody is protected."""
+    if protects(record) == "nobody":
+        return None
+    return as_float(record["privacy"]["simulated"]["epsilon"])
+
+
+def _bound(record: Record) -> float | None:
+    epsilon = _epsilon(record)
+    return None if epsilon is None else next(b for b in _BOUNDS if epsilon <= b)
 
 
 def _left_out(run: RunRecord) -> str:
@@ -111,7 +147,7 @@ def _unranked(record: Record, utility: RowResult) -> list[str]:
     reasons = []
     if utility.mean is None or not math.isfinite(utility.mean):
         reasons.append("no finite utility")
-    reasons += [*record["diverged"], *record["edited"]]
+    reasons += [*record["diverged"], *record.get("edited", ())]
     if record["has_canaries"]:
         reasons.append("canaries have moved the model")
     privacy = record["privacy"]
@@ -127,24 +163,33 @@ def _rank(rows: list[Record], lower_is_better: bool) -> None:
     """Rank rows by unit, and put them in the order in which they are shown."""
     sign = 1 if lower_is_better else -1
 
-    def place(row: Record) -> tuple[int, bool, float]:
+    def place(row: Record) -> tuple[int, bool, float, float]:
         mean = row["utility"]["mean"]
         worth = math.inf if mean is None or math.isnan(mean) else sign * mean
-        return _UNITS.index(row["protects"]), bool(row["unranked"]), worth
+        return _UNITS.index(row["protects"]), bool(row["unranked"]), row["bound"] or 0.0, worth
 
     rows.sort(key=place)
-    for row in rows:
-        if not row["unranked"]:
-            peers = [one for one in rows if place(one)[:2] == place(row)[:2]]
-            row["rank"] = 1 + sum(place(one) < place(row) for one in peers)
+    sound = [row for row in rows if not row["unranked"]]
+    for row in sound:
+        peers = [one for one in sound if place(one)[:3] == place(row)[:3]]
+        row["rank"] = 1 + sum(place(one) < place(row) for one in peers)
+        mine = (_epsilon(row) or 0.0, place(row)[3])
+        others = [
+            (_epsilon(one) or 0.0, place(one)[3])
+            for one in sound
+            if one["protects"] == row["protects"]
+        ]
+        row["front"] = row["bound"] is not None and not any(
+            other != mine and other[0] <= mine[0] and other[1] <= mine[1] for other in others
+        )
 
 
 def boards(tables: Sequence[Record]) -> list[Board]:
     """Lay out the tables of ``standings``."""
-    return [_board(table) for table in tables]
+    return [_board(place, table) for place, table in enumerate(tables)]
 
 
-def _board(table: Record) -> Board:
+def _board(place: int, table: Record) -> Board:
     data = table["data"]
     better = "lower" if table["lower_is_better"] else "higher"
     title = f"{data['task']}: {data['variant']}"
@@ -159,9 +204,16 @@ def _board(table: Record) -> Board:
     ]
     notes: list[str] = []
     lines = [_line(row, notes) for row in table["rows"]]
-    shown = Table.of(_HEADINGS, lines, to_left=(0, 3, 6, 9), notes=notes)
+    shown = Table.of(_HEADINGS, lines, to_left=(0, 2, 4, 7, 10), notes=notes)
     shown = replace(shown, has_numbered_notes=True)
-    return Board(title, "; ".join(filter(None, facts)), shown)
+    private = [
+        (row["row"], _epsilon(row) or 0.0, row["utility"]["mean"], row["protects"], row["front"])
+        for row in table["rows"]
+        if row["rank"] and row["bound"]
+    ]
+    about = "; ".join(filter(None, facts))
+    picture = draw_front(f"front{place}", private, table["metric"]) if private[1:] else None
+    return Board(title, about, shown, picture)
 
 
 def _line(row: Record, notes: list[str]) -> list[str | Cell]:
@@ -172,7 +224,9 @@ def _line(row: Record, notes: list[str]) -> list[str | Cell]:
     if notice and notice not in notes:
         notes.append(notice)
     mark = notes.index(notice) + 1 if notice else None
-    rank = Cell("-" if row["rank"] is None else str(row["rank"]), row["rank"], note=mark)
+    bound = row["bound"]
+    within = "" if bound is None else f" (to {bound:g})" if bound < math.inf else " (beyond 16)"
+    rank = Cell(f"{row['rank']}{within}" if row["rank"] else "-", row["rank"], note=mark)
     setting = str(SETTINGS.get(row["setting"], row["setting"]))
     name = Cell(
         row["row"],
@@ -193,13 +247,15 @@ def _line(row: Record, notes: list[str]) -> list[str | Cell]:
     return [
         name,
         rank,
+        Cell("yes" if row["front"] else "-"),
         format_mean(utility["mean"], utility["sd"], len(utility["values"])).text,
         row["protects"],
         *epsilons,
         _audit(privacy),
         Cell(str(len(row["seeds"])), len(row["seeds"])),
         spent,
-        ", ".join(_short(commit) for commit in row["commits"]) or "-",
+        ", ".join(_short(commit) for commit in row["commits"])
+        or f"version {row['versions'].get('pfl-bench', 'unknown')}",
     ]
 
 
@@ -247,7 +303,7 @@ def write_leaderboard(runs: Sequence[RunRecord], out: Path, data_out: Path) -> l
         "leaderboard.html",
         title="Leaderboard",
         subtitle=subtitle + (f", {len(left_out)} left out" if left_out else ""),
-        reading=_READING,
+        reading=READING,
         boards=shown,
         left_out=left_out,
     )

@@ -19,6 +19,8 @@ from pfl_bench.config.loading import validate_tree
 from pfl_bench.config.training import Strict
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.files import read_text, to_json_value, write_atomically
+from pfl_bench.report.canvas import Picture
+from pfl_bench.report.leaderboard import READING, boards, ranked
 from pfl_bench.report.records import Record, lines_of, records
 from pfl_bench.report.results import format_value, results_table
 from pfl_bench.report.run_facts import duration
@@ -27,6 +29,7 @@ from pfl_bench.runs.rows import RowResult
 from pfl_bench.types import ConfigError, RunFolderError
 
 PAGE = Path("docs/results.md")
+BOARD = Path("docs/leaderboard.md")
 FOLDER = Path("docs/results")
 _HEAD = "page.yaml"
 _WIDTH = 130
@@ -155,17 +158,57 @@ def results_page(checkout: Path) -> str:
     return "\n".join(parts)
 
 
+def leaderboard(checkout: Path) -> tuple[str, dict[str, Picture]]:
+    """The page of the leaderboard of all records, and its pictures by stem.
+
+    Args:
+        checkout: The root of the checkout.
+
+    Raises:
+        ConfigError: See ``results_page``.
+    """
+    files = sorted((checkout / FOLDER).glob("*.json"))
+    found = {record["row"]: record for path in files for record, _ in _read(path)}
+    parts, pictures = [f"# Leaderboard\n\n{_MARK}\n\n{_wrapped(READING)}"], {}
+    for board in boards(ranked(found.values())):
+        parts.append(f"## {board.title}\n\n{_wrapped(f'{board.about}.')}")
+        if board.picture is not None:
+            stem = board.picture.identifier
+            pictures[stem] = board.picture
+            words = f"Utility against epsilon: {board.picture.description}"
+            parts.append(f"![{words}]({FOLDER.name}/{stem}.svg)\n")
+        parts.append(replace(board.table, notes=()).to_markdown())
+        notes = enumerate(board.table.notes, start=1)
+        parts += [_wrapped(f"[{number}] {note}") for number, note in notes]
+    return "\n".join(parts), pictures
+
+
+def write_pages(checkout: Path) -> None:
+    """Write both pages and the pictures.
+
+    Raises:
+        ConfigError: See ``results_page``.
+        OSError: A file cannot be written.
+    """
+    write_atomically(checkout / PAGE, results_page(checkout))
+    text, pictures = leaderboard(checkout)
+    write_atomically(checkout / BOARD, text)
+    for stem, picture in pictures.items():
+        picture.save(checkout / FOLDER / stem, endings=("svg",))
+
+
 def check_page(checkout: Path) -> None:
-    """Check that the page is what the records give.
+    """Check that the pages are what the records give.
 
     Raises:
         ConfigError: It is not, or see ``results_page``.
     """
-    if read_text(checkout / PAGE) != results_page(checkout):
-        raise ConfigError(
-            f"{checkout / PAGE}: is not what {FOLDER} gives; edit the files there, and run: "
-            "python scripts/results.py write"
-        )
+    for page, text in ((PAGE, results_page(checkout)), (BOARD, leaderboard(checkout)[0])):
+        if read_text(checkout / page) != text:
+            raise ConfigError(
+                f"{checkout / page}: is not what {FOLDER} gives; edit the files there, and run: "
+                "python scripts/results.py write"
+            )
 
 
 def _load(path: Path) -> _Shown:

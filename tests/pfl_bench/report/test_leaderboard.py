@@ -60,6 +60,29 @@ def test_rows_are_ranked_with_those_that_protect_the_same(tmp_path: Path) -> Non
     assert private["privacy"]["actual"] == {"epsilon": 9.87, "delta": 0.00188}
 
 
+def test_private_rows_are_ranked_within_bounds_of_epsilon_and_the_front_is_marked(
+    tmp_path: Path,
+) -> None:
+    # Name, epsilon, level, and rank and front that follow.
+    wanted = {
+        "a": (1.5, 0.5, 3, False), "b": (2.0, 0.65, 1, True), "c": (1.2, 0.6, 2, True),
+        "d": (2.1, 0.55, 2, False), "e": (3.9, 0.7, 1, True), "f": (100.0, 0.9, 1, True),
+    }  # fmt: skip
+    for name, (epsilon, level, _, _) in wanted.items():
+        run = audited(write_run(tmp_path / name, name, "private_federated", level=level))
+        change(run / "privacy.json", simulated={"epsilon": epsilon, "delta": 1e-5})
+    (table,) = tables(tmp_path)
+    found = {row["row"]: (row["rank"], row["front"]) for row in table["rows"]}
+    assert found == {name: (rank, front) for name, (_, _, rank, front) in wanted.items()}
+    assert [row["bound"] for row in table["rows"]] == [2.0] * 3 + [4.0] * 2 + [float("inf")]
+    (board,) = write_leaderboard(
+        [read_run(path) for path in runs_below(tmp_path)], tmp_path / "b.html", tmp_path / "b.json"
+    )
+    assert board.picture is not None
+    assert "at epsilon 3.9" in (tmp_path / "b.html").read_text()
+    assert "1 (beyond 16)" in board.table.to_markdown()
+
+
 @pytest.mark.parametrize(
     ("verdict", "ledger", "why"),
     [
