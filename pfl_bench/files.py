@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from pfl_bench.types import RunFolderError, UserInputError
+from pfl_bench.types import DataError, RunFolderError, UserInputError
 from pfl_bench.types.layouts import LAYOUTS, misfit
 
 # Far beyond what a file of this toolkit has, and within what every later walk can descend.
@@ -115,15 +115,28 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, text + "\n")
 
 
+def regular(path: Path, error: type[UserInputError] = DataError) -> Path:
+    """Give a path back to be opened, unless it is a folder, a pipe or a device.
+
+    Args:
+        path: The path, which need not exist. Reading a pipe or a device may never end.
+        error: What is raised.
+
+    Raises:
+        UserInputError: It is no regular file, nor a link to one, or may not be read.
+    """
+    if not path.exists() or (path.is_file() and os.access(path, os.R_OK)):
+        return path
+    kind = "permission is denied"
+    if not path.is_file():
+        kind = "it is no regular file, but a folder, pipe or device"
+    raise error(f"{path} cannot be read: {kind}; put a file there that can be, or name another")
+
+
 def read_text(path: Path) -> str:
-    """Read a text file; errors name it, and pipes and devices, which may never end, are refused."""
+    """Read a text file; errors name it."""
     try:
-        if path.exists() and not path.is_file():
-            raise RunFolderError(
-                f"{path} cannot be read: it is no regular file, but a folder, pipe or device; name "
-                "a file of UTF-8 text"
-            )
-        return path.read_text(encoding="utf-8")
+        return regular(path, RunFolderError).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}; expected UTF-8 text") from None
 

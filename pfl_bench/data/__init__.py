@@ -15,7 +15,7 @@ from pfl_bench.data.reader import Store, StoreSplit
 from pfl_bench.data.safe_pickle import load_builtin_pickle
 from pfl_bench.data.stored_task import StoredSplit, StoredTask, gather, open_store
 from pfl_bench.data.writer import StoreWriter
-from pfl_bench.files import parse_json
+from pfl_bench.files import parse_json, regular
 
 __all__ = [
     "FORMAT",
@@ -32,4 +32,5 @@ __all__ = [
     "new_folder",
     "open_store",
     "parse_json",
+    "regular",
 ]

@@ -24,6 +24,7 @@ from pfl_bench.data.checksums import (
     read_sums,
     record_sum,
 )
+from pfl_bench.files import regular
 from pfl_bench.types import DataError, PluginError, RemoteFile
 
 Progress = Callable[[str, int, int | None], None]
@@ -168,7 +169,7 @@ class _Running:
         self._file = file
         self._clear()
         if path.exists():
-            with path.open("rb") as stream:
+            with regular(path).open("rb") as stream:
                 while chunk := stream.read(CHUNK_BYTES):
                     self.take(chunk)
 

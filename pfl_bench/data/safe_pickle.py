@@ -18,6 +18,7 @@ import pickle
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pfl_bench.files import regular
 from pfl_bench.types import DataError
 
 # Containers that protocols before 4 write as a name and a call; the others have codes of their own.
@@ -65,7 +66,7 @@ def load_builtin_pickle(path: Path) -> Any:
     # Classes that this process has unpickled by number before would come without find_class.
     copyreg.clear_extension_cache()
     try:
-        with path.open("rb") as file:
+        with regular(path).open("rb") as file:
             value = _Unpickler(file).load()
             rest = file.read(1)
     except _RefusedError as error:

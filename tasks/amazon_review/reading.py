@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from pfl_bench.data import parse_json
+from pfl_bench.data import parse_json, regular
 from pfl_bench.types import DataError
 from tasks.common.fedscale.layout import FOLDER, find_mappings, read_mapping
 from tasks.common.leaf.json_files import UNSPLIT
@@ -48,7 +48,7 @@ def has_mapping(source: Path) -> bool:
 def json_files(source: Path) -> list[Path]:
     """The publisher's files of a folder, by name."""
     ends = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
-    return sorted(p for p in source.iterdir() if p.is_file() and p.name.lower().endswith(ends))
+    return sorted(p for p in source.iterdir() if not p.is_dir() and p.name.lower().endswith(ends))
 
 
 def read_fedscale(source: Path) -> Iterator[Review]:
@@ -87,8 +87,8 @@ def read_json(path: Path) -> Iterator[Review]:
 
 def _open(path: Path) -> IO[bytes]:
     if path.suffix.lower() == ".gz":
-        return cast("IO[bytes]", gzip.open(path, "rb"))
-    return path.open("rb")
+        return cast("IO[bytes]", gzip.open(regular(path), "rb"))
+    return regular(path).open("rb")
 
 
 def _review(line: bytes, where: str) -> Review:

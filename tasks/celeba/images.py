@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Self
 
+from pfl_bench.data import regular
 from pfl_bench.types import DataError
 from tasks.common.vision.pictures import PictureError, opened
 
@@ -48,7 +49,7 @@ class ImageSource:
         elif archive is not None:
             self.path = archive
             try:
-                self._zip = zipfile.ZipFile(archive)
+                self._zip = zipfile.ZipFile(regular(archive))
             except (zipfile.BadZipFile, OSError) as error:
                 raise DataError(
                     f"{archive} cannot be read as a zip ({error}); it is cut short or damaged: "

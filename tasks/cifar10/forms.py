@@ -14,6 +14,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from pfl_bench.data import regular
 from pfl_bench.types import DataError
 from tasks.common.forms import Form
 from tasks.common.images.store import Images
@@ -123,7 +124,7 @@ def _read_archive(path: Path) -> dict[str, bytes]:
 def _open_tar(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
     """Names and content of a tar's files, streamed; nothing is unpacked to the disk."""
     try:
-        with tarfile.open(path, "r|*") as tar:
+        with tarfile.open(regular(path), "r|*") as tar:
             yield (
                 (member.name, file)
                 for member in tar
@@ -172,7 +173,7 @@ def _open_folder(source: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
     def files() -> Iterator[tuple[str, IO[bytes]]]:
         for split in PUBLISHED:
             for path in sorted((source / split).glob("*/*")):
-                with path.open("rb") as file:
+                with regular(path).open("rb") as file:
                     yield path.relative_to(source).as_posix(), file
 
     yield files()

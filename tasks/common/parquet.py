@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pfl_bench.data import regular
+
 
 class DamagedInputError(Exception):
     """An input cannot be read to its end; the others may be."""
@@ -14,7 +16,7 @@ class DamagedInputError(Exception):
 
 def find_parquet(source: Path) -> list[Path]:
     """All parquet files below a folder, by path."""
-    return sorted(path for path in source.rglob("*.parquet") if path.is_file())
+    return sorted(path for path in source.rglob("*.parquet") if not path.is_dir())
 
 
 @contextmanager
@@ -28,7 +30,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
     from pyarrow.parquet import ParquetFile
 
     try:
-        with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+        with ParquetFile(regular(path), buffer_size=1 << 20, pre_buffer=False) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
         raise DamagedInputError(" ".join(str(error).split())[:200]) from error

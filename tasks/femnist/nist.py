@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pfl_bench.data import regular
 from pfl_bench.types import DataError
 from tasks.common.fedscale.layout import FOLDER
 from tasks.common.leaf.partition import Gathering
@@ -162,7 +163,7 @@ def _classes_by_digest(by_class: Path, progress: Progress) -> tuple[dict[bytes, 
         for hsf in _hsf_folders(folder):
             for path in _images(hsf):
                 try:
-                    digest = _digest(path.read_bytes())
+                    digest = _digest(regular(path).read_bytes())
                 except OSError as error:
                     raise DataError(f"{path}: cannot be read ({error.strerror})") from error
                 if classes.setdefault(digest, label) != label:
@@ -176,8 +177,8 @@ def _classes_by_digest(by_class: Path, progress: Progress) -> tuple[dict[bytes, 
 def _load(path: Path, classes: dict[bytes, int]) -> tuple[NDArray[np.uint8], int] | str:
     """Load one image; returns it with its class, or which of ``PROBLEMS`` it has."""
     try:
-        data = path.read_bytes()
-    except OSError:
+        data = regular(path).read_bytes()
+    except (OSError, DataError):
         return "unreadable"
     label = classes.get(_digest(data))
     if label is None or label == AMBIGUOUS:

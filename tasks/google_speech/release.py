@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from pfl_bench.data import regular
 from pfl_bench.types import DataError, RemoteFile
 from tasks.common.fedscale.samples import Sample
 from tasks.common.fedscale.streaming import Options, Source
@@ -58,7 +59,7 @@ def open_release(source: Path, options: Options, progress: Progress) -> Source:
     for name, content in _files(source):
         if name in _LISTS:
             lists.add(name)
-            text = content if isinstance(content, bytes) else content.read_bytes()
+            text = content if isinstance(content, bytes) else regular(content).read_bytes()
             listed = text.decode("ascii", "replace").split()
             split_of |= dict.fromkeys(listed, _LISTS[name])
         elif clip := _CLIP.fullmatch(name):

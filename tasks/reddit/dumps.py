@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pfl_bench.data import parse_json
+from pfl_bench.data import parse_json, regular
 from pfl_bench.types import DataError
 from tasks.common.leaf.json_files import find_files
 
@@ -58,7 +58,7 @@ def find_dumps(source: Path, pattern: str | None) -> list[Path]:
             or without any such all with a fitting suffix. Where LEAF's JSON is, ``.json`` is not
             one: LEAF's own files end so, and those that lie beside them.
     """
-    files = sorted(path for path in source.glob(pattern or "*") if path.is_file())
+    files = sorted(path for path in source.glob(pattern or "*") if not path.is_dir())
     if pattern is not None:
         return files
     named = [path for path in files if path.name.startswith("RC_")]
@@ -92,7 +92,7 @@ def read_comments(
         DataError: The file is cut or damaged, or a line is not JSON; the message names the file
             and the line.
     """
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         for number, line in _lines(path, file):
             if number % 1000 == 0:
                 tell_position(file.tell())

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from pfl_bench.data import FieldSpec
+from pfl_bench.data import FieldSpec, regular
 from pfl_bench.types import ConfigError, DataError
 from tasks.common.description import StoreDescription
 from tasks.common.fedscale.layout import SPELLINGS, published_as
@@ -163,7 +163,7 @@ def _find(source: Path) -> list[_Text]:
         _Text(split, path.stem, path)
         for split, folder in (folders or {UNSPLIT: source}).items()
         for path in sorted(folder.iterdir())
-        if path.is_file() and not path.name.startswith(".") and path.name != GENERATED_MARK
+        if not path.is_dir() and not path.name.startswith(".") and path.name != GENERATED_MARK
     ]
     if not any(text.split in ("train", UNSPLIT) for text in found):
         raise DataError(
@@ -190,7 +190,7 @@ def _choose(texts: list[_Text], options: Options) -> Tokenizer:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return regular(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: not text in UTF-8 ({error.reason} at byte {error.start}); convert it, or "

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+from pfl_bench.data import regular
 from pfl_bench.types import DataError
 from tasks.common.leaf.json_files import UNSPLIT, find_files, read_splits
 
@@ -40,7 +41,7 @@ class Tweet(NamedTuple):
 
 def csv_files(source: Path) -> tuple[list[Path], list[Path]]:
     """Find the training files and the test files of a folder, each sorted by name."""
-    files = sorted(p for p in source.iterdir() if p.is_file() and p.suffix.lower() == ".csv")
+    files = sorted(p for p in source.iterdir() if not p.is_dir() and p.suffix.lower() == ".csv")
     training = [path for path in files if path.name.lower().startswith("train")]
     return training, [path for path in files if path.name.lower().startswith("test")]
 
@@ -64,7 +65,7 @@ def read_csv(path: Path, manual: bool) -> Iterator[Tweet]:
             yield line
 
     # Every byte is a character of Latin-1: wrong encodings show in what the rows say.
-    with path.open(encoding="latin-1", newline="") as file:
+    with regular(path).open(encoding="latin-1", newline="") as file:
         rows = csv.reader(lines(file))
         while True:
             try:

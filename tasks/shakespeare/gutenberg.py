@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
 
+from pfl_bench.data import regular
 from pfl_bench.types import DataError
 
 # MD5 of the edition of January 1994 with newlines of one byte, as it is without its own name.
@@ -93,7 +94,7 @@ def read_text(path: Path) -> tuple[str, str]:
 
 
 def _open(path: Path) -> IO[bytes]:
-    name = path.name.lower()
+    name = regular(path).name.lower()
     if name.endswith(".gz"):
         return cast(IO[bytes], gzip.open(path))
     if not name.endswith(".zip"):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pfl_bench.files import regular
 from pfl_bench.simulation.devices.availability import (
     Availability,
     always_available,
@@ -88,7 +89,7 @@ def _rows(path: Path, header: tuple[str, str, str]) -> Iterator[tuple[int, list[
     form = f"expected CSV in UTF-8 with the header {','.join(header)}"
     try:
         # A byte order mark, which some spreadsheets write, is no part of the header.
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with regular(path).open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             found = next(reader, [])
             if tuple(found) != header:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pfl_bench.data import load_builtin_pickle
+from pfl_bench.data import load_builtin_pickle, regular
 from pfl_bench.types import DataError
 from tasks.common.fedscale.layout import FOLDER
 from tasks.common.fedscale.samples import Sample
@@ -93,7 +93,7 @@ def read_classes(path: Path) -> list[str]:
         DataError: The file is missing, or names none or one twice.
     """
     try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        names = [line.strip() for line in regular(path).read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} cannot be read ({error}); {MAP} needs it: a class a line, in the order of the "

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+from pfl_bench.data import regular
 from pfl_bench.types import DataError, SplitBy
 from tasks.common.leaf.gathering import Gathering
 from tasks.common.leaf.json_files import UNSPLIT
@@ -70,7 +71,7 @@ def find_mappings(source: Path) -> dict[str, Path]:
         )
     found: dict[str, Path] = {}
     for split, names in SPELLINGS.items():
-        there = [folder / f"{name}.csv" for name in names if (folder / f"{name}.csv").is_file()]
+        there = [folder / f"{name}.csv" for name in names if (folder / f"{name}.csv").exists()]
         if len(there) > 1:
             raise DataError(
                 f"{folder} has both {there[0].name} and {there[1].name}, which are both the "
@@ -118,7 +119,7 @@ def read_mapping(path: Path) -> Iterator[Row]:
     """
     try:
         # utf-8-sig: what spreadsheets write begins with a byte order mark.
-        with open(path, encoding="utf-8-sig", newline="") as file:
+        with regular(path).open(encoding="utf-8-sig", newline="") as file:
             yield from _rows(path, file)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})") from error

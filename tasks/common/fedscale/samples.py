@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from pfl_bench.data import regular
 from pfl_bench.types import DataError
 from tasks.common.threads import map_in_order
 from tasks.common.vision.pictures import PictureError
@@ -90,7 +91,7 @@ def prefetch(
     def load(sample: Sample) -> NDArray[Any] | str:
         try:
             content = sample.content
-            return read(content if isinstance(content, bytes) else content.read_bytes())
+            return read(content if isinstance(content, bytes) else regular(content).read_bytes())
         except OSError as error:
             return error.strerror or str(error)
         except (SampleError, PictureError) as error:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pfl_bench.data import regular
 from pfl_bench.types import DataError
 from tasks.common.json_text import json_reason
 from tasks.common.progress import Progress
@@ -112,7 +113,7 @@ def read_users(
 
     seen: set[str] = set()
     last, number = "", 0
-    with _open(path) as stream:
+    with regular(path).open("rb") as stream:
         try:
             counts, hierarchies = _announced(path, stream)
             stream.seek(0)
@@ -274,13 +275,6 @@ def _mentions(stream: IO[bytes], key: str) -> bool:
             return True
         end = block[-len(wanted) :]
     return False
-
-
-def _open(path: Path) -> IO[bytes]:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); it must be a file") from error
 
 
 def _examples(data: Any, announced: Any, at_most: bool, where: str) -> tuple[list[Any], list[Any]]:
