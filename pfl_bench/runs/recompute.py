@@ -6,9 +6,10 @@ What is computed, and how it is compared, stands in ``privacy.reference`` and in
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -42,7 +43,16 @@ from pfl_bench.types import (
     UserInputError,
 )
 from privacy.audit.check import Check
-from privacy.audit.recomputed import MOST, ROUNDING, Allowed, Sketch, compare, undecided
+from privacy.audit.recomputed import (
+    MOST,
+    ROUNDING,
+    Allowed,
+    Sketch,
+    carry_on,
+    compare,
+    shares,
+    undecided,
+)
 from privacy.errors import LedgerError
 from privacy.ledger import read_ledger
 from privacy.reference.central import Optimizer
@@ -50,7 +60,7 @@ from privacy.reference.client import Learner, Trained
 from privacy.reference.cohort import SCHEMES
 from privacy.reference.devices import SELECTIONS, Devices
 from privacy.reference.noise import Setting
-from privacy.reference.round import MECHANISMS, Rule, State, recompute
+from privacy.reference.round import MECHANISMS, Round, Rule, State, recompute
 
 Mode = Literal["none", "first", "sample", "all"]
 MODES: tuple[Mode, ...] = ("none", "first", "sample", "all")
@@ -299,12 +309,8 @@ class _Work:
         for number in range(start + 1, stop + 1):
             if number in self._done.rounds:
                 return
-            allowed.rounds += 1
-            if allowed.relative > MOST:
-                self._done.reasons.append(
-                    f"from round {number} on, rounding that has added up could hide a difference"
-                )
-                return
+            allowed.begin()
+            before = _copied(state)
             try:
                 made = recompute(number, rule, state, sketch, go_on)
             except _OutOfTimeError:
@@ -314,15 +320,33 @@ class _Work:
                 return
             line = self._lines[number - 1]
             after = self._lines[number] if number < len(self._lines) else {}
-            found = compare(
-                line, after.get("central"), self._metrics.get(number, {}), made, sketch, allowed
-            )
+            saved = None
+            if number in self._checkpoints:
+                saved = load(self._checkpoints[number])["trainer"]["central"]
+            records = (line, after.get("central"), self._metrics.get(number, {}), saved)
+            found = list(compare(*records, made, sketch, allowed))
+            if found:
+                # Whether local training makes so much of rounding.
+                disturbed = [
+                    self._disturbed(number, rule, before, allowed, place) for place in range(2)
+                ]
+                allowed.measure(made, disturbed)
+                found = list(compare(*records, made, sketch, allowed))
+            if not found and shares(made, allowed) > MOST:
+                self._done.reasons.append(
+                    f"from round {number} on, what local training makes of rounding could hide a "
+                    "difference"
+                )
+                return
+            carry_on(line, made, allowed)
             problems = [f"round {number}: {problem}" for problem in found]
             if undecided(made, allowed.relative) and after and made.fraction is not None:
                 state.mechanism.bound = float(after["clip_norm"])
             self._done.rounds.append(number)
-            if number in self._checkpoints:
-                problems += self._compare_saved(number, state, allowed.central)
+            if saved is not None:
+                apart = float((saved.double() - state.central.double()).abs().max())
+                self._done.far = max(self._done.far, apart)
+                self._done.compared.append(number)
                 if not problems and number < stop:
                     rule, state = self._at(number)
                     allowed = Allowed(allowed.each, state.optimizer)
@@ -330,19 +354,17 @@ class _Work:
             if problems:
                 return
 
-    def _compare_saved(self, number: int, state: State, allowed: float) -> Iterator[str]:
-        """Hold central parameters against a checkpoint's, element by element."""
-        saved = load(self._checkpoints[number])["trainer"]["central"]
-        apart = (saved.double() - state.central.double()).abs()
-        self._done.far = max(self._done.far, float(apart.max()))
-        self._done.compared.append(number)
-        if not float(apart.norm()) <= allowed:
-            wrong = int((apart > allowed).sum())
-            yield (
-                f"round {number}: next central parameters: those of the checkpoint differ by up to "
-                f"{float(apart.max()):.3g} (in norm {float(apart.norm()):.3g}, where rounding "
-                f"explains {allowed:.2g}), {wrong} of {len(apart)} by more"
-            )
+    def _disturbed(
+        self, number: int, rule: Rule, before: State, allowed: Allowed, place: int
+    ) -> Round:
+        """The round from central parameters that are disturbed; what clients keep stays."""
+        state = _copied(before)
+        state.central = allowed.disturbed(before.central, place)
+        kept = {key: copy.deepcopy(one.state_dict()) for key, one in self._transforms.items()}
+        made = recompute(number, rule, state, lambda vector: np.zeros(0), lambda: None)
+        for key, one in self._transforms.items():
+            one.load_state_dict(kept[key])
+        return made
 
     def _devices_of(self, algorithm: Any, transforms: Mapping[str, Any]) -> Devices | None:
         """Devices as the run began with them; None where users are drawn."""
@@ -397,6 +419,7 @@ class _Work:
         algorithm.begin(self._split.num_users, self._initial)
         transforms = {} if algorithm.transform is None else {"algorithm": algorithm.transform}
         transforms |= build_compression(resolved, len(self._initial))
+        self._transforms = transforms
         state = State(
             self._initial.clone(),
             MECHANISMS[name](setting),
@@ -466,6 +489,14 @@ def _unknown(resolved: ResolvedConfig) -> str:
         name = resolved.tree["federated"]["algorithm"]["name"]
         return f"clients of {name} send more than an update"
     return ""
+
+
+def _copied(state: State) -> State:
+    """A state that may move on by itself; what devices are stays shared."""
+    devices = copy.copy(state.devices)
+    if devices is not None:
+        devices.counts, devices.last = devices.counts.copy(), devices.last.copy()
+    return State(state.central, copy.copy(state.mechanism), copy.copy(state.optimizer), devices)
 
 
 def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:

@@ -19,6 +19,11 @@ rounding of its noise.
   element near zero may turn round.
 - Cohort, counts, examples and steps: equal; of updates so near to the bound that rounding decides
   whether they are clipped, either will do.
+
+Local training of a deep model at a large rate makes more of a rounding than R. Where a round
+differs, it is computed twice more, from central parameters that are disturbed by what one rounding
+of each, and the distance that they may have by then, come to. Twice the most that the sum, and the
+most that one client's norm, move by is then added to A and to R.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -85,10 +90,13 @@ class Allowed:
     Attributes:
         rounds: Since then, the one that is compared included.
         central: Distance of the central parameters.
+        clients: What is added to R, of the round.
+        total: What is added to A, of the round.
     """
 
     def __init__(self, each: float, optimizer: Optimizer) -> None:
         self.each, self.rounds, self.central = each, 0, 0.0
+        self.clients = self.total = 0.0
         self._disturbed = copy.deepcopy(optimizer)
         self._shift: Tensor | float = 0.0
         self._float32 = 0.0
@@ -96,7 +104,33 @@ class Allowed:
     @property
     def relative(self) -> float:
         """R."""
-        return self.each * self.rounds
+        return self.each * self.rounds + self.clients
+
+    def begin(self) -> None:
+        """Begin the next round."""
+        self.rounds += 1
+        self.clients = self.total = 0.0
+
+    def disturbed(self, central: Tensor, place: int) -> Tensor:
+        """Central parameters that are off by what rounding may have come to, shape (P,).
+
+        Args:
+            central: Before the round, float32.
+            place: Of several, each disturbed in other directions.
+        """
+        generator = torch.Generator().manual_seed(_SIGNS + 1 + place)
+        signs = torch.randint(0, 2, central.shape, generator=generator) * 2.0 - 1.0
+        apart = self.central / (4.0 * math.sqrt(len(central)))
+        one = 2.0**-10 if self.each < 2.0**-10 else 2.0**-5
+        return central + signs * (central.abs() * (self.each * one) + apart)
+
+    def measure(self, made: Round, disturbed: Sequence[Round]) -> None:
+        """Take what local training made of rounding, from the round as disturbed ones came out."""
+        for other in disturbed:
+            self.total = max(self.total, 2.0 * float((other.total - made.total).norm()))
+            for one, same in zip(made.contributions, other.contributions, strict=True):
+                moved = abs(one.norm - same.norm) / max(one.norm, 1e-30)
+                self.clients = max(self.clients, 2.0 * moved if math.isfinite(moved) else math.inf)
 
     def step(self, made: Round, gradient: float) -> None:
         """Take the central step of a round whose gradient is off by a distance."""
@@ -114,6 +148,7 @@ def compare(
     line: Mapping[str, Any],
     following: Mapping[str, Any] | None,
     metrics: Mapping[str, Any],
+    saved: Tensor | None,
     made: Round,
     sketch: Sketch,
     allowed: Allowed,
@@ -124,9 +159,10 @@ def compare(
         line: The ledger's line of the round.
         following: Sketch of the central parameters after it; None where nothing has it.
         metrics: The round's scalars; empty where there are none.
+        saved: A checkpoint's central parameters after it, shape (P,); None where there is none.
         made: The round, computed again.
         sketch: Of the model's length.
-        allowed: What rounding may come to; ``central`` is carried on.
+        allowed: What rounding may come to.
 
     Yields:
         What differs, a clause each, without the round.
@@ -135,10 +171,13 @@ def compare(
     yield from _clients(line, metrics, made, allowed.relative)
     noise = list(_noise(line, made, allowed.relative))
     yield from noise
-    near = _near(line, made, allowed.relative)
+    near = _near(line, made, allowed)
     yield from _sum(line, made, sketch, near, bool(noise))
-    allowed.step(made, near / float(line["denominator"]))
-    yield from _central(following, made, sketch, allowed.central)
+    carried = copy.deepcopy(allowed)
+    carried.step(made, near / float(line["denominator"]))
+    yield from _central(following, made, sketch, carried.central)
+    if saved is not None:
+        yield from _saved(saved, made, carried.central)
 
 
 def undecided(made: Round, relative: float) -> int:
@@ -229,11 +268,25 @@ def _rounding(line: Mapping[str, Any]) -> float:
     return _ULP + (float(stated) if isinstance(stated, float) else 0.0)
 
 
-def _near(line: Mapping[str, Any], made: Round, relative: float) -> float:
-    """A."""
+def carry_on(line: Mapping[str, Any], made: Round, allowed: Allowed) -> None:
+    """Go on with what rounding may come to, after a round that was compared."""
+    allowed.step(made, _near(line, made, allowed) / float(line["denominator"]))
+
+
+def shares(made: Round, allowed: Allowed) -> float:
+    """A in parts of what it is about, or R, whichever is more."""
+    return max(allowed.relative, allowed.total / max(_scale(made), 1e-30))
+
+
+def _scale(made: Round) -> float:
     clipped = [one.clipped for one in made.contributions if math.isfinite(one.norm)]
-    scale = max(float(made.total.norm()), math.sqrt(len(clipped)) * max(clipped, default=0.0))
-    near = relative * (scale + made.follows * made.stddev)
+    return max(float(made.total.norm()), math.sqrt(len(clipped)) * max(clipped, default=0.0))
+
+
+def _near(line: Mapping[str, Any], made: Round, allowed: Allowed) -> float:
+    """A."""
+    relative = allowed.each * allowed.rounds
+    near = relative * _scale(made) + allowed.relative * made.follows * made.stddev + allowed.total
     near += 8.0 * _rounding(line) * made.stddev * math.sqrt(len(made.total))
     return near + 8.0 * _ULP * float((made.total + made.noise).norm())
 
@@ -281,6 +334,17 @@ def _central(
         yield (
             f"next central parameters: differ by {rest[worst]:.3g} in what is recorded of them, "
             f"where rounding explains {bound[worst]:.2g} (the step's norm is {float(moved):.4g})"
+        )
+
+
+def _saved(saved: Tensor, made: Round, allowed: float) -> Iterator[str]:
+    apart = (saved.double() - made.central.double()).abs()
+    if not float(apart.norm()) <= allowed:
+        wrong = int((apart > allowed).sum())
+        yield (
+            f"next central parameters: those of the checkpoint differ by up to "
+            f"{float(apart.max()):.3g} (in norm {float(apart.norm()):.3g}, where rounding explains "
+            f"{allowed:.2g}), {wrong} of {len(apart)} by more"
         )
 
 

@@ -21,6 +21,7 @@ from pfl_bench.runs.recompute import Mode, Recomputation, recompute_run
 from pfl_bench.runs.runner import run
 from pfl_bench.types import Examples, LocalTraining
 from privacy import mechanism as mechanisms
+from privacy.audit.recomputed import Allowed
 from privacy.empirical.canaries import Canaries
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
 from privacy.schemes import poisson
@@ -215,6 +216,27 @@ def test_a_canary_too_many_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(Canaries, "taking_part", early)
     folder = make(tmp_path / "run", privacy__audit={"kind": "worst_case", "count": 10})
     assert any(": contributions: " in problem for problem in again(folder).problems)
+
+
+# A step so long that training makes thousands of a rounding.
+STEEP = {
+    "federated__local_learning_rate": 5.0,
+    "federated__local_epochs": 10,
+    "privacy__mechanism": {"name": "gaussian", "clip_norm": 0.5},
+    "checkpoint__every": 1,
+    "checkpoint__keep": 4,
+}
+
+
+def test_what_training_makes_of_rounding_is_no_difference(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    folder = make(tmp_path / "run", **STEEP)
+    done = again(folder)
+    assert done.problems == []
+    assert {1, 2, 3} <= set(done.rounds)
+    monkeypatch.setattr(Allowed, "measure", lambda self, made, disturbed: None)
+    assert any("rounding explains" in problem for problem in again(folder).problems)
 
 
 def test_what_cannot_be_computed_says_why(tmp_path: Path) -> None:
