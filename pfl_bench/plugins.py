@@ -22,6 +22,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -148,8 +149,10 @@ def user_files() -> dict[str, list[tuple[str, Path]]]:
         PluginError: An installed plug-in has no file, so that its code cannot be told from another.
     """
     found = {folder: _python_files(Path(folder)) for folder in __path__}
-    roots = {entry.partition(".")[0] for group in GROUPS for entry in _entry_points(group).values()}
-    for root in sorted(roots):
+    modules = {module for kind in KINDS for _, module, _ in _entry_points(kind)}
+    for root in sorted({module.partition(".")[0] for module in modules}):
+        if not root or importlib.util.find_spec(root) is None:
+            continue  # It is not there, which ``spec_of`` says.
         found[root] = _installed_files(root)
         if not found[root]:
             raise PluginError(
@@ -162,8 +165,7 @@ def user_files() -> dict[str, list[tuple[str, Path]]]:
 
 def _installed_files(root: str) -> list[tuple[str, Path]]:
     spec = importlib.util.find_spec(root)
-    if spec is None:
-        return []
+    assert spec is not None
     if spec.submodule_search_locations is not None:
         return [f for place in spec.submodule_search_locations for f in _python_files(Path(place))]
     file = Path(spec.origin or "")
@@ -193,7 +195,7 @@ def load(kind: PluginKind, name: str) -> ModuleType:
             its module lacks ``Options`` or the kind's function, or ``Options`` is no pydantic
             model.
     """
-    path = module_of(kind, name)
+    path = spec_of(kind, name).name
     module = importlib.import_module(path)
     wanted = ("Options", kind.function) if kind.has_options else (kind.function,)
     missing = [attribute for attribute in wanted if not hasattr(module, attribute)]
@@ -229,9 +231,32 @@ def module_of(kind: PluginKind, name: str) -> str:
         hint = did_you_mean(name, names, ".")
         raise PluginError(f"no {kind.word} named '{name}'{hint} There are: {', '.join(names)}.")
     if len(places) > 1:
-        where = " and ".join(_file_of(place) for place in places)
-        raise PluginError(f"two plug-ins are the {kind.word} '{name}': {where}; rename yours")
+        where = " and ".join(_file_of(place) + _package_of(kind, place) for place in places)
+        raise PluginError(f"two plug-ins are the {kind.word} '{name}': {where}; rename one")
     return places[0]
+
+
+def spec_of(kind: PluginKind, name: str) -> ModuleSpec:
+    """Find the module of a plug-in, which is not imported, though packages that it is in are.
+
+    Raises:
+        PluginError: As ``module_of`` says, or the entry point of an installed package names a
+            module that is not there.
+    """
+    module = module_of(kind, name)
+    spec = None
+    try:
+        spec = importlib.util.find_spec(module) if all(module.split(".")) else None
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # what the package itself imports
+    if spec is None:
+        raise PluginError(
+            f"the {kind.word} '{name}'{_package_of(kind, module)}: there is no module '{module}', "
+            "which its entry point names (NAME = PACKAGE.MODULE, without an attribute): install "
+            "that package anew, or uninstall it"
+        )
+    return spec
 
 
 def origin_of(kind: PluginKind, name: str) -> str | None:
@@ -284,11 +309,17 @@ def _modules(kind: PluginKind) -> Iterator[tuple[str, str]]:
         return
     own = [os.path.join(folder, kind.group) for folder in __path__]
     yield from _in_folders(kind, f"{__name__}.{kind.group}", own)
-    for name, module in _entry_points(kind.group).items():
-        if kind.module is None:
+    for name, module, _ in _entry_points(kind):
+        if kind.module is None or _may_be_there(module):
             yield name, module
-        elif importlib.util.find_spec(f"{module}.{kind.module}") is not None:
-            yield name, f"{module}.{kind.module}"
+
+
+def _may_be_there(module: str) -> bool:
+    """Whether a module is there; what cannot be looked at is listed, and refused when loaded."""
+    try:
+        return not all(module.split(".")) or importlib.util.find_spec(module) is not None
+    except (Exception, SystemExit):
+        return True
 
 
 def _in_folders(kind: PluginKind, package: str, folders: list[str]) -> Iterator[tuple[str, str]]:
@@ -304,22 +335,24 @@ def _in_folders(kind: PluginKind, package: str, folders: list[str]) -> Iterator[
 
 
 @cache
-def _entry_points(group: str) -> dict[str, str]:
-    """Modules of installed plug-ins by name; two of one name cannot be told apart.
+def _entry_points(kind: PluginKind) -> tuple[tuple[str, str, str], ...]:
+    """Name, module and, for messages, package of each installed plug-in."""
+    if kind.group is None:
+        return ()
+    inner = "" if kind.module is None else f".{kind.module}"
+    return tuple(
+        (entry.name, entry.value + inner, f" (package '{entry.dist and entry.dist.name}')")
+        for entry in entry_points(group=f"pfl_bench.{kind.group}")
+    )
 
-    Raises:
-        PluginError: Two packages have a plug-in of one name.
-    """
-    found: dict[str, str] = {}
-    for entry in entry_points(group=f"pfl_bench.{group}"):
-        if found.setdefault(entry.name, entry.value) != entry.value:
-            raise PluginError(
-                f"two installed packages have a plug-in '{entry.name}' of pfl_bench.{group}: "
-                f"{found[entry.name]} and {entry.value}; uninstall one of them"
-            )
-    return found
+
+def _package_of(kind: PluginKind, module: str) -> str:
+    return next((package for _, own, package in _entry_points(kind) if own == module), "")
 
 
 def _file_of(module: str) -> str:
-    spec = importlib.util.find_spec(module)
+    try:
+        spec = importlib.util.find_spec(module) if all(module.split(".")) else None
+    except (Exception, SystemExit):
+        return module
     return module if spec is None or spec.origin is None else spec.origin

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib.util
 import json
 import shlex
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench import plugins
+from pfl_bench.cli.plugin_errors import error_place
 from pfl_bench.cli.speech import answer, say
 from pfl_bench.config.bundled_rows import bundled_configs, locate, locate_row
 from pfl_bench.config.row_files import kind_of, rows_below
@@ -80,18 +80,20 @@ def _plugins(kind: plugins.PluginKind) -> tuple[list[dict[str, Any]], list[str]]
     for name in plugins.available(kind):
         try:
             entries.append({"name": name, "text": _summary(kind, name)})
-        except SyntaxError as error:
-            where = f"{error.filename}, line {error.lineno or 1}"
-            refused.append(f"{where}: {type(error).__name__}: {error.msg}")
         except (PluginError, RunFolderError) as error:
             refused.append(str(error))
+        except (Exception, SystemExit) as error:
+            place = error_place(error)
+            if place is None:
+                raise
+            refused.append(place)
     return entries, refused
 
 
 def _summary(kind: plugins.PluginKind, name: str) -> str:
     """First line of a plug-in's docstring, read without importing it."""
-    spec = importlib.util.find_spec(plugins.module_of(kind, name))
-    if spec is None or spec.origin is None:
+    spec = plugins.spec_of(kind, name)
+    if spec.origin is None:
         return ""
     text = read_text(Path(spec.origin))
     if "\0" in text:

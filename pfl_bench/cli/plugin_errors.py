@@ -10,6 +10,7 @@ from types import CodeType
 from typing import Any
 
 from pfl_bench.plugins import user_files
+from pfl_bench.types import PluginError
 
 
 def error_place(error: BaseException) -> str | None:
@@ -21,7 +22,10 @@ def error_place(error: BaseException) -> str | None:
     Returns:
         One line; None where no plug-in of the user's took part.
     """
-    own = {os.path.realpath(file) for files in user_files().values() for _, file in files}
+    try:
+        own = {os.path.realpath(file) for files in user_files().values() for _, file in files}
+    except PluginError:  # of another plug-in
+        return None
     places = [
         (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
     ]

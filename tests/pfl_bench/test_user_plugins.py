@@ -311,6 +311,55 @@ def test_an_installed_plug_in_without_files_is_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("value", "files", "words"),
+    [
+        ("absent.method", {}, "(package 'theirs'): there is no module 'absent.method'"),
+        ("pack.method:build", {"method": ALGORITHM}, "there is no module 'pack.method:build'"),
+        ("", {}, "(package 'theirs'): there is no module ''"),
+        ("pack.method", {"method": "import absent"}, "method.py, line 1: ModuleNotFoundError"),
+        ("pack.method", {"method": "raise SystemExit(0)"}, "method.py, line 1: SystemExit: 0"),
+        ("pack.method", {"__init__": "1 / 0"}, "__init__.py, line 1: ZeroDivisionError"),
+        ("pack.method", {"method": "Options = 3\nbuild = 4"}, "no pydantic model"),
+    ],
+)
+def test_a_broken_installed_plug_in_is_named_and_the_others_are_listed(
+    value: str, files: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    install(tmp_path, value)
+    (tmp_path / "pack").mkdir()
+    for name in ("__init__", *files):
+        (tmp_path / "pack" / f"{name}.py").write_text(files.get(name, ""))
+    paths = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    listed = warm.python("-m", "pfl_bench", "list", "algorithms", env=environment)
+    assert "fedprox" in listed.stdout, listed.stderr
+    arguments = ("show", "demo/federated.yaml", "federated.algorithm.name=theirs")
+    done = warm.python("-m", "pfl_bench", *arguments, env=environment)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "theirs" in listed.stdout or words in listed.stderr
+
+
+def test_two_installed_plug_ins_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for package in ("one", "other"):
+        install(tmp_path, package)
+        (tmp_path / f"{package}.py").write_text(ALGORITHM, encoding="utf-8")
+        info = (tmp_path / "theirs-1.0.dist-info").rename(tmp_path / f"{package}-1.0.dist-info")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    paths = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    row = ("show", "demo/federated.yaml")
+    done = warm.python("-m", "pfl_bench", *row, env=environment)
+    assert done.returncode == 0, "a row that has nothing of them"
+    name = "federated.algorithm.name=theirs"
+    done = warm.python("-m", "pfl_bench", *row, name, env=environment)
+    assert done.returncode == 2
+    for package in ("one", "other"):
+        assert f"{package}.py (package '{package}')" in done.stderr
+
+
 def test_helpers_of_a_folder_are_part_of_its_code(folder: Path) -> None:
     plugins.add_folder(folder)
     before, seed = plugin_digests(), code_digest()
