@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 TABLE = REPOSITORY / "tests/times.json"
 PHASES = ("setup", "call", "teardown")
 # A test (over all its parameters) that is kept in the table, and that ``--fast`` leaves out.
-SLOW = 2.0
+SLOW = 1.2
 _LOG = "PFL_BENCH_TEST_TIMES"
 
 
