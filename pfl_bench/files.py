@@ -29,8 +29,10 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
 
     Raises:
         OSError: The folder is not writable or the disk is full; the old content is still there and
-            nothing else is left behind.
+            nothing else is left behind. A device or pipe is not replaced.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise FileExistsError(errno.EEXIST, "no regular file", str(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:

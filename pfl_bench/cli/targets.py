@@ -16,8 +16,10 @@ def check_new(out: Path, force: bool) -> None:
         force: Whether the user asked to replace it.
 
     Raises:
-        UserInputError: It exists.
+        UserInputError: It exists, or is a device or pipe, which is never replaced.
     """
+    if out.exists() and not out.is_file() and not out.is_dir():
+        raise UserInputError(f"--out {out}: is a device or pipe; give the name of a file")
     if os.path.lexists(out) and not force and not out.is_dir():
         raise UserInputError(
             f"--out {out}: exists, and is not overwritten; give another name, or add --force to "

@@ -163,6 +163,15 @@ class RaggedColumn:
         self._items.digest(digest, split, name)
 
 
+def own_member(group: Any, name: str) -> Any:
+    """What a group of a file has under a name; None if it has nothing, or a link elsewhere.
+
+    A link to another file is not followed: that might be a pipe, which would be waited for.
+    """
+    link = group.get(name, getlink=True)
+    return group.get(name) if isinstance(link, h5py.HardLink) else None
+
+
 def open_column(
     group: Any, name: str, spec: FieldSpec, rows: int | None, descriptor: Descriptor, where: str
 ) -> Column:
@@ -179,7 +188,7 @@ def open_column(
     Raises:
         DataError: The dataset is missing, has another dtype or shape, or reaches past the end.
     """
-    dataset = group.get(name)
+    dataset = own_member(group, name)
     if not isinstance(dataset, h5py.Dataset):
         raise DataError(f"{where}: dataset {name!r} is missing; prepare the data again.")
     # Compared before any value is read: HDF5 objects (dtype kind "O") never get further.

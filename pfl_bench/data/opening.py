@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.data.columns import Descriptor, open_column
+from pfl_bench.data.columns import Descriptor, open_column, own_member
 from pfl_bench.data.layout import (
     FORMAT,
     LAYOUT_VERSION,
@@ -139,19 +139,19 @@ def _check_splits(file: Any, counts: Mapping[str, Any], path: Path) -> None:
             check_split_name(name)
         except ValueError as error:
             raise damaged(path, str(error)) from error
-        if not isinstance(file.get(name), h5py.Group):
+        if not isinstance(own_member(file, name), h5py.Group):
             raise damaged(path, f"it announces a split {name!r} but has none")
 
 
 def _announced_names(file: Any, path: Path) -> dict[str, dict[str, int]]:
     """The attribute that says which lists of names there are; {} if neither it nor they are."""
-    if NAMES not in file.attrs and NAMES not in file:
+    if NAMES not in file.attrs and file.get(NAMES, getlink=True) is None:
         return {}
     try:
         counts = parse_json(_text(file, NAMES) or "")
     except ValueError as error:
         raise damaged(path, f"attribute {NAMES!r} is missing or not JSON ({error})") from error
-    if not isinstance(counts, dict) or not isinstance(file.get(NAMES), h5py.Group):
+    if not isinstance(counts, dict) or not isinstance(own_member(file, NAMES), h5py.Group):
         raise damaged(path, f"it announces lists of names, but group {NAMES!r} is missing")
     for name, count in counts.items():
         try:

@@ -246,6 +246,8 @@ class StoreWriter:
 def _check_target(path: Path) -> None:
     if path.is_dir():
         raise DataError(f"{path} is a folder; name the file to write, such as {path / 'data.h5'}.")
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is a device or pipe, which is not replaced; name a file.")
     parent = path.parent
     if not parent.is_dir():
         what = "is not a folder" if parent.exists() else "does not exist"

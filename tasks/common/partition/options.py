@@ -14,7 +14,7 @@ from tasks.common.options import StrictOptions
 from tasks.common.partition import rules
 
 NumClients = Annotated[int, Field(ge=1, le=100_000)]
-Alpha = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Alpha = Annotated[float, Field(gt=0, le=1e9)]
 Seed = Annotated[int, Field(ge=0)]
 
 
@@ -93,7 +93,7 @@ class FeatureNoise(StrictOptions):
 
     kind: Literal["feature_noise"]
     num_clients: NumClients
-    level: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    level: Annotated[float, Field(ge=0, le=1e6)]
     seed: Seed = 42
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from pfl_bench.cli.main import main
 from pfl_bench.config.row_overrides import fit_overrides
+from pfl_bench.files import read_metrics
 from tests import warm
 from tests.helpers import REPOSITORY
 
@@ -347,6 +348,13 @@ def test_a_second_process_on_one_folder_is_refused(
             time.sleep(0.05)
         assert main(["run", str(path), "--out", str(out), "--resume"]) == 2
         assert "another process" in capsys.readouterr().err
+        done = len(read_metrics(out / "metrics.jsonl"))
+        while len(read_metrics(out / "metrics.jsonl")) < done + 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert first.poll() is None
+        rounds = [row["round"] for row in read_metrics(out / "metrics.jsonl")]
+        assert len(rounds) >= done + 2, "the first goes on"
+        assert rounds == list(range(1, len(rounds) + 1))
     finally:
         first.kill()
         first.wait()
@@ -368,6 +376,11 @@ def test_a_file_is_not_replaced_unasked(
         capsys.readouterr()
         assert main(command) == 2
         assert "--force" in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe")
+    for command in (["report", str(run)], prepare[:-2]):
+        assert main([*command, "--out", str(tmp_path / "pipe"), "--force"]) == 2
+        assert f"--out {tmp_path / 'pipe'}: is a device or pipe" in capsys.readouterr().err
+    assert (tmp_path / "pipe").is_fifo()
     # It gets as far as the source, which holds nothing.
     assert main([*prepare, "--force"]) == 2
     assert "exists" not in capsys.readouterr().err

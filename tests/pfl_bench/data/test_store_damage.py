@@ -27,6 +27,12 @@ def test_missing_foreign_and_unreadable_files(tmp_path):
     os.mkfifo(tmp_path / "pipe.h5")
     with pytest.raises(DataError, match="no regular file"):
         Store(tmp_path / "pipe.h5")
+    fill_users(tmp_path / "linked.h5")
+    with h5py.File(tmp_path / "linked.h5", "r+") as file:
+        del file["train/inputs"]
+        file["train/inputs"] = h5py.ExternalLink(str(tmp_path / "pipe.h5"), "/x")
+    with pytest.raises(DataError, match="dataset 'inputs' is missing"):
+        Store(tmp_path / "linked.h5")
     for content in (b"", b"\x89HDF", b"PK" + bytes(5000)):
         (tmp_path / "other").write_bytes(content)
         with pytest.raises(DataError, match="not an HDF5 file"):

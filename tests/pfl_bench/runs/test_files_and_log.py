@@ -114,6 +114,8 @@ def test_pipes_and_devices_are_refused_and_not_waited_for(tmp_path: Path) -> Non
             read_json(path)
         with pytest.raises(RunFolderError, match="no regular file"):
             load(path)
+    with pytest.raises(FileExistsError, match="no regular file"):
+        write_atomically(tmp_path / "pipe", "text")
 
 
 def test_without_a_terminal_lines_come_when_there_is_news(tmp_path: Path) -> None:
