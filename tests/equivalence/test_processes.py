@@ -389,20 +389,31 @@ def test_worker_processes_give_the_same_bits_and_one_that_dies_is_named(
     path = config_file("private_federated", **NOISE, federated__workers=3)
     command = ["run", str(path), "--out"]
     assert main([*command, str(tmp_path / "alone"), "federated.workers=1"]) == 0
-    assert main([*command, str(tmp_path / "shared")]) == 0
+    stopped: list[threading.Timer] = []
+
+    def victim() -> int:
+        [found] = [p for p in multiprocessing.active_children() if p.name.endswith("worker 2")]
+        assert found.pid is not None
+        return found.pid
+
+    def stop() -> None:
+        os.kill(victim(), signal.SIGSTOP)
+        stopped.append(threading.Timer(1.0, os.kill, (victim(), signal.SIGCONT)))
+        stopped[0].start()
+
+    with monkeypatch.context() as patch:
+        interrupted(patch, 2, stop)
+        assert main([*command, str(tmp_path / "shared")]) == 0
+    [go_on] = stopped
+    go_on.join()
     assert outcome(tmp_path / "shared") == outcome(tmp_path / "alone")
     environment = json.loads((tmp_path / "shared" / "environment.json").read_text())
     assert environment["processes"] == "3 worker processes"
     capsys.readouterr()
 
-    def kill() -> None:
-        [victim] = [p for p in multiprocessing.active_children() if p.name.endswith("worker 2")]
-        assert victim.pid is not None
-        os.kill(victim.pid, signal.SIGKILL)
-
     cut = tmp_path / "cut"
     with monkeypatch.context() as patch:
-        interrupted(patch, 4, kill)
+        interrupted(patch, 4, lambda: os.kill(victim(), signal.SIGKILL))
         assert main([*command, str(cut)]) == 1
     said = capsys.readouterr().err
     assert "worker 2 (process " in said
