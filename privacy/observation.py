@@ -9,8 +9,8 @@ hold the mechanism's claims against it:
   the one that is furthest from what the bound allows;
 - the noise is what the release, times the configured cohort size, has beyond the sum. Divided by
   the standard deviation that is claimed, it is kept as statistics that noise drawn again from the
-  round's stream must have, too: the first elements, count, sum, sum of squares, a histogram, sums
-  of segments (each over the root of its length), and its product with the sum.
+  round's stream must have, too: the first elements, count, sum, sum of squares, sums of segments
+  (each over the root of its length), and its product with the sum.
 
 All of it describes a simulation from the inside. No deployment would keep or publish it.
 """
@@ -33,11 +33,8 @@ from privacy.mechanism import Release
 from privacy.shard_observation import finite as _finite
 from privacy.sum_watch import HALF_ULP, SumWatch, clean_total
 
-# Edges of the histogram, in standard deviations; two tails lie outside of them.
-HISTOGRAM_EDGES = np.linspace(-4.0, 4.0, 33)
-# Elements that are looked at together, which stay in the cache; at most so many are counted in the
-# histogram.
-_SAMPLED = 1 << 17
+# Elements that are looked at together, which stay in the cache.
+_PIECE = 1 << 17
 _HEAD = 8
 SEGMENTS = 16
 
@@ -92,18 +89,15 @@ class Observer(SumWatch):
             return None
         released, clean = release.mean_update.detach().cpu(), total.detach().cpu()
         count = released.numel()
-        step = max(1, -(-count // _SAMPLED))
         sums = np.zeros(5)
-        pieces = []
         draw = None
         if release.noisy_fraction_unclipped is not None and release.count_noise_stddev:
             noisy = (release.noisy_fraction_unclipped - 0.5) * self._cohort_size
             draw = _finite((noisy - aggregate.bit_sum) / release.count_noise_stddev)
         ends = [count * k // SEGMENTS for k in range(SEGMENTS + 1)]
         segments = np.zeros(SEGMENTS)
-        # Pieces stay in the cache, and begin where the sample has an element.
-        for start in range(0, count, _SAMPLED // step * step):
-            place = slice(start, start + _SAMPLED // step * step)
+        for start in range(0, count, _PIECE):
+            place = slice(start, start + _PIECE)
             # In float64: the difference of two float32 that are nearly equal.
             noise = released[place].double().mul_(self._cohort_size)
             squares = float(torch.dot(noise, noise))
@@ -111,7 +105,6 @@ class Observer(SumWatch):
             noise.sub_(known).div_(stddev)
             dots = (torch.dot(noise, noise), torch.dot(noise, known), torch.dot(known, known))
             sums += [squares, float(noise.sum()), *map(float, dots)]
-            pieces.append(noise[::step].clone())
             for segment, (first, last) in enumerate(pairwise(ends)):
                 first, last = first - start, last - start
                 if last > 0 and first < len(noise) and last > first:
@@ -127,7 +120,6 @@ class Observer(SumWatch):
             "count": count,
             "sum": _finite(sum_),
             "sum_squares": _finite(sum_squares),
-            "histogram": _histogram(torch.cat(pieces)),
             "head": head,
             "dot_sum": _finite(product),
             "lag_correlation": release.lag_correlation,
@@ -203,12 +195,3 @@ def segment_sums(noise: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     ends = [len(noise) * k // SEGMENTS for k in range(SEGMENTS + 1)]
     return np.array([noise[a:b].sum() / math.sqrt(b - a) for a, b in pairwise(ends) if b > a])
-
-
-def _histogram(values: Tensor) -> list[int]:
-    """Counts below the first edge, between edges, and from the last one on; NaN counts nowhere."""
-    array = values.numpy()
-    inside, _ = np.histogram(array, bins=HISTOGRAM_EDGES)
-    below = int(np.count_nonzero(array < HISTOGRAM_EDGES[0]))
-    above = int(np.count_nonzero(array > HISTOGRAM_EDGES[-1]))
-    return [below, *map(int, inside), above]

@@ -60,7 +60,6 @@ _OBSERVED = (
     checks_clipping.check_clip_path,
     checks_clipping.check_count_query,
     checks_noise.check_noise_scale,
-    checks_noise.check_noise_shape,
     checks_release.check_release_length,
     checks_reports.check_report_noise,
     checks_release.check_weights,

@@ -1,11 +1,12 @@
-"""Is the noise that was really added of the scale and shape that are claimed?
+"""Is the noise that was really added of the scale that is claimed?
 
 Guarantee: what is tested is the noise as seen from outside the mechanism: the release, times the
 configured cohort size, less the sum, in multiples of the standard deviation that the round claims.
 Under the claim its P elements are independent draws of variance 1 of the claimed law. Tests of all
 rounds together assume that rounds are independent, and are left out where the mechanism says that
 its noise is correlated; those of single rounds never assume it. A seeded generator that an
-adversary knows passes both. Whether it is the noise that the seed draws is for ``checks_replay``.
+adversary knows passes. Whether it is the noise that the seed draws, and of what law that is, is for
+``checks_replay``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.audit import power, tails
-from privacy.audit.check import LEVEL, Finding, check
+from privacy.audit.check import Finding, check
 from privacy.audit.errors import SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs
@@ -210,45 +211,3 @@ def _spread(noise: Noise, total: Array, count: Array) -> float | None:
     square = float(np.sum(np.minimum(np.abs(draws), 30.0) ** 2))
     whole: Any = stats.chi2(len(count))
     return float(2.0 * min(whole.cdf(square), whole.sf(square)))
-
-
-@check("noise_shape", "The noise has a {inputs.configured.noise_shape} law, not only its variance.")
-def check_noise_shape(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    """Kolmogorov-Smirnov and chi-square tests of the histogram."""
-    noise = observed(evidence, inputs)
-    found = _begin(noise)
-    counts = evidence.histograms[noise.at]
-    totals = counts.sum(axis=1)
-    law = tails.law(noise.shape).cdf(tails.EDGES)
-    steps = counts[:, :-1].cumsum(axis=1) / np.maximum(1, totals)[:, None]
-    gaps = np.abs(steps - law).max(axis=1, initial=0.0)
-    # A NaN is in no bin, so that fewer are counted than there are.
-    expected = np.minimum(noise["count"], 1 << 17)
-    short = ~(totals >= expected / 2.0)
-    found.where("elements of the noise are in no bin", short, noise.rounds)
-    each = tails.distances(np.maximum(0.0, gaps - noise.rounding**2), totals)
-    pooled, gap, text = None, math.nan, ""
-    whole = counts.sum(axis=0)
-    if noise.pools:
-        gap = float(np.abs(whole[:-1].cumsum() / max(1, whole.sum()) - law).max())
-        worst = float(noise.rounding.max())
-        pooled = float(tails.distances(max(0.0, gap - worst**2), whole.sum()))
-        text = f" {gap:.3g} over all rounds"
-    _judge(found, noise, "the distance to the law", each, pooled, parts=2)
-    if noise.pools:
-        value = tails.histogram(noise.shape, whole, float(np.sum(totals * noise.rounding**4)))
-        found.numbers["histogram_pooled_p"] = value
-        found.test("the histogram over all rounds is not that of the claimed noise", value, 4.0)
-    draws, parts = noise.draws(4.0)
-    away = (math.sqrt(math.log(2.0 * parts / LEVEL) / 2.0) + 0.7) / math.sqrt(max(1.0, draws))
-    return found.seen(
-        f"Kolmogorov-Smirnov distance{text}, largest of a round {gaps.max(initial=0.0):.3g}; "
-        f"{noise.context}{_p_text(found)}",
-        power.shown(
-            "a law that is {:.2g} or more away from it",
-            away,
-            "no other law: it has too few draws",
-            limit=0.5,
-        ),
-        distance=gap,
-    )

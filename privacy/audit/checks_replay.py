@@ -17,6 +17,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.audit import tails
 from privacy.audit.check import Finding, check
 from privacy.audit.checks_noise import observed
 from privacy.audit.errors import IncompleteError, SkippedError
@@ -31,6 +32,8 @@ _LEAST_BITS = 200
 # Of the noise's standard deviation: rounding stays below where the noise can be seen; two draws
 # that have nothing to do with each other are nearer with probability 0.012.
 _ALIKE = 0.02
+# Elements whose law is tested.
+_SAMPLE = 1_000_000
 # Draws of some seconds.
 _MOST_USERS = 20_000_000
 _HALF_ULP = 2.0**-24
@@ -179,7 +182,7 @@ def _returns(evidence: Evidence, drawn: dict[str, int | None], number: int) -> b
 
 @check(
     "noise_replay",
-    "Each round's noise is that which the recorded seed draws.",
+    "Each round's noise is that which the recorded seed draws, and has the claimed law.",
 )
 def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
     replay = _replay(evidence, inputs)
@@ -204,6 +207,7 @@ def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
     allowed = _ALIKE + rounding
     fresh = evidence.constant("noise_multiplier", "actual")
     wrong, counts, scales, elsewhere, compared, whole = [], [], [], [], 0, 0
+    sample: list[NDArray[np.float64]] = []
     for number, is_visible in zip(rounds.tolist(), visible, strict=True):
         drawn, line = replay.noise(number, int(canaries[number - 1])), number - 1
         if drawn.stddev is not None:
@@ -223,6 +227,9 @@ def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
             wrong.append(number)
         elif len(drawn.values) == evidence["noise.count"][line]:
             whole += 1
+            # Rounds whose noise hangs together are not independent draws.
+            if not (seen.correlated and sample) and sum(map(len, sample)) < _SAMPLE:
+                sample.append(drawn.values)
             if not _has_sums(evidence, line, drawn.values, rounding[line]):
                 elsewhere.append(number)
     found = Finding()
@@ -233,7 +240,12 @@ def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
     if not compared and not found.problems:
         raise SkippedError("in no round can the noise be seen beside the rounding of the sum")
     text = f"the noise of {compared} of {evidence.rounds} rounds drawn anew, all of it in {whole}"
-    return found.seen(text, rounds=compared, whole=whole)
+    gap = math.nan
+    if sample and not found.problems:
+        gap, value = tails.distance(seen.shape, np.concatenate(sample))
+        found.test(f"what is drawn has not the law of {seen.shape} noise", value, 1.0, "<=")
+        text += f"; Kolmogorov-Smirnov distance to the claimed law {gap:.3g}, p <= {value:.3g}"
+    return found.seen(text, rounds=compared, whole=whole, distance=gap)
 
 
 def _has_sums(evidence: Evidence, line: int, noise: NDArray[np.float64], rounding: float) -> bool:

@@ -24,7 +24,6 @@ from privacy.errors import LedgerError
 from privacy.observation import SEGMENTS
 from privacy.shard_observation import REPORT_KEYS
 
-BINS = 34
 HEAD = 8
 
 _PLAIN = (
@@ -78,7 +77,6 @@ class Evidence:
         lacking: Names that no line has at all ("probe", "clip_norm").
         partly: Of names that some lines have and others not: how many have not.
         segments: The constants, run-length encoded.
-        histograms: Shape (T, 34), int64: elements of the noise by size; 0 without an observation.
         digests: Shape (T,), the SHA-256 of each line, 32 bytes each.
         has_noise: Shape (T,), bool: whether the line has an observation of noise.
         central: Central parameters, releases and cohorts as the lines have them.
@@ -90,7 +88,6 @@ class Evidence:
     lacking: frozenset[str]
     partly: Mapping[str, int]
     segments: tuple[Segment, ...]
-    histograms: NDArray[np.int64]
     digests: bytes
     has_noise: NDArray[np.bool_]
     central: CentralColumns
@@ -165,7 +162,7 @@ class _Reader:
     def __init__(self) -> None:
         self._columns = {name: array("d") for name in _NAMES}
         self._lists = {name: array("d") for name in _LISTS}
-        self._histograms, self._has_noise = array("q"), array("b")
+        self._has_noise = array("b")
         self._digests, self._central = bytearray(), CentralColumns()
         self._steps = StepColumns()
         self._missing: Counter[str] = Counter()
@@ -193,11 +190,6 @@ class _Reader:
         for name, length in _LISTS.items():
             found = [] if noise is None else noise.get(name, [])
             self._lists[name].extend(values.numbers(found, length, f"{where}: 'noise.{name}'"))
-        if noise is None:
-            self._histograms.extend([0] * BINS)
-        else:
-            histogram = values.counts(noise.get("histogram"), BINS, f"{where}: 'noise.histogram'")
-            self._histograms.extend(histogram)
         self._has_noise.append(noise is not None)
         constants = {key: entry[key] for key in CONSTANT if key in entry}
         if not self._segments or self._segments[-1][1] != constants:
@@ -224,7 +216,6 @@ class _Reader:
                 Segment(first, end - first, constants)
                 for (first, constants), end in zip(self._segments, ends, strict=False)
             ),
-            histograms=np.asarray(self._histograms, np.int64).reshape(-1, BINS),
             digests=bytes(self._digests),
             has_noise=has_noise,
             central=self._central,

@@ -2,8 +2,7 @@
 
 Guarantee: each function returns at least the probability, under the law that is claimed, of a
 deviation as large as the one seen (two-sided), so that a run that does what it claims fails with
-no more than the probability that is allowed. The exception is Pearson's chi-square of a histogram,
-which is asked for bins of a hundred counts and more.
+no more than the probability that is allowed.
 
 Source: Massart 1990 (the constant of the DKW inequality); Boucheron, Lugosi and Massart 2013,
 "Concentration inequalities", sections 2.2 and 2.4 and theorem 2.10 (Chernoff, sub-gamma and
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-EDGES = np.linspace(-4.0, 4.0, 33)
 # Of a Laplace law with variance 1: its scale, the variance of a draw's square, its fourth moment.
 _LAPLACE_SCALE = 1.0 / math.sqrt(2.0)
 _LAPLACE_SQUARE_VARIANCE = 5.0
@@ -89,48 +87,20 @@ def sums(deviation: float, variance: float) -> float:
     return float(2.0 * stats.norm.sf(abs(deviation) / math.sqrt(variance)))
 
 
-def distances(distance: Array | float, count: Array | float) -> Array:
-    """P-values of Kolmogorov-Smirnov distances; valid for binned and for discrete laws too."""
-    exponent = -2.0 * np.asarray(count) * np.asarray(distance) ** 2
-    return np.asarray(np.minimum(1.0, 2.0 * np.exp(exponent)))
-
-
-def histogram(shape: str, counts: NDArray[np.int64], distortion: float) -> float:
-    """P-value of Pearson's chi-square of a histogram, its sparse bins merged into their neighbours.
+def distance(shape: str, draws: Array) -> tuple[float, float]:
+    """How far draws of variance 1 are from their law, and the p-value, by the DKW inequality.
 
     Args:
-        shape: Law of a draw.
-        counts: Shape (34,): two tails and the bins between ``EDGES``.
-        distortion: Noncentrality that rounding may have brought in.
+        shape: The law, as in ``squares``.
+        draws: Shape (n,), independent.
+
+    Returns:
+        The Kolmogorov-Smirnov distance, and a bound of its p-value.
     """
-    from scipy import stats
-
-    total = int(counts.sum())
-    inner = np.concatenate([[0.0], law(shape).cdf(EDGES), [1.0]])
-    expected = total * np.diff(inner)
-    merged = _merge(counts, expected)
-    if len(merged) < 2:
-        return 1.0
-    seen, wanted = np.asarray(merged).T
-    statistic = float(np.sum((seen - wanted) ** 2 / wanted))
-    freedom = len(merged) - 1
-    if distortion > 1e-3:
-        return float(stats.ncx2.sf(statistic, freedom, distortion))
-    return float(stats.chi2.sf(statistic, freedom))
-
-
-def _merge(counts: NDArray[np.int64], expected: Array) -> list[tuple[float, float]]:
-    merged: list[tuple[float, float]] = []
-    seen = wanted = 0.0
-    for count, mean in zip(counts, expected, strict=True):
-        seen, wanted = seen + float(count), wanted + float(mean)
-        if wanted >= 100.0:
-            merged.append((seen, wanted))
-            seen = wanted = 0.0
-    if merged and wanted:
-        last = merged.pop()
-        merged.append((last[0] + seen, last[1] + wanted))
-    return merged
+    values = law(shape).cdf(np.sort(draws))
+    steps = np.arange(len(draws) + 1) / max(1, len(draws))
+    gap = float(max(np.abs(values - steps[1:]).max(), np.abs(values - steps[:-1]).max()))
+    return gap, min(1.0, 2.0 * math.exp(-2.0 * len(draws) * gap**2))
 
 
 def chernoff(total: float, count: int, values: Array, weights: Array, above: bool) -> float:

@@ -102,7 +102,7 @@ def build(options, noise):
 '''
 STATED = '"the sum gets noise of {z} bounds", law="gaussian", stddev=1.0, strategy=FRESH'
 # What needs something of the noise that nobody has stated.
-NEEDS_A_LAW = {"noise_scale", "noise_shape", "noise_replay"}
+NEEDS_A_LAW = {"noise_scale", "noise_replay"}
 NEEDS_A_STDDEV = {"noise_multiplier"}
 NEEDS_A_COMPOSITION = {
     "epsilon_simulated",
@@ -222,7 +222,7 @@ def test_rounds_of_which_nobody_states_how_they_go_together(
     assert "how the noise of rounds goes together" in skipped["referee_actual"]
     assert "half_said" in skipped["noise_replay"]
     checked = {check.name for check in done.checks if check.outcome == "passed"}
-    assert {"noise_scale", "noise_shape", "noise_multiplier"} <= checked
+    assert {"noise_scale", "noise_multiplier"} <= checked
 
 
 @pytest.mark.parametrize(

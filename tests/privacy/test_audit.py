@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from privacy.audit import check as check_module
-from privacy.audit import checks_noise, power
+from privacy.audit import power
 from privacy.audit.auditor import _observed_checks, audit
 from privacy.audit.check import NUM_STATISTICAL, Check
 from privacy.audit.checks_accounting import check_budget, check_epsilon
@@ -107,13 +107,13 @@ def test_the_whole_audit_of_a_true_ledger_passes() -> None:
     # As of a folder that an earlier version has left: nothing of it is passed over in silence.
     lacking = {check.name for check in checks if check.outcome == "incomplete"}
     assert lacking == {"metrics", "statement", "central_chain", "release_length", *REPLAYED}
-    assert len({check.name for check in checks}) == len(checks) == 37
+    assert len({check.name for check in checks}) == len(checks) == 36
     json.dumps([check.to_json_dict() for check in checks], allow_nan=False)
 
 
 def test_each_check_keeps_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a check may fail in one of twenty runs, it does so no more often: of 60, 11 at most."""
-    for module in (check_module, checks_noise):
+    for module in (check_module,):
         monkeypatch.setattr(module, "LEVEL", 0.05)
     run = replace(TRUE, rounds=12, num_parameters=60)
     counts: Counter[str] = Counter()
@@ -134,7 +134,7 @@ def test_every_statistical_check_says_what_it_can_show_and_there_are_not_more_th
         for check in made.values():
             if any(key.endswith("_p") or key.startswith("p_") for key in check.numbers):
                 assert "smallest_seen" in check.numbers, check.name
-    assert shown >= {"noise_scale", "noise_shape", "clip_probe"}
+    assert shown >= {"noise_scale", "clip_probe"}
     # Of reports too; clip_probe's is no random number.
     assert len(shown | {"report_noise"}) <= NUM_STATISTICAL
 
@@ -163,17 +163,11 @@ def test_ledgers_of_an_older_version_are_skipped_and_named() -> None:
 
 # What really happens is not what is written: only the observations can tell.
 HAPPENS: dict[str, tuple[Run, set[str]]] = {
-    "no noise at all": (replace(TRUE, noise_factor=0.0), {"noise_scale", "noise_shape"}),
-    "noise of 2/3": (replace(TRUE, noise_factor=2 / 3), {"noise_scale", "noise_shape"}),
-    "noise of 3/2": (replace(TRUE, noise_factor=1.5), {"noise_scale", "noise_shape"}),
+    "no noise at all": (replace(TRUE, noise_factor=0.0), {"noise_scale"}),
+    "noise of 2/3": (replace(TRUE, noise_factor=2 / 3), {"noise_scale"}),
+    "noise of 3/2": (replace(TRUE, noise_factor=1.5), {"noise_scale"}),
     "noise scaled twice": (replace(TRUE, noise_factor=0.5), {"noise_scale"}),
     "noise once per each of two workers": (replace(TRUE, noise_factor=2**0.5), {"noise_scale"}),
-    "uniform noise": (replace(TRUE, noise_shape="uniform"), {"noise_shape"}),
-    "Laplace for Gaussian": (replace(TRUE, noise_shape="laplace"), {"noise_shape"}),
-    "Gaussian for Laplace": (
-        replace(KINDS["laplace"], noise_shape="gaussian"),
-        {"noise_shape"},
-    ),
     "Laplace noise of 2/3": (replace(KINDS["laplace"], noise_factor=2 / 3), {"noise_scale"}),
     "Laplace noise of 3/2": (replace(KINDS["laplace"], noise_factor=1.5), {"noise_scale"}),
     "scales that vary": (replace(TRUE, uneven=True), {"noise_scale"}),
@@ -275,7 +269,6 @@ WRITTEN: dict[str, tuple[Callable[[Lines], None], str]] = {
         edit(4, noise__sum_squares=None, noise__sum=None),
         "noise_scale",
     ),
-    "noise that is in no bin": (edit(4, noise__histogram=[0] * 34), "noise_shape"),
     "one round without noise": (edit(4, noise__sum_squares=0.0), "noise_scale"),
     "a line without its noise": (lambda lines: lines[4].pop("noise"), "constants"),
     "weights by examples": (edit(0, weighting="examples"), "weights"),
@@ -635,7 +628,7 @@ def test_a_broken_chain_fails_and_nothing_is_read_from_the_ledger(
     checks = from_file(path, run, lines)
     assert set(failed(list(checks.values()))) == {"chain"}
     assert checks["noise_scale"].outcome == checks["epsilon_actual"].outcome == "skipped"
-    assert len(checks) == 37
+    assert len(checks) == 36
 
 
 FOUND = [f"noise__{key}" for key in make_lines(replace(TRUE, rounds=1))[0]["noise"]]
@@ -657,7 +650,7 @@ def test_whatever_is_written_of_what_was_seen_the_audit_ends(key: str) -> None:
                     made = list(_observed_checks(read(lines), inputs))
                 except LedgerError:
                     continue
-            assert len(made) == len({check.name for check in made}) >= 15
+            assert len(made) == len({check.name for check in made}) > 13
 
 
 def test_values_of_a_wrong_kind_are_refused_with_their_round() -> None:
@@ -665,8 +658,6 @@ def test_values_of_a_wrong_kind_are_refused_with_their_round() -> None:
         {"clip_norm": "much"},
         {"num_clipped": True},
         {"noise": [1]},
-        {"noise__histogram": [1, 2]},
-        {"noise__histogram": [-1] * 34},
         {"noise__head": 3},
         {"release_sha256": None},
         {"realised_cohort": 10**400},

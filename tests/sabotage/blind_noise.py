@@ -228,7 +228,7 @@ NOISE: tuple[Blind, ...] = (
         plant=noising(where_it_is_used),
         expects=(
             "noise_scale",
-            "noise_shape",
+            "noise_replay",
         ),
     ),
     blind(
@@ -271,7 +271,7 @@ NOISE: tuple[Blind, ...] = (
         plant=noising(less_in_the_end),
         expects=(
             "noise_scale",
-            "noise_shape",
+            "noise_replay",
         ),
     ),
     blind(
@@ -304,7 +304,7 @@ NOISE: tuple[Blind, ...] = (
         plant=noising(permuted),
         expects=(
             "noise_scale",
-            "noise_shape",
+            "noise_replay",
         ),
     ),
     blind(
@@ -357,7 +357,7 @@ NOISE: tuple[Blind, ...] = (
         1.0,
         plant=none_for_nobody,
         changes=FEW,
-        expects=("noise_replay", "noise_scale", "noise_shape", "releases"),
+        expects=("noise_replay", "noise_scale", "releases"),
     ),
     blind(
         "client_noise_of_the_user",

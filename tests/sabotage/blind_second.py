@@ -313,7 +313,7 @@ SECOND: tuple[Blind, ...] = (
         "about 70",
         0.1,
         plant=noising(too_little_now_and_then),
-        expects=("noise_shape",),
+        expects=("noise_replay",),
     ),
     blind(
         "noise_orthogonal",
@@ -335,7 +335,7 @@ SECOND: tuple[Blind, ...] = (
         plant=pieces_alike,
         expects=(
             "noise_scale",
-            "noise_shape",
+            "noise_replay",
         ),
     ),
     blind(
@@ -349,7 +349,7 @@ SECOND: tuple[Blind, ...] = (
         changes=LOCAL,
         expects=(
             "noise_scale",
-            "noise_shape",
+            "noise_replay",
         ),
     ),
     blind(

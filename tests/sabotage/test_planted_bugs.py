@@ -43,7 +43,7 @@ ALWAYS_SKIPPED = {"canaries", "budget"}
 NO_COUNT = {"count_query"}
 NO_REPORTS = {"report_noise"}
 CORRELATED = {"noise_multiplier"}
-NO_ELEMENTWISE_LAW = {"noise_shape", "noise_replay"} | CORRELATED
+NO_ELEMENTWISE_LAW = {"noise_replay"} | CORRELATED
 # Of users who are selected the devices' clock is not replayed.
 NO_LAW = {"cohort_replay"}
 HONEST: dict[str, tuple[dict[str, Any], set[str]]] = {
