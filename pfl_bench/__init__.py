@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         run_row,
         run_table,
     )
+    from pfl_bench.federated.in_memory_task import in_memory_task
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "audit",
     "calibrate",
     "epsilon",
+    "in_memory_task",
     "load_row",
     "load_run",
     "run_row",
@@ -35,6 +37,10 @@ check_packages()
 
 def __getattr__(name: str) -> Any:
     """Load the API when it is first asked for: the command line begins without it."""
+    if name == "in_memory_task":  # torch, which accounting does without, takes a second
+        from pfl_bench.federated.in_memory_task import in_memory_task
+
+        return in_memory_task
     if name in __all__:
         from pfl_bench import api
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -36,8 +37,9 @@ from privacy.statement.statement import PrivacyStatement
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import Tensor
+    from torch import Tensor, nn
 
+    from pfl_bench.data.held_task import HeldTask
     from pfl_bench.runs.audit import RunAudit
     from pfl_bench.runs.events import OnEvaluation, OnRoundEnd, RoundEnd
 
@@ -131,10 +133,18 @@ class RunResult:
         return _pandas().DataFrame(read_ledger(path)).set_index("round")
 
     def state_dict(self, plugins: Sequence[str | Path] = ()) -> dict[str, Tensor]:
-        """The final model's parameters and buffers by name, on the CPU.
+        """The final model's parameters and buffers by name, on the CPU; see ``model``.
 
-        They load into the module that the row's task builds, shape by shape. The model is the one
-        that was evaluated at the end: the selected one where ``evaluation.select_best`` selects.
+        They load into the module that the row's task builds, shape by shape.
+        """
+        module = self.model(plugins)
+        return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+    def model(self, plugins: Sequence[str | Path] = ()) -> nn.Module:
+        """The final model, on the CPU, in evaluation mode.
+
+        It is the one that was evaluated at the end: the selected one where
+        ``evaluation.select_best`` selects. Of a task in memory, this process has to have the task.
 
         Args:
             plugins: As ``audit`` takes them.
@@ -160,17 +170,24 @@ class RunResult:
         model.vector.copy_(state["trainer"]["central"] if best is None else best["vector"])
         if best is not None:
             model.load_buffers(best["buffers"])
-        return {name: value.detach().clone() for name, value in model.module.state_dict().items()}
+        return model.module.eval()
 
 
 def load_row(
-    name: str | Path, /, *, plugins: Sequence[str | Path] = (), **overrides: Any
+    name: str | Path,
+    /,
+    *,
+    plugins: Sequence[str | Path] = (),
+    task: HeldTask | Mapping[str, Any] | None = None,
+    **overrides: Any,
 ) -> ResolvedConfig:
     """Read a row: a file, or a bundled one such as "demo/central.yaml".
 
     Args:
         name: Path of the row.
         plugins: Folders of plug-ins of one's own.
+        task: What ``in_memory_task`` gives: data and model in place of the row's. Published
+            numbers and splits that it lacks are left out. A dict is an override as any.
         **overrides: Settings that win over the file, by dotted key with ``__`` for the dot, such
             as ``federated__num_rounds=10``; numpy's and torch's scalars and arrays are numbers, and
             paths are texts.
@@ -182,7 +199,35 @@ def load_row(
     path = locate_row(str(given_path(name, "name")))
     folders = [str(folder) for folder in _folders(plugins)]
     given = {"plugins": folders, **overrides} if folders else overrides
-    return load_config(path, _texts(given))
+    return load_config(path, _texts({**_of_task(path, task), **given}))
+
+
+def _of_task(path: Path, task: HeldTask | Mapping[str, Any] | None) -> dict[str, Any]:
+    """The overrides by which a row trains a task in memory.
+
+    Raises:
+        UserInputError: It is no task.
+    """
+    if task is None or isinstance(task, Mapping):
+        return {} if task is None else {"task": task}
+    from pfl_bench.config.yaml_text import read_yaml
+    from pfl_bench.data.held_task import HeldTask
+
+    if not isinstance(task, HeldTask):
+        raise UserInputError(
+            f"task: {task!r:.60} is no task; give what pfl_bench.in_memory_task makes"
+        )
+    row, section = read_yaml(path), task.section()
+    evaluation = row.get("evaluation") or {}
+    lists = {"splits": [], "final_splits": ["test"], **evaluation}
+    kept = {
+        f"evaluation__{key}": [name for name in lists[key] if name in task.splits]
+        for key in ("splits", "final_splits")
+    }
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", task.name).strip("-.")
+    name = f"{row.get('name', path.stem)}-{slug or 'task'}"
+    model = {**section, "name": task.model_name}
+    return {"name": name, "task": section, "model": model, "expected": [], **kept}
 
 
 def run_row(
@@ -191,6 +236,7 @@ def run_row(
     *,
     resume: bool = False,
     show_progress: bool = False,
+    task: HeldTask | None = None,
 ) -> RunResult:
     """Run a row, or give what a finished run in that folder has left.
 
@@ -198,6 +244,7 @@ def run_row(
         row: What ``load_row`` gives, or its name.
         out: The run folder; None for runs/NAME/seed-N, as on the command line.
         resume: Go on with an unfinished run of the same row.
+        task: As ``load_row`` takes it, beside the name of a row.
         show_progress: Write progress to standard error.
 
     Raises:
@@ -206,7 +253,7 @@ def run_row(
     """
     from pfl_bench.runs.runner import run
 
-    resolved, folder = _placed(row, out)
+    resolved, folder = _placed(row, out, task)
     with _silence(show_progress):
         run(resolved, folder, resume)
     return load_run(folder)
@@ -229,6 +276,7 @@ class FederatedTrainer:
         on_round_end: Called with a ``RoundEnd`` after each round.
         on_evaluation: Called with an ``Evaluation`` after each evaluation.
         show_progress: Write progress to standard error.
+        task: As ``load_row`` takes it, beside the name of a row.
 
     Raises:
         ConfigError: The row is not federated.
@@ -243,11 +291,12 @@ class FederatedTrainer:
         on_round_end: OnRoundEnd | None = None,
         on_evaluation: OnEvaluation | None = None,
         show_progress: bool = False,
+        task: HeldTask | None = None,
     ) -> None:
         from pfl_bench.runs.events import Callbacks
         from pfl_bench.runs.runner import rounds
 
-        resolved, self.folder = _placed(row, out)
+        resolved, self.folder = _placed(row, out, task)
         callbacks = Callbacks(resolved.config, on_round_end, on_evaluation)
         self._show_progress = show_progress
         self._rounds: Generator[RoundEnd | None, None, dict[str, Any]] = rounds(
@@ -358,6 +407,7 @@ def audit(
     *,
     plugins: Sequence[str | Path] = (),
     recompute: Literal["none", "first", "sample", "all"] = "sample",
+    task: HeldTask | None = None,
 ) -> RunAudit:
     """Derive every privacy claim of a run anew from its record, as ``pfl-bench audit`` does.
 
@@ -366,6 +416,8 @@ def audit(
         recompute: Which rounds are computed again; "none" for an audit of the records alone.
         plugins: Folders of the plug-ins that the run used, by the names that it recorded: they are
             code, and none is imported that a run folder names.
+        task: Of a run on a task in memory, the task, made again if need be. Without it the audit
+            rests on the records alone.
 
     Raises:
         UserInputError: The folder holds no private run, or it used plug-ins that were not given.
@@ -377,7 +429,18 @@ def audit(
             f"recompute: {recompute!r:.60} is none of 'none', 'first', 'sample' and 'all'"
         )
     _add_folders(plugins)
-    return audit_run(given_path(folder, "folder"), recompute=recompute)
+    path = given_path(folder, "folder")
+    if task is not None:
+        recorded = _of_task(path / "config.yaml", task)["task"]
+        used = load_config(path / "config.yaml").tree["task"]
+        other = [key for key in ("content", "code") if used.get(key) != recorded[key]]
+        if other:
+            what = {"content": "examples or users", "code": "model or loss"}
+            named = " and ".join(what[key] for key in other)
+            raise UserInputError(
+                f"task: is not that of {path}: it has other {named}; make it from what the run used"
+            )
+    return audit_run(path, recompute=recompute)
 
 
 def _add_folders(folders: Sequence[str | Path]) -> None:
@@ -407,11 +470,15 @@ def _pandas() -> Any:
 
 
 def _placed(
-    row: ResolvedConfig | str | Path, out: str | Path | None
+    row: ResolvedConfig | str | Path, out: str | Path | None, task: HeldTask | None
 ) -> tuple[ResolvedConfig, Path]:
     """The configuration of a row, and its run folder."""
     if not isinstance(row, ResolvedConfig):
-        row = load_row(given_path(row, "row"))
+        row = load_row(given_path(row, "row"), task=task)
+    elif task is not None:
+        raise UserInputError(
+            "task: a row that is read has its task already; give it to load_row(NAME, task=task)"
+        )
     config = row.config
     if out is None:
         return row, Path("runs") / config.name / f"seed-{config.seed}"

@@ -25,7 +25,7 @@ def test_the_examples_run_in_their_order(
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
-    assert {path.name for path in Path("runs").iterdir()} == {"mine", "loop", "watched"}
+    assert {path.name for path in Path("runs").iterdir()} == {"mine", "coins", "loop", "watched"}
     shown = capfd.readouterr()
     assert "realised" not in shown.err
     assert "0 3" not in shown.out

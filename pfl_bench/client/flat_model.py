@@ -6,6 +6,7 @@ code sees nothing but flat vectors.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
@@ -13,6 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from pfl_bench.client.factored_gradients import FactoredGradient
 
@@ -242,3 +244,52 @@ def batchnorm_layers(module: nn.Module) -> tuple[str, ...]:
         for name, layer in module.named_modules()
         if isinstance(layer, _NormBase) and layer.track_running_stats
     )
+
+
+def mixing_layer(module: nn.Module, inputs: Tensor, training: bool) -> str | None:
+    """Find a layer that lets the examples of a batch see one another; weights and modes stay.
+
+    Outputs of the batch are held against those of its examples alone, without dropout.
+
+    Args:
+        module: The model.
+        inputs: Shape (n, ...), n at least 2, as the model takes them.
+        training: Whether in training or in evaluation.
+
+    Returns:
+        Name of the first such layer without layers of its own ("the model itself" where it is none
+        of them); None for a model that keeps examples apart.
+    """
+    seen: list[dict[str, Tensor]] = []
+    leaves = {name: part for name, part in module.named_modules() if not any(part.children())}
+
+    def note(name: str) -> Any:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.ndim:
+                seen[-1].setdefault(name, output)
+
+        return hook
+
+    probe = copy.deepcopy(module).train(training)
+    for part in probe.modules():
+        if isinstance(part, _DropoutNd):
+            part.eval()
+    hooked = [(name, probe.get_submodule(name)) for name in leaves if name]
+    for name, part in [*hooked, ("the model itself", probe)]:
+        part.register_forward_hook(note(name))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for batch in (inputs, *(inputs[at : at + 1] for at in range(len(inputs)))):
+            seen.append({})
+            try:
+                probe(batch)
+            except ValueError:
+                # BatchNorm takes no single example in training: the first that did not get through.
+                return next((name for name in seen[0] if name not in seen[-1]), "the model itself")
+    for name, whole in seen[0].items():
+        single = [alone[name] for alone in seen[1:] if name in alone]
+        rows = sum(len(part) for part in single)
+        if rows == len(whole) and whole.is_floating_point():
+            scale = 1e-3 * float(whole.abs().max().clamp_min(1e-3))
+            if not torch.allclose(whole, torch.cat(single), rtol=1e-3, atol=scale):
+                return name
+    return None

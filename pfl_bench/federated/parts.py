@@ -13,12 +13,13 @@ import torch
 from pfl_bench import plugins
 from pfl_bench.client import precision
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
-from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.client.flat_model import FlatModel, mixing_layer
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.config.training import FederatedOptions, ScheduleOptions
+from pfl_bench.data import held_task
 from pfl_bench.federated.aggregation import Aggregation
 from pfl_bench.rng import Purpose, seed_torch
 from pfl_bench.types import (
@@ -92,7 +93,25 @@ def build_model(resolved: ResolvedConfig, task: Task, device: torch.device) -> F
             "releases: set privacy.statistics (noise_multiplier, mean_clip_norm, "
             "square_clip_norm) of central training, or choose model.groups=27"
         )
+    if name == held_task.NAME and privacy and resolved.config.central is not None:
+        _check_apart(module, task)
     return FlatModel(module, device, resolved.config.channels_last)
+
+
+def _check_apart(module: Any, task: Task) -> None:
+    """Refuse a model in which an example moves the gradient of another.
+
+    Raises:
+        ConfigError: It has such a layer.
+    """
+    split = task.split("train")
+    inputs = split.read_range(0, min(4, split.num_examples)).inputs
+    layer = mixing_layer(module, inputs, training=True) if len(inputs) > 1 else None
+    if layer is not None:
+        raise ConfigError(
+            f"model: layer {layer} mixes the examples of a batch, so that the gradient of a single "
+            "example cannot be bounded; replace BatchNorm by GroupNorm, and keep examples apart"
+        )
 
 
 def build_task(resolved: ResolvedConfig, device: torch.device) -> Task:
@@ -223,7 +242,9 @@ class FederatedParts(RunParts):
         """Whether it keeps something of its clients, so that one process must train them all."""
         keeps_state = any(transform.keeps_state for transform in self.transforms.values())
         keeps_models = self.algorithm.personal_training is not None
-        return self.aggregation.keeps_updates or keeps_state or keeps_models
+        # Its code may be a notebook's, which another process cannot import.
+        in_memory = self.resolved.tree["task"]["name"] == held_task.NAME
+        return self.aggregation.keeps_updates or keeps_state or keeps_models or in_memory
 
     @property
     def asks_engine(self) -> bool:

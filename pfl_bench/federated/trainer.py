@@ -159,7 +159,9 @@ class FederatedTrainer(Trainer):
         if self._parts.needs_one_process:
             raise ConfigError(
                 f"federated: {group.description} cannot share what is kept of clients' updates "
-                "(aggregation, algorithm or compression with a state); set federated.workers: 1"
+                "(aggregation, algorithm or compression with a state), nor data and model of an "
+                "in-memory task, which this process alone has; set federated.workers: 1, or write "
+                "the task as a plug-in (pfl-bench new task)"
             )
         noise = None if self.plan is None else self.plan.noise
         digest, checksum = self._parts.model.initial_digest, self._parts.task.facts.checksum

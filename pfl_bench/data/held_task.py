@@ -1,0 +1,106 @@
+"""A task that exists in this process alone, and how a configuration finds it by its digests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr
+
+from pfl_bench.data.in_memory import InMemorySplit
+from pfl_bench.types import DataError, DataFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NAME = "in_memory"
+"""The plug-in that configurations name."""
+
+_HELD: WeakValueDictionary[str, HeldTask] = WeakValueDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class HeldTask:
+    """Data, loss and model that were given as objects; ``pfl_bench.in_memory_task`` makes one.
+
+    Attributes:
+        name: What the user calls it.
+        splits: The splits by name.
+        facts: What is known of the data.
+        metrics: Names of the metric families.
+        loss: From outputs and targets to the mean loss of a batch.
+        make_model: Makes the model.
+        model_name: Name of what makes it.
+        code: Digest of the code of model and loss.
+    """
+
+    name: str
+    splits: Mapping[str, InMemorySplit]
+    facts: DataFacts
+    metrics: tuple[str, ...]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    make_model: Callable[[], nn.Module]
+    model_name: str
+    code: str
+
+    def __post_init__(self) -> None:
+        """Let configurations find it."""
+        _HELD[self.facts.checksum + self.code] = self
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """Names of the splits."""
+        return tuple(self.splits)
+
+    def split(self, name: str) -> InMemorySplit:
+        """Open one split.
+
+        Raises:
+            DataError: There is no split of that name.
+        """
+        if name not in self.splits:
+            there = ", ".join(self.splits)
+            raise DataError(f"task {self.name} has no split {name!r}; choose from {there}")
+        return self.splits[name]
+
+    def section(self) -> dict[str, Any]:
+        """The section ``task`` of a row that trains it."""
+        return {"name": NAME, "title": self.name, "content": self.facts.checksum, "code": self.code}
+
+
+class HeldOptions(BaseModel):
+    """What a configuration says of a task in memory.
+
+    Attributes:
+        title: What its user calls it.
+        content: Digest of its examples and users.
+        code: Digest of the code of its model and loss.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    title: str
+    content: str
+    code: str
+    # Who has the configuration has the task.
+    _task: HeldTask | None = PrivateAttr(default=None)
+
+    def model_post_init(self, _: Any) -> None:
+        """Find the task, if this process has it."""
+        self._task = _HELD.get(self.content + self.code)
+
+    def task(self) -> HeldTask:
+        """The task.
+
+        Raises:
+            DataError: This process does not have it.
+        """
+        self._task = self._task or _HELD.get(self.content + self.code)
+        if self._task is None:
+            raise DataError(
+                f"in-memory task '{self.title}': this process has no task of these examples "
+                f"({self.content[:19]}) and this code ({self.code[:19]}); make it again by "
+                "pfl_bench.in_memory_task from the same data and model, and give it as task=..."
+            )
+        return self._task

@@ -1,0 +1,34 @@
+"""The model of a task in memory: what the user's callable makes."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from pfl_bench.data.held_task import HeldOptions
+from pfl_bench.types import DataFacts
+
+
+class Options(HeldOptions):
+    """Options of its model.
+
+    Attributes:
+        name: Name of the callable.
+        title: As the section ``task`` has it.
+        content: As the section ``task`` has it.
+        code: As the section ``task`` has it.
+    """
+
+    name: str
+
+
+def build(options: Options, facts: DataFacts) -> nn.Module:
+    """Make the model, freshly initialised from torch's global generator.
+
+    Args:
+        options: Name and digests.
+        facts: Not needed: the callable knows its data.
+
+    Raises:
+        DataError: This process does not have the task.
+    """
+    return options.task().make_model()

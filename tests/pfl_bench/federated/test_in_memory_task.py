@@ -1,0 +1,254 @@
+"""Tasks of one's own objects: trained, private, resumed, audited, told apart, and refused."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import pfl_bench
+from pfl_bench.data.code_digest import code_digest
+from pfl_bench.types import UserInputError
+from privacy.errors import PlanError
+from tests.helpers import REPOSITORY
+
+FACTOR = 1.0
+PRIVATE = {
+    "federated__num_rounds": 3,
+    "federated__cohort_size": 8,
+    "privacy__population_size": 24,
+    "privacy__noise_cohort_size": 16,
+}
+EXAMPLES = {"central__num_epochs": 2, "central__batch_size": 16}
+
+
+class Net(nn.Module):
+    """One hidden layer."""
+
+    def __init__(self, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), norm or nn.Identity(), nn.ReLU())
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.layers(inputs)) * FACTOR
+        return outputs
+
+
+class Centred(nn.Module):
+    """Takes the mean of the batch off, always or in training."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.always = always
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs - inputs.mean(0) if self.always or self.training else inputs
+
+
+def users(count: int, prefix: str, seed: int = 0) -> dict[str, Any]:
+    """Users of 6 examples each; inputs shape (6, 6), targets 0 to 2 that the inputs tell."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for user in range(count):
+        targets = rng.integers(0, 3, 6)
+        inputs = rng.normal(size=(6, 6)) + 2 * np.eye(6)[targets]
+        found[f"{prefix}{user}"] = (inputs, targets)
+    return found
+
+
+def task_of(model: Any = Net, seed: int = 0, **given: Any) -> Any:
+    parts = {"val": users(4, "v", 1), "test": users(4, "t", 2), **given}
+    return pfl_bench.in_memory_task("coins", users(24, "u", seed), model=model, **parts)
+
+
+def private(task: Any, **changes: Any) -> Any:
+    return pfl_bench.load_row("demo/private_federated", task=task, **{**PRIVATE, **changes})
+
+
+def seed_of(folder: Path) -> str:
+    recorded = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    return json.dumps(recorded["private_seed"])
+
+
+def test_a_private_run_is_trained_released_and_recomputed(tmp_path: Path) -> None:
+    task = task_of()
+    result = pfl_bench.run_row(private(task), tmp_path)
+    assert 0.3 < result.metrics["test/accuracy"] <= 1
+    assert result.expected == []
+    module = result.model()
+    assert isinstance(module, Net)
+    assert not module.training
+    split = task.split("test")
+    examples = split.read_range(0, split.num_examples)
+    correct = module(examples.inputs).argmax(1) == examples.targets
+    assert float(correct.float().mean()) == pytest.approx(result.metrics["test/accuracy"])
+    assert pfl_bench.audit(tmp_path, task=task).words == "passed: recomputed 3 of 3 rounds"
+    with pytest.raises(UserInputError, match="other examples or users"):
+        pfl_bench.audit(tmp_path, task=task_of(seed=5))
+    # The data are nowhere but in the process: without them the records are left.
+    del task, split
+    gc.collect()
+    audit = pfl_bench.audit(tmp_path)
+    assert "records alone" in audit.words or audit.verdict == "incomplete"
+    assert "pfl_bench.in_memory_task" in str(audit.to_json_dict())
+    with pytest.raises(UserInputError, match="make it again"):
+        result.model()
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    task = task_of()
+    whole = pfl_bench.run_row(private(task), tmp_path / "whole")
+    with pfl_bench.FederatedTrainer(private(task), out=tmp_path / "cut") as trainer:
+        next(trainer)
+    again = private(task_of())
+    resumed = pfl_bench.FederatedTrainer(again, out=tmp_path / "cut", resume=True).fit()
+    assert resumed.metrics == whole.metrics
+    with pytest.raises(UserInputError):
+        pfl_bench.run_row(private(task_of(seed=3)), tmp_path / "cut", resume=True)
+
+
+def test_central_and_example_level_rows_train_and_a_trainer_takes_the_task(tmp_path: Path) -> None:
+    task = task_of()
+    row = pfl_bench.load_row("demo/central", task=task, central__num_epochs=2)
+    assert pfl_bench.run_row(row, tmp_path / "central").metrics["test/accuracy"] > 0.3
+    row = pfl_bench.load_row("demo/central_dp", task=task, **EXAMPLES)
+    result = pfl_bench.run_row(row, tmp_path / "dp")
+    assert result.statement is not None
+    assert result.statement.unit == "example"
+    assert pfl_bench.audit(tmp_path / "dp", task=task).verdict == "passed"
+    # The row's cohort has 60 users.
+    many = pfl_bench.in_memory_task("many", users(64, "m", 3), test=users(4, "t", 2), model=Net)
+    trainer = pfl_bench.FederatedTrainer("demo/federated", task=many, out=tmp_path / "plain")
+    with trainer:
+        assert next(trainer).index == 1
+    with pytest.raises(UserInputError, match="has its task already"):
+        pfl_bench.run_row(row, task=task)
+
+
+def test_other_data_and_other_code_draw_other_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = {"federated__num_rounds": 1}
+    tasks = [task_of(), task_of(seed=1)]
+    # The same weights, another constant of the module that the model names.
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 0.5)
+    tasks.append(task_of())
+    tasks.append(task_of(lambda: Net(nn.Dropout(0.1))))
+    seeds = []
+    for number, task in enumerate(tasks):
+        pfl_bench.run_row(private(task, **once), tmp_path / str(number))
+        seeds.append(seed_of(tmp_path / str(number)))
+    assert len(set(seeds)) == len(tasks)
+
+
+def test_the_digest_of_code_is_of_what_runs() -> None:
+    def made(body: str) -> Any:
+        space: dict[str, Any] = {"__name__": "__main__"}
+        exec(f"SCALE = 2\ndef helper(x): return {body}\ndef f(x): return helper(x) * SCALE", space)
+        return space["f"]
+
+    assert code_digest(made("x + 1")) == code_digest(made("x + 1  # why"))
+    assert code_digest(made("x + 1")) != code_digest(made("x + 2"))
+    other = made("x + 1")
+    other.__globals__["SCALE"] = 3
+    assert code_digest(other) != code_digest(made("x + 1"))
+    command = (
+        "from tests.pfl_bench.federated.test_in_memory_task import Net; "
+        "from pfl_bench.data.code_digest import code_digest; print(code_digest(Net))"
+    )
+    digests = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(REPOSITORY)}
+        done = [sys.executable, "-c", command]
+        digests.add(subprocess.check_output(done, text=True, env=environment).strip())
+    assert digests == {code_digest(Net)}
+
+
+def test_datasets_and_users_with_further_examples_are_read() -> None:
+    def dataset(seed: int) -> TensorDataset:
+        inputs, targets = users(1, "u", seed)["u0"]
+        return TensorDataset(torch.tensor(inputs), torch.tensor(targets))
+
+    parts = [{user: dataset(10 * part + user) for user in range(3)} for part in range(2)]
+    task = pfl_bench.in_memory_task("sets", parts[0], test=parts[1], model=Net)
+    assert task.facts.split_by == "example"
+    assert task.split_names == ("train", "test")
+    read = task.split("train").read_range(6, 12)
+    assert torch.equal(read.inputs, dataset(1).tensors[0].float())
+    assert pfl_bench.load_row("demo/federated", task=task).config.evaluation.splits == []
+
+
+def test_layers_that_mix_examples_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserInputError, match=r"layer layers\.1 gives.*GroupNorm"):
+        task_of(lambda: Net(Centred(always=True)))
+    normed = task_of(lambda: Net(nn.BatchNorm1d(8)))
+    with pytest.raises((UserInputError, PlanError), match="GroupNorm"):
+        pfl_bench.run_row(private(normed), tmp_path / "a")
+    for number, model in enumerate((nn.BatchNorm1d(8), Centred(always=False))):
+        task = task_of(lambda model=model: Net(model))
+        row = pfl_bench.load_row("demo/central_dp", task=task, **EXAMPLES)
+        with pytest.raises(UserInputError, match=r"layers\.1 mixes.*GroupNorm"):
+            pfl_bench.run_row(row, tmp_path / str(number))
+
+
+def test_worker_processes_are_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(UserInputError, match=r"this process alone has.*federated\.workers: 1"):
+        pfl_bench.run_row(private(task_of(), federated__workers=2), tmp_path)
+
+
+X, Y = np.zeros((4, 6)), np.zeros(4, dtype=int)
+OBJECTS = np.array([None, "a", 1, 2], dtype=object)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": {}}, "train: is empty"),
+        ({"train": [X]}, "train: is a list; give a dict"),
+        ({"train": {"a": (X[:0], Y[:0])}}, "train, user 'a': has 0 inputs.*leave it out"),
+        ({"train": {"a": (X, Y[:3])}}, "user 'a': has 4 inputs and 3 targets"),
+        ({"train": {"a": (X * np.nan, Y)}}, "user 'a', inputs: example 0 holds NaN"),
+        ({"train": {"a": (X + 1e300, Y)}}, "beyond float32"),
+        ({"train": {"a": (OBJECTS, Y)}}, "user 'a', inputs: ndarray is no array of numbers"),
+        (
+            {"train": {"a": (X, Y.astype(float))}},
+            "targets: are torch.float32; the loss takes whole",
+        ),
+        ({"train": {"a": (X, Y + 3)}}, "user 'a', targets: go from 3 to 3.*0 to 2"),
+        ({"train": {"a": (X, Y), "b": (X[:, :2], Y)}}, r"user 'b': .*\[2\].*\[6\]"),
+        ({"train": {1: (X, Y), "1": (X, Y)}}, "two users are '1'"),
+        ({"train": {"a": 7}}, "user 'a': is a int; give a pair"),
+        ({"val": {"a": (X, Y), "z": (X, Y)}}, "user 'z' is not in train, and user 'a' is"),
+        ({"model": 7}, "model: a int is nothing that makes a module"),
+        ({"model": nn.Linear(6, 3)}, "model: a built module"),
+        ({"model": dict}, "model: makes a dict"),
+        ({"model": lambda size: Net()}, "cannot be made without arguments"),
+        ({"model": lambda: nn.Linear(5, 3)}, r"fails on a batch of inputs torch.float32 \[4, 6\]"),
+        ({"model": lambda: nn.Unflatten(1, (2, 3))}, r"makes outputs \[4, 2, 3\]"),
+        ({"loss": "hinge"}, "loss: 'hinge' is none of cross_entropy"),
+        ({"loss": lambda o, t: o.sum()}, "metrics: none"),
+        ({"loss": lambda o, t: o, "metrics": ["classification"]}, r"loss: gives \[4, 3\]"),
+        ({"metrics": ["speed"]}, "give a list of classification"),
+        ({"name": ""}, "name: '' is no text"),
+    ],
+)
+def test_bad_input_is_named(changes: dict[str, Any], message: str) -> None:
+    given = {"name": "bad", "train": {"a": (X, Y)}, "model": Net, **changes}
+    with pytest.raises(UserInputError, match=message):
+        pfl_bench.in_memory_task(given.pop("name"), given.pop("train"), **given)
+
+
+def test_what_is_no_task_is_refused() -> None:
+    with pytest.raises(UserInputError, match="give what pfl_bench"):
+        pfl_bench.load_row("demo/central", task="coins")
