@@ -24,7 +24,17 @@ DIRECTION = {
     "privacy": ("audit", "reference", "empirical", "plan", "statement", "mechanisms", "schemes"),
 }  # fmt: skip
 STARTS = ("__init__.py", "__main__.py", "api.py")
-LOOSE = {"__init__", "__main__", "_shadowing", "api", "files", "plugins", "profiling", "rng"}
+LOOSE = {
+    "__init__",
+    "__main__",
+    "_shadowing",
+    "api",
+    "files",
+    "plugins",
+    "profiling",
+    "rng",
+    "threads",
+}
 
 
 def modules(package: str) -> list[Path]:

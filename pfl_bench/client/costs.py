@@ -37,6 +37,7 @@ from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.config.evaluation import BudgetTarget
 from pfl_bench.metrics import MetricDirections
+from pfl_bench.threads import one_thread
 from pfl_bench.types import CountsFlops, FederatedSplit
 
 BYTES_PER_PARAMETER = 4
@@ -125,11 +126,10 @@ def _countable() -> Iterator[None]:
 
     One thread, because an LSTM's plain steps are thousands of small operations.
     """
-    threads, cudnn = torch.get_num_threads(), torch.backends.cudnn.enabled
-    with warnings.catch_warnings():
+    cudnn = torch.backends.cudnn.enabled
+    with warnings.catch_warnings(), one_thread():
         # Putting oneDNN's settings back warns of hardware that is not there.
         warnings.simplefilter("ignore")
-        torch.set_num_threads(1)
         # ``cudnn.flags()`` would also change what cuDNN makes of float32.
         torch.backends.cudnn.enabled = False
         try:
@@ -137,7 +137,6 @@ def _countable() -> Iterator[None]:
                 yield
         finally:
             torch.backends.cudnn.enabled = cudnn
-            torch.set_num_threads(threads)
 
 
 class CostMeter:

@@ -8,8 +8,6 @@ part, are then looked up among the sorted scores of their class.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.metrics._scores import Scores
+from pfl_bench.threads import one_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +40,7 @@ class ClassCounts:
     average_precision: NDArray[np.float64]
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Run PyTorch's operations in the calling thread alone.
-
-    There are many and they are short: of two idle cores the second gained nothing (1.3 s either
-    way for FLAIR's fine labels), and with the cores busy waiting for it took four times as long.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@_one_thread()
+@one_thread()
 def count_classes(scores: Scores, thresholds: NDArray[np.float32]) -> ClassCounts:
     """Rank each class's examples, class by class.
 
@@ -90,7 +74,7 @@ def count_classes(scores: Scores, thresholds: NDArray[np.float32]) -> ClassCount
     return ClassCounts(scores.num_rows, finite, num_positives, predicted, hits, average)
 
 
-@_one_thread()
+@one_thread()
 def overall_average_precision(scores: Scores) -> float:
     """Average precision of all pairs of example and class in one ranking.
 

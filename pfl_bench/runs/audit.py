@@ -27,6 +27,7 @@ from pfl_bench.runs.audit_inputs import (
 )
 from pfl_bench.runs.audit_rebuilt import Opened, read_seed, rebuild
 from pfl_bench.runs.audit_replay import make_replay
+from pfl_bench.runs.checkpoint import steps_saved
 from pfl_bench.runs.membership import read_attacks
 from pfl_bench.runs.recompute import SECONDS, Mode, Recomputation, recompute_run
 from pfl_bench.runs.recompute_dp_sgd import recompute_dp_sgd
@@ -203,7 +204,10 @@ def _recomputed(
     """The checks that take the steps of DP-SGD again, by name."""
     multiplier = as_number(inputs.statement.get("noise_multiplier"))
     environment = read_environment(folder)
-    checks = recompute_dp_sgd(resolved, environment, evidence, multiplier, seed, seconds)
+    checkpoints = steps_saved(folder / "checkpoints")
+    checks = recompute_dp_sgd(
+        resolved, environment, evidence, multiplier, seed, seconds, checkpoints
+    )
     return {check.name: check for check in checks}
 
 

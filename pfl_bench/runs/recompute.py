@@ -27,13 +27,13 @@ from pfl_bench.federated.parts import (
     build_compression,
     build_model,
     build_task,
-    set_threads,
 )
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.audit_inputs import METRICS_FILE, read_environment
 from pfl_bench.runs.checkpoint import load, steps_saved
 from pfl_bench.simulation.devices.cohorts import digest_of
 from pfl_bench.simulation.devices.sources import open_devices
+from pfl_bench.threads import one_thread
 from pfl_bench.types import (
     ClientUpload,
     ConfigError,
@@ -134,6 +134,7 @@ class _OutOfTimeError(Exception):
     """The time is up."""
 
 
+@one_thread()
 def recompute_run(
     folder: Path,
     resolved: ResolvedConfig,
@@ -163,15 +164,11 @@ def recompute_run(
     done.code = {"run": str(parts.get("code", "")), "audit": machine.code_digest()}
     if mode == "none":
         return done
-    threads = torch.get_num_threads()
     try:
-        set_threads(resolved.config)
         work = _Work(folder, resolved, seed, environment, done)
         work.go(started + seconds if mode == "sample" else float("inf"))
     except _ImpossibleError as error:
         done.reasons.append(str(error))
-    finally:
-        torch.set_num_threads(threads)
     done.seconds = time.monotonic() - started
     return done
 

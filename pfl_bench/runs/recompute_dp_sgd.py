@@ -1,8 +1,9 @@
 """Takes a run's steps of DP-SGD again, by the reference, and compares them with its ledger.
 
 Batches and noise are drawn anew for each step that the run recorded; sums and parameters are
-computed again from the first step on, until the time is up. Data, model and the streams of random
-numbers are the run's; the steps are those of ``privacy.reference.dp_sgd``.
+computed again from the first step on, and from each checkpoint on, until the time is up. Data,
+model and the streams of random numbers are the run's; the steps are those of
+``privacy.reference.dp_sgd``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +25,13 @@ from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.parts import build_model, build_task
 from pfl_bench.rng import Purpose, stream, torch_seed
+from pfl_bench.runs.checkpoint import load
+from pfl_bench.threads import one_thread
 from pfl_bench.types import FederatedSplit, NormalizesByStatistics, Task, UserInputError
 from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
+from privacy.audit.recomputed import MOST
 from privacy.audit.step_columns import StepColumns
 from privacy.reference.dp_sgd import (
     DpSgd,
@@ -46,6 +51,8 @@ CHECKS = {
 _UNIT = {"float32": 2.0**-24, "tf32": 2.0**-11, "bfloat16": 2.0**-9}
 # Of these, a gradient is off that is added up in another order, at most.
 _UNITS = 2.0**9
+# Of these, parameters are disturbed by to see what comes of rounding.
+_DISTURBED = 2.0**6
 # Noise, noised sum, quotient and product are rounded once each.
 _ROUNDINGS = 4.0
 # Opacus divides by the norm and this: a clipped gradient is shorter by less than this.
@@ -86,6 +93,7 @@ class _Comparison:
         return self.finding.seen(text, steps=self.steps, largest=self.largest)
 
 
+@one_thread()
 def recompute_dp_sgd(
     resolved: ResolvedConfig,
     environment: Mapping[str, Any],
@@ -93,6 +101,7 @@ def recompute_dp_sgd(
     noise_multiplier: float,
     seed: int | None,
     seconds: float,
+    checkpoints: Mapping[int, Path],
 ) -> list[Check]:
     """Take the steps of a run of DP-SGD again.
 
@@ -102,22 +111,23 @@ def recompute_dp_sgd(
         evidence: What its ledger says.
         noise_multiplier: z, as the run states it.
         seed: The private seed, of batches and noise; None where no file has it.
-        seconds: For how long sums and parameters are computed; after as long again, the drawing of
-            batches and noise ends too.
+        seconds: For how long sums and parameters are computed, but one step at least; after as
+            long again, the drawing of batches and noise ends too.
+        checkpoints: The run's, by the epoch after which they were saved.
 
     Returns:
         The checks of ``CHECKS``, in that order.
     """
     try:
         run = _Run(resolved, environment, evidence.steps, noise_multiplier, seed)
+        run.share(checkpoints, seconds)
     except SkippedError as error:
         return [Check(name, error.outcome, claim, str(error)) for name, claim in CHECKS.items()]
     started = time.monotonic()
     for index in range(len(evidence.steps)):
-        spent = time.monotonic() - started
-        if spent > 2.0 * seconds:
+        if index and time.monotonic() - started > 2.0 * seconds:
             break
-        run.take(index, spent <= seconds or not index)
+        run.take(index)
     return list(run.checks())
 
 
@@ -141,6 +151,7 @@ class _Run:
         self._resolved, self._options, self._steps, self._seed = resolved, central, steps, seed
         task, model = _built(resolved, environment)
         self._split: FederatedSplit = task.split("train")
+        self._model = model
         self._forward = Forward(model.module, task, model.device)
         model.module.train()
         per_epoch = int(np.count_nonzero(steps.epochs == 1))
@@ -165,25 +176,51 @@ class _Run:
         self._no_steps = self._no_noise
         if central.optimizer.name != "sgd":
             self._no_steps = f"the reference does not take steps of {central.optimizer.name}"
+        # Why no further step could be computed after one.
+        self._stopped = ""
         if self._generator is not None:
             self._generator.manual_seed(torch_seed(seed, Purpose.NOISE))
+        # Of momentum and parameters: how far rounding may have moved them, beyond their own.
+        self._turned = self._apart = 0.0
         self._found = {name: _Comparison() for name in CHECKS}
 
-    def take(self, index: int, computes: bool) -> None:
-        """Take a step, counted from 0, and compare it; its gradients only if ``computes``."""
+    def share(self, checkpoints: Mapping[int, Path], seconds: float) -> None:
+        """Share the time for sums out among the starts: the first step, and checkpoints."""
+        later = {
+            epoch
+            for epoch in checkpoints
+            if epoch * self.settings.steps_per_epoch < len(self._steps)
+        }
+        self._checkpoints = {epoch: checkpoints[epoch] for epoch in later}
+        self._share, self._goes_on, self._spent = seconds / (1 + len(later)), True, 0.0
+
+    def take(self, index: int) -> None:
+        """Take a step, counted from 0, and compare it; its sum while the start's time lasts."""
         epoch, number = 1 + index // self.settings.steps_per_epoch, int(self._steps.number(index))
         if number == 1:
             rng = stream(self._seed, Purpose.CENTRAL_BATCHES, epoch)
             self._batches = batches_of_epoch(self.settings, rng)
+            if epoch - 1 in self._checkpoints:
+                self._start(load(self._checkpoints[epoch - 1])["trainer"])
         batch = next(self._batches)
         self._compare_batch(index, batch)
         noise = None
         if self._generator is not None:
             noise = noise_of_step(self.settings, self._reference.shapes, self._generator)
             self._compare_noise(index, noise)
-        found = self._found["recompute"]
-        if computes and not self._no_sums and found.steps == index and not found.finding.problems:
-            self._compute(index, epoch, number, batch, noise)
+        if self._goes_on and not self._no_sums:
+            started = time.monotonic()
+            self._goes_on = self._compute(index, epoch, number, batch, noise)
+            self._spent += time.monotonic() - started
+            self._goes_on &= self._spent <= self._share
+
+    def _start(self, saved: Mapping[str, Any]) -> None:
+        """Begin anew from what a checkpoint has."""
+        self._model.vector.copy_(saved["central"])
+        momenta = [state.get("momentum_buffer") for state in saved["optimizer"]["state"].values()]
+        self._reference.start([momentum for momentum in momenta if momentum is not None])
+        self._goes_on, self._spent = not self._found["recompute"].finding.problems, 0.0
+        self._turned = self._apart = 0.0
 
     def checks(self) -> Iterator[Check]:
         """What was found."""
@@ -191,17 +228,22 @@ class _Run:
         words = {
             "cohort_replay": "batches of {} {} drawn anew, by their digests",
             "noise_replay": "noise of {} {} drawn anew",
-            "recompute": "clipped sums and parameters of the first {} {} computed again",
+            "recompute": "clipped sums and parameters of {} {} computed again",
         }
         for name, claim in CHECKS.items():
             found = self._found[name]
             reason = {"noise_replay": self._no_noise, "recompute": self._no_sums}.get(name)
+            if name == "recompute" and not found.steps and not found.finding.problems:
+                reason = reason or self._stopped
             if reason:
                 yield Check(name, "skipped", claim, reason)
                 continue
             text = words[name].format(found.steps, of)
-            if name == "recompute" and self._no_steps:
-                text += f" (no further: {self._no_steps})"
+            if name == "recompute" and self._checkpoints:
+                names = ", ".join(map(str, sorted(self._checkpoints)))
+                text += f", from the start and from the checkpoints of epochs {names}"
+            if name == "recompute" and self._stopped:
+                text += f" (no further: {self._stopped})"
             yield conclude(name, claim, found.seen(text))
 
     def _compare_batch(self, index: int, batch: NDArray[np.int64]) -> None:
@@ -233,26 +275,52 @@ class _Run:
         number: int,
         batch: NDArray[np.int64],
         noise: Tensor | None,
-    ) -> None:
+    ) -> bool:
+        """Compute a step again and compare it; whether the next can be computed."""
         found, place = self._found["recompute"], self._steps.place(index)
-        total = self._reference.sum(*self._read(epoch, number, batch))
+        examples = self._read(epoch, number, batch)
+        total = self._reference.sum(*examples)
         (own,) = self._sketcher.sketch_flat(total)
         # Rounding moves parameters in proportion to their size, and gradients move with them.
         size = max(1.0, float(self._reference.parameters.norm()))
         most = max(1, len(batch)) * self.settings.clip_norm
         allowed = _UNITS * self._unit * size * most + _CLIP_SLACK * len(batch)
-        recorded = self._steps.sketches("sum")[index]
-        found.compare(f"{place}: the clipped sum", recorded, own, allowed)
+        recorded, moved = self._steps.sketches("sum")[index], 0.0
+        if not np.abs(recorded - own).max() <= allowed:
+            moved = self._moved(examples, total)
+        if moved > self.settings.clip_norm or self._apart > MOST * size:
+            self._stopped = "what the model makes of rounding could hide an example"
+            return False
+        found.compare(f"{place}: the clipped sum", recorded, own, allowed + moved)
+        found.steps += 1
         if noise is None or self._no_steps:
-            found.steps += not index
-            return
-        factor = rate_factor(self._options.schedule, index + 1, self._total)
-        self._reference.step(total, noise, self._options.learning_rate * factor)
+            self._stopped = self._no_steps
+            return False
+        rate = self._options.learning_rate
+        rate *= rate_factor(self._options.schedule, index + 1, self._total)
+        self._reference.step(total, noise, rate)
+        self._turned = self.settings.momentum * self._turned + moved / self.settings.batch_size
+        self._apart += rate * self._turned
         (own,) = self._sketcher.sketch_flat(self._reference.parameters)
         recorded = self._steps.sketches("parameters")[index]
-        allowed = _UNITS * self._unit * max(1.0, float(own[0]))
+        allowed = _UNITS * self._unit * max(1.0, float(own[0])) + self._apart
         found.compare(f"{place}: the model's parameters", recorded, own, allowed)
-        found.steps += 1
+        return not found.finding.problems
+
+    def _moved(self, examples: tuple[Tensor, Tensor], total: Tensor) -> float:
+        """Four times what the sum moves by when rounding moves the parameters, of two trials.
+
+        A ReLU or a maximum that rounding turns over changes a gradient by more than rounding does.
+        """
+        start, moved = self._reference.parameters, 0.0
+        for place in range(2):
+            generator = torch.Generator().manual_seed(place)
+            signs = torch.randint(0, 2, start.shape, generator=generator) * 2.0 - 1.0
+            rounding = _DISTURBED * self._unit * start.abs()
+            self._reference.place(start + signs * (rounding + self._apart / len(start) ** 0.5))
+            moved = max(moved, 4.0 * float((self._reference.sum(*examples) - total).norm()))
+        self._reference.place(start)
+        return moved
 
     def _read(self, epoch: int, number: int, batch: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Inputs as the model takes them, and targets: augmented by the step's own stream."""

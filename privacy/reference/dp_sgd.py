@@ -80,8 +80,12 @@ class DpSgd:
         self._settings, self._module, self._loss = settings, module, loss
         self._weights = [p for p in module.parameters() if p.requires_grad]
         self.shapes = [weight.shape for weight in self._weights]
+        self.start([])
+
+    def start(self, velocity: list[Tensor]) -> None:
+        """Begin from the module's parameters and v, of the parameters' shapes; empty for zero."""
         self.parameters = _flat(self._weights)
-        self._velocity = torch.zeros_like(self.parameters)
+        self._velocity = _flat(velocity) if velocity else torch.zeros_like(self.parameters)
 
     def sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The clipped sum of a batch at today's parameters, shape (P,), float64."""
@@ -100,8 +104,12 @@ class DpSgd:
         gradient = (total + noise) / settings.batch_size
         gradient += settings.weight_decay * self.parameters
         self._velocity = settings.momentum * self._velocity + gradient
-        self.parameters = self.parameters - rate * self._velocity
-        parts = torch.split(self.parameters, [weight.numel() for weight in self._weights])
+        self.place(self.parameters - rate * self._velocity)
+
+    def place(self, parameters: Tensor) -> None:
+        """Go on from parameters of shape (P,), float64."""
+        self.parameters = parameters
+        parts = torch.split(parameters, [weight.numel() for weight in self._weights])
         for weight, part in zip(self._weights, parts, strict=True):
             weight.data.copy_(part.view(weight.shape))
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.rng import Purpose, torch_seed
+from pfl_bench.runs import recompute_dp_sgd
 from pfl_bench.runs.audit import RunAudit, audit_run
 from pfl_bench.runs.runner import run
 from pfl_bench.trainers import central, dp_sgd
@@ -156,3 +157,75 @@ def test_a_planted_bug_is_named_with_its_step(
     outcome, evidence = evidence_of(audit_run(tmp_path))[expected]
     assert outcome == "failed"
     assert re.search(message, evidence), evidence
+
+
+def from_epoch_two(patch: Patch) -> None:
+    """Each step after the first epoch moves by twice its rate."""
+    real = central.set_rate
+    begun = CentralTrainer.advance
+
+    def advance(self: Any, index: int) -> dict[str, float]:
+        factor = 1.0 if index == 1 else 2.0
+        patch.setattr(central, "set_rate", lambda optimizer, rate: real(optimizer, factor * rate))
+        return begun(self, index)
+
+    patch.setattr(CentralTrainer, "advance", advance)
+
+
+def test_one_step_is_computed_however_short_the_time(tmp_path: Path) -> None:
+    run(small(), tmp_path)
+    found = evidence_of(audit_run(tmp_path, recompute="first"))
+    assert found["recompute"][0] == "passed"
+    assert " of 1 of 76 steps" in found["recompute"][1]
+
+
+def test_steps_after_a_checkpoint_are_computed(tmp_path: Path, monkeypatch: Patch) -> None:
+    real = recompute_dp_sgd._Run.share
+
+    def share(self: Any, checkpoints: Any, seconds: float) -> None:
+        real(self, checkpoints, seconds)
+        self._share = 0.0  # one step from each start
+
+    monkeypatch.setattr(recompute_dp_sgd._Run, "share", share)
+    changes: dict[str, Any] = {
+        "central__num_epochs": 3,
+        "central__optimizer": {"name": "sgd", "momentum": 0.9},
+        "checkpoint": {"every": 1, "keep": 3},
+    }
+    run(small(**changes), tmp_path / "sound")
+    outcome, evidence = evidence_of(audit_run(tmp_path / "sound"))["recompute"]
+    assert outcome == "passed"
+    assert re.search(r"^clipped sums .* of 3 of 114 steps .* checkpoints of epochs 1, 2", evidence)
+    with Patch.context() as patch:
+        from_epoch_two(patch)
+        run(small(**changes), tmp_path / "planted")
+    outcome, evidence = evidence_of(audit_run(tmp_path / "planted"))["recompute"]
+    assert outcome == "failed"
+    assert evidence.startswith("epoch 2, step 1: the model's parameters"), evidence
+
+
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_what_a_model_makes_of_rounding_is_measured(
+    is_sound: bool, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    # Rounding alone is then more than is allowed without a trial.
+    monkeypatch.setattr(recompute_dp_sgd, "_UNITS", 2.0**-8)
+    monkeypatch.setattr(recompute_dp_sgd, "_CLIP_SLACK", 0.0)
+    with Patch.context() as patch:
+        if not is_sound:
+            of_sums(patch)
+        run(small(), tmp_path)
+    found = audit_run(tmp_path)
+    outcome, evidence = evidence_of(found)["recompute"]
+    assert outcome == ("passed" if is_sound else "failed"), evidence
+
+
+def of_sums(patch: Patch) -> None:
+    """Each clipped sum is off by a hundredth."""
+    real = dp_sgd.clipped_sums
+
+    def sums(*arguments: Any) -> tuple[list[Any], int]:
+        found, lost = real(*arguments)
+        return [1.01 * part for part in found], lost
+
+    patch.setattr(dp_sgd, "clipped_sums", sums)
