@@ -40,6 +40,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from privacy.audit.inputs import as_number
 from privacy.reference.central import Optimizer
 from privacy.reference.round import Round
 
@@ -53,6 +54,7 @@ _SEGMENTS = 16
 _SIGNS = 20_250
 _COLUMNS = 256
 _EXACT = 1e-9
+_ANY = 1e9
 
 Array = NDArray[np.float64]
 
@@ -130,7 +132,8 @@ class Allowed:
             self.total = max(self.total, 2.0 * float((other.total - made.total).norm()))
             for one, same in zip(made.contributions, other.contributions, strict=True):
                 moved = abs(one.norm - same.norm) / max(one.norm, 1e-30)
-                self.clients = max(self.clients, 2.0 * moved if math.isfinite(moved) else math.inf)
+                # Of one that is not finite no norm is held against the record any more.
+                self.clients = max(self.clients, 2.0 * moved if math.isfinite(moved) else _ANY)
 
     def step(self, made: Round, gradient: float) -> None:
         """Take the central step of a round whose gradient is off by a distance."""
@@ -361,7 +364,9 @@ def _number(
     """That a number is recorded as it was computed again; nothing where it is not recorded."""
     if key not in record:
         return
-    found = record[key]
-    if not isinstance(found, (int, float)) or not abs(found - expected) <= allowed:
+    found = as_number(record[key])
+    if not math.isfinite(expected) and not math.isfinite(found):
+        return
+    if not abs(found - expected) <= allowed:
         near = f", where rounding explains {allowed:.2g}" if allowed else ""
-        yield f"{what}: {found!r} is recorded, but computed again it is {expected:.12g}{near}"
+        yield f"{what}: {record[key]!r} is recorded, but computed again it is {expected:.12g}{near}"

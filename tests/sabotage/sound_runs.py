@@ -3,7 +3,8 @@
     python -m tests.sabotage.sound_runs OUTCOMES.jsonl [--count 200] [--seed 0]
 
 Each run is of real code on the digits, with a mechanism, sampling scheme, engine, algorithm,
-central optimizer, number of workers, precision, accountant and seed that are drawn; settings that
+central optimizer, number of workers, precision, accountant and seed that are drawn, and in one of
+three a convolutional network at a rate up to 0.5, which turns roundings into more; settings that
 the plan refuses are drawn again. It is audited by the defaults of ``pfl-bench audit``. A failed
 audit is a false alarm. Prints a table by mechanism; an interrupted call goes on where it was.
 """
@@ -24,11 +25,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.datasets import load_digits
 
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
 from pfl_bench.types import UserInputError
 from privacy.errors import PrivacyError
+from tasks.common.images.store import About, Images, write_images
 from tests.helpers import make_config
 
 _MECHANISMS: tuple[dict[str, Any], ...] = (
@@ -66,9 +69,26 @@ _OPTIMIZERS: tuple[dict[str, Any], ...] = (
     {"name": "yogi"},
     {"name": "adamw"},
 )
+_NETWORKS = ("lenet", "small_cnn", "opacus_cnn", "tfp_cnn", "tramer_cnn")
+_NUM_USERS = 60
 
 
-def drawn(rng: np.random.Generator, mechanism: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def write_digits(path: Path) -> None:
+    """scikit-learn's digits as a store of MNIST's form, 28 x 28 pixels: 1,200 train, 100 test."""
+    digits = load_digits()
+    images = torch.from_numpy(digits.images).float()[:, None] * (255.0 / 16.0)
+    large = torch.nn.functional.interpolate(images, (28, 28), mode="bilinear")[:, 0]
+    inputs, splits = large.round().clamp(0, 255).to(torch.uint8).numpy(), {}
+    for name, rows in (("train", slice(0, 1200)), ("test", slice(1200, 1300))):
+        targets = digits.target[rows]
+        splits[name] = Images(inputs[rows], targets, np.arange(len(targets)) % _NUM_USERS)
+    about = About("mnist", "digits", "scikit-learn's digits, enlarged", [*"0123456789"])
+    write_images(path, about, splits)
+
+
+def drawn(
+    rng: np.random.Generator, mechanism: dict[str, Any], store: Path
+) -> tuple[str, dict[str, Any]]:
     """Draw the setting of a run, and what differs from the tests' small one."""
 
     def one_of(*values: Any) -> Any:
@@ -83,13 +103,24 @@ def drawn(rng: np.random.Generator, mechanism: dict[str, Any]) -> tuple[str, dic
         "privacy__nonce": None,
         "privacy__noise_multiplier": float(one_of(0.5, 1.0, 2.0, 6.0)),
     }
+    is_network = rng.random() < 1.0 / 3.0
+    task: dict[str, Any] = {"name": "mnist", "data": str(store)}
+    if is_network:
+        changes |= {"model": {"name": one_of(*_NETWORKS)}, "channels_last": one_of(False, True)}
     if mechanism["name"] == "dp_sgd":
+        if is_network:
+            changes |= {"task": task, "central__learning_rate": one_of(0.1, 0.25, 0.5)}
         return "central_dp", {
             **changes,
             "central__sampling": one_of("poisson", "shuffled"),
             "central__optimizer": one_of({"name": "sgd"}, {"name": "sgd", "momentum": 0.9}),
             "central__physical_batch_size": one_of(8, 32),
             "central__num_epochs": 2,
+        }
+    if is_network:
+        changes |= {
+            "task": {**task, "partition": {"kind": "writers"}},
+            "federated__local_learning_rate": one_of(0.05, 0.2, 0.5),
         }
     changes |= one_of(*_SCHEMES)
     changes |= {
@@ -109,19 +140,20 @@ def drawn(rng: np.random.Generator, mechanism: dict[str, Any]) -> tuple[str, dic
     return "private_federated", changes
 
 
-def outcomes(seed: int, found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def outcomes(seed: int, found: list[dict[str, Any]], store: Path) -> Iterator[dict[str, Any]]:
     """Run and audit sound settings, the mechanisms in turn, without end.
 
     Args:
         seed: Of the draws.
         found: What earlier ones came to.
+        store: Of ``write_digits``.
     """
     draw = found[-1]["draw"] if found else -1
     for number in itertools.count(len(found)):
         while True:
             draw += 1
             rng = np.random.default_rng([seed, draw])
-            setting, changes = drawn(rng, _MECHANISMS[number % len(_MECHANISMS)])
+            setting, changes = drawn(rng, _MECHANISMS[number % len(_MECHANISMS)], store)
             with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
                 try:
                     run(make_config(setting, **changes), Path(folder) / "run")
@@ -133,7 +165,7 @@ def outcomes(seed: int, found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]
         yield {
             "draw": draw,
             "mechanism": _MECHANISMS[number % len(_MECHANISMS)]["name"],
-            "changes": changes,
+            "changes": {key: value for key, value in changes.items() if key != "task"},
             "words": done.words,
             "failed": failed,
         }
@@ -165,11 +197,15 @@ def main() -> None:
     os.environ["PFL_BENCH_CACHE"] = "off"
     text = given.outcomes.read_text(encoding="utf-8") if given.outcomes.exists() else ""
     found = [json.loads(line) for line in text.splitlines()]
-    for one in itertools.islice(outcomes(given.seed, found[:]), given.count - len(found)):
-        found.append(one)
-        with given.outcomes.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(one) + "\n")
-        print(len(found), one["words"], *one["failed"], flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "digits.h5"
+        write_digits(store)
+        left = given.count - len(found)
+        for one in itertools.islice(outcomes(given.seed, found[:], store), left):
+            found.append(one)
+            with given.outcomes.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(one) + "\n")
+            print(len(found), one["words"], *one["failed"], flush=True)
     print(table(found))
 
 

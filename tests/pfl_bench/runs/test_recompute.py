@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from privacy import mechanism as mechanisms
 from privacy.audit.recomputed import Allowed
 from privacy.empirical.canaries import Canaries
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
+from privacy.reference.round import Round
 from privacy.schemes import poisson
 from tests.helpers import make_config
 
@@ -235,6 +238,18 @@ def test_what_training_makes_of_rounding_is_no_difference(
     done = again(folder)
     assert done.problems == []
     assert {1, 2, 3} <= set(done.rounds)
+    real = Allowed.measure
+
+    def diverged(self: Allowed, made: Round, disturbed: Sequence[Round]) -> None:
+        trial = disturbed[0]
+        trial.contributions[0] = replace(trial.contributions[0], norm=math.nan)
+        real(self, made, disturbed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Allowed, "measure", diverged)
+        done = again(folder)
+        assert done.problems == []
+        assert "could hide a difference" in " ".join(done.reasons)
     monkeypatch.setattr(Allowed, "measure", lambda self, made, disturbed: None)
     assert any("rounding explains" in problem for problem in again(folder).problems)
 
