@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -203,31 +202,27 @@ def load_row(
 
 
 def _of_task(path: Path, task: HeldTask | Mapping[str, Any] | None) -> dict[str, Any]:
-    """The overrides by which a row trains a task in memory.
+    """The overrides by which a row trains a task in memory."""
+    if task is None or isinstance(task, Mapping):
+        return {} if task is None else {"task": task}
+    from pfl_bench.config.yaml_text import read_yaml
+
+    return _held(task).overrides(read_yaml(path), path.stem)
+
+
+def _held(task: Any) -> HeldTask:
+    """Check an argument ``task``.
 
     Raises:
         UserInputError: It is no task.
     """
-    if task is None or isinstance(task, Mapping):
-        return {} if task is None else {"task": task}
-    from pfl_bench.config.yaml_text import read_yaml
     from pfl_bench.data.held_task import HeldTask
 
     if not isinstance(task, HeldTask):
         raise UserInputError(
             f"task: {task!r:.60} is no task; give what pfl_bench.in_memory_task makes"
         )
-    row, section = read_yaml(path), task.section()
-    evaluation = row.get("evaluation") or {}
-    lists = {"splits": [], "final_splits": ["test"], **evaluation}
-    kept = {
-        f"evaluation__{key}": [name for name in lists[key] if name in task.splits]
-        for key in ("splits", "final_splits")
-    }
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", task.name).strip("-.")
-    name = f"{row.get('name', path.stem)}-{slug or 'task'}"
-    model = {**section, "name": task.model_name}
-    return {"name": name, "task": section, "model": model, "expected": [], **kept}
+    return task
 
 
 def run_row(
@@ -431,7 +426,7 @@ def audit(
     _add_folders(plugins)
     path = given_path(folder, "folder")
     if task is not None:
-        recorded = _of_task(path / "config.yaml", task)["task"]
+        recorded = _held(task).section()
         used = load_config(path / "config.yaml").tree["task"]
         other = [key for key in ("content", "code") if used.get(key) != recorded[key]]
         if other:

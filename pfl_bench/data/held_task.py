@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
-from pfl_bench.data.in_memory import InMemorySplit
+from pfl_bench.data.in_memory import InMemorySplit, split_named
 from pfl_bench.types import DataError, DataFacts
 
 if TYPE_CHECKING:
@@ -60,14 +61,35 @@ class HeldTask:
         Raises:
             DataError: There is no split of that name.
         """
-        if name not in self.splits:
-            there = ", ".join(self.splits)
-            raise DataError(f"task {self.name} has no split {name!r}; choose from {there}")
-        return self.splits[name]
+        return split_named(name, self.splits, self.name)
 
     def section(self) -> dict[str, Any]:
         """The section ``task`` of a row that trains it."""
         return {"name": NAME, "title": self.name, "content": self.facts.checksum, "code": self.code}
+
+    def overrides(self, row: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """What a row that trains it changes, by dotted key with ``__`` for the dot.
+
+        Published numbers go, and so do splits to evaluate that this task lacks.
+
+        Args:
+            row: The row as its file has it.
+            name: The row's, where it has none.
+        """
+        lists = {"splits": [], "final_splits": ["test"], **(row.get("evaluation") or {})}
+        kept = {
+            f"evaluation__{key}": [split for split in lists[key] if split in self.splits]
+            for key in ("splits", "final_splits")
+        }
+        slug = re.sub(r"[^A-Za-z0-9._-]+", "-", self.name).strip("-.") or "task"
+        section = self.section()
+        return {
+            "name": f"{row.get('name', name)}-{slug}",
+            "task": section,
+            "model": {**section, "name": self.model_name},
+            "expected": [],
+            **kept,
+        }
 
 
 class HeldOptions(BaseModel):

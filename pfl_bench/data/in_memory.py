@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.types import Examples
+from pfl_bench.types import DataError, Examples
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Split = TypeVar("Split", bound="InMemorySplit")
+
+
+def split_named(name: str, splits: Mapping[str, Split], task: str) -> Split:
+    """Give one of a task's splits.
+
+    Raises:
+        DataError: There is no split of that name.
+    """
+    if name not in splits:
+        raise DataError(f"task {task} has no split {name!r}; choose from {', '.join(splits)}")
+    return splits[name]
 
 
 class InMemorySplit:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.data import InMemorySplit, Store
-from pfl_bench.types import DataError, DataFacts
-
-Split = TypeVar("Split", bound=InMemorySplit)
+from pfl_bench.data import Store
+from pfl_bench.data.in_memory import Split, split_named
+from pfl_bench.types import DataFacts
 
 
 class CrossEntropy:
@@ -53,11 +52,7 @@ class InMemoryTask(CrossEntropy, Generic[Split]):
         Raises:
             DataError: There is no split of that name.
         """
-        if name not in self._splits:
-            raise DataError(
-                f"task {self._name} has no split {name!r}; choose from {', '.join(self._splits)}"
-            )
-        return self._splits[name]
+        return split_named(name, self._splits, self._name)
 
 
 def known_facts(store: Store, names: Iterable[str]) -> dict[str, Any]:
