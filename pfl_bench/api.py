@@ -418,11 +418,10 @@ def audit(
         UserInputError: The folder holds no private run, or it used plug-ins that were not given.
     """
     from pfl_bench.runs.audit import audit_run
+    from pfl_bench.runs.recomputation import MODES
 
-    if recompute not in ("none", "first", "sample", "all"):
-        raise UserInputError(
-            f"recompute: {recompute!r:.60} is none of 'none', 'first', 'sample' and 'all'"
-        )
+    if recompute not in MODES:
+        raise UserInputError(f"recompute: {recompute!r:.60} is none of {', '.join(MODES)}")
     _add_folders(plugins)
     path = given_path(folder, "folder")
     if task is not None:

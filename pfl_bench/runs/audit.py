@@ -29,7 +29,8 @@ from pfl_bench.runs.audit_rebuilt import Opened, read_seed, rebuild
 from pfl_bench.runs.audit_replay import make_replay
 from pfl_bench.runs.checkpoint import steps_saved
 from pfl_bench.runs.membership import read_attacks
-from pfl_bench.runs.recompute import SECONDS, Mode, Recomputation, recompute_run
+from pfl_bench.runs.recomputation import SECONDS, Mode, Recomputation
+from pfl_bench.runs.recompute import recompute_run
 from pfl_bench.runs.recompute_dp_sgd import recompute_dp_sgd
 from pfl_bench.types import RunFolderError, UserInputError
 from privacy.amplification import Composition, Participation

@@ -1,0 +1,266 @@
+"""What the rounds of a run start from: its data, model, devices and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pfl_bench import plugins
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated.central_gradient import private_gradient
+from pfl_bench.federated.parts import (
+    build_algorithm,
+    build_compression,
+    build_model,
+    build_task,
+)
+from pfl_bench.runs.checkpoint import load, steps_saved
+from pfl_bench.simulation.devices.cohorts import digest_of
+from pfl_bench.simulation.devices.sources import open_devices
+from pfl_bench.types import (
+    ClientUpload,
+    LocalResult,
+    Task,
+    TransformsBatches,
+    UserInputError,
+)
+from privacy.reference.central import Optimizer
+from privacy.reference.client import Learner, Trained
+from privacy.reference.cohort import SCHEMES
+from privacy.reference.devices import SELECTIONS, Devices
+from privacy.reference.noise import Setting
+from privacy.reference.round import MECHANISMS, Rule, State
+
+
+class ImpossibleError(Exception):
+    """Nothing can be computed again, for the reason that the message has."""
+
+
+class Opened:
+    """A run whose rounds are to be computed again.
+
+    Args:
+        folder: The run's.
+        lines: Its ledger's.
+        resolved: Its configuration.
+        seed: Its private seed; None where no file has it.
+        environment: What its ``environment.json`` says.
+
+    Attributes:
+        resolved: As given.
+        seed: As given.
+        lines: As given.
+        checkpoints: By the round after which they were saved.
+        initial: The model's parameters before the first round, shape (P,), float32.
+        transforms: Of updates that are sent, by name: the algorithm's and compressions.
+
+    Raises:
+        ImpossibleError: Lines, seed, data, devices or model are not there, or not the run's.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        lines: list[dict[str, Any]],
+        resolved: ResolvedConfig,
+        seed: int | None,
+        environment: Mapping[str, Any],
+    ) -> None:
+        self.resolved, self.lines = resolved, lines
+        why = _unknown(resolved) or ("" if self.lines else "the ledger has no round")
+        why = why or ("" if seed is not None else "no file has the seed of cohorts and noise")
+        if why:
+            raise ImpossibleError(why)
+        assert seed is not None
+        self.seed = seed
+        self.checkpoints = steps_saved(folder / "checkpoints")
+        self._open(environment)
+
+    def _open(self, environment: Mapping[str, Any]) -> None:
+        resolved, device = self.resolved, torch.device("cpu")
+        try:
+            self._task: Task = build_task(resolved, device)
+            self._split = self._task.split("train")
+        except (UserInputError, OSError) as error:
+            raise ImpossibleError(
+                f"the data cannot be opened ({error}); --data names the file"
+            ) from None
+        if self._task.facts.checksum != self.lines[0].get("data"):
+            raise ImpossibleError("the data are not those of the ledger")
+        systems = resolved.config.systems
+        if systems is not None:
+            try:
+                self._traces = open_devices(systems.source, self._split.num_users)
+            except (UserInputError, OSError) as error:
+                raise ImpossibleError(f"the devices cannot be opened ({error})") from None
+            parts = (environment.get("private_seed") or {}).get("parts") or {}
+            if parts.get("simulated_devices") != digest_of(self._traces):
+                raise ImpossibleError("the devices are not those that the run began with")
+        try:
+            module = build_model(resolved, self._task, device).module
+        except (UserInputError, OSError, ValueError) as error:
+            raise ImpossibleError(f"the model cannot be built ({error})") from None
+        ran_on = str((environment.get("hardware") or {}).get("device", "cpu"))
+        drops = [m for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+        if any(layer.p > 0 for layer in drops) and not ran_on.startswith("cpu"):
+            raise ImpossibleError(
+                f"dropout was drawn by the generator of another device ({ran_on})"
+            )
+        self._learner = self._learner_of(module)
+        weights = [weight.detach() for weight in self._learner.weights]
+        self.initial = self._learner.flat(weights).clone()
+
+    def _learner_of(self, module: nn.Module) -> Learner:
+        config, task = self.resolved.config, self._task
+        assert config.federated is not None
+        return Learner(
+            module=module,
+            read=self._split.read_user,
+            loss=task.loss,
+            transform=task.transform if isinstance(task, TransformsBatches) else None,
+            local=build_algorithm(self.resolved, config.federated).local_training,
+            seed=config.seed,
+            bfloat16=config.precision == "bfloat16",
+            channels_last=config.channels_last,
+        )
+
+    def _devices_of(self, algorithm: Any, transforms: Mapping[str, Any]) -> Devices | None:
+        """Devices as the run began with them; None where users are drawn."""
+        config, length = self.resolved.config, 4.0 * len(self.initial)
+        if config.systems is None:
+            return None
+        sent = [transform.expected_bytes for transform in transforms.values()]
+        return Devices(
+            traces=self._traces,
+            systems=config.systems,
+            options=config.federated,
+            local=algorithm.local_training,
+            selection=self.resolved.tree["federated"]["selection"]["name"],
+            seed=config.seed,
+            sizes=np.diff(self._split.offsets),
+            num_bytes=(
+                len(algorithm.downloads) * length,
+                length + sum(size - length for size in sent if size is not None),
+            ),
+        )
+
+    def _strategy(self) -> Any:
+        """Numbers of correlated noise that are on record: of the ledger, or of a checkpoint."""
+        recorded = (self.lines[0].get("mechanism_description") or {}).get("strategy")
+        if self.lines[0].get("mechanism") != "column_normalized_banded":
+            return recorded
+        if not self.checkpoints:
+            raise ImpossibleError("no checkpoint has the columns that the noise is made by")
+        return load(self.checkpoints[max(self.checkpoints)])["trainer"]["mechanism"]["columns"]
+
+    def at(self, step: int) -> tuple[Rule, State]:
+        """What a round after so many rounds starts from."""
+        resolved, line = self.resolved, self.lines[0]
+        options = resolved.config.federated
+        assert options is not None
+        mechanism_options = resolved.mechanism_options
+        name = resolved.tree["privacy"]["mechanism"]["name"]
+        if mechanism_options is None:
+            mechanism_options = plugins.load(plugins.MECHANISM, name).Options()
+        setting = Setting(
+            name=name,
+            options=mechanism_options.model_dump(),
+            multiplier=float(line["simulated"]["noise_multiplier"]),
+            cohort_size=float(options.cohort_size),
+            noise_cohort_size=float(line["simulated"]["cohort_size"]),
+            length=len(self.initial),
+            seed=self.seed,
+            num_rounds=options.num_rounds,
+            strategy=self._strategy(),
+        )
+        algorithm = build_algorithm(resolved, options)
+        algorithm.begin(self._split.num_users, self.initial)
+        transforms = {} if algorithm.transform is None else {"algorithm": algorithm.transform}
+        transforms |= build_compression(resolved, len(self.initial))
+        self.transforms = transforms
+        state = State(
+            self.initial.clone(),
+            MECHANISMS[name](setting),
+            Optimizer(options.central_optimizer, len(self.initial)),
+            self._devices_of(algorithm, transforms),
+        )
+        if step:
+            saved = load(self.checkpoints[step])["trainer"]
+            state.central = saved["central"].clone()
+            state.mechanism.bound = float(
+                saved["mechanism"].get("clip_norm", state.mechanism.bound)
+            )
+            _load_optimizer(state.optimizer, saved["optimizer"])
+            algorithm.load_state_dict(saved["clients"]["algorithm"])
+            if state.devices is not None:
+                played = saved["clients"]["participants"]
+                state.devices.now = float(played["clock"]["now"])
+                state.devices.counts = played["limits"]["counts"].numpy().copy()
+                state.devices.last = played["limits"]["last"].numpy().copy()
+            for key, transform in transforms.items():
+                transform.load_state_dict(saved["clients"][f"transform of {key}"])
+
+        def send(user: int, trained: Trained, number: int) -> Tensor:
+            loss = torch.tensor(trained.loss)
+            result = LocalResult(
+                user, trained.update, trained.num_examples, trained.num_steps, loss,
+                trained.num_processed,
+            )  # fmt: skip
+            upload = ClientUpload(trained.update, 1.0, 0.0)
+            for transform in transforms.values():
+                upload = transform.send(upload, result, number)
+            return upload.update
+
+        def gradient(mean: Tensor) -> Tensor:
+            out = torch.empty_like(mean)
+            private_gradient(algorithm, options.cohort_size, mean, out)
+            return out
+
+        users = self._split.num_users
+        privacy = resolved.config.privacy
+        canaries = None if privacy is None else privacy.audit
+        hooks = (algorithm.correction, send, gradient)
+        rule = Rule(options, self.seed, users, self._learner, *hooks, canaries)
+        return rule, state
+
+
+def _unknown(resolved: ResolvedConfig) -> str:
+    """Why a configuration's rounds cannot be computed again; empty if they can."""
+    config, options = resolved.config, resolved.config.federated
+    if options is None:
+        return "steps of example-level DP are not in the ledger"
+    name = resolved.tree["privacy"]["mechanism"]["name"]
+    if name not in MECHANISMS:
+        return f"the reference does not have the mechanism {name}"
+    if name == "privunit" and config.precision != "float32":
+        return f"coins of privunit's reports follow what {config.precision} rounds away"
+    if config.systems is None and options.sampling not in SCHEMES:
+        return f"the reference does not have the sampling {options.sampling}"
+    if config.systems is not None:
+        selection = resolved.tree["federated"]["selection"]["name"]
+        if selection not in SELECTIONS:
+            return f"the reference does not have the selection {selection}"
+    if config.attack is not None:
+        return "the reference has no attackers"
+    algorithm = build_algorithm(resolved, options)
+    if algorithm.local_training.measures_start or algorithm.uploads != ("update",):
+        name = resolved.tree["federated"]["algorithm"]["name"]
+        return f"clients of {name} send more than an update"
+    return ""
+
+
+def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Put the moments that torch's optimizer keeps into the reference's."""
+    state = saved["state"].get(0, {})
+    optimizer.steps = int(state.get("step", 0))
+    for key in ("momentum_buffer", "exp_avg", "first"):
+        if state.get(key) is not None:
+            optimizer.first = state[key].double()
+    for key in ("sum", "exp_avg_sq", "second"):
+        if state.get(key) is not None:
+            optimizer.second = state[key].double()
