@@ -8,6 +8,7 @@ model and the streams of random numbers are the run's; the steps are those of
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from pfl_bench.types import FederatedSplit, NormalizesByStatistics, Task, UserIn
 from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
-from privacy.audit.recomputed import MOST
+from privacy.audit.recomputed import ROUNDING
 from privacy.audit.step_columns import StepColumns
 from privacy.reference.dp_sgd import (
     DpSgd,
@@ -47,11 +48,12 @@ CHECKS = {
     "noise_replay": "Each step's noise is the one that the run's seed draws, at the claimed scale.",
     "recompute": "Each step's clipped sum and parameters are those that the reference computes.",
 }
-# Half a unit in the last place of a number near 1.
-_UNIT = {"float32": 2.0**-24, "tf32": 2.0**-11, "bfloat16": 2.0**-9}
-# Of these, a gradient is off that is added up in another order, at most.
+# Half a unit in the last place of a float32 near 1, and how many parameters may be off by.
+_UNIT = 2.0**-24
 _UNITS = 2.0**9
-# Of these, parameters are disturbed by to see what comes of rounding.
+# Trials of a step from disturbed parameters, at most (each turns a ReLU near zero over with
+# probability 1/2), and by how many of those units they are.
+_TRIALS = 16
 _DISTURBED = 2.0**6
 # Noise, noised sum, quotient and product are rounded once each.
 _ROUNDINGS = 4.0
@@ -170,7 +172,7 @@ class _Run:
         self._sketcher = StepSketcher(self._reference.shapes, model.device)
         self._width = -(-model.num_parameters // BLOCKS)
         self._total = per_epoch * central.num_epochs
-        self._unit = _UNIT[resolved.config.precision]
+        self._relative = ROUNDING[resolved.config.precision]
         self._generator, self._no_noise = _generator(environment)
         self._no_sums = _random_layer(model.module)
         self._no_steps = self._no_noise
@@ -265,7 +267,7 @@ class _Run:
         recorded = self._steps.sketches("noise")[index]
         (own,) = self._sketcher.sketch_flat(noise)
         rounded = float(self._steps.sketches("sum")[index, 0]) + own[0]
-        allowed = _ROUNDINGS * _UNIT["float32"] * rounded * self._width**0.5
+        allowed = _ROUNDINGS * _UNIT * rounded * self._width**0.5
         found.compare(f"{self._steps.place(index)}: the noise", recorded, own, allowed)
 
     def _compute(
@@ -281,14 +283,13 @@ class _Run:
         examples = self._read(epoch, number, batch)
         total = self._reference.sum(*examples)
         (own,) = self._sketcher.sketch_flat(total)
-        # Rounding moves parameters in proportion to their size, and gradients move with them.
-        size = max(1.0, float(self._reference.parameters.norm()))
-        most = max(1, len(batch)) * self.settings.clip_norm
-        allowed = _UNITS * self._unit * size * most + _CLIP_SLACK * len(batch)
+        scale = max(float(own[0]), math.sqrt(max(1, len(batch))) * self.settings.clip_norm)
+        allowed = self._relative * scale + _CLIP_SLACK * len(batch)
         recorded, moved = self._steps.sketches("sum")[index], 0.0
-        if not np.abs(recorded - own).max() <= allowed:
-            moved = self._moved(examples, total)
-        if moved > self.settings.clip_norm or self._apart > MOST * size:
+        off = np.abs(recorded - own)
+        if not off.max() <= allowed:
+            moved = self._moved(examples, total, float(off.max()) - allowed)
+        if moved > self.settings.clip_norm:
             self._stopped = "what the model makes of rounding could hide an example"
             return False
         found.compare(f"{place}: the clipped sum", recorded, own, allowed + moved)
@@ -299,25 +300,33 @@ class _Run:
         rate = self._options.learning_rate
         rate *= rate_factor(self._options.schedule, index + 1, self._total)
         self._reference.step(total, noise, rate)
-        self._turned = self.settings.momentum * self._turned + moved / self.settings.batch_size
+        # The blocks estimate the distance of the sums.
+        apart = 2.0 * float(np.linalg.norm(off[1:])) / self.settings.batch_size
+        self._turned = self.settings.momentum * self._turned + apart
         self._apart += rate * self._turned
         (own,) = self._sketcher.sketch_flat(self._reference.parameters)
         recorded = self._steps.sketches("parameters")[index]
-        allowed = _UNITS * self._unit * max(1.0, float(own[0])) + self._apart
+        allowed = _UNITS * _UNIT * max(1.0, float(own[0])) + self._apart
         found.compare(f"{place}: the model's parameters", recorded, own, allowed)
         return not found.finding.problems
 
-    def _moved(self, examples: tuple[Tensor, Tensor], total: Tensor) -> float:
-        """Four times what the sum moves by when rounding moves the parameters, of two trials.
+    def _moved(self, examples: tuple[Tensor, Tensor], total: Tensor, wanted: float) -> float:
+        """Four times the most that the sum moves by when the parameters are disturbed.
 
-        A ReLU or a maximum that rounding turns over changes a gradient by more than rounding does.
+        Trials end when this is as much as ``wanted``.
+
+        They are by roundings, and by the distance that they may have by now, which may all be of
+        one tensor. A ReLU or a maximum that turns over changes a gradient by more than rounding.
         """
         start, moved = self._reference.parameters, 0.0
-        for place in range(2):
+        counts = [shape.numel() for shape in self._reference.shapes]
+        spread = torch.cat([torch.full((n,), self._apart / math.sqrt(n)) for n in counts])
+        for place in range(_TRIALS):
+            if moved >= wanted:
+                break
             generator = torch.Generator().manual_seed(place)
             signs = torch.randint(0, 2, start.shape, generator=generator) * 2.0 - 1.0
-            rounding = _DISTURBED * self._unit * start.abs()
-            self._reference.place(start + signs * (rounding + self._apart / len(start) ** 0.5))
+            self._reference.place(start + signs * (_DISTURBED * _UNIT * start.abs() + spread))
             moved = max(moved, 4.0 * float((self._reference.sum(*examples) - total).norm()))
         self._reference.place(start)
         return moved

@@ -8,6 +8,8 @@ Definition. Of N examples, a step takes a batch B, and from parameters w makes
     v   = momentum * v + (u + weight_decay * w),   w = w - rate * v   (v is 0 before the first step)
 
 An example whose gradient is not finite adds nothing. The denominator is b, whatever the batch.
+Between steps w and v are float32, as a model holds them: else each step would move w by a rounding,
+and a ReLU or a maximum of pooling would soon turn over.
 
 Batches. "poisson": for each step of an epoch, N uniform numbers of the epoch's stream; an example
 is in the batch if its number is below b / N. "shuffled": the epoch's stream orders the examples
@@ -101,10 +103,10 @@ class DpSgd:
     def step(self, total: Tensor, noise: Tensor, rate: float) -> None:
         """Step along a noised sum, its parts of shape (P,) each."""
         settings = self._settings
-        gradient = (total + noise) / settings.batch_size
-        gradient += settings.weight_decay * self.parameters
-        self._velocity = settings.momentum * self._velocity + gradient
-        self.place(self.parameters - rate * self._velocity)
+        gradient = (total.float() + noise.float()) / settings.batch_size
+        gradient += settings.weight_decay * self.parameters.float()
+        self._velocity = (settings.momentum * self._velocity + gradient).float().double()
+        self.place((self.parameters - rate * self._velocity).float().double())
 
     def place(self, parameters: Tensor) -> None:
         """Go on from parameters of shape (P,), float64."""

@@ -209,7 +209,7 @@ def test_what_a_model_makes_of_rounding_is_measured(
     is_sound: bool, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     # Rounding alone is then more than is allowed without a trial.
-    monkeypatch.setattr(recompute_dp_sgd, "_UNITS", 2.0**-8)
+    monkeypatch.setattr(recompute_dp_sgd, "ROUNDING", {"float32": 1e-12})
     monkeypatch.setattr(recompute_dp_sgd, "_CLIP_SLACK", 0.0)
     with Patch.context() as patch:
         if not is_sound:
@@ -221,11 +221,11 @@ def test_what_a_model_makes_of_rounding_is_measured(
 
 
 def of_sums(patch: Patch) -> None:
-    """Each clipped sum is off by a hundredth."""
+    """Each clipped sum is off by a thousandth."""
     real = dp_sgd.clipped_sums
 
     def sums(*arguments: Any) -> tuple[list[Any], int]:
         found, lost = real(*arguments)
-        return [1.01 * part for part in found], lost
+        return [1.001 * part for part in found], lost
 
     patch.setattr(dp_sgd, "clipped_sums", sums)
