@@ -23,7 +23,8 @@ rounding of its noise.
 Local training of a deep model at a large rate makes more of a rounding than R. Where a round
 differs, it is computed twice more, from central parameters that are disturbed by what one rounding
 of each, and the distance that they may have by then, come to. Twice the most that the sum, and the
-most that one client's norm, move by is then added to A and to R.
+most that one client's norm, move by is then added to A and to R. From R = 1 on, where rounding
+decides which clients diverge, cohort, bound and noise alone are compared.
 """
 
 from __future__ import annotations
@@ -108,6 +109,11 @@ class Allowed:
         """R."""
         return self.each * self.rounds + self.clients
 
+    @property
+    def is_chaotic(self) -> bool:
+        """Whether an update may be off by more than itself, so that its client may diverge."""
+        return self.relative >= 1.0
+
     def begin(self) -> None:
         """Begin the next round."""
         self.rounds += 1
@@ -171,9 +177,11 @@ def compare(
         What differs, a clause each, without the round.
     """
     yield from _cohort(line, made)
-    yield from _clients(line, metrics, made, allowed.relative)
+    yield from _clients(line, metrics, made, allowed)
     noise = list(_noise(line, made, allowed.relative))
     yield from noise
+    if allowed.is_chaotic:
+        return
     near = _near(line, made, allowed)
     yield from _sum(line, made, sketch, near, bool(noise))
     carried = copy.deepcopy(allowed)
@@ -202,15 +210,18 @@ def _cohort(line: Mapping[str, Any], made: Round) -> Iterator[str]:
 
 
 def _clients(
-    line: Mapping[str, Any], metrics: Mapping[str, Any], made: Round, relative: float
+    line: Mapping[str, Any], metrics: Mapping[str, Any], made: Round, allowed: Allowed
 ) -> Iterator[str]:
+    relative = allowed.relative
     finite = [one for one in made.contributions if math.isfinite(one.norm)]
     trained = [one.trained for one in finite if one.trained is not None]
     clipped, near = sum(one.norm > made.bound for one in finite), undecided(made, relative)
     largest = max(finite, key=lambda one: one.norm, default=None)
+    yield from _number("clipping bound", line, "clip_norm", made.bound, _EXACT * made.bound)
+    if allowed.is_chaotic:
+        return
     yield from _number("contributions", line, "num_contributions", len(finite))
     yield from _number("updates clipped", line, "num_clipped", clipped, near)
-    yield from _number("clipping bound", line, "clip_norm", made.bound, _EXACT * made.bound)
     if largest is not None:
         norm, most = largest.norm, max(one.clipped for one in finite)
         whose = f"largest norm of an update (user {largest.user}'s)"
@@ -219,8 +230,8 @@ def _clients(
         yield from _number(what, line, "largest_clipped_norm", most, 4.0 * relative * most)
     if trained:
         loss = math.fsum(one.loss for one in trained) / len(trained)
-        allowed = (4.0 * relative + 1e-5) * abs(loss)
-        yield from _number("mean training loss", metrics, "train/loss", loss, allowed)
+        off = (4.0 * relative + 1e-5) * abs(loss)
+        yield from _number("mean training loss", metrics, "train/loss", loss, off)
     examples = sum(one.num_examples for one in trained)
     yield from _number("examples seen", metrics, "train/num_examples", examples)
     steps = sum(one.num_steps for one in trained)

@@ -245,6 +245,8 @@ def test_what_training_makes_of_rounding_is_no_difference(
         trial = disturbed[0]
         trial.contributions[0] = replace(trial.contributions[0], norm=math.nan)
         real(self, made, disturbed)
+        # As if this client had diverged here alone.
+        made.contributions[0] = replace(made.contributions[0], norm=math.nan)
 
     with monkeypatch.context() as patch:
         patch.setattr(Allowed, "measure", diverged)
