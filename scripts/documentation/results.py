@@ -184,7 +184,7 @@ def leaderboard(checkout: Path) -> tuple[str, dict[str, Picture]]:
 
 
 def write_pages(checkout: Path) -> None:
-    """Write both pages and the pictures.
+    """Write both pages and the pictures, in place of those of before.
 
     Raises:
         ConfigError: See ``results_page``.
@@ -193,6 +193,8 @@ def write_pages(checkout: Path) -> None:
     write_atomically(checkout / PAGE, results_page(checkout))
     text, pictures = leaderboard(checkout)
     write_atomically(checkout / BOARD, text)
+    for old in (checkout / FOLDER).glob("front*.svg"):
+        old.unlink()
     for stem, picture in pictures.items():
         picture.save(checkout / FOLDER / stem, endings=("svg",))
 
