@@ -16,6 +16,14 @@ if TYPE_CHECKING:
         run_row,
         run_table,
     )
+    from pfl_bench.cli.functions import (
+        check_plugin,
+        leaderboard,
+        list_rows,
+        show,
+        sweep,
+        write_report,
+    )
     from pfl_bench.federated.in_memory_task import in_memory_task
 
 __version__ = "0.1.0"
@@ -24,13 +32,20 @@ __all__ = [
     "RunResult",
     "audit",
     "calibrate",
+    "check_plugin",
     "epsilon",
     "in_memory_task",
+    "leaderboard",
+    "list_rows",
     "load_row",
     "load_run",
     "run_row",
     "run_table",
+    "show",
+    "sweep",
+    "write_report",
 ]
+_COMMANDS = ("check_plugin", "leaderboard", "list_rows", "show", "sweep", "write_report")
 
 check_packages()
 
@@ -42,9 +57,12 @@ def __getattr__(name: str) -> Any:
 
         return in_memory_task
     if name in __all__:
-        from pfl_bench import api
+        if name in _COMMANDS:
+            from pfl_bench.cli import functions as home
+        else:
+            from pfl_bench import api as home  # type: ignore[no-redef]
 
-        return getattr(api, name)
+        return getattr(home, name)
     raise AttributeError(f"module 'pfl_bench' has no attribute {name!r}")
 
 

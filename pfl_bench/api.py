@@ -15,16 +15,13 @@ Nothing is printed unless ``show_progress`` asks for it.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
+from pfl_bench.cli.python_calls import add_folders, folders_of, override_texts, silence
 from pfl_bench.config.bundled_rows import locate, locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import rows_below
@@ -32,7 +29,7 @@ from pfl_bench.config.row_overrides import fit_overrides
 from pfl_bench.federated.accounting import calibrate, epsilon
 from pfl_bench.files import given_path, read_json, read_metrics
 from pfl_bench.types import ConfigError, RunFolderError, UserInputError
-from privacy.statement.statement import PrivacyStatement
+from privacy.statement.statement import PrivacyStatement, round_up
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +63,28 @@ class RunResult:
 
     folder: Path
     summary: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        """Row, seed, headline metric and epsilons, in a line."""
+        return f"RunResult({', '.join(f'{name} {value}' for name, value in self._about())})"
+
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        cells = [f"<tr><th>{escape(n)}</th><td>{escape(v)}</td></tr>" for n, v in self._about()]
+        return f"<table>{''.join(cells)}</table>"
+
+    def _about(self) -> Iterator[tuple[str, str]]:
+        from pfl_bench.runs.rows import headline_metrics
+
+        yield "row", str(self.summary["name"])
+        yield "seed", str(self.summary["seed"])
+        for metric in headline_metrics(self.summary):
+            yield metric, f"{self.metrics[metric]:.4g}"
+        statement = self.statement
+        if statement is not None and statement.unit != "none":
+            yield "epsilon (simulated)", round_up(statement.simulated.epsilon, 4)
+            yield "epsilon (actual)", round_up(statement.actual.epsilon, 4)
+        yield "folder", str(self.folder)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -158,7 +177,7 @@ class RunResult:
         from pfl_bench.federated.parts import build_model, build_task
         from pfl_bench.runs.checkpoint import load_latest
 
-        _add_folders(plugins)
+        add_folders(plugins)
         state = load_latest(self.folder / "checkpoints")
         if state is None:
             raise RunFolderError(f"{self.folder}: has no checkpoint, which the model is read from")
@@ -196,9 +215,9 @@ def load_row(
         UserInputError: ``name`` or a folder of ``plugins`` is no path.
     """
     path = locate_row(str(given_path(name, "name")))
-    folders = [str(folder) for folder in _folders(plugins)]
+    folders = [str(folder) for folder in folders_of(plugins)]
     given = {"plugins": folders, **overrides} if folders else overrides
-    return load_config(path, _texts({**_of_task(path, task), **given}))
+    return load_config(path, override_texts({**_of_task(path, task), **given}))
 
 
 def _of_task(path: Path, task: HeldTask | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -246,11 +265,13 @@ def run_row(
         UserInputError: Row, data or folder do not fit; the message says how to mend it.
         privacy.errors.PrivacyError: The privacy claim could not be made truthfully.
     """
+    from pfl_bench.report.page import write_report
     from pfl_bench.runs.runner import run
 
     resolved, folder = _placed(row, out, task)
-    with _silence(show_progress):
+    with silence(show_progress):
         run(resolved, folder, resume)
+        write_report([folder], folder / "report.html")
     return load_run(folder)
 
 
@@ -309,7 +330,7 @@ class FederatedTrainer:
 
     def __next__(self) -> RoundEnd:
         """Run a round; after the last one, the run's final evaluation."""
-        with _silence(self._show_progress):
+        with silence(self._show_progress):
             end = next(self._rounds)
         assert end is not None  # there are callbacks
         return end
@@ -327,7 +348,7 @@ class FederatedTrainer:
 
     def close(self) -> None:
         """Leave the run; the folder is no longer locked."""
-        with _silence(self._show_progress):
+        with silence(self._show_progress):
             self._rounds.close()
 
     def __enter__(self) -> FederatedTrainer:
@@ -387,7 +408,7 @@ def run_table(
         raise UserInputError(f"seeds: {seeds!r:.60} is no whole number >= 1, of runs a row")
     results = []
     rows = rows_below(path)
-    fitting, _ = fit_overrides(rows.values(), _texts(overrides))
+    fitting, _ = fit_overrides(rows.values(), override_texts(overrides))
     for name, row in rows.items():
         first = load_config(row, fitting[row]).config.seed
         for seed in range(first, first + seeds):
@@ -422,7 +443,7 @@ def audit(
 
     if recompute not in MODES:
         raise UserInputError(f"recompute: {recompute!r:.60} is none of {', '.join(MODES)}")
-    _add_folders(plugins)
+    add_folders(plugins)
     path = given_path(folder, "folder")
     if task is not None:
         recorded = _held(task).section()
@@ -435,20 +456,6 @@ def audit(
                 f"task: is not that of {path}: it has other {named}; make it from what the run used"
             )
     return audit_run(path, recompute=recompute)
-
-
-def _add_folders(folders: Sequence[str | Path]) -> None:
-    from pfl_bench.plugins import add_folder
-
-    for folder in _folders(folders):
-        add_folder(folder)
-
-
-def _folders(plugins: Sequence[str | Path]) -> list[Path]:
-    """Check an argument ``plugins``; a single path is no list of them."""
-    if not isinstance(plugins, list | tuple):
-        raise UserInputError(f"plugins: {plugins!r:.60} is no list of folders; give [FOLDER, ...]")
-    return [given_path(folder, "plugins") for folder in plugins]
 
 
 def _pandas() -> Any:
@@ -477,46 +484,3 @@ def _placed(
     if out is None:
         return row, Path("runs") / config.name / f"seed-{config.seed}"
     return row, given_path(out, "out")
-
-
-def _silence(show_progress: bool) -> contextlib.AbstractContextManager[object]:
-    """Keep what a run says to a person off standard error, unless it is asked for."""
-    return contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(_NoWhere())
-
-
-class _NoWhere(io.StringIO):
-    """A stream that keeps nothing."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-
-def _texts(overrides: Mapping[str, Any]) -> list[str]:
-    return [f"{key.replace('__', '.')}={_as_yaml(key, value)}" for key, value in overrides.items()]
-
-
-def _as_yaml(key: str, value: Any) -> str:
-    """A value as an override's text; numbers keep all digits."""
-    value = _plain(value)
-    if isinstance(value, bool | int | str) or value is None:
-        return json.dumps(value)
-    try:
-        text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9)
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"{key}: {type(value).__name__} is no value of a row, or holds one that is none "
-            f"({error}); give numbers, texts, true or false, None, paths, lists or dicts of them"
-        ) from None
-    return text.removesuffix("...\n").rstrip("\n")
-
-
-def _plain(value: Any) -> Any:
-    """A value as YAML has it: of numpy and torch, what they hold; a path is its text."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, PurePath):
-        return str(value)
-    # numpy.generic, numpy.ndarray and torch.Tensor, without importing either.
-    return value.tolist() if hasattr(value, "tolist") else value

@@ -44,7 +44,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.what is None:
         entries = [{"name": name, "text": text} for name, text in _overview()]
     elif arguments.what == "rows":
-        entries = list(_rows(arguments.below))
+        entries = list(rows_listed(arguments.below))
     elif arguments.what == "tables":
         entries = list(_tables())
     else:
@@ -102,7 +102,7 @@ def _summary(kind: plugins.PluginKind, name: str) -> str:
     return (ast.get_docstring(tree) or "").partition("\n")[0]
 
 
-def _rows(below: str | None) -> Iterator[dict[str, Any]]:
+def rows_listed(below: str | None) -> Iterator[dict[str, Any]]:
     """Rows of a folder, or all that are bundled, with their published numbers."""
     root = bundled_configs()
     folder = root if below is None else locate(below, folder=True)

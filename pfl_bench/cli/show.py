@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,33 +37,82 @@ _PRIVATE = ("private_federated", "central_dp")
 
 def main(arguments: argparse.Namespace) -> int:
     """Show a row; nothing is written, and no run folder is made."""
-    path = locate_row(arguments.row)
-    resolved = load_config(path, arguments.overrides)
-    lacking = why = None
-    shown: Preview | None = None
+    found = look(arguments.row, arguments.overrides, not arguments.no_estimate)
+    if arguments.json:
+        answer(json.dumps(found.to_json_dict(), allow_nan=False))
+        return 0
+    print("\n".join(_head(found.path, found.resolved, arguments.all, arguments.overrides)))
+    if found.preview is None:
+        print("\n".join(_without_data(found.resolved, found.lacking or "")))
+    else:
+        print("\n".join(_with_data(found.preview)))
+        if not arguments.no_estimate:
+            print("\n".join(time_lines(found.estimate, found.why)))
+    return 0
+
+
+@dataclass
+class Look:
+    """What is known of a row before it is run.
+
+    Attributes:
+        path: Its file.
+        resolved: Its configuration.
+        preview: Privacy, size and cost; None without the data.
+        lacking: Why there are no data.
+        estimate: Its time; None if it was not asked for, or cannot be measured.
+        why: Why it cannot.
+    """
+
+    path: Path
+    resolved: ResolvedConfig
+    preview: Preview | None = None
+    lacking: str | None = None
     estimate: TimeEstimate | None = None
+    why: str | None = None
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """As ``pfl-bench show --json`` prints it."""
+        shown, estimate = self.preview, self.estimate
+        statement = None if shown is None else shown.statement
+        document: dict[str, Any] = {
+            "name": self.resolved.config.name,
+            "setting": self.resolved.config.setting,
+            "config": self.resolved.tree,
+            "not_the_row": list(self.resolved.not_the_row),
+            "privacy": None if statement is None else statement.to_json_dict(),
+            "cost": None if shown is None else asdict(shown.cost),
+            "num_users": None if shown is None else shown.num_users,
+            "num_parameters": None if shown is None else shown.num_parameters,
+            "notices": [] if shown is None else list(shown.notices),
+            "estimate": None if estimate is None else {**asdict(estimate), "total": estimate.total},
+            "data_not_prepared": self.lacking,
+        }
+        value: dict[str, Any] = to_json_value(document)
+        return value
+
+
+def look(row: str, overrides: list[str], estimates: bool) -> Look:
+    """Look at a row.
+
+    Args:
+        row: Its file, or a bundled one.
+        overrides: Settings that win, as ``key=value``.
+        estimates: Measure how long it will take.
+    """
+    path = locate_row(row)
+    found = Look(path, load_config(path, overrides))
     try:
-        shown = preview(resolved, Path("runs") / resolved.config.name)
+        found.preview = preview(found.resolved, Path("runs") / found.resolved.config.name)
     except DataError as error:
-        lacking = str(error)
-    if shown is not None and not arguments.no_estimate:
+        found.lacking = str(error)
+    if found.preview is not None and estimates:
         try:
-            estimate = estimate_time(resolved)
+            found.estimate = estimate_time(found.resolved)
         except (UserInputError, PrivacyError) as error:
             # The row is right; what is not is the smaller run that is measured.
-            why = str(error)
-    if arguments.json:
-        answer(json.dumps(_to_json(resolved, shown, estimate, lacking), allow_nan=False))
-        return 0
-    print("\n".join(_head(path, resolved, arguments.all, arguments.overrides)))
-    if shown is None:
-        assert lacking is not None
-        print("\n".join(_without_data(resolved, lacking)))
-    else:
-        print("\n".join(_with_data(shown)))
-        if not arguments.no_estimate:
-            print("\n".join(time_lines(estimate, why)))
-    return 0
+            found.why = str(error)
+    return found
 
 
 def _head(
@@ -196,27 +245,3 @@ def planned_epsilons(resolved: ResolvedConfig) -> tuple[Accounted, Accounted]:
         )
     pair = make_pair(asked, composition, noise, federated.num_rounds, privacy.accountant)
     return pair.simulated, pair.actual
-
-
-def _to_json(
-    resolved: ResolvedConfig,
-    shown: Preview | None,
-    estimate: TimeEstimate | None,
-    lacking: str | None,
-) -> Mapping[str, Any]:
-    statement = None if shown is None else shown.statement
-    document: dict[str, Any] = {
-        "name": resolved.config.name,
-        "setting": resolved.config.setting,
-        "config": resolved.tree,
-        "not_the_row": list(resolved.not_the_row),
-        "privacy": None if statement is None else statement.to_json_dict(),
-        "cost": None if shown is None else asdict(shown.cost),
-        "num_users": None if shown is None else shown.num_users,
-        "num_parameters": None if shown is None else shown.num_parameters,
-        "notices": [] if shown is None else list(shown.notices),
-        "estimate": None if estimate is None else {**asdict(estimate), "total": estimate.total},
-        "data_not_prepared": lacking,
-    }
-    value: dict[str, Any] = to_json_value(document)
-    return value

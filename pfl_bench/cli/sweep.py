@@ -49,18 +49,26 @@ def main(arguments: argparse.Namespace) -> int:
         if summary is not None
     ]
     if results:
-        summary = next(summary for summary in batch.summaries if summary is not None)
-        worst = math.inf if lower_is_better(sweep.metric, summary) else -math.inf
-        results.sort(
-            key=lambda result: worst if math.isnan(result.value) else result.value,
-            reverse=worst < 0,
-        )
+        results = best_first(sweep, results, batch.summaries)
         run_many.save_table(out, table_of(sweep, results), arguments, str(arguments.sweep))
         # A program that reads the table is not to meet prose in it.
         stream = sys.stdout if arguments.format in (None, "md") else sys.stderr
         words = [*_words(sweep, results, out), *_price(chosen, batch.summaries, out)]
         print("\n" + "\n\n".join(words), file=stream)
     return batch.exit_code()
+
+
+def best_first(
+    sweep: LoadedSweep, results: list[Result], summaries: Sequence[dict[str, Any] | None]
+) -> list[Result]:
+    """Sort the results of some runs, at least one, of which these are the summaries."""
+    summary = next(summary for summary in summaries if summary is not None)
+    worst = math.inf if lower_is_better(sweep.metric, summary) else -math.inf
+    return sorted(
+        results,
+        key=lambda result: worst if math.isnan(result.value) else result.value,
+        reverse=worst < 0,
+    )
 
 
 def _choose(sweep: LoadedSweep, only: int | None) -> tuple[Combination, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import pfl_bench
 from pfl_bench import plugins
 from pfl_bench.cli.check_plugin import Checked, check_folder
 from pfl_bench.cli.main import main
@@ -262,7 +263,7 @@ def test_an_installed_package_s_file_is_one_plug_in_with_that_of_the_folder(
         assert plugins.load(plugins.ALGORITHM, "mine").__file__ == str(path)
         plugins.add_folder(home / "own_plugins")
         assert plugins.module_of(plugins.ALGORITHM, "mine").endswith("algorithms.mine")
-        subjects = [one.subject for one in check_folder("own_plugins")]
+        subjects = [one.subject for one in pfl_bench.check_plugin("own_plugins")]
         assert "algorithm mine" in subjects
     finally:
         plugins._entry_points.cache_clear()

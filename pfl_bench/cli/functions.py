@@ -1,0 +1,205 @@
+"""Commands as functions: what ``pfl_bench`` offers beside rows and runs.
+
+Each reads, checks and writes what its command does, and prints nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pfl_bench.cli.check_plugin import Checked, check_folder
+from pfl_bench.cli.list import rows_listed
+from pfl_bench.cli.main import EXIT_DONE, build_parser
+from pfl_bench.cli.python_calls import override_texts, silence
+from pfl_bench.cli.show import look
+from pfl_bench.cli.targets import check_new
+from pfl_bench.config.bundled_rows import locate
+from pfl_bench.config.sweeps import load_sweep
+from pfl_bench.files import given_path, read_json
+from pfl_bench.types import RunFolderError, UserInputError
+
+
+def list_rows(below: str | Path | None = None) -> list[dict[str, Any]]:
+    """List rows, as ``pfl-bench list rows`` does.
+
+    Args:
+        below: A folder of rows, or of bundled ones such as "flair"; None for all that are bundled.
+
+    Returns:
+        Of each row "name", "task", "text", and "published": a list of "metric", "value", "source".
+
+    Raises:
+        ConfigError: There is no such folder.
+    """
+    return list(rows_listed(None if below is None else str(given_path(below, "below"))))
+
+
+def show(row: str | Path, *, estimate: bool = True, **overrides: Any) -> dict[str, Any]:
+    """Show a row before it is run, as ``pfl-bench show --json`` does.
+
+    Args:
+        row: A file, or a bundled row.
+        estimate: Measure on a few clients how long it will take.
+        **overrides: As ``load_row`` takes them.
+
+    Returns:
+        "name", "setting", "config", "privacy", "cost" and others; without the data,
+        "data_not_prepared" says why some of them are None.
+
+    Raises:
+        ConfigError: There is no such row, or it is wrong.
+    """
+    with silence(False):
+        texts = override_texts(overrides)
+        return look(str(given_path(row, "row")), texts, estimate).to_json_dict()
+
+
+def write_report(
+    runs: str | Path | Sequence[str | Path],
+    out: str | Path = "report.html",
+    *,
+    figures: str | Path | None = None,
+    force: bool = False,
+) -> Path:
+    """Write one page on run folders, as ``pfl-bench report`` does.
+
+    Args:
+        runs: A run folder or several; seeds of one row have the same name.
+        out: The page; an existing one is replaced by ``force``.
+        figures: Folder for each picture as SVG and PDF; None for none.
+        force: See ``out``.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        UserInputError: A folder holds no run, or ``out`` exists.
+    """
+    from pfl_bench.report import page as pages
+
+    page = given_path(out, "out")
+    _check_new(page, force)
+    pictures = None if figures is None else given_path(figures, "figures")
+    if pictures is not None:
+        _check_new(pictures, force)
+    return pages.write_report(_folders(runs), page, pictures)
+
+
+def leaderboard(
+    folders: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    force: bool = False,
+) -> list[dict[str, Any]]:
+    """Rank the rows of run folders where they can be compared, as ``pfl-bench leaderboard`` does.
+
+    Args:
+        folders: A folder or several, below which run folders lie.
+        out: The page to write, with its JSON beside it; None for none.
+        force: Replace both where they exist.
+
+    Returns:
+        The tables of the JSON: "data", "metric", "lower_is_better", "attack" and "rows", of which
+        each has "row", "utility", "rank", "front", "protects", "privacy" and others.
+
+    Raises:
+        UserInputError: No run lies there, a file of one is damaged, or ``out`` exists.
+    """
+    from pfl_bench.report.leaderboard import standings, write_leaderboard
+    from pfl_bench.report.run_folder import read_run, runs_below
+
+    found = {path.resolve(): path for name in _folders(folders) for path in runs_below(name)}
+    runs = [read_run(path) for path in found.values()]
+    if out is not None:
+        page = given_path(out, "out")
+        if page.suffix != ".html" or page.is_dir():
+            raise UserInputError(f"out: {page}: give the name of a page, such as leaderboard.html")
+        for path in (page, page.with_suffix(".json")):
+            _check_new(path, force)
+        write_leaderboard(runs, page, page.with_suffix(".json"))
+    return standings(runs)
+
+
+def sweep(
+    file: str | Path, out: str | Path, *, show_progress: bool = False, **overrides: Any
+) -> list[dict[str, Any]]:
+    """Run a sweep, as ``pfl-bench sweep`` does; what is finished is not run again.
+
+    Args:
+        file: Row, metric and grid of values.
+        out: Folder of the runs, and of the sweep's table and price.
+        show_progress: Write progress to standard error.
+        **overrides: As ``load_row`` takes them, for every run.
+
+    Returns:
+        A dict for each run, the best first: "number", the values of the grid by their keys,
+        "value" of the sweep's metric, "index" of the round or epoch that had it, "folder",
+        "epsilon_simulated" and "epsilon_actual" (None without privacy). Of a sweep with a
+        selection these are the trials, and ``OUT/selection.json`` names the one that is released.
+
+    Raises:
+        UserInputError: The sweep is wrong, or a run was refused.
+    """
+    from pfl_bench.cli.sweep import best_first, main
+    from pfl_bench.cli.sweep_results import result_of
+    from pfl_bench.runs.selection import drawn_trials
+
+    path, home = locate(str(given_path(file, "file")), folder=False), given_path(out, "out")
+    texts = override_texts(overrides)
+    loaded = load_sweep(path, texts)
+    arguments = build_parser().parse_args(["sweep", str(path), *texts, "--out", str(home)])
+    told = io.StringIO()
+    quiet = contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(told)
+    with contextlib.redirect_stdout(io.StringIO()), quiet:
+        code = main(arguments)
+    if code != EXIT_DONE:
+        said = told.getvalue().strip().splitlines()
+        raise RunFolderError("\n".join(["sweep: a run failed", *said[-4:]]))
+    runs = loaded.combinations if loaded.selection is None else drawn_trials(loaded, home)[0]
+    summaries: list[Any] = [read_json(home / run.slug / "summary.json") for run in runs]
+    results = [result_of(run, made) for run, made in zip(runs, summaries, strict=True)]
+    return [
+        {
+            "number": result.combination.number,
+            **result.combination.values,
+            "value": result.value,
+            "index": result.index,
+            "epsilon_simulated": result.epsilons[0],
+            "epsilon_actual": result.epsilons[1],
+            "folder": str(home / result.combination.slug),
+        }
+        for result in best_first(loaded, results, summaries)
+    ]
+
+
+def check_plugin(folder: str | Path) -> list[Checked]:
+    """Check one's own plug-ins, as ``pfl-bench check-plugin`` does: run, killed, resumed, audited.
+
+    Args:
+        folder: Of the plug-ins and their rows.
+
+    Returns:
+        Checks with "subject", "check", "outcome" ("passed", "failed", "skipped") and "evidence".
+
+    Raises:
+        PluginError: The folder holds no plug-in.
+    """
+    with silence(False):
+        return list(check_folder(given_path(folder, "folder")))
+
+
+def _check_new(path: Path, force: bool) -> None:
+    """Refuse what exists, unless it may be replaced; a device or pipe in any case."""
+    if path.exists() and not force:
+        raise UserInputError(f"{path} exists; give another path, or force=True to replace it")
+    if not path.is_dir():
+        check_new(path, True)
+
+
+def _folders(given: str | Path | Sequence[str | Path]) -> list[Path]:
+    several: Sequence[Any] = given if isinstance(given, list | tuple) else [given]
+    return [given_path(one, "folders") for one in several]

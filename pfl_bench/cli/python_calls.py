@@ -1,0 +1,82 @@
+"""Arguments of calls from Python: as the command line has them, and checked as it checks them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+import yaml
+
+from pfl_bench.files import given_path
+from pfl_bench.types import ConfigError, UserInputError
+
+
+def add_folders(folders: Sequence[str | Path]) -> None:
+    """Take plug-ins of these folders; see ``folders_of``."""
+    from pfl_bench.plugins import add_folder
+
+    for folder in folders_of(folders):
+        add_folder(folder)
+
+
+def folders_of(plugins: Sequence[str | Path]) -> list[Path]:
+    """Check an argument ``plugins``.
+
+    Raises:
+        UserInputError: It is no list of paths; a single path is none.
+    """
+    if not isinstance(plugins, list | tuple):
+        raise UserInputError(f"plugins: {plugins!r:.60} is no list of folders; give [FOLDER, ...]")
+    return [given_path(folder, "plugins") for folder in plugins]
+
+
+def silence(show_progress: bool) -> contextlib.AbstractContextManager[object]:
+    """Keep what a run says to a person off standard error, unless it is asked for."""
+    return contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(_NoWhere())
+
+
+class _NoWhere(io.StringIO):
+    """A stream that keeps nothing."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def override_texts(overrides: Mapping[str, Any]) -> list[str]:
+    """Overrides as ``key=value``, by dotted key with ``__`` for the dot.
+
+    Raises:
+        ConfigError: A value is none of a row.
+    """
+    return [f"{key.replace('__', '.')}={_as_yaml(key, value)}" for key, value in overrides.items()]
+
+
+def _as_yaml(key: str, value: Any) -> str:
+    """A value as an override's text; numbers keep all digits."""
+    value = _plain(value)
+    if isinstance(value, bool | int | str) or value is None:
+        return json.dumps(value)
+    try:
+        text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"{key}: {type(value).__name__} is no value of a row, or holds one that is none "
+            f"({error}); give numbers, texts, true or false, None, paths, lists or dicts of them"
+        ) from None
+    return text.removesuffix("...\n").rstrip("\n")
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML has it: of numpy and torch, what they hold; a path is its text."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    # numpy.generic, numpy.ndarray and torch.Tensor, without importing either.
+    return value.tolist() if hasattr(value, "tolist") else value

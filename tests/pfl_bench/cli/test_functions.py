@@ -1,0 +1,109 @@
+"""Commands as functions: what they give and write, and how they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import pfl_bench
+from pfl_bench.cli.main import main
+from pfl_bench.types import UserInputError
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    row = pfl_bench.load_row("demo/private_federated.yaml", federated__num_rounds=2)
+    pfl_bench.run_row(row, folder)
+    return folder
+
+
+def test_rows_and_a_row_are_those_of_the_commands(capsys: Capture) -> None:
+    assert main(["list", "rows", "demo", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == pfl_bench.list_rows("demo")
+    overrides = {"federated__num_rounds": 2, "federated__cohort_size": 5}
+    shown = pfl_bench.show("demo/federated.yaml", estimate=False, **overrides)
+    assert capsys.readouterr() == ("", "")
+    texts = ["federated.num_rounds=2", "federated.cohort_size=5"]
+    assert main(["show", "demo/federated.yaml", *texts, "--no-estimate", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == shown
+    assert shown["cost"]["clients"] == 5
+
+
+def test_a_run_from_python_leaves_what_the_command_leaves(run: Path, tmp_path: Path) -> None:
+    command = ["run", "demo/private_federated.yaml", "federated.num_rounds=2"]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 0
+    names = [{path.name for path in folder.iterdir()} for folder in (run, tmp_path / "run")]
+    assert names[0] == names[1]
+
+
+def test_a_result_is_shown_in_a_line_and_as_a_table(run: Path) -> None:
+    result = pfl_bench.load_run(run)
+    statement = result.statement
+    assert statement is not None
+    shown = repr(result)
+    assert shown.startswith("RunResult(row demo-private-federated, seed ")
+    assert f"test/accuracy {result.metrics['test/accuracy']:.4g}, epsilon (simulated) " in shown
+    assert len(shown) < 300
+    page = result._repr_html_()
+    assert page.count("<tr>") == 6
+    assert str(run) in page
+
+
+def test_a_page_and_a_leaderboard_are_written(run: Path, tmp_path: Path) -> None:
+    page = pfl_bench.write_report([run], tmp_path / "page.html", figures=tmp_path / "figures")
+    assert "demo-private-federated" in page.read_text(encoding="utf-8")
+    assert list((tmp_path / "figures").glob("*.svg"))
+    (table,) = pfl_bench.leaderboard(run.parent, tmp_path / "board.html")
+    written = json.loads((tmp_path / "board.json").read_text(encoding="utf-8"))
+    assert [row["row"] for row in written["tables"][0]["rows"]] == [
+        row["row"] for row in table["rows"]
+    ]
+    for call in (
+        lambda: pfl_bench.write_report(run, page),
+        lambda: pfl_bench.leaderboard(run, tmp_path / "board.html"),
+    ):
+        with pytest.raises(UserInputError, match="force=True"):
+            call()
+    assert pfl_bench.write_report(run, page, force=True) == page
+
+
+def test_what_is_no_run_or_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserInputError, match="holds no run folder"):
+        pfl_bench.leaderboard(tmp_path)
+    with pytest.raises(UserInputError, match="folders"):
+        pfl_bench.write_report([5], tmp_path / "page.html")  # type: ignore[list-item]
+    with pytest.raises(UserInputError, match="leaderboard"):
+        pfl_bench.leaderboard(tmp_path.parent, tmp_path / "board.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
+SWEEP = """version: 1
+row: demo/federated.yaml
+metric: val/accuracy
+grid:
+  federated.local_learning_rate: [0.001, 0.5]
+"""
+
+
+def test_a_sweep_gives_its_runs_the_best_first(tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP, encoding="utf-8")
+    found = pfl_bench.sweep(file, tmp_path / "out", federated__num_rounds=2)
+    assert capsys.readouterr() == ("", "")
+    assert [one["federated.local_learning_rate"] for one in found] == [0.5, 0.001]
+    assert found[0]["value"] > found[1]["value"]
+    assert (Path(found[0]["folder"]) / "summary.json").is_file()
+    assert (tmp_path / "out" / "table.md").is_file()
+    missing = {"task__name": "femnist", "task__data": str(tmp_path / "no.h5")}
+    with pytest.raises(UserInputError, match=r"no\.h5|model"):
+        pfl_bench.sweep(file, tmp_path / "other", **missing)
+
+
+def test_a_folder_without_plug_ins_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserInputError, match=str(tmp_path)):
+        pfl_bench.check_plugin(tmp_path / "none")
