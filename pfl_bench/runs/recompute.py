@@ -39,6 +39,8 @@ from privacy.errors import LedgerError
 from privacy.ledger import read_ledger
 from privacy.reference.round import Round, Rule, State, recompute
 
+_TRIALS = 12
+
 
 class _OutOfTimeError(Exception):
     """The time is up."""
@@ -177,11 +179,12 @@ class _Work:
                 saved = load(self._run.checkpoints[number])["trainer"]["central"]
             records = (line, after.get("central"), self._metrics.get(number, {}), saved)
             found = list(compare(*records, made, sketch, allowed))
-            if found:
-                # Whether local training makes so much of rounding.
-                disturbed = [
-                    self._disturbed(number, rule, before, allowed, place) for place in range(2)
-                ]
+            # Whether local training makes so much of rounding. A ReLU that rounding turned over
+            # does so in a trial with probability 1/2.
+            for place in range(_TRIALS):
+                if not found:
+                    break
+                disturbed = self._disturbed(number, rule, before, allowed, place)
                 allowed.measure(made, disturbed)
                 found = list(compare(*records, made, sketch, allowed))
             if not found and shares(made, allowed) > MOST:

@@ -21,10 +21,10 @@ rounding of its noise.
   whether they are clipped, either will do.
 
 Local training of a deep model at a large rate makes more of a rounding than R. Where a round
-differs, it is computed twice more, from central parameters that are disturbed by what one rounding
-of each, and the distance that they may have by then, come to. Twice the most that the sum, and the
-most that one client's norm, move by is then added to A and to R. From R = 1 on, where rounding
-decides which clients diverge, cohort, bound and noise alone are compared.
+differs, it is computed up to twelve times more, from central parameters that are disturbed by what
+one rounding of each, and the distance that they may have by then, come to. Twice the most that the
+sum, and the most that one client's norm, move by is then added to A and to R. From R = 1 on, where
+rounding decides which clients diverge, cohort, bound and noise alone are compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -132,14 +132,13 @@ class Allowed:
         one = 2.0**-10 if self.each < 2.0**-10 else 2.0**-5
         return central + signs * (central.abs() * (self.each * one) + apart)
 
-    def measure(self, made: Round, disturbed: Sequence[Round]) -> None:
-        """Take what local training made of rounding, from the round as disturbed ones came out."""
-        for other in disturbed:
-            self.total = max(self.total, 2.0 * float((other.total - made.total).norm()))
-            for one, same in zip(made.contributions, other.contributions, strict=True):
-                moved = abs(one.norm - same.norm) / max(one.norm, 1e-30)
-                # Of one that is not finite no norm is held against the record any more.
-                self.clients = max(self.clients, 2.0 * moved if math.isfinite(moved) else _ANY)
+    def measure(self, made: Round, disturbed: Round) -> None:
+        """Take what local training made of rounding, from how a disturbed round came out."""
+        self.total = max(self.total, 2.0 * float((disturbed.total - made.total).norm()))
+        for one, same in zip(made.contributions, disturbed.contributions, strict=True):
+            moved = abs(one.norm - same.norm) / max(one.norm, 1e-30)
+            # Of one that is not finite no norm is held against the record any more.
+            self.clients = max(self.clients, 2.0 * moved if math.isfinite(moved) else _ANY)
 
     def step(self, made: Round, gradient: float) -> None:
         """Take the central step of a round whose gradient is off by a distance."""

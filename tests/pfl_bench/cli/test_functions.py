@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,7 +100,7 @@ def test_a_sweep_gives_its_runs_the_best_first(tmp_path: Path, capsys: Capture) 
     assert found[0]["value"] > found[1]["value"]
     assert (Path(found[0]["folder"]) / "summary.json").is_file()
     assert (tmp_path / "out" / "table.md").is_file()
-    missing = {"task__name": "femnist", "task__data": str(tmp_path / "no.h5")}
+    missing: dict[str, Any] = {"task__name": "femnist", "task__data": str(tmp_path / "no.h5")}
     with pytest.raises(UserInputError, match=r"no\.h5|model"):
         pfl_bench.sweep(file, tmp_path / "other", **missing)
 

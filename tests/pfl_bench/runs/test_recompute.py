@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -241,10 +241,9 @@ def test_what_training_makes_of_rounding_is_no_difference(
     assert {1, 2, 3} <= set(done.rounds)
     real = Allowed.measure
 
-    def diverged(self: Allowed, made: Round, disturbed: Sequence[Round]) -> None:
-        trial = disturbed[0]
+    def diverged(self: Allowed, made: Round, trial: Round) -> None:
         trial.contributions[0] = replace(trial.contributions[0], norm=math.nan)
-        real(self, made, disturbed)
+        real(self, made, trial)
         # As if this client had diverged here alone.
         made.contributions[0] = replace(made.contributions[0], norm=math.nan)
 
