@@ -5,7 +5,8 @@ Each step is a process with a time limit of its own. What it found is added to t
 the next begins, so that neither a failure nor an interruption loses anything, and a step that fails
 goes on to the next. Without a GPU, steps that need one are "skipped".
 
-    bash scripts/gpu_check.sh --out gpu_check.json
+    bash scripts/gpu_check.sh correctness --out correctness.json
+    bash scripts/gpu_check.sh speed --out speed.json
     bash scripts/gpu_check.sh --only environment --only bench-softmax
 """
 
@@ -23,9 +24,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_steps import STEPS, Step, pick_device, run_step
+from benchmarks.gpu_steps import HALVES, STEPS, Step, pick_device, run_step
 
-TAIL = 2000
+TAIL = 4000
 
 
 def main() -> int:
@@ -40,7 +41,7 @@ def main() -> int:
         found = run_step(options.step, device, Path(options.folder))
         Path(options.folder, "result.json").write_text(json.dumps(found), encoding="utf-8")
         return 0
-    names = options.only or list(STEPS)
+    names = options.only or HALVES.get(options.half) or list(STEPS)
     report: dict[str, Any] = {"device": device, "started": _now(), "steps": {}}
     ends = time.monotonic() + options.budget
     for name in names:
@@ -54,10 +55,11 @@ def main() -> int:
 
 def _read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("half", nargs="?", choices=HALVES, help="these steps; all if left out")
     parser.add_argument("--out", type=Path, default=Path("gpu_check.json"), help="the JSON file")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--only", action="append", choices=STEPS, help="these steps; repeatable")
-    parser.add_argument("--budget", type=float, default=570.0, help="seconds of all steps together")
+    parser.add_argument("--budget", type=float, default=540.0, help="seconds of all steps together")
     parser.add_argument("--list", action="store_true", help="name the steps and their limits")
     parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# One call, under ten minutes on one GPU: what of pfl-bench works there, and how fast it is. Without a GPU the steps that
+# Two calls, under ten minutes each on one GPU: what of pfl-bench works there, and how fast it is. Without a GPU the steps that
 # need one say "skipped". PYTHON=/path/to/python3 takes an environment that already has what pyproject.toml names.
 #
-#     bash scripts/gpu_check.sh --out gpu_check.json
+#     bash scripts/gpu_check.sh correctness --out correctness.json
+#     bash scripts/gpu_check.sh speed --out speed.json
 #     bash scripts/gpu_check.sh --list
 set -euo pipefail
 cd "$(dirname "$0")/.."

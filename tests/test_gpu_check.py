@@ -62,11 +62,13 @@ def test_a_spent_budget_skips_what_is_left(check: SimpleNamespace) -> None:
     assert time.monotonic() - began < 1
 
 
-@pytest.mark.parametrize("name", ["decoding", "profile-softmax"])
+@pytest.mark.parametrize("name", ["decoding", "profile-softmax", "repeat-cnn"])
 def test_a_step_measures(name: str, check: SimpleNamespace, tmp_path: Path) -> None:
     found = check.steps.run_step(name, "cpu", tmp_path)
     if name == "decoding":
         assert found["cpu"]["pictures_a_second"] > 1
+    elif name == "repeat-cnn":
+        assert found["parameters"] > 0
     else:
         assert found["clients"] > 0
         assert found["launches"] == 0
@@ -78,3 +80,33 @@ def test_a_gpu_that_is_not_there_is_said(check: SimpleNamespace) -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(SystemExit, match="PyTorch finds no GPU here"):
         check.steps.pick_device("cuda")
+
+
+def test_each_step_is_of_one_half(check: SimpleNamespace) -> None:
+    first, second = check.steps.HALVES.values()
+    assert sorted([*first, *second]) == sorted(check.steps.STEPS)
+    assert {"repeat", "tests"} <= set(first)
+    assert {"bench-softmax", "profile-cnn"} <= set(second)
+
+
+def test_tests_that_fail_are_named(
+    check: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_it.py").write_text(
+        "import pytest\n"
+        "pytestmark = pytest.mark.cuda\n"
+        "def test_good(): pass\n"
+        "def test_absent(): pytest.skip('no')\n"
+        "def test_bad(): assert 1 == 2\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda: x\n", encoding="utf-8")
+    monkeypatch.setattr(check.steps, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match=r'\["tests.test_it::test_bad"\]'):
+        check.steps.run_step("tests", "cpu", tmp_path)
+    (tmp_path / "tests" / "test_it.py").write_text(
+        "import pytest\n@pytest.mark.cuda\ndef test_good(): pass\n", encoding="utf-8"
+    )
+    found = check.steps.run_step("tests", "cpu", tmp_path)
+    assert found["passed"] == ["tests.test_it::test_good"]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import torch
 
@@ -68,7 +69,10 @@ def run_step(name: str, device: str, folder: Path) -> Any:
         device: "cuda" or "cpu".
         folder: An empty one, for its files.
     """
-    return STEPS[name].run(device, folder)
+    found = STEPS[name].run(device, folder)
+    if device == "cuda":
+        found["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
+    return found
 
 
 def _environment(device: str, folder: Path) -> dict[str, Any]:
@@ -106,11 +110,18 @@ def _demo(precision: str, device: str, folder: Path) -> dict[str, Any]:
 def _cuda_tests(device: str, folder: Path) -> dict[str, Any]:
     """What ``pytest -m cuda`` says: models and engines on the GPU beside the CPU among it."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider"]
+    path = folder / "tests.xml"
+    command += [f"--junitxml={path}", "--tb=line"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    lines = done.stdout.strip().splitlines()
+    cases = ElementTree.parse(path).getroot().iter("testcase") if path.exists() else ()
+    found: dict[str, list[str]] = {}
+    for case in cases:
+        ends = {"failure": "failed", "error": "failed", "skipped": "skipped"}
+        end = next((ends[part.tag] for part in case if part.tag in ends), "passed")
+        found.setdefault(end, []).append(f"{case.get('classname')}::{case.get('name')}")
     if done.returncode != 0:
-        raise SystemExit("\n".join(lines[-60:]))
-    return {"pytest": lines[-1]}
+        raise SystemExit(json.dumps(found.get("failed")) + "\n" + done.stdout[-3000:])
+    return {"pytest": done.stdout.strip().splitlines()[-1], **found}
 
 
 def _run_command(out: Path, device: str, *more: str) -> list[str]:
@@ -140,12 +151,30 @@ def _repeat(device: str, folder: Path) -> dict[str, Any]:
     return {"runs": list(ledgers), "was_killed": killed, "lines": ledgers["first"].count("\n")}
 
 
+def _repeat_cnn(device: str, folder: Path) -> dict[str, Any]:
+    """Two private rounds of the small CNN, twice from one seed: the bits must be the same."""
+    vectors, seed = [], None
+    for name in ("first", "second"):
+        place = folder / name
+        place.mkdir()
+        side = _our_side(FEMNIST["cnn"], device, place, (40, MEAN_EXAMPLES), cohort_seed=seed)
+        seed = side.cohort_seed
+        for number in (1, 2):
+            side.round(number)
+        vectors.append(side.vector())
+        side.close()
+    if not torch.equal(*vectors):
+        raise SystemExit(f"the models differ by up to {(vectors[0] - vectors[1]).abs().max():.3g}")
+    return {"parameters": len(vectors[0])}
+
+
 def _our_side(
     load: Workload,
     device: str,
     folder: Path,
     users: tuple[int, float] = (60, MEAN_EXAMPLES),
     notice: Callable[[str], None] = lambda text: None,
+    cohort_seed: int | None = None,
     **job: Any,
 ) -> OurSide:
     """Our trainer on generated data of FEMNIST's shapes; private unless ``job`` says otherwise."""
@@ -153,7 +182,7 @@ def _our_side(
     make_store(store, *users)
     (folder / "run").mkdir()
     told = Job(str(store), load, device=device, **{"private": True, **job})
-    return OurSide(configuration(told), folder / "run", notice=notice)
+    return OurSide(configuration(told), folder / "run", cohort_seed, notice)
 
 
 def _synchronizations(device: str, folder: Path) -> dict[str, Any]:
@@ -281,6 +310,7 @@ STEPS = {
     "demo-bfloat16": Step("the same in bfloat16", 90, True, partial(_demo, "bfloat16")),
     "tests": Step("pytest -m cuda", 180, True, _cuda_tests),
     "repeat": Step("a run twice, killed and resumed", 150, False, _repeat),
+    "repeat-cnn": Step("FLAIR's small CNN twice", 60, False, _repeat_cnn),
     "synchronizations": Step("host waits a round", 60, True, _synchronizations),
     "out-of-memory": Step("slots that do not fit", 60, True, _out_of_memory),
     "decoding": Step("JPEGs a second", 60, False, _decoding),
@@ -296,3 +326,6 @@ STEPS = {
     "profile-softmax": Step("operations of a round", 60, False, partial(_profile, "softmax")),
     "profile-cnn": Step("operations of a round", 60, True, partial(_profile, "cnn")),
 }
+_SPEED = [name for name in STEPS if name.startswith(("bench-", "profile-"))]
+# Of which each is done in nine minutes.
+HALVES = {"correctness": [name for name in STEPS if name not in _SPEED], "speed": _SPEED}
