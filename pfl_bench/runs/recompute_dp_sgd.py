@@ -289,7 +289,7 @@ class _Run:
         off = np.abs(recorded - own)
         if not off.max() <= allowed:
             moved = self._moved(examples, total, float(off.max()) - allowed)
-        if moved > self.settings.clip_norm:
+        if moved > self.settings.clip_norm and off.max() <= allowed + 4.0 * moved:
             self._stopped = "what the model makes of rounding could hide an example"
             return False
         found.compare(f"{place}: the clipped sum", recorded, own, allowed + moved)
@@ -311,12 +311,11 @@ class _Run:
         return not found.finding.problems
 
     def _moved(self, examples: tuple[Tensor, Tensor], total: Tensor, wanted: float) -> float:
-        """Four times the most that the sum moves by when the parameters are disturbed.
+        """Four times the most that the sum moves by in trials, which end when this is ``wanted``.
 
-        Trials end when this is as much as ``wanted``.
-
-        They are by roundings, and by the distance that they may have by now, which may all be of
-        one tensor. A ReLU or a maximum that turns over changes a gradient by more than rounding.
+        The parameters are disturbed by roundings, and by the distance that they may have by now,
+        which may all be of one tensor. A ReLU or a maximum that turns over changes a gradient by
+        more than rounding.
         """
         start, moved = self._reference.parameters, 0.0
         counts = [shape.numel() for shape in self._reference.shapes]

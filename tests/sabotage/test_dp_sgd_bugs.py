@@ -220,6 +220,22 @@ def test_what_a_model_makes_of_rounding_is_measured(
     assert outcome == ("passed" if is_sound else "failed"), evidence
 
 
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_what_rounding_could_hide_ends_the_steps_and_hides_no_more(
+    is_sound: bool, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(recompute_dp_sgd, "ROUNDING", {"float32": 1e-12})
+    monkeypatch.setattr(recompute_dp_sgd, "_CLIP_SLACK", 0.0)
+    monkeypatch.setattr(recompute_dp_sgd._Run, "_moved", lambda self, *arguments: 1.1)
+    with Patch.context() as patch:
+        if not is_sound:
+            no_clipping(patch)
+        run(small(), tmp_path)
+    outcome, evidence = evidence_of(audit_run(tmp_path))["recompute"]
+    assert outcome == ("skipped" if is_sound else "failed"), evidence
+    assert ("could hide an example" in evidence) == is_sound
+
+
 def of_sums(patch: Patch) -> None:
     """Each clipped sum is off by a thousandth."""
     real = dp_sgd.clipped_sums
