@@ -112,14 +112,15 @@ def leaderboard(
     from pfl_bench.report.leaderboard import standings, write_leaderboard
     from pfl_bench.report.run_folder import read_run, runs_below
 
-    found = {path.resolve(): path for name in _folders(folders) for path in runs_below(name)}
-    runs = [read_run(path) for path in found.values()]
-    if out is not None:
-        page = given_path(out, "out")
+    page = None if out is None else given_path(out, "out")
+    if page is not None:
         if page.suffix != ".html" or page.is_dir():
             raise UserInputError(f"out: {page}: give the name of a page, such as leaderboard.html")
         for path in (page, page.with_suffix(".json")):
             _check_new(path, force)
+    found = {path.resolve(): path for name in _folders(folders) for path in runs_below(name)}
+    runs = [read_run(path) for path in found.values()]
+    if page is not None:
         write_leaderboard(runs, page, page.with_suffix(".json"))
     return standings(runs)
 

@@ -73,13 +73,13 @@ def test_a_page_and_a_leaderboard_are_written(run: Path, tmp_path: Path) -> None
     assert pfl_bench.write_report(run, page, force=True) == page
 
 
-def test_what_is_no_run_or_path_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_run_or_path_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserInputError, match="holds no run folder"):
         pfl_bench.leaderboard(tmp_path)
     with pytest.raises(UserInputError, match="folders"):
         pfl_bench.write_report([5], tmp_path / "page.html")  # type: ignore[list-item]
     with pytest.raises(UserInputError, match="leaderboard"):
-        pfl_bench.leaderboard(tmp_path.parent, tmp_path / "board.txt")
+        pfl_bench.leaderboard(run, tmp_path / "board.txt")
     assert list(tmp_path.iterdir()) == []
 
 
