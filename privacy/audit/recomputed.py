@@ -22,9 +22,10 @@ rounding of its noise.
 
 Local training of a deep model at a large rate makes more of a rounding than R. Where a round
 differs, it is computed up to twelve times more, from central parameters that are disturbed by what
-one rounding of each, and the distance that they may have by then, come to. Twice the most that the
-sum, and the most that one client's norm, move by is then added to A and to R. From R = 1 on, where
-rounding decides which clients diverge, cohort, bound and noise alone are compared.
+one rounding of each (in float32 then 4, 16 and 64), and the distance that they may have by then,
+come to. Twice the most that the sum, and the most that one client's norm, move by is then added to
+A and to R. From R = 1 on, where rounding decides which clients diverge, cohort, bound and noise
+alone are compared.
 """
 
 from __future__ import annotations
@@ -124,12 +125,13 @@ class Allowed:
 
         Args:
             central: Before the round, float32.
-            place: Of several, each disturbed in other directions.
+            place: Of several, each disturbed in other directions, and in float32 by four times as
+                much after every third.
         """
         generator = torch.Generator().manual_seed(_SIGNS + 1 + place)
         signs = torch.randint(0, 2, central.shape, generator=generator) * 2.0 - 1.0
         apart = self.central / (4.0 * math.sqrt(len(central)))
-        one = 2.0**-10 if self.each < 2.0**-10 else 2.0**-5
+        one = 2.0**-10 * 4.0 ** (place // 3) if self.each < 2.0**-10 else 2.0**-5
         return central + signs * (central.abs() * (self.each * one) + apart)
 
     def measure(self, made: Round, disturbed: Round) -> None:
