@@ -55,6 +55,7 @@ def draw_front(
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("epsilon (simulated)")
         axes.set_ylabel(metric)
-        axes.legend(frameon=False, loc="lower right")
+        # Above the axes, where no point can lie under it.
+        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
 
     return Picture(identifier, "; ".join(titles.values()), paint, (6.0, 3.0), titles)
