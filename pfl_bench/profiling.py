@@ -191,3 +191,20 @@ class Overhead:
                     f"{self.LIMIT:.0%} with {key}={wanted} (now {now}), where fewer will do"
                 )
         return texts
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run PyTorch's operations in the calling thread alone.
+
+    Short operations gain nothing from a second thread, and lose many times their length where the
+    cores are busy: each waits for a thread that does not run.
+    """
+    import torch  # which reading where time went does without
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

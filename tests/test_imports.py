@@ -24,17 +24,7 @@ DIRECTION = {
     "privacy": ("audit", "reference", "empirical", "plan", "statement", "mechanisms", "schemes"),
 }  # fmt: skip
 STARTS = ("__init__.py", "__main__.py", "api.py")
-LOOSE = {
-    "__init__",
-    "__main__",
-    "_shadowing",
-    "api",
-    "files",
-    "plugins",
-    "profiling",
-    "rng",
-    "threads",
-}
+LOOSE = {"__init__", "__main__", "_shadowing", "api", "files", "plugins", "profiling", "rng"}
 
 
 def modules(package: str) -> list[Path]:

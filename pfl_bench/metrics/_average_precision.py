@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.metrics._scores import Scores
-from pfl_bench.threads import one_thread
+from pfl_bench.profiling import one_thread
 
 
 @dataclass(frozen=True, slots=True)

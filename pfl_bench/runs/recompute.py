@@ -19,11 +19,11 @@ from torch import Tensor
 from pfl_bench.client import machine
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.files import read_metrics
+from pfl_bench.profiling import one_thread
 from pfl_bench.runs.audit_inputs import METRICS_FILE, read_environment
 from pfl_bench.runs.checkpoint import load
 from pfl_bench.runs.recomputation import SECONDS, Mode, Recomputation
 from pfl_bench.runs.recompute_start import ImpossibleError, Opened
-from pfl_bench.threads import one_thread
 from pfl_bench.types import ConfigError
 from privacy.audit.recomputed import (
     MOST,

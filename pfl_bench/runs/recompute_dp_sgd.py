@@ -25,9 +25,9 @@ from pfl_bench.client.forward import Forward
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.parts import build_model, build_task
+from pfl_bench.profiling import one_thread
 from pfl_bench.rng import Purpose, stream, torch_seed
 from pfl_bench.runs.checkpoint import load
-from pfl_bench.threads import one_thread
 from pfl_bench.types import FederatedSplit, NormalizesByStatistics, Task, UserInputError
 from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.errors import IncompleteError, SkippedError

@@ -56,6 +56,7 @@ _SEGMENTS = 16
 _SIGNS = 20_250
 _COLUMNS = 256
 _EXACT = 1e-9
+# R where any norm may come out; finite, as 0 times infinity would be no number.
 _ANY = 1e9
 
 Array = NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""DP-SGD computed again: plain, slow, one example at a time; what is added up is float64.
+"""DP-SGD computed again: plain, slow, one example at a time; clipped gradients add up in float64.
 
 Definition. Of N examples, a step takes a batch B, and from parameters w makes
 
@@ -8,8 +8,8 @@ Definition. Of N examples, a step takes a batch B, and from parameters w makes
     v   = momentum * v + (u + weight_decay * w),   w = w - rate * v   (v is 0 before the first step)
 
 An example whose gradient is not finite adds nothing. The denominator is b, whatever the batch.
-Between steps w and v are float32, as a model holds them: else each step would move w by a rounding,
-and a ReLU or a maximum of pooling would soon turn over.
+s is summed in float64; u, w and v are rounded to float32, as a model holds them: else each step
+would move w by a rounding, and a ReLU or a maximum of pooling would soon turn over.
 
 Batches. "poisson": for each step of an epoch, N uniform numbers of the epoch's stream; an example
 is in the batch if its number is below b / N. "shuffled": the epoch's stream orders the examples

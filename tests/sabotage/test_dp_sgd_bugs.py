@@ -204,13 +204,18 @@ def test_steps_after_a_checkpoint_are_computed(tmp_path: Path, monkeypatch: Patc
     assert evidence.startswith("epoch 2, step 1: the model's parameters"), evidence
 
 
-@pytest.mark.parametrize("is_sound", [True, False])
-def test_what_a_model_makes_of_rounding_is_measured(
-    is_sound: bool, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    # Rounding alone is then more than is allowed without a trial.
+@pytest.fixture
+def strict(monkeypatch: Patch) -> Patch:
+    """Rounding alone is more than is allowed without a trial."""
     monkeypatch.setattr(recompute_dp_sgd, "ROUNDING", {"float32": 1e-12})
     monkeypatch.setattr(recompute_dp_sgd, "_CLIP_SLACK", 0.0)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_what_a_model_makes_of_rounding_is_measured(
+    is_sound: bool, tmp_path: Path, strict: Patch
+) -> None:
     with Patch.context() as patch:
         if not is_sound:
             of_sums(patch)
@@ -222,11 +227,9 @@ def test_what_a_model_makes_of_rounding_is_measured(
 
 @pytest.mark.parametrize("is_sound", [True, False])
 def test_what_rounding_could_hide_ends_the_steps_and_hides_no_more(
-    is_sound: bool, tmp_path: Path, monkeypatch: Patch
+    is_sound: bool, tmp_path: Path, strict: Patch
 ) -> None:
-    monkeypatch.setattr(recompute_dp_sgd, "ROUNDING", {"float32": 1e-12})
-    monkeypatch.setattr(recompute_dp_sgd, "_CLIP_SLACK", 0.0)
-    monkeypatch.setattr(recompute_dp_sgd._Run, "_moved", lambda self, *arguments: 1.1)
+    strict.setattr(recompute_dp_sgd._Run, "_moved", lambda self, *arguments: 1.1)
     with Patch.context() as patch:
         if not is_sound:
             no_clipping(patch)
