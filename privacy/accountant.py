@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from functools import lru_cache, reduce
 from typing import Any, Literal, get_args
 
+from privacy.accountants.prv import numpy_errstate, prv_epsilon
+from privacy.accountants.renyi import renyi_of
+from privacy.accountants.truncation import truncated_pld, untruncated
+from privacy.accountants.without_replacement import replaced_pld
 from privacy.amplification import Composition
 from privacy.errors import PlanError, PrivacyError
-from privacy.prv import numpy_errstate, prv_epsilon
-from privacy.renyi import renyi_of
 from privacy.sampling_scheme import SamplingScheme, scheme_names, scheme_type
-from privacy.truncation import truncated_pld, untruncated
-from privacy.without_replacement import replaced_pld
 
 Accountant = Literal["rdp", "pld", "prv"]
 ACCOUNTANTS: tuple[str, ...] = get_args(Accountant)

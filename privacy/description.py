@@ -153,9 +153,9 @@ class Description:
             (``FRESH``: Z itself); ``Inverse`` and ``Buffers`` are such matrices that are not
             banded, ``Columns`` one that is not Toeplitz. None if nobody states it.
         reports: What clients send who randomise their own updates: "noised" is the clipped update
-            with noise of ``law`` added, "direction" a report of ``privacy.privunit`` of epsilon one
-            over the noise multiplier, "other" something else. None where the noise is added to the
-            sum, by a server that must be trusted.
+            with noise of ``law`` added, "direction" a report of ``privacy.noise.privunit`` of
+            epsilon one over the noise multiplier, "other" something else. None where the noise is
+            added to the sum, by a server that must be trusted.
         norm: Norm that ``clip_norm`` bounds: of "linf", it bounds each element.
         clips_to_bound: Whether an update beyond the bound is brought to the bound, and one within
             is added as it is, in the norm of ``norm``: scaled down, or of "linf" each element cut

@@ -38,10 +38,10 @@ from privacy.accountant import (
     check_delta,
     has_no_noise,
 )
+from privacy.accountants.renyi import renyi_of
 from privacy.amplification import Composition, MechanismComposition, Participation
 from privacy.calibration import calibrate_noise_multiplier, check_epsilon
 from privacy.errors import PlanError, PrivacyError
-from privacy.renyi import renyi_of
 from privacy.search import smallest_noise
 
 if TYPE_CHECKING:

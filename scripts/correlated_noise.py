@@ -13,15 +13,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.buffered_toeplitz import optimized_buffers
-from privacy.factorization import (
+from privacy.mechanisms.banded_inverse_square_root import inverse_square_root
+from privacy.noise.buffered_toeplitz import optimized_buffers
+from privacy.noise.factorization import (
     optimized_coefficients,
     prefix_errors,
     square_root_coefficients,
     squared_sensitivities,
 )
-from privacy.mechanisms.banded_inverse_square_root import inverse_square_root
-from privacy.tree_factorization import tree_prefix_errors, tree_squared_sensitivity
+from privacy.noise.tree_factorization import tree_prefix_errors, tree_squared_sensitivity
 
 SETTINGS = ((200, 200), (1000, 100), (2000, 400))
 

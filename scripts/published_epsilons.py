@@ -22,7 +22,7 @@ from opacus.accountants.analysis.rdp import compute_rdp
 from pfl_bench.api import load_row
 from privacy.amplification import Participation
 from privacy.calibration import epsilon_of_rounds
-from privacy.feature_statistics import FeatureStatistics
+from privacy.noise.feature_statistics import FeatureStatistics
 from privacy.plan.example_level import example_level_composition
 
 # Those of Opacus and of TensorFlow Privacy; the source's code is named in the head of each row.

@@ -16,7 +16,7 @@ from privacy.statement.statement import json_epsilon, round_up, small
 
 if TYPE_CHECKING:
     from privacy.amplification import MechanismComposition
-    from privacy.solving import Solution
+    from privacy.plan.solving import Solution
 
 _DIGITS = 6
 
@@ -71,8 +71,8 @@ def _calibrate(arguments: argparse.Namespace, composition: MechanismComposition)
 def _solve(arguments: argparse.Namespace, composition: MechanismComposition) -> int:
     """Find the one number that is left out."""
     from privacy.errors import PrivacyError
-    from privacy.question import Question
-    from privacy.solving import solve
+    from privacy.plan.question import Question
+    from privacy.plan.solving import solve
 
     cohort = arguments.noise_cohort or arguments.cohort
     if shared.simulates(arguments) and arguments.cohort is None:

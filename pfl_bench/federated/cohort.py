@@ -27,8 +27,8 @@ from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome
 from privacy.errors import PlanError
 from privacy.mechanism import Mechanism
-from privacy.observation import Observer
-from privacy.shard_observation import ShardObservation
+from privacy.recording.observation import Observer
+from privacy.recording.shard_observation import ShardObservation
 
 
 class UpdateAggregator:

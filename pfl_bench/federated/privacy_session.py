@@ -21,14 +21,14 @@ from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import ConfigError, Participants
 from privacy.aggregate import Aggregate
-from privacy.central_record import CentralRecord
 from privacy.description import Columns
 from privacy.ledger import Ledger
 from privacy.mechanism import Mechanism, NoiseScale, Release
-from privacy.observation import Observer, ParticipationHistory
 from privacy.plan.plan import PlanRequest, PrivacyPlan, make_plan
+from privacy.recording.central_record import CentralRecord
+from privacy.recording.observation import Observer, ParticipationHistory
+from privacy.recording.sum_watch import WATCH_ALL
 from privacy.statement.statement import json_epsilon
-from privacy.sum_watch import WATCH_ALL
 
 if TYPE_CHECKING:
     from privacy.empirical.canaries import Canaries

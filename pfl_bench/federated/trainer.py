@@ -49,7 +49,7 @@ from pfl_bench.types import (
     WorkerGroup,
 )
 from privacy.mechanism import Release
-from privacy.prefetched_noise import prefetched_release
+from privacy.noise.prefetched_noise import prefetched_release
 from privacy.statement.statement import PrivacyStatement
 
 

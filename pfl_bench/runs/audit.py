@@ -50,9 +50,9 @@ from privacy.audit.outside import COVERS, TunedRuns, tuned_runs
 from privacy.audit.selected import check_selection
 from privacy.description import DP_SGD
 from privacy.errors import PrivacyError
-from privacy.feature_statistics import FeatureStatistics
 from privacy.ledger import iterate_ledger
 from privacy.mechanism import Mechanism, NoiseScale
+from privacy.noise.feature_statistics import FeatureStatistics
 from privacy.plan.example_level import example_level_composition
 from privacy.plan.plan import tensor_digest
 from privacy.statement.statement import PrivacyStatement

@@ -23,7 +23,7 @@ from privacy.audit.central_columns import CentralState, sketch_row
 from privacy.audit.central_steps import CentralOptimizer
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import METRICS, DataAtHand, Metrics, Saved, as_number
-from privacy.central_record import Sketcher, central_state
+from privacy.recording.central_record import Sketcher, central_state
 
 METRICS_FILE = "metrics.jsonl"
 

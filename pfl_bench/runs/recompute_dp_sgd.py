@@ -34,6 +34,7 @@ from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.recomputed import ROUNDING
 from privacy.audit.step_columns import StepColumns
+from privacy.recording.step_observation import BLOCKS, StepSketcher, batch_digest
 from privacy.reference.dp_sgd import (
     DpSgd,
     Settings,
@@ -41,7 +42,6 @@ from privacy.reference.dp_sgd import (
     noise_of_step,
     noised_mean,
 )
-from privacy.step_observation import BLOCKS, StepSketcher, batch_digest
 
 CHECKS = {
     "cohort_replay": "Each step's batch is the one that the run's scheme draws from its seed.",

@@ -45,9 +45,9 @@ from privacy.plan.example_level import (
     make_example_level_plan,
 )
 from privacy.plan.plan import tensor_digest
+from privacy.recording.step_observation import StepObserver
 from privacy.sampling_scheme import Participation
 from privacy.statement.statement import PrivacyStatement
-from privacy.step_observation import StepObserver
 
 
 def make_central_plan(

@@ -21,7 +21,7 @@ from pfl_bench.client.prefetch import MicroBatch
 from pfl_bench.config.training import CentralOptions
 from pfl_bench.types import ConfigError, Task
 from privacy.plan.example_level import ExampleLevelPlan
-from privacy.step_observation import StepObserver
+from privacy.recording.step_observation import StepObserver
 
 
 class PrivateSteps:

@@ -1,7 +1,8 @@
 """The statistics of the features that a model normalises by, released before its first step.
 
-Guarantee: that of ``privacy.feature_statistics``. The model is given what is released and nothing
-else. What the ledger keeps of the noise is measured by sums apart from those that are released.
+Guarantee: that of ``privacy.noise.feature_statistics``. The model is given what is released and
+nothing else. What the ledger keeps of the noise is measured by sums apart from those that are
+released.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.config.schema import PrivacyOptions
 from pfl_bench.types import ConfigError, FederatedSplit, NormalizesByStatistics
-from privacy.feature_statistics import FeatureStatistics, StatisticsSums, StatisticsWatch
+from privacy.noise.feature_statistics import FeatureStatistics, StatisticsSums, StatisticsWatch
 
 _BLOCK = 1024
 

@@ -7,9 +7,9 @@ round before; and that the counts agree with one another. Norms are those that t
 that its bound is of: L1, L2, or the largest element. Of a mechanism that does not state that it
 clips to the bound, no more than the bound is checked, and the evidence says so. Every client of a
 round was seen, and the ledger keeps the one that is furthest from what the clip is stated to do. In
-models of more than ``privacy.sum_watch.WATCH_ALL`` parameters, and in the ledgers of older
-versions, it was one client, chosen at random; the others are covered by chance alone and by the
-norms that the clipping code reports, and what moves the sum between clients is not seen.
+models of more than ``privacy.recording.sum_watch.WATCH_ALL`` parameters, and in the ledgers of
+older versions, it was one client, chosen at random; the others are covered by chance alone and by
+the norms that the clipping code reports, and what moves the sum between clients is not seen.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from privacy.audit.checks_noise import observed
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, Replay, SeedRecord
-from privacy.central_record import users_digest
 from privacy.errors import PrivacyError
-from privacy.observation import ParticipationHistory, segment_sums
+from privacy.recording.central_record import users_digest
+from privacy.recording.observation import ParticipationHistory, segment_sums
 
 # A digest of 256 bits is shorter than this with probability 2**-56.
 _LEAST_BITS = 200

@@ -46,8 +46,8 @@ from privacy.audit.errors import SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs
 from privacy.errors import PrivacyError
-from privacy.privunit import CapDesign, design
-from privacy.shard_observation import REPORT_KEYS
+from privacy.noise.privunit import CapDesign, design
+from privacy.recording.shard_observation import REPORT_KEYS
 
 # Updates with independent normal draws added.
 NORMAL_REPORTS = ("noised", "gaussian")

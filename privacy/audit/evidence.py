@@ -21,8 +21,8 @@ from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
 from privacy.audit.step_columns import StepColumns
 from privacy.errors import LedgerError
-from privacy.observation import SEGMENTS
-from privacy.shard_observation import REPORT_KEYS
+from privacy.recording.observation import SEGMENTS
+from privacy.recording.shard_observation import REPORT_KEYS
 
 HEAD = 8
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from privacy.audit import values
 from privacy.errors import LedgerError
-from privacy.step_observation import BLOCKS, DIGEST_LENGTH, VECTORS
+from privacy.recording.step_observation import BLOCKS, DIGEST_LENGTH, VECTORS
 
 _WIDTH = 1 + BLOCKS
 

@@ -8,7 +8,7 @@ deviations (the matched filter).
 
 Covariances: the identity where noise is drawn anew; (C^T C)^-1, of the noise C^-1 Z, of a Toeplitz
 strategy, banded or not; of trees, from the estimates that a round releases
-(``privacy.tree_factorization``), which say a little less than all nodes.
+(``privacy.noise.tree_factorization``), which say a little less than all nodes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.description import FRESH, Buffers, Inverse, Tree
-from privacy.factorization import noise_coefficients
-from privacy.tree_factorization import tree_levels
+from privacy.noise.factorization import noise_coefficients
+from privacy.noise.tree_factorization import tree_levels
 
 Array = NDArray[np.float64]
 Strategy = tuple[float, ...] | Tree | Inverse | Buffers

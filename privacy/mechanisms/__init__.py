@@ -2,6 +2,6 @@
 
 Each module exposes ``Options``, ``build(options, noise)`` and ``DESCRIPTION``, what it is
 (``privacy.description``), and is imported by its name when it is used. Nothing else names it.
-``privacy.clipped_sum``, ``privacy.correlated_noise`` and ``privacy.client_reports`` have what most
-of them share.
+``privacy.noise.clipped_sum``, ``privacy.noise.correlated_noise`` and
+``privacy.noise.client_reports`` have what most of them share.
 """

@@ -22,7 +22,6 @@ from typing import Annotated
 from pydantic import Field
 
 from privacy.aggregate import Aggregate
-from privacy.clipped_sum import ClipOptions, FreshGaussian
 from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM
 from privacy.description import GAUSSIAN
 from privacy.errors import PlanError, PrivacyError
@@ -35,6 +34,7 @@ from privacy.mechanism import (
     check_state_keys,
     noised_mean,
 )
+from privacy.noise.clipped_sum import ClipOptions, FreshGaussian
 
 DESCRIPTION = replace(
     GAUSSIAN,

@@ -1,9 +1,10 @@
 """DP-FTRL by a banded inverse square root (BISR): noise that is a moving sum of the last draws.
 
-Guarantee: unit user, added or removed ("selected": zeroed out); that of ``privacy.toeplitz_noise``.
-Each of a user's contributions has norm at most ``clip_norm``; round t's sum gets
-``(C^-1 Z)_t * z * C_sm / C_lg * clip_norm`` and is divided by the configured cohort size. C^-1 is
-banded: its coefficients are the first ``bands`` of (1 - x)^(1/2), scaled so that the first column
+Guarantee: unit user, added or removed ("selected": zeroed out); that of
+``privacy.noise.toeplitz_noise``. Each of a user's contributions has norm at most ``clip_norm``;
+round t's sum gets ``(C^-1 Z)_t * z * C_sm / C_lg * clip_norm`` and is divided by the configured
+cohort size. C^-1 is banded: its coefficients are the first ``bands`` of (1 - x)^(1/2), scaled so
+that the first column
 of C, over the planned rounds, has norm 1. C itself is not banded. Its coefficients are positive:
 those of 1 / (1 - a_1 x - a_2 x^2 - ...) with a_j > 0, of sum below 1. The sensitivity is computed
 from them: exact for cyclic_poisson and full; for selected users exact where they fall (which is
@@ -28,12 +29,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from privacy.clipped_sum import ClipOptions
-from privacy.correlated_noise import check_bands, check_vectors
 from privacy.description import Inverse
 from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale, NormalSource, check_state_keys
-from privacy.toeplitz_noise import TOEPLITZ, ToeplitzSum, check_planned
+from privacy.noise.clipped_sum import ClipOptions
+from privacy.noise.correlated_noise import check_bands, check_vectors
+from privacy.noise.toeplitz_noise import TOEPLITZ, ToeplitzSum, check_planned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,7 +4,8 @@ Guarantee: unit user, added or removed. Each of a user's contributions has norm 
 ``clip_norm``; round t's sum gets ``(C^-1 Z)_t * z * C_sm / C_lg * clip_norm`` (Z standard normal, a
 fresh row a round, empty cohorts included) and is divided by the configured cohort size. C is
 lower triangular Toeplitz with ``bands`` nonnegative coefficients of norm 1, so that no column's
-norm is above 1 (``privacy.factorization``). z is the standard deviation of the noise under C, in
+norm is above 1 (``privacy.noise.factorization``). z is the standard deviation of the noise under C,
+in
 multiples of clip_norm; what an accountant sees of it:
 
 - cyclic_poisson, separation >= bands: amplified. A user's rounds are ``separation`` apart, so their
@@ -48,8 +49,17 @@ from pydantic import Field
 from torch import Tensor
 
 from privacy.amplification import Composition, Participation, sampled_gaussian
-from privacy.clipped_sum import ClipOptions
-from privacy.correlated_noise import (
+from privacy.description import FRESH, OF_THE_BOUND, SAME_COEFFICIENTS, Description
+from privacy.errors import PlanError, PrivacyError
+from privacy.mechanism import (
+    NoiseScale,
+    NormalSource,
+    ReplayedNoise,
+    RoundStreams,
+    check_state_keys,
+)
+from privacy.noise.clipped_sum import ClipOptions
+from privacy.noise.correlated_noise import (
     CorrelatedSum,
     check_bands,
     check_setting,
@@ -57,20 +67,11 @@ from privacy.correlated_noise import (
     pattern_squared_sensitivity,
     unamplified,
 )
-from privacy.description import FRESH, OF_THE_BOUND, SAME_COEFFICIENTS, Description
-from privacy.errors import PlanError, PrivacyError
-from privacy.factorization import (
+from privacy.noise.factorization import (
     lag_correlations,
     noise_stddevs,
     optimized_coefficients,
     square_root_coefficients,
-)
-from privacy.mechanism import (
-    NoiseScale,
-    NormalSource,
-    ReplayedNoise,
-    RoundStreams,
-    check_state_keys,
 )
 
 if TYPE_CHECKING:

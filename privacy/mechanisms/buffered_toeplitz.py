@@ -1,9 +1,10 @@
 """DP-FTRL by buffered linear Toeplitz noise (BLT): correlated noise from a few buffers.
 
-Guarantee: unit user, added or removed ("selected": zeroed out); that of ``privacy.toeplitz_noise``,
-with a column of C that is positive and falls. Each of a user's contributions has norm at most
-``clip_norm``; round t's sum gets ``(C^-1 Z)_t * z * C_sm / C_lg * clip_norm`` and is divided by the
-configured cohort size. The sensitivity is exact for every scheme that is not refused.
+Guarantee: unit user, added or removed ("selected": zeroed out); that of
+``privacy.noise.toeplitz_noise``, with a column of C that is positive and falls. Each of a user's
+contributions has norm at most ``clip_norm``; round t's sum gets ``(C^-1 Z)_t * z * C_sm / C_lg *
+clip_norm`` and is divided by the configured cohort size. The sensitivity is exact for every scheme
+that is not refused.
 
 C's column is first 1 and then the sum over d buffers of w_i q_i^(n - 1), scaled to norm 1 over the
 planned rounds. The noise y_t = (Z_t / scale) - sum of w_i s_i, and s_i becomes q_i s_i + y_t: the
@@ -28,13 +29,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from privacy.buffered_toeplitz import noise_column, optimized_buffers
-from privacy.clipped_sum import ClipOptions
-from privacy.correlated_noise import check_vectors
 from privacy.description import Buffers
 from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale, NormalSource, check_state_keys
-from privacy.toeplitz_noise import TOEPLITZ, ToeplitzSum, check_planned
+from privacy.noise.buffered_toeplitz import noise_column, optimized_buffers
+from privacy.noise.clipped_sum import ClipOptions
+from privacy.noise.correlated_noise import check_vectors
+from privacy.noise.toeplitz_noise import TOEPLITZ, ToeplitzSum, check_planned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

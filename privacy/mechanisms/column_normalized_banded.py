@@ -37,15 +37,6 @@ from pydantic import Field
 from torch import Tensor
 
 from privacy.amplification import Composition, Participation, sampled_gaussian
-from privacy.banded_columns import noise_profile, optimized_columns
-from privacy.clipped_sum import ClipOptions
-from privacy.correlated_noise import (
-    CorrelatedSum,
-    check_bands,
-    check_setting,
-    check_vectors,
-    unamplified,
-)
 from privacy.description import FRESH, SAME_COEFFICIENTS, Columns, Description
 from privacy.errors import PlanError, PrivacyError
 from privacy.mechanism import (
@@ -55,7 +46,16 @@ from privacy.mechanism import (
     RoundStreams,
     check_state_keys,
 )
-from privacy.toeplitz_noise import TOEPLITZ, check_planned
+from privacy.noise.banded_columns import noise_profile, optimized_columns
+from privacy.noise.clipped_sum import ClipOptions
+from privacy.noise.correlated_noise import (
+    CorrelatedSum,
+    check_bands,
+    check_setting,
+    check_vectors,
+    unamplified,
+)
+from privacy.noise.toeplitz_noise import TOEPLITZ, check_planned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,9 +13,9 @@ algorithm 1 (flat clipping, fixed-denominator estimator).
 from __future__ import annotations
 
 from privacy.aggregate import Aggregate
-from privacy.clipped_sum import ClipOptions, FreshGaussian
 from privacy.description import GAUSSIAN
 from privacy.mechanism import NoiseScale, NormalSource, Release, noised_mean
+from privacy.noise.clipped_sum import ClipOptions, FreshGaussian
 
 DESCRIPTION = GAUSSIAN
 

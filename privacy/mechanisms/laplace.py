@@ -34,7 +34,6 @@ from torch import Tensor
 
 from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation, check_composition_numbers
-from privacy.clipped_sum import ClipOptions, ClippedSum
 from privacy.clipping import ClipOutcome, add_clipped_l1_
 from privacy.description import FRESH, OF_THE_BOUND, Description
 from privacy.errors import PlanError
@@ -46,6 +45,7 @@ from privacy.mechanism import (
     check_unit_weight,
     mean_of,
 )
+from privacy.noise.clipped_sum import ClipOptions, ClippedSum
 
 DESCRIPTION = Description(
     "each round's sum of clipped updates gets Laplace noise, once, in every element; its scale is "

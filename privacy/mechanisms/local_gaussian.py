@@ -30,10 +30,10 @@ import torch
 from torch import Tensor
 
 from privacy.amplification import Composition, Participation, check_composition_numbers
-from privacy.client_reports import ClientReports
-from privacy.clipped_sum import ClipOptions
 from privacy.description import FRESH, OF_THE_BOUND, Description
 from privacy.mechanism import NoiseScale, ReplayedNoise, RoundStreams
+from privacy.noise.client_reports import ClientReports
+from privacy.noise.clipped_sum import ClipOptions
 
 DESCRIPTION = Description(
     "each client adds Gaussian noise to its own clipped update before it sends; its standard "

@@ -16,7 +16,7 @@ server.
   one, whose mean is r times the direction. So the report's mean is the *clipped* update, not a
   rescaled one. What is done before a DP mechanism costs no epsilon.
 - A zero update, or one that is not finite, sends a report that is uniform on the sphere.
-- All reports have one length, ``clip_norm / mean_length`` (``privacy.privunit``).
+- All reports have one length, ``clip_norm / mean_length`` (``privacy.noise.privunit``).
 - The server adds nothing and divides the sum by the configured cohort size; an empty cohort
   releases zeros. ``noise_cohort_size`` must be ``cohort_size``, as for ``local_gaussian``.
 
@@ -37,12 +37,12 @@ import torch
 from torch import Tensor
 
 from privacy.amplification import Composition, Participation, check_composition_numbers
-from privacy.client_reports import ClientReports
-from privacy.clipped_sum import ClipOptions
 from privacy.description import FRESH, Description
 from privacy.errors import PlanError
 from privacy.mechanism import NoiseScale
-from privacy.privunit import LARGEST_REPORT_EPSILON, CapDesign, design, randomize
+from privacy.noise.client_reports import ClientReports
+from privacy.noise.clipped_sum import ClipOptions
+from privacy.noise.privunit import LARGEST_REPORT_EPSILON, CapDesign, design, randomize
 
 DESCRIPTION = Description(
     "each client sends a random direction near that of its own clipped update; one report has "

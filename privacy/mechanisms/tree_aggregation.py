@@ -43,8 +43,6 @@ from pydantic import Field
 from torch import Tensor
 
 from privacy.amplification import Composition, Participation
-from privacy.clipped_sum import ClipOptions
-from privacy.correlated_noise import CorrelatedSum, check_setting, check_vectors, unamplified
 from privacy.description import OF_THE_BOUND, Description, Tree
 from privacy.errors import PlanError, PrivacyError
 from privacy.mechanism import (
@@ -54,7 +52,9 @@ from privacy.mechanism import (
     RoundStreams,
     check_state_keys,
 )
-from privacy.tree_factorization import (
+from privacy.noise.clipped_sum import ClipOptions
+from privacy.noise.correlated_noise import CorrelatedSum, check_setting, check_vectors, unamplified
+from privacy.noise.tree_factorization import (
     separated_tree_squared_sensitivity,
     tree_levels,
     tree_noise_profile,

@@ -13,8 +13,8 @@ as the rounds:
   most one step of an epoch, and no amplification.
 
 Statistics of the features, where the model has such, are released once before the first step
-(``privacy.feature_statistics``). Their two Gaussian mechanisms are composed with the steps, also
-before the first of these.
+(``privacy.noise.feature_statistics``). Their two Gaussian mechanisms are composed with the steps,
+also before the first of these.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from privacy.amplification import (
 from privacy.calibration import default_delta
 from privacy.description import DP_SGD
 from privacy.errors import PrivacyError
-from privacy.feature_statistics import FeatureStatistics
+from privacy.noise.feature_statistics import FeatureStatistics
 from privacy.plan.budget import Budget
 from privacy.plan.notes import example_level_notes, plugin_notes, sampling_notes
 from privacy.plan.types import Setting

@@ -165,7 +165,7 @@ class PrivacyPlan:
             users: Users that were drawn, canaries left out.
             release: What the round released.
             aggregate: The merged sum that it was released from.
-            observed: What ``privacy.observation`` saw of the round, beside what is claimed.
+            observed: What ``privacy.recording.observation`` saw of the round.
             num_canaries: Canaries that took part.
         """
         drawn = [int(user) for user in users]

@@ -3,8 +3,8 @@
 Guarantee: unit user (or example). A uniformly random set of exactly ``cohort_size`` users, none
 twice. The population size is public, so adjacency is replace-one, under which the sum moves by
 twice clip_norm: the multiplier that is accounted is z / 2. The accountant pld composes the pair of
-laws that dominates a round, exact for one round (``privacy.without_replacement``); rdp a theorem's
-bound, which is loose.
+laws that dominates a round, exact for one round (``privacy.accountants.without_replacement``); rdp
+a theorem's bound, which is loose.
 
 Source: Zhu, Dong, Wang 2022, theorem 11 (pld); Wang et al. 2019, theorem 27 (rdp).
 """

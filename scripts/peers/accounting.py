@@ -190,6 +190,6 @@ def banded_rate() -> Row:
         true=exactly(epsilon(cyclic, noise, ROUNDS, delta, "pld")),
         here="cyclic_poisson draws by groups and is accounted at the groups' rate; a population "
         "too small for it is refused",
-        test="tests/privacy/test_correlated_noise.py::test_bands_within_the_separation_are_amplified",
+        test="tests/privacy/noise/test_correlated_noise.py::test_bands_within_the_separation_are_amplified",
         evidence=refusal(lambda: Participation.named("cyclic_poisson", USERS, COHORT, separation)),
     )

@@ -28,7 +28,7 @@ TESTS = (
     "tests/equivalence/test_cuda_runs.py",
     "tests/privacy/test_clipping.py",
     "tests/privacy/test_clipping_l1.py",
-    "tests/privacy/test_observation.py",
+    "tests/privacy/recording/test_observation.py",
     "tests/pfl_bench/metrics/test_multilabel_streaming.py",
 )
 # Of the models, by one engine.

@@ -37,7 +37,7 @@ from privacy.audit.outside import tuned_runs
 from privacy.description import Description
 from privacy.errors import LedgerError, PrivacyError
 from privacy.ledger import canonical_line, iterate_ledger
-from privacy.privunit import design, draw_inner_product, randomize
+from privacy.noise.privunit import design, draw_inner_product, randomize
 from tests.privacy.audit_lines import Run, digested, make_lines, read, read_inputs
 
 Lines = list[dict[str, Any]]

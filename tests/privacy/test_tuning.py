@@ -11,9 +11,9 @@ from dp_accounting import dp_event, rdp
 from scipy import stats
 
 from privacy.accountant import compose_epsilon
+from privacy.accountants.renyi import renyi_of
 from privacy.amplification import Composition, Participation, after_gaussians, sampled_gaussian
 from privacy.errors import PlanError, PrivacyError
-from privacy.renyi import renyi_of
 from privacy.tuning import (
     Trials,
     calibrate_selection,

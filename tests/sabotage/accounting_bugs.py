@@ -10,12 +10,13 @@ from dp_accounting import dp_event
 
 from pfl_bench.federated import privacy_session as private_rounds
 from pfl_bench.federated import trainer as federated
-from privacy import accountant, clipped_sum
+from privacy import accountant
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.mechanisms import adaptive_gaussian
 from privacy.mechanisms.banded_matrix_factorization import BandedMatrixFactorization
 from privacy.mechanisms.local_gaussian import LocalGaussian
 from privacy.mechanisms.tree_aggregation import TreeAggregation
+from privacy.noise import clipped_sum
 from privacy.plan import budget
 from privacy.plan import checks as plan_checks
 from privacy.plan.plan import PlanRequest, PrivacyPlan, Setting

@@ -16,11 +16,11 @@ from pfl_bench.federated.shards import PairwiseReduction
 from pfl_bench.federated.workers import worker_loop
 from pfl_bench.federated.workers.messages import SharedTraining
 from pfl_bench.types import WorkerGroup
-from privacy import clipped_sum
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome, clip_factor, l2_norm
 from privacy.mechanism import Release
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
+from privacy.noise import clipped_sum
 from tests.sabotage.blind_planting import (
     Blind,
     Users,

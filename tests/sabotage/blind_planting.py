@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pfl_bench.federated import trainer as federated
 from pfl_bench.federated.trainer import FederatedTrainer
-from privacy import clipped_sum
 from privacy.amplification import Participation
 from privacy.clipping import ClipOutcome, add_clipped_, l2_norm
 from privacy.mechanism import mean_of
 from privacy.mechanisms import gaussian
+from privacy.noise import clipped_sum
 from privacy.schemes.poisson import Poisson
 from tests.sabotage.planting import Bug, Patch, Plant
 

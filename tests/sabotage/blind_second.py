@@ -15,13 +15,14 @@ from pfl_bench.federated.cohort import UpdateAggregator
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.federated.workers.messages import SharedTraining
 from pfl_bench.rng import Purpose, stream
-from privacy import mechanism, prefetched_noise
+from privacy import mechanism
 from privacy.aggregate import Aggregate
 from privacy.amplification import Participation
 from privacy.clipping import ClipOutcome, add_clipped_l1_, clip_factor, l2_norm
 from privacy.mechanisms import laplace
 from privacy.mechanisms.banded_matrix_factorization import BandedMatrixFactorization
-from privacy.prefetched_noise import PrefetchedNoise
+from privacy.noise import prefetched_noise
+from privacy.noise.prefetched_noise import PrefetchedNoise
 from tests.sabotage.blind_planting import (
     Blind,
     Users,

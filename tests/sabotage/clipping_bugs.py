@@ -17,14 +17,15 @@ from pfl_bench.federated import shards as shards
 from pfl_bench.federated import trainer as federated
 from pfl_bench.federated.algorithms import fedavg
 from pfl_bench.types import LocalResult
-from privacy import clipped_sum, clipping
+from privacy import clipping
 from privacy.aggregate import Aggregate
-from privacy.clipped_sum import accumulate_clipped
 from privacy.clipping import ClipOutcome, clip, l2_norm
 from privacy.mechanism import Release
 from privacy.mechanisms import laplace
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
 from privacy.mechanisms.gaussian import Gaussian
+from privacy.noise import clipped_sum
+from privacy.noise.clipped_sum import accumulate_clipped
 from privacy.plan import checks as plan_checks
 from tasks.digits import models
 from tests.sabotage.planting import (

@@ -13,7 +13,7 @@ from privacy.aggregate import Aggregate
 from privacy.mechanism import Release
 from privacy.mechanisms import privunit
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
-from privacy.privunit import design
+from privacy.noise.privunit import design
 from tests.sabotage.noise_bugs import CountDraws, Noise, noise_of, normal
 from tests.sabotage.planting import ADAPTIVE, LOCAL, PRIVUNIT, Bug, Patch, Plant
 

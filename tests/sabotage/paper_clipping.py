@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from pfl_bench.federated.cohort import CohortTraining
-from privacy import clipped_sum, clipping
+from privacy import clipping
 from privacy.clipping import ClipOutcome, add_clipped_
 from privacy.mechanisms import adaptive_gaussian, laplace
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
+from privacy.noise import clipped_sum
 from tests.sabotage.paper_planting import (
     ROUNDS,
     PaperBug,

@@ -14,11 +14,11 @@ import numpy as np
 from pfl_bench.federated import trainer
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.rng import Purpose
-from privacy import clipped_sum
 from privacy.mechanism import mean_of
 from privacy.mechanisms import gaussian
 from privacy.mechanisms.gaussian import Gaussian
 from privacy.mechanisms.laplace import Laplace
+from privacy.noise import clipped_sum
 from tests.sabotage.paper_planting import (
     HALF,
     Noise,

@@ -18,9 +18,9 @@ from privacy.mechanisms import tree_aggregation
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
 from privacy.mechanisms.banded_matrix_factorization import BandedMatrixFactorization
 from privacy.mechanisms.local_gaussian import LocalGaussian
-from privacy.observation import Observer
 from privacy.plan.plan import PrivacyPlan
 from privacy.plan.types import Setting
+from privacy.recording.observation import Observer
 from privacy.sampling_scheme import Participation
 from privacy.schemes.fixed_size import FixedSize
 from tests.sabotage.paper_planting import HALF, PaperBug, Patch, registering, wrap

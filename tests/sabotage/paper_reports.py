@@ -16,7 +16,6 @@ import torch
 from pfl_bench.federated import trainer
 from pfl_bench.federated.cohort import UpdateAggregator
 from pfl_bench.rng import Purpose, stream
-from privacy.client_reports import ClientReports
 from privacy.mechanisms import privunit
 from privacy.mechanisms.banded_inverse_square_root import BandedInverseSquareRoot
 from privacy.mechanisms.banded_matrix_factorization import BandedMatrixFactorization
@@ -24,6 +23,7 @@ from privacy.mechanisms.buffered_toeplitz import BufferedToeplitz
 from privacy.mechanisms.local_gaussian import LocalGaussian
 from privacy.mechanisms.privunit import PrivUnit
 from privacy.mechanisms.tree_aggregation import TreeAggregation
+from privacy.noise.client_reports import ClientReports
 from tests.sabotage.paper_planting import HALF, PaperBug, Patch, registering, wrap
 from tests.sabotage.planting import (
     BANDED,

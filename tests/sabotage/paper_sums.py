@@ -14,8 +14,9 @@ import torch
 from pfl_bench.federated.cohort import CohortTraining
 from pfl_bench.federated.shards import Node, PairwiseReduction
 from pfl_bench.federated.workers.messages import SharedTraining
-from privacy import clipped_sum, clipping
-from privacy.clipped_sum import add_clipped_
+from privacy import clipping
+from privacy.noise import clipped_sum
+from privacy.noise.clipped_sum import add_clipped_
 from tests.sabotage.paper_planting import (
     ROUNDS,
     PaperBug,

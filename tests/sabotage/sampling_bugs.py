@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pfl_bench.federated import trainer as federated
 from pfl_bench.federated.sampling import Sampler
 from pfl_bench.simulation.devices.limits import Limits
-from privacy import clipped_sum
 from privacy.amplification import Participation
+from privacy.noise import clipped_sum
 from privacy.plan import plan
 from privacy.sampling_scheme import SamplingScheme
 from privacy.schemes import poisson

@@ -17,9 +17,9 @@ from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError
-from privacy import feature_statistics
 from privacy.amplification import sampled_gaussian
-from privacy.feature_statistics import ReleasedStatistics, StatisticsSums
+from privacy.noise import feature_statistics
+from privacy.noise.feature_statistics import ReleasedStatistics, StatisticsSums
 from privacy.plan import example_level
 from tests.contracts.small_stores import write_mnist, write_scattering
 from tests.helpers import make_config

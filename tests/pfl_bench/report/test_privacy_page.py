@@ -18,7 +18,6 @@ from privacy.aggregate import Aggregate
 from privacy.amplification import Participation, sampled_gaussian
 from privacy.audit.auditor import audit
 from privacy.audit.inputs import AuditInputs, Configured
-from privacy.central_record import CentralRecord
 from privacy.description import GAUSSIAN
 from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale
@@ -34,8 +33,9 @@ from privacy.mechanisms import (
     privunit,
     tree_aggregation,
 )
-from privacy.observation import Observer, ParticipationHistory
 from privacy.plan.plan import PlanRequest, PrivacyPlan, make_plan
+from privacy.recording.central_record import CentralRecord
+from privacy.recording.observation import Observer, ParticipationHistory
 from privacy.schemes.poisson import Poisson
 from tests.helpers import REPOSITORY
 

@@ -338,7 +338,7 @@ def rate_doubled(patch: Patch) -> None:
 
 
 def bound_half_larger(patch: Patch) -> None:
-    from privacy import clipped_sum
+    from privacy.noise import clipped_sum
 
     clip = clipped_sum.add_clipped_
     patch.setattr(

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from privacy import banded_columns
 from privacy.mechanisms import column_normalized_banded
+from privacy.noise import banded_columns
+from privacy.noise.tree_factorization import tree_noise_profile
 from privacy.reference.correlated import Correlated
 from privacy.reference.noise import Setting
 from privacy.reference.reports import PrivUnit
 from privacy.reference.round import MECHANISMS
-from privacy.tree_factorization import tree_noise_profile
 from tests.pfl_bench.runs.test_recompute import again, make
 from tests.sabotage.paper_bugs import BUGS
 from tests.sabotage.paper_planting import drive

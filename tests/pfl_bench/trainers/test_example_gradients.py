@@ -16,7 +16,7 @@ from pfl_bench.trainers.dp_sgd import PrivateSteps
 from pfl_bench.types import Examples
 from privacy.plan.budget import Budget
 from privacy.plan.example_level import ExampleLevelRequest, make_example_level_plan
-from privacy.step_observation import StepObserver
+from privacy.recording.step_observation import StepObserver
 from tasks.common.images.task import ImageTask
 from tasks.common.images.transform import Scale
 from tasks.common.vision.dp_cnn import strided_cnn, tanh_cnn

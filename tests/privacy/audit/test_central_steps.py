@@ -16,8 +16,8 @@ from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
 from privacy.audit.central_columns import sketch_row
 from privacy.audit.central_steps import CentralOptimizer, steps_of
-from privacy.central_record import CentralRecord, Sketcher, central_state, users_digest
 from privacy.errors import LedgerError
+from privacy.recording.central_record import CentralRecord, Sketcher, central_state, users_digest
 from tests.helpers import make_config
 
 OPTIMIZERS: list[dict[str, Any]] = [

@@ -21,8 +21,8 @@ from privacy.audit.referee_renyi import (
     sampled_gaussian_divergence,
 )
 from privacy.empirical.gaussian_dp import epsilon_of_mu
-from privacy.factorization import optimized_coefficients, squared_sensitivities
-from privacy.tree_factorization import tree_squared_sensitivity
+from privacy.noise.factorization import optimized_coefficients, squared_sensitivities
+from privacy.noise.tree_factorization import tree_squared_sensitivity
 
 # FLAIR's row (5,000 of 41,131 users, 5,000 rounds) and two of a million users, as calibrated in the
 # literature to three digits: population, cohort, rounds, delta, noise multiplier, epsilon by pld.

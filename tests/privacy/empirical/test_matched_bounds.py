@@ -20,14 +20,14 @@ from privacy.empirical.matched_sum import (
     expected_participation,
     noise_covariance,
 )
-from privacy.factorization import (
+from privacy.mechanisms import gaussian
+from privacy.noise.factorization import (
     lag_correlations,
     noise_stddevs,
     square_root_coefficients,
     squared_sensitivities,
 )
-from privacy.mechanisms import gaussian
-from privacy.tree_factorization import tree_noise_profile, tree_squared_sensitivity
+from privacy.noise.tree_factorization import tree_noise_profile, tree_squared_sensitivity
 from tests.helpers import REPOSITORY, make_config
 
 SCRIPT: dict[str, Any] = runpy.run_path(str(REPOSITORY / "scripts" / "audit_validation.py"))

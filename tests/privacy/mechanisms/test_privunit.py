@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from privacy.errors import PrivacyError
-from privacy.privunit import (
+from privacy.noise.privunit import (
     LARGEST_REPORT_EPSILON,
     CapDesign,
     design,

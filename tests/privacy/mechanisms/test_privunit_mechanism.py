@@ -22,8 +22,8 @@ from privacy.clipping import clip
 from privacy.errors import PlanError, PrivacyError
 from privacy.mechanism import NoiseScale
 from privacy.mechanisms.privunit import Options, PrivUnit, build
+from privacy.noise.privunit import design
 from privacy.plan.plan import PlanRequest, make_plan
-from privacy.privunit import design
 from tests.privacy.scheme_settings import with_scheme
 
 EPSILON, COHORT, CLIP = 4.0, 20, 0.5

@@ -20,12 +20,6 @@ from privacy.calibration import calibrate_noise_multiplier, max_rounds
 from privacy.empirical.canaries import Canaries
 from privacy.empirical.canary_options import CanaryOptions
 from privacy.errors import PlanError, PrivacyError
-from privacy.factorization import (
-    optimized_coefficients,
-    separated_squared_sensitivity,
-    square_root_coefficients,
-    squared_sensitivities,
-)
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.mechanisms import (
     adaptive_gaussian,
@@ -36,16 +30,22 @@ from privacy.mechanisms import (
     privunit,
     tree_aggregation,
 )
-from privacy.plan.plan import make_plan
-from privacy.question import Question
-from privacy.solving import solve
-from privacy.statement.explaining import explain
-from privacy.statement.guarantee import Guarantee
-from privacy.statement.statement import PrivacyStatement
-from privacy.tree_factorization import (
+from privacy.noise.factorization import (
+    optimized_coefficients,
+    separated_squared_sensitivity,
+    square_root_coefficients,
+    squared_sensitivities,
+)
+from privacy.noise.tree_factorization import (
     separated_tree_squared_sensitivity,
     tree_squared_sensitivity,
 )
+from privacy.plan.plan import make_plan
+from privacy.plan.question import Question
+from privacy.plan.solving import solve
+from privacy.statement.explaining import explain
+from privacy.statement.guarantee import Guarantee
+from privacy.statement.statement import PrivacyStatement
 from tests.privacy.plan.test_plan import request
 from tests.privacy.scheme_settings import with_scheme
 

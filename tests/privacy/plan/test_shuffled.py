@@ -12,7 +12,7 @@ from dp_accounting import dp_event, rdp
 from privacy.amplification import Participation
 from privacy.audit.inputs import json_equal
 from privacy.empirical.gaussian_dp import epsilon_of_mu
-from privacy.feature_statistics import FeatureStatistics
+from privacy.noise.feature_statistics import FeatureStatistics
 from privacy.statement.explaining import explain
 from privacy.statement.guarantee import Guarantee
 from tests.privacy.plan.test_example_level import plan

@@ -23,7 +23,7 @@ from torch import Tensor
 from privacy.aggregate import Aggregate
 from privacy.clipping import NORMS, norm_in_place
 from privacy.errors import PrivacyError
-from privacy.shard_observation import Probe, Reports, ShardObservation, settle
+from privacy.recording.shard_observation import Probe, Reports, ShardObservation, settle
 
 # Up to so many parameters every client is watched; of larger models one a round, so that no vector
 # of theirs is kept.
@@ -115,7 +115,7 @@ class SumWatch:
         self._probes.append(Probe(norm, self._step(total), bit, clip_norm, products))
 
     def settle(self, parts: Iterable[ShardObservation]) -> list[ShardObservation]:
-        """See ``privacy.shard_observation.settle``."""
+        """See ``privacy.recording.shard_observation.settle``."""
         return settle(parts, self._clips_to_bound)
 
     def seen(self, aggregate: Aggregate) -> ShardObservation:

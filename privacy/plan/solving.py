@@ -34,7 +34,7 @@ from privacy.accountant import check_composition
 from privacy.amplification import MechanismComposition, Participation, sampled_gaussian
 from privacy.calibration import calibrate_noise_multiplier, max_rounds
 from privacy.errors import PlanError, PrivacyError
-from privacy.question import LARGEST_POPULATION, LARGEST_ROUNDS, Question, known
+from privacy.plan.question import LARGEST_POPULATION, LARGEST_ROUNDS, Question, known
 from privacy.search import last_within, search_in_stages
 
 _USUAL_ROUNDS = 20_000

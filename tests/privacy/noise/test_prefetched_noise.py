@@ -11,10 +11,10 @@ import torch
 
 from pfl_bench import plugins
 from pfl_bench.runs.runner import run
-from privacy import prefetched_noise as module
 from privacy.aggregate import Aggregate
 from privacy.mechanism import Mechanism, NoiseScale
-from privacy.prefetched_noise import SMALLEST, PrefetchedNoise, prefetched_release
+from privacy.noise import prefetched_noise as module
+from privacy.noise.prefetched_noise import SMALLEST, PrefetchedNoise, prefetched_release
 from tests.helpers import central_of, make_config
 
 SIZE = SMALLEST + 7

@@ -9,8 +9,8 @@ import pytest
 from scipy import integrate, stats
 
 from privacy.accountant import compute_epsilon
+from privacy.accountants.without_replacement import replaced_pld
 from privacy.amplification import Participation, sampled_gaussian
-from privacy.without_replacement import replaced_pld
 
 INTERVAL = 1e-4
 

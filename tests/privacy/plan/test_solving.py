@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from privacy.amplification import Composition, Participation
 from privacy.calibration import default_delta, epsilon_of_rounds
 from privacy.errors import PlanError, PrivacyError
-from privacy.question import LARGEST_ROUNDS, UNKNOWNS, Question
+from privacy.plan.question import LARGEST_ROUNDS, UNKNOWNS, Question
+from privacy.plan.solving import Solution, solve
 from privacy.sampling_scheme import scheme_named
 from privacy.schemes.cyclic_poisson import CyclicPoisson
 from privacy.schemes.fixed_size import FixedSize
 from privacy.schemes.full import Full
-from privacy.solving import Solution, solve
 
 SEARCHED = tuple(name for name in UNKNOWNS if name != "epsilon")
 # FLAIR's setting: its z by dp-accounting 0.6.0 (the project's facts) is 18.668, to three places.

@@ -1,9 +1,9 @@
 """Banded strategies beyond Toeplitz: every column has coefficients of its own, and norm 1.
 
-Guarantee: that of ``privacy.factorization``. Columns are divided by their norms last of all, so
-that each has norm 1 whatever the optimizer returns. Columns ``bands`` or more apart have no row in
-common: with users' rounds that far apart the squared sensitivity is the number of a user's rounds,
-for any vectors of norm at most 1 that the user adds, of any signs.
+Guarantee: that of ``privacy.noise.factorization``. Columns are divided by their norms last of all,
+so that each has norm 1 whatever the optimizer returns. Columns ``bands`` or more apart have no row
+in common: with users' rounds that far apart the squared sensitivity is the number of a user's
+rounds, for any vectors of norm at most 1 that the user adds, of any signs.
 
 Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), sections 3, 4 (banded matrices, column
 normalisation); McKenna 2024 (arXiv 2405.15913; L-BFGS).
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privacy.errors import PrivacyError
-from privacy.factorization import check_count, optimized_coefficients
+from privacy.noise.factorization import check_count, optimized_coefficients
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

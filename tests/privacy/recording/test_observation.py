@@ -13,8 +13,8 @@ from privacy.aggregate import Aggregate
 from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale, Release, noised_mean
 from privacy.mechanisms import adaptive_gaussian, gaussian
-from privacy.observation import Observer, ParticipationHistory
-from privacy.sum_watch import COMPARED
+from privacy.recording.observation import Observer, ParticipationHistory
+from privacy.recording.sum_watch import COMPARED
 
 P, COHORT = 20_000, 8.0
 

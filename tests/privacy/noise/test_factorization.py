@@ -12,7 +12,7 @@ from dp_accounting import dp_event, rdp
 from dp_accounting.privacy_accountant import NeighboringRelation
 
 from privacy.errors import PrivacyError
-from privacy.factorization import (
+from privacy.noise.factorization import (
     lag_correlations,
     noise_coefficients,
     noise_stddevs,
@@ -21,7 +21,7 @@ from privacy.factorization import (
     square_root_coefficients,
     squared_sensitivities,
 )
-from privacy.tree_factorization import (
+from privacy.noise.tree_factorization import (
     tree_levels,
     tree_noise_profile,
     tree_prefix_errors,

@@ -5,8 +5,8 @@ from the sum before and after, never from what the mechanism says of itself, so 
 hold the mechanism's claims against it:
 
 - clients are *probed*: how far the sum really moved when an update was taken in, whatever the
-  clipping code reports, and whether the sum moved between them (``privacy.sum_watch``). Kept is
-  the one that is furthest from what the bound allows;
+  clipping code reports, and whether the sum moved between them (``privacy.recording.sum_watch``).
+  Kept is the one that is furthest from what the bound allows;
 - the noise is what the release, times the configured cohort size, has beyond the sum. Divided by
   the standard deviation that is claimed, it is kept as statistics that noise drawn again from the
   round's stream must have, too: the first elements, count, sum, sum of squares, sums of segments
@@ -30,8 +30,8 @@ from torch import Tensor
 from privacy.aggregate import Aggregate
 from privacy.errors import PrivacyError
 from privacy.mechanism import Release
-from privacy.shard_observation import finite as _finite
-from privacy.sum_watch import HALF_ULP, SumWatch, clean_total
+from privacy.recording.shard_observation import finite as _finite
+from privacy.recording.sum_watch import HALF_ULP, SumWatch, clean_total
 
 # Elements that are looked at together, which stay in the cache.
 _PIECE = 1 << 17

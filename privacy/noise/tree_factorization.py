@@ -1,7 +1,7 @@
 """Noise at the nodes of binary trees: what it costs, and gives.
 
-Guarantee: as in ``privacy.factorization``, for the strategy C that has a row a complete node. M
-makes the estimates of the prefix sums, each less the one before.
+Guarantee: as in ``privacy.noise.factorization``, for the strategy C that has a row a complete node.
+M makes the estimates of the prefix sums, each less the one before.
 
 Source: Kairouz et al. 2021 (arXiv 2103.00039, appendices B.1 and D); Honaker 2015 (node estimates).
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privacy.factorization import check_count
+from privacy.noise.factorization import check_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

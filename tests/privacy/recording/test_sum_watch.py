@@ -14,8 +14,8 @@ from privacy.aggregate import Aggregate
 from privacy.clipping import add_clipped_
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.mechanisms import gaussian, local_gaussian, privunit
-from privacy.shard_observation import ShardObservation
-from privacy.sum_watch import COMPARED, SumWatch
+from privacy.recording.shard_observation import ShardObservation
+from privacy.recording.sum_watch import COMPARED, SumWatch
 
 LARGE, CLIENTS, CLIP_NORM = 3 * COMPARED, 6, 0.5
 Take = Callable[[Aggregate, Tensor, int], None]

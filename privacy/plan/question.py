@@ -1,4 +1,4 @@
-"""What ``privacy.solving`` is asked: five numbers, one of them left out.
+"""What ``privacy.plan.solving`` is asked: five numbers, one of them left out.
 
 Guarantee: none of its own; a question that the accounting cannot answer is refused.
 """

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 from scipy import stats
 
 from privacy.errors import PrivacyError
-from privacy.feature_statistics import FeatureStatistics, StatisticsSums, StatisticsWatch
+from privacy.noise.feature_statistics import FeatureStatistics, StatisticsSums, StatisticsWatch
 
 REQUEST = FeatureStatistics(noise_multiplier=2.0, mean_clip_norm=0.5, square_clip_norm=0.25)
 CHANNELS = 2000

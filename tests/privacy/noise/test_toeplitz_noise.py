@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 
 from privacy.amplification import Participation
-from privacy.buffered_toeplitz import buffered_errors, optimized_buffers
 from privacy.description import Buffers, Description, Inverse
 from privacy.errors import PlanError, PrivacyError
-from privacy.factorization import (
+from privacy.mechanism import NoiseScale
+from privacy.mechanisms import banded_inverse_square_root as bisr
+from privacy.mechanisms import buffered_toeplitz as blt
+from privacy.noise.buffered_toeplitz import buffered_errors, optimized_buffers
+from privacy.noise.factorization import (
     prefix_errors,
     separated_squared_sensitivity,
     squared_sensitivities,
 )
-from privacy.mechanism import NoiseScale
-from privacy.mechanisms import banded_inverse_square_root as bisr
-from privacy.mechanisms import buffered_toeplitz as blt
 from tests.helpers import REPOSITORY
 
 ROUNDS = 300

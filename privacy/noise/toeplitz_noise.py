@@ -1,7 +1,7 @@
 """What mechanisms share whose strategy is a Toeplitz matrix that is not banded.
 
-Guarantee: unit user; as ``privacy.factorization`` has it, for a lower triangular Toeplitz C of
-T rows with no negative element, and noise C^-1 Z, Z standard normal times z. C is scaled so that
+Guarantee: unit user; as ``privacy.noise.factorization`` has it, for a lower triangular Toeplitz C
+of T rows with no negative element, and noise C^-1 Z, Z standard normal times z. C is scaled so that
 its first column, over the planned rounds, has norm 1: z is the multiplier of a user who is in the
 first round alone. All rounds are one Gaussian mechanism of multiplier z over the sensitivity:
 
@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privacy.amplification import Composition, Participation
-from privacy.correlated_noise import (
+from privacy.description import OF_THE_BOUND, Buffers, Description, Inverse
+from privacy.errors import PlanError
+from privacy.noise.correlated_noise import (
     CorrelatedSum,
     check_setting,
     pattern_squared_sensitivity,
     unamplified,
 )
-from privacy.description import OF_THE_BOUND, Buffers, Description, Inverse
-from privacy.errors import PlanError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

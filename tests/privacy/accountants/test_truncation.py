@@ -11,9 +11,9 @@ from dp_accounting import pld
 from scipy import integrate, stats
 
 from privacy.accountant import compute_epsilon
+from privacy.accountants.truncation import crowding, truncated_pld, untruncated
 from privacy.amplification import Participation, sampled_gaussian
 from privacy.errors import PlanError
-from privacy.truncation import crowding, truncated_pld, untruncated
 
 
 def users_of(population: int, cohort: int) -> Participation:

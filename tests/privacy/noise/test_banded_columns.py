@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from privacy.amplification import Participation
-from privacy.banded_columns import (
+from privacy.errors import PrivacyError
+from privacy.mechanism import NoiseScale
+from privacy.mechanisms import column_normalized_banded as mechanism
+from privacy.noise.banded_columns import (
     LARGEST_ROUNDS,
     column_prefix_errors,
     matrix_of,
     noise_profile,
     optimized_columns,
 )
-from privacy.errors import PrivacyError
-from privacy.factorization import optimized_coefficients, prefix_errors
-from privacy.mechanism import NoiseScale
-from privacy.mechanisms import column_normalized_banded as mechanism
+from privacy.noise.factorization import optimized_coefficients, prefix_errors
 
 JAX = {(64, 8): 6.867109187094037, (256, 32): 9.145504039353053}
 

@@ -1,7 +1,7 @@
 """What was seen of clients and of parts of a round, and what is kept of what was measured.
 
-Guarantee: none of its own. It reads numbers that ``privacy.sum_watch`` has measured, and changes
-neither a sum nor a stream.
+Guarantee: none of its own. It reads numbers that ``privacy.recording.sum_watch`` has measured, and
+changes neither a sum nor a stream.
 """
 
 from __future__ import annotations

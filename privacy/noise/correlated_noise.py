@@ -17,10 +17,10 @@ from torch import Tensor
 
 from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation, check_composition_numbers
-from privacy.clipped_sum import ClippedSum
 from privacy.errors import PlanError, PrivacyError
-from privacy.factorization import separated_squared_sensitivity, squared_sensitivities
 from privacy.mechanism import NoiseScale, NormalSource, Release, ReplayedNoise, mean_of
+from privacy.noise.clipped_sum import ClippedSum
+from privacy.noise.factorization import separated_squared_sensitivity, squared_sensitivities
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,7 +22,7 @@ from privacy.mechanisms import (
     privunit,
     tree_aggregation,
 )
-from privacy.observation import Observer
+from privacy.recording.observation import Observer
 
 P, COHORT = 300, 20_000
 

@@ -14,10 +14,10 @@ import numpy as np
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
-from privacy.clipped_sum import ClippedSum, accumulate_clipped
 from privacy.clipping import ClipOutcome
 from privacy.errors import PlanError, PrivacyError
 from privacy.mechanism import NoiseScale, Release, mean_of
+from privacy.noise.clipped_sum import ClippedSum, accumulate_clipped
 
 
 class ClientReports(ClippedSum):

@@ -17,7 +17,7 @@ squared L2 sensitivity is what the functions here compute, exactly:
   given for every t, so that a run that stops early claims what it has spent.
 
 Two strategies C: *banded Toeplitz* (M = C^-1, square), here, and the *binary tree*, in
-``privacy.tree_factorization``.
+``privacy.noise.tree_factorization``.
 
 A banded Toeplitz C of T rows has columns of norm at most that of its coefficients: the last
 bands - 1 columns are cut short by the end, the others are whole. With coefficients of norm 1 every

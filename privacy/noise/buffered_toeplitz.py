@@ -1,7 +1,7 @@
 """Buffered linear Toeplitz strategies: columns that are sums of a few geometric series.
 
-Guarantee: that of ``privacy.toeplitz_noise``. Every strategy that is made here has weights of at
-least 0, of sum at most 1, and decays in (0, 1): its column is positive and falls, whatever the
+Guarantee: that of ``privacy.noise.toeplitz_noise``. Every strategy that is made here has weights of
+at least 0, of sum at most 1, and decays in (0, 1): its column is positive and falls, whatever the
 optimizer returns, and the sensitivity is computed from the column itself.
 
 Source: Dvijotham et al. 2024 (arXiv 2404.16706); McMahan, Xu, Zhang 2024 (arXiv 2408.08868; several
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privacy.description import Buffers
-from privacy.factorization import check_count, squared_sensitivities
+from privacy.noise.factorization import check_count, squared_sensitivities
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,14 +18,8 @@ from scipy import stats
 from privacy.accountant import compose_epsilon
 from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation, sampled_gaussian
-from privacy.banded_columns import column_prefix_errors, matrix_of
 from privacy.calibration import calibrate_noise_multiplier, max_rounds
 from privacy.errors import PlanError, PrivacyError
-from privacy.factorization import (
-    prefix_errors,
-    square_root_coefficients,
-    squared_sensitivities,
-)
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.mechanisms import banded_inverse_square_root as bisr
 from privacy.mechanisms import banded_matrix_factorization as banded
@@ -33,7 +27,13 @@ from privacy.mechanisms import buffered_toeplitz as blt
 from privacy.mechanisms import column_normalized_banded as columns
 from privacy.mechanisms import gaussian
 from privacy.mechanisms import tree_aggregation as tree
-from privacy.tree_factorization import tree_prefix_errors, tree_squared_sensitivity
+from privacy.noise.banded_columns import column_prefix_errors, matrix_of
+from privacy.noise.factorization import (
+    prefix_errors,
+    square_root_coefficients,
+    squared_sensitivities,
+)
+from privacy.noise.tree_factorization import tree_prefix_errors, tree_squared_sensitivity
 
 Array = np.ndarray[Any, Any]
 MULTIPLIER, COHORT, NOISE_COHORT, CLIP, ROUNDS = 1.5, 20.0, 100.0, 0.5, 12

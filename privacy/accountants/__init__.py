@@ -1,0 +1,1 @@
+"""What ``privacy.accountant`` composes with: Renyi divergences, PRV, and bounds of other laws."""

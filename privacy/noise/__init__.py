@@ -1,0 +1,1 @@
+"""What mechanisms share: clipped sums, strategies of correlated noise, reports of clients."""
