@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from pfl_bench.api import load_row
 from tests.helpers import REPOSITORY
 
 
@@ -62,17 +64,44 @@ def test_a_spent_budget_skips_what_is_left(check: SimpleNamespace) -> None:
     assert time.monotonic() - began < 1
 
 
-@pytest.mark.parametrize("name", ["decoding", "profile-softmax", "repeat-cnn"])
+@pytest.mark.parametrize("name", ["decoding", "profile-softmax", "repeat-cnn", "repeat-lstm"])
 def test_a_step_measures(name: str, check: SimpleNamespace, tmp_path: Path) -> None:
     found = check.steps.run_step(name, "cpu", tmp_path)
     if name == "decoding":
         assert found["cpu"]["pictures_a_second"] > 1
-    elif name == "repeat-cnn":
+    elif name.startswith("repeat-"):
         assert found["parameters"] > 0
     else:
         assert found["clients"] > 0
         assert found["launches"] == 0
         assert len(found["most"]) == 12
+
+
+def test_cells_are_run_while_time_is_left_and_kept(
+    check: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, runs, named = check.steps, tmp_path / "runs", []
+    monkeypatch.delenv(steps.NIID_DATA, raising=False)
+    assert steps.run_step("niid-bench", "cpu", tmp_path)["cells"] == {}
+
+    def demo(name: str, **settings: Any) -> Any:
+        named.append((name, settings))
+        return load_row("demo/federated.yaml", device="cpu", federated__num_rounds=1)
+
+    monkeypatch.setattr("pfl_bench.api.load_row", demo)
+    monkeypatch.setenv(steps.NIID_DATA, "mnist.h5")
+    monkeypatch.setenv(steps.NIID_RUNS, str(runs))
+    monkeypatch.setattr(steps, "NIID_ROWS", steps.NIID_ROWS[:2])
+    found = steps.run_step("niid-bench", "cpu", tmp_path)["cells"]
+    assert list(found) == ["labels2-fedavg", "labels2-scaffold"]
+    assert all(0 < cell["metrics"]["test/accuracy"] < 1 for cell in found.values())
+    settings = {"device": "cpu", "task__data": "mnist.h5"}
+    assert named[0] == ("niid_bench/mnist-labels2-fedavg.yaml", settings)
+    before = (runs / "labels2-fedavg" / "summary.json").stat().st_mtime_ns
+    # Again, with time for one cell alone.
+    monkeypatch.setattr(steps, "NIID_SECONDS", 0.0)
+    assert list(steps.run_step("niid-bench", "cpu", tmp_path)["cells"]) == ["labels2-fedavg"]
+    assert (runs / "labels2-fedavg" / "summary.json").stat().st_mtime_ns == before
 
 
 def test_a_gpu_that_is_not_there_is_said(check: SimpleNamespace) -> None:

@@ -19,8 +19,9 @@ from xml.etree import ElementTree
 
 import torch
 
+from benchmarks import femnist, shakespeare
 from benchmarks.common import Machine, OurSide
-from benchmarks.femnist import FEMNIST, MEAN_EXAMPLES, make_store
+from benchmarks.femnist import FEMNIST
 from benchmarks.workload import Job, Workload, configuration
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +32,18 @@ REPEATED = ["federated.num_rounds=8", "checkpoint.every=2", "evaluation.every=8"
 # Slots that no memory of ``MEMORY_BYTES`` holds: FEMNIST's CNN has 1.2 million parameters.
 TOO_MANY_SLOTS, MEMORY_BYTES = 1024, 3 * 2**30
 PICTURES = 256
+FORTY = partial(femnist.make_store, num_users=40)
+SIXTY = partial(femnist.make_store, num_users=60)
+# The store of MNIST that cells of NIID-Bench train on, and where their runs are kept.
+NIID_DATA, NIID_RUNS = "NIID_BENCH_DATA", "NIID_BENCH_RUNS"
+# The next cell begins if one as long as the longest so far ends within so many seconds.
+NIID_SECONDS = 400
+# The algorithms on skewed clients first: they differ most.
+NIID_ROWS = [
+    f"{partition}-{algorithm}"
+    for partition in ("labels2", "dirichlet", "labels3", "labels1", "iid")
+    for algorithm in ("fedavg", "scaffold", "fedprox", "fednova")
+]
 
 
 @dataclass(frozen=True)
@@ -151,13 +164,15 @@ def _repeat(device: str, folder: Path) -> dict[str, Any]:
     return {"runs": list(ledgers), "was_killed": killed, "lines": ledgers["first"].count("\n")}
 
 
-def _repeat_cnn(device: str, folder: Path) -> dict[str, Any]:
-    """Two private rounds of the small CNN, twice from one seed: the bits must be the same."""
+def _repeat_model(
+    load: Workload, make: Callable[[Path], None], device: str, folder: Path
+) -> dict[str, Any]:
+    """Two private rounds of a model, twice from one seed: the bits must be the same."""
     vectors, seed = [], None
     for name in ("first", "second"):
         place = folder / name
         place.mkdir()
-        side = _our_side(FEMNIST["cnn"], device, place, (40, MEAN_EXAMPLES), cohort_seed=seed)
+        side = _our_side(load, device, place, make, cohort_seed=seed)
         seed = side.cohort_seed
         for number in (1, 2):
             side.round(number)
@@ -168,18 +183,41 @@ def _repeat_cnn(device: str, folder: Path) -> dict[str, Any]:
     return {"parameters": len(vectors[0])}
 
 
+def _niid_bench(device: str, folder: Path) -> dict[str, Any]:
+    """Published cells of NIID-Bench on MNIST, one after another while time is left.
+
+    A finished cell is not run again where ``NIID_RUNS`` names a folder that stays.
+    """
+    from pfl_bench.api import load_row, run_row
+
+    data = os.environ.get(NIID_DATA)
+    if data is None:
+        return {"cells": {}, "why": f"{NIID_DATA} names no prepared MNIST (mnist.h5)"}
+    kept = Path(os.environ.get(NIID_RUNS, folder))
+    ends, longest, cells = time.monotonic() + NIID_SECONDS, 0.0, {}
+    for row in NIID_ROWS:
+        began = time.monotonic()
+        if began + longest > ends:
+            break
+        loaded = load_row(f"niid_bench/mnist-{row}.yaml", device=device, task__data=data)
+        result = run_row(loaded, kept / row, resume=(kept / row).exists())
+        longest = max(longest, time.monotonic() - began)
+        cells[row] = {"metrics": result.metrics, "expected": result.expected}
+    return {"cells": cells}
+
+
 def _our_side(
     load: Workload,
     device: str,
     folder: Path,
-    users: tuple[int, float] = (60, MEAN_EXAMPLES),
+    make: Callable[[Path], None] = SIXTY,
     notice: Callable[[str], None] = lambda text: None,
     cohort_seed: int | None = None,
     **job: Any,
 ) -> OurSide:
-    """Our trainer on generated data of FEMNIST's shapes; private unless ``job`` says otherwise."""
+    """Our trainer on generated data; private unless ``job`` says otherwise."""
     store = folder / "generated.h5"
-    make_store(store, *users)
+    make(store)
     (folder / "run").mkdir()
     told = Job(str(store), load, device=device, **{"private": True, **job})
     return OurSide(configuration(told), folder / "run", cohort_seed, notice)
@@ -214,7 +252,8 @@ def _out_of_memory(device: str, folder: Path) -> dict[str, Any]:
     notices: list[str] = []
     load = replace(FEMNIST["cnn"], cohort_size=TOO_MANY_SLOTS)
     options = {"private": False, "engine": "vectorized", "slots": TOO_MANY_SLOTS}
-    side = _our_side(load, device, folder, (TOO_MANY_SLOTS, 20), notices.append, **options)
+    make = partial(femnist.make_store, num_users=TOO_MANY_SLOTS, mean_examples=20)
+    side = _our_side(load, device, folder, make, notices.append, **options)
     side.round(1)
     said = [text for text in notices if "out of memory" in text]
     if not said:
@@ -273,7 +312,7 @@ def _profile(model: str, device: str, folder: Path) -> dict[str, Any]:
     """Where a round's time goes: operations by their own time, and launches a client."""
     from torch.profiler import ProfilerActivity, profile
 
-    side = _our_side(FEMNIST[model], device, folder, (40, MEAN_EXAMPLES), engine="vectorized")
+    side = _our_side(FEMNIST[model], device, folder, FORTY, engine="vectorized")
     side.round(1)
     activities = [ProfilerActivity.CPU]
     activities += [ProfilerActivity.CUDA] if device == "cuda" else []
@@ -310,7 +349,15 @@ STEPS = {
     "demo-bfloat16": Step("the same in bfloat16", 90, True, partial(_demo, "bfloat16")),
     "tests": Step("pytest -m cuda", 180, True, _cuda_tests),
     "repeat": Step("a run twice, killed and resumed", 150, False, _repeat),
-    "repeat-cnn": Step("FLAIR's small CNN twice", 60, False, _repeat_cnn),
+    "repeat-cnn": Step(
+        "FLAIR's small CNN twice", 60, False, partial(_repeat_model, FEMNIST["cnn"], FORTY)
+    ),
+    "repeat-lstm": Step(
+        "LEAF's LSTM for characters twice",
+        90,
+        False,
+        partial(_repeat_model, shakespeare.LOAD, shakespeare.make_store),
+    ),
     "synchronizations": Step("host waits a round", 60, True, _synchronizations),
     "out-of-memory": Step("slots that do not fit", 60, True, _out_of_memory),
     "decoding": Step("JPEGs a second", 60, False, _decoding),
@@ -325,7 +372,8 @@ STEPS = {
     "bench-resnet18-bfloat16": _bench_step("in bfloat16", "flair", 90, *FLAIR, "bfloat16"),
     "profile-softmax": Step("operations of a round", 60, False, partial(_profile, "softmax")),
     "profile-cnn": Step("operations of a round", 60, True, partial(_profile, "cnn")),
+    "niid-bench": Step("published cells of NIID-Bench", NIID_SECONDS + 60, True, _niid_bench),
 }
-_SPEED = [name for name in STEPS if name.startswith(("bench-", "profile-"))]
+_SPEED = [name for name in STEPS if name.startswith(("bench-", "profile-", "niid-"))]
 # Of which each is done in nine minutes.
 HALVES = {"correctness": [name for name in STEPS if name not in _SPEED], "speed": _SPEED}
