@@ -350,7 +350,7 @@ STEPS = {
     "tests": Step("pytest -m cuda", 180, True, _cuda_tests),
     "repeat": Step("a run twice, killed and resumed", 150, False, _repeat),
     "repeat-cnn": Step(
-        "FLAIR's small CNN twice", 60, False, partial(_repeat_model, FEMNIST["cnn"], FORTY)
+        "FLAIR's small CNN twice", 120, False, partial(_repeat_model, FEMNIST["cnn"], FORTY)
     ),
     "repeat-lstm": Step(
         "LEAF's LSTM for characters twice",
