@@ -286,7 +286,7 @@ def build(kind: PluginKind, name: str, options: BaseModel, *args: Any) -> Any:
 
 
 def checked(built: object, base: type[_Base], kind: PluginKind, name: str) -> _Base:
-    """What a plug-in has built, if it derives from the base of its kind.
+    """The object that a plug-in has built, if it derives from the base of its kind.
 
     Raises:
         PluginError: It does not.

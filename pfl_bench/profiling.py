@@ -1,4 +1,4 @@
-"""Where the time of a run goes: phases of each round, and a trace for a trace viewer.
+"""Time of a run by phases of each round, and a trace for a trace viewer.
 
 A phase's time is its own: what a phase inside it takes is that one's. Phases are the lead's; while
 it waits for other processes, that is a phase too. "decoding" is all that makes a client's tensors
@@ -180,7 +180,7 @@ class Overhead:
         return result
 
     def warnings(self, total: float) -> list[str]:
-        """What to change, after a run of so many seconds."""
+        """Advice after a run of so many seconds."""
         texts = []
         for name, seconds in self._seconds.items():
             if seconds > self.LIMIT * total and seconds > self._SECONDS:

@@ -18,7 +18,7 @@ import torch
 
 
 class Purpose(IntEnum):
-    """What a stream is for. The values are part of the format of a run: never renumber them."""
+    """Purposes of streams. The values are part of the format of a run: never renumber them."""
 
     MODEL_INIT = 1
     SAMPLING = 2

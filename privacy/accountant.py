@@ -230,7 +230,7 @@ def _kind_of(event: Any) -> tuple[str, Any]:
 
 
 def _noise_of(event: Any) -> float:
-    """What is 0 if and only if an event has no noise at all."""
+    """Number that is 0 if and only if an event has no noise at all."""
     kind, plain = _kind_of(event)
     return float(plain.noise_parameter if kind == "randomized response" else plain.noise_multiplier)
 
@@ -288,7 +288,7 @@ def is_exact(composition: Composition, delta: float) -> bool:
 
 
 def _rounding_of_delta(parts: Sequence[tuple[Any, int]]) -> float:
-    """What a composition by FFT may get wrong of delta: its n-th power multiplies rounding by n.
+    """Error in delta of a composition by FFT: its n-th power multiplies rounding by n.
 
     Measured against exact Gaussians: at most 0.2 (pld) and 0.9 (prv) of rounds * 2**-53. Plain
     Gaussians are composed without a transform.

@@ -1,4 +1,4 @@
-"""What rounds are worth to an accountant, given how their users are drawn.
+"""Composition of rounds for an accountant, given how their users are drawn.
 
 Guarantee: unit user (or example); the round's release is a Gaussian mechanism with multiplier z
 on a sum that one unit changes by at most ``clip_norm`` (added, removed or zeroed out; twice that if
@@ -22,7 +22,7 @@ from privacy.sampling_scheme import Participation as Participation
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """What an accountant composes: so many equal events, under an adjacency.
+    """Events that an accountant composes: so many equal ones, under an adjacency.
 
     Attributes:
         event: A ``dp_accounting.DpEvent``.

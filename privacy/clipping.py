@@ -37,7 +37,7 @@ _CHUNK = 1 << 17
 
 
 class ClipOutcome(NamedTuple):
-    """What clipping did to one update.
+    """Outcome of clipping one update.
 
     Attributes:
         norm: L2 norm before clipping; NaN or infinite if the update was not finite.

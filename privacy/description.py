@@ -1,4 +1,4 @@
-"""What a mechanism says of itself, as plain data: the one thing that others know of it.
+"""Description of a mechanism as plain data: the one thing that others know of it.
 
 Guarantee: none of its own. The ledger records a description, so that an audit can hold each round's
 noise against it, and the privacy statement puts its words into the guarantee. What a description
@@ -137,7 +137,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a mechanism is.
+    """Description of a mechanism.
 
     Attributes:
         words: How it noises, a clause for the guarantee's assumptions; "{z}" stands for the

@@ -249,7 +249,7 @@ class Ledger:
     def _resume_problem(
         self, rounds_done: int, constants: Mapping[str, Any], digest: str | None
     ) -> str | None:
-        """Why a run cannot go on with what is recorded; None if it can."""
+        """Reason why a run cannot go on with what is recorded; None if it can."""
         if self._is_made_here and rounds_done:
             return (
                 f"{self._path} is missing, but the checkpoint has {rounds_done} rounds: they would "

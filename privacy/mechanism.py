@@ -1,4 +1,4 @@
-"""What a mechanism is: it takes clipped updates into a sum, noises it once, and releases it.
+"""Protocol of mechanisms: each sums clipped updates, noises the sum once, and releases it.
 
 Guarantee: unit and adjacency are the sampler's (``privacy.amplification``). Seen per round, a
 private mechanism with ``NoiseScale`` z is at least as private as one Gaussian mechanism with noise
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NoiseScale:
-    """How much noise a round gets, and the two cohorts that it is scaled between.
+    """Noise of a round, and the two cohorts between which it is scaled.
 
     Attributes:
         noise_multiplier: z, the effective multiplier that the accountant sees for a deployment
@@ -73,7 +73,7 @@ class NoiseScale:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What one round releases.
+    """Release of one round.
 
     Attributes:
         mean_update: Shape (P,), float32: the noised sum over the configured cohort size.
@@ -125,15 +125,15 @@ class Mechanism(Protocol):
 
     @property
     def description(self) -> Description:
-        """What it is, for the ledger, the audit and the privacy statement."""
+        """Description for the ledger, the audit and the privacy statement."""
 
     def clip_settings(self) -> dict[str, float | str]:
-        """How updates are clipped, for the privacy statement: JSON-serialisable."""
+        """Settings of the clip, for the privacy statement: JSON-serialisable."""
 
     def composition(
         self, participation: Participation, noise_multiplier: float, rounds: int
     ) -> Composition:
-        """What so many rounds are to an accountant.
+        """Composition of so many rounds, for an accountant.
 
         Args:
             participation: How users are drawn.
@@ -193,7 +193,7 @@ class MovesBound(Protocol):
 
 
 class NormalSource(Protocol):
-    """What gives standard normals one after another: a generator, or ``PrefetchedNoise``."""
+    """Source of standard normals one after another: a generator, or ``PrefetchedNoise``."""
 
     @overload
     def standard_normal(self, size: None = None) -> float: ...
@@ -235,7 +235,7 @@ class RoundStreams:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedNoise:
-    """What a round's streams give.
+    """Draws of a round's streams.
 
     Attributes:
         values: Shape (wanted,), float64: the first elements of the noise, in multiples of its

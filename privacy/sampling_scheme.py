@@ -1,4 +1,4 @@
-"""How a round's users are drawn: what sampler, accountant and statement ask of one class.
+"""Sampling schemes: one class that sampler, accountant and statement ask.
 
 Guarantee: a scheme draws, and says what its draws are worth, so that the two cannot disagree. Unit,
 adjacency and proof are those of its module in ``privacy.schemes``.
@@ -42,7 +42,7 @@ _USUAL = (
 
 @dataclass(frozen=True, slots=True)
 class SamplingScheme(ABC):
-    """How users are drawn, whatever their number.
+    """Law by which users are drawn, whatever their number.
 
     Attributes:
         min_separation: Two rounds of one user are at least so many apart; 1 for no distance.
@@ -112,7 +112,7 @@ class SamplingScheme(ABC):
         return users.cohort_size * self.min_separation / users.population_size
 
     def sampled_event(self, users: Participation, event: Any) -> Any:
-        """What one round is to an accountant.
+        """Event of one round, for an accountant.
 
         Args:
             users: Population and cohort.
@@ -212,7 +212,7 @@ class SamplingScheme(ABC):
 
     @property
     def note(self) -> str:
-        """What a reader of a statement should know of the scheme; empty for nothing."""
+        """Note on the scheme for a reader of a statement; empty for none."""
         cap = f"at most {self.max_participations}"
         if self.max_participations is None:
             cap = "any number of" if self.min_separation == 1 else "as many as fit"
@@ -233,7 +233,7 @@ def draw_distinct(rng: Rng, population: int, size: int) -> Ids:
 
 @dataclass(frozen=True, slots=True)
 class Participation:
-    """Who takes part when: what the sampler draws by, and the accountant accounts.
+    """Participation of users: the sampler draws by it, and the accountant accounts it.
 
     Attributes:
         scheme: How users are drawn, how far apart and how often.
@@ -290,7 +290,7 @@ class Participation:
         return self.scheme.adjacency
 
     def sampled(self, event: Any) -> Any:
-        """What one round is to an accountant, of the ``DpEvent`` of who is in it for certain."""
+        """Event of one round for an accountant, of the ``DpEvent`` of who is in it for certain."""
         return self.scheme.sampled_event(self, event)
 
     def most_participations(self, rounds: int) -> int:

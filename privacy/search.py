@@ -110,7 +110,7 @@ def _ratio(epsilon: float, target: float) -> float:
 
 
 def _crossing(at_bad: float, at_good: float, target: float) -> float:
-    """Where log epsilon, taken as linear, crosses the target, from 0 at bad to 1 at good."""
+    """Place where log epsilon, taken as linear, crosses the target, from 0 at bad to 1 at good."""
     if not (math.isfinite(at_bad) and at_good > 0.0):
         return 0.5
     drop = math.log(at_bad / at_good)

@@ -1,4 +1,4 @@
-"""What choosing the best of several private runs costs: selection with random stopping.
+"""Price of choosing the best of several private runs: selection with random stopping.
 
 Guarantee: a trial draws one point of a grid, uniformly and independently of all else, trains with
 noise and cohorts of its own, and gives a model and a score. The number of trials K is drawn from
@@ -56,7 +56,7 @@ _LARGEST_MEAN = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """How many trials there are: a distribution.
+    """Distribution of the number of trials.
 
     Attributes:
         distribution: One of ``DISTRIBUTIONS``.

@@ -86,7 +86,7 @@ class Mechanism:
 
     @property
     def strategy(self) -> Strategy:
-        """How the noise of rounds goes together."""
+        """Strategy of the noise over rounds."""
         if self.module is None:
             return FRESH
         strategy: Strategy = self.built().description.strategy
@@ -102,7 +102,7 @@ class Mechanism:
         return Participation.named("poisson", 1000, 1000 * self.rate)
 
     def compose(self, noise_multiplier: float, rounds: int) -> Composition:
-        """What an accountant sees."""
+        """Composition for an accountant."""
         if self.module is not None:
             composed: Composition = self.built().composition(
                 self.participation(), noise_multiplier, rounds

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What mechanisms of correlated noise cost: the table of docs/privacy.md.
+"""Costs of mechanisms of correlated noise: the table of docs/privacy.md.
 
     python scripts/correlated_noise.py
 

@@ -1,4 +1,4 @@
-"""Which tests ``scripts/test.sh --fast [PATH ...]`` runs: those that mirror the paths.
+"""Choice of the tests that ``scripts/test.sh --fast [PATH ...]`` runs: those that mirror the paths.
 
 Printed one to a line; what is left out is said on standard error. Without paths, those of the files
 that differ from the last commit.

@@ -79,7 +79,7 @@ class Run:
     seed: int
 
     def folder(self, runs: Path) -> Path:
-        """Where it runs."""
+        """Folder in which it runs."""
         name = Path(self.row).with_suffix("").as_posix().replace("/", "-")
         return runs / Path(self.entry.into).stem / name / f"seed-{self.seed}"
 

@@ -53,7 +53,7 @@ def number(value: float) -> str:
 
 
 def interval(true: tuple[float, float]) -> str:
-    """What holds, in words."""
+    """An interval of true epsilons, in words."""
     low, high = true
     if high == low:
         return number(low)

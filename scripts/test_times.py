@@ -1,4 +1,4 @@
-"""Where the tests' time goes: a table by file and folder, beside the committed one.
+"""Times of the tests: a table by file and folder, beside the committed one.
 
     python scripts/test_times.py [--write] [--read LOG] [PYTEST ARGUMENTS]
 

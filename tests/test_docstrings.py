@@ -1,4 +1,4 @@
-"""Public functions that take or give tensors say of what shape."""
+"""Docstrings name the thing, and of tensors the shape."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ ARRAY = re.compile(r"\bTensor\b|\bNDArray\b|\bndarray\b")
 SHAPE = re.compile(
     r"shape|scalar|\[[a-z_]+(, |\])|\([a-z_]+,\)|\([a-z_]+, [a-z_.]+", flags=re.IGNORECASE
 )
+# "What a run is made of" is a riddle where "Parts of a run" says it.
+RIDDLE = re.compile(r"(What|Who|Whose|How|Which|Where|When|Why)\b")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -73,3 +75,16 @@ def test_shapes_are_said() -> None:
         if found.is_public and not found.says_shape and not (found.owner and found.name in said)
     ]
     assert silent == []
+
+
+def test_docstrings_begin_with_the_thing() -> None:
+    riddles = [
+        f"{path.relative_to(ROOT)}: {docstring.splitlines()[0]}"
+        for package in ("pfl_bench", "privacy", "tasks", "scripts")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | Function)
+        and (docstring := ast.get_docstring(node))
+        and RIDDLE.match(docstring)
+    ]
+    assert riddles == []

@@ -91,7 +91,7 @@ def _lines(folder: Path, done: RunAudit) -> Iterator[str]:
 
 
 def _code(code: Mapping[str, str]) -> str:
-    """Which code ran and which audited."""
+    """Names of the code that ran and of the code that audited, in words."""
     if code["run"] == code["audit"]:
         return f"The code that audits is the one that ran: {code['audit']}."
     return (

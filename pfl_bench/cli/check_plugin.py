@@ -51,7 +51,7 @@ _SECTIONS = {
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check came to.
+    """Result of a plug-in's check.
 
     Attributes:
         subject: The plug-in or the row.

@@ -52,7 +52,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _completer(names: Callable[[], Iterator[str]], takes_paths: bool) -> Callable[..., list[str]]:
-    """What begins as the word does, of the names and, where paths do, of the files there are."""
+    """Completions of the word among the names, and among files where paths are allowed."""
 
     def completions(prefix: str, **_: object) -> list[str]:
         found = [name for name in names() if name.startswith(prefix)]

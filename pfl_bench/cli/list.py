@@ -65,7 +65,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _overview() -> Iterator[tuple[str, str]]:
-    """What can be listed."""
+    """The kinds of names that can be listed, with their number."""
     for what, kind in LISTED.items():
         names = plugins.available(kind)
         yield what, f"{len(names)}: {', '.join(names)}"

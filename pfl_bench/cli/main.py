@@ -323,7 +323,7 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
 
 
 def explain(error: BaseException) -> str | None:
-    """What to tell the user of an error that is theirs or their machine's; None for one of ours."""
+    """Message for an error of the user's or of their machine's; None for one of ours."""
     from pfl_bench.types import UserInputError, WorkerError
     from privacy.errors import PrivacyError
 

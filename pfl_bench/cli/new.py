@@ -24,7 +24,7 @@ _SHARED = ("pyproject.toml", "README.md")
 
 @dataclass(frozen=True)
 class _Kind:
-    """What is written of a kind.
+    """The files that are written for a kind of plug-in.
 
     Attributes:
         plugin: Where it is found.

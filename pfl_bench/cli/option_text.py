@@ -38,7 +38,7 @@ def option_lines(options: type[BaseModel]) -> list[str]:
 
 
 def _meanings(options: type[BaseModel]) -> dict[str, str]:
-    """What docstrings say of attributes; those of a derived class win."""
+    """Descriptions of attributes, read from docstrings; those of a derived class win."""
     found: dict[str, str] = {}
     for kind in reversed(options.__mro__):
         text = inspect.cleandoc(kind.__doc__ or "")

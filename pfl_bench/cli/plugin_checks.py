@@ -51,7 +51,7 @@ def module_checks(
 
 
 class SkippedError(Exception):
-    """Why a check could not be made."""
+    """Raised where a check cannot be made, with the reason."""
 
 
 def _loads(kind: plugins.PluginKind, name: str) -> str:

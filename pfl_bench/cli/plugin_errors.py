@@ -1,4 +1,4 @@
-"""Where in a user's plug-in an error comes from."""
+"""Finds the line of a user's plug-in that an error comes from."""
 
 from __future__ import annotations
 

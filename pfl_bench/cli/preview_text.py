@@ -1,4 +1,4 @@
-"""What ``show`` and ``run --dry-run`` both tell of a run, in lines of at most 80 columns."""
+"""Lines that ``show`` and ``run --dry-run`` both print of a run, of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def epsilon_lines(simulated: Accounted, actual: Accounted | None) -> Iterator[st
 
 
 def cost_lines(cost: Cost) -> Iterator[str]:
-    """What training is expected to cost."""
+    """Lines with the expected cost of training."""
     steps = f"{cost.steps:,} {cost.unit}s"
     if cost.clients is not None:
         steps += f", about {cost.clients:,} clients in each"
@@ -58,7 +58,7 @@ def cost_lines(cost: Cost) -> Iterator[str]:
 
 
 def time_lines(estimate: TimeEstimate | None, why: str | None = None) -> Iterator[str]:
-    """What a run is expected to take on this machine; without an estimate, why there is none."""
+    """Lines with a run's expected time on this machine, or the reason why there is no estimate."""
     if estimate is None:
         yield from wrapped(f"time: not estimated: {why}")
         return
@@ -71,7 +71,7 @@ def time_lines(estimate: TimeEstimate | None, why: str | None = None) -> Iterato
 
 
 def data_lines(preview: Preview) -> Iterator[str]:
-    """Which data, how many users, and how large the model."""
+    """Lines with the data, the number of users and the size of the model."""
     yield from wrapped(preview.data)
     users = ", ".join(f"{name} {count:,}" for name, count in preview.num_users.items())
     yield from wrapped(f"users: {users}")
@@ -79,7 +79,7 @@ def data_lines(preview: Preview) -> Iterator[str]:
 
 
 def notice_lines(notices: Iterable[str]) -> Iterator[str]:
-    """What a person must know, a paragraph each."""
+    """Lines with the notices of a run, a paragraph each."""
     for notice in notices:
         yield from wrapped(f"note: {notice}")
 

@@ -1,4 +1,4 @@
-"""What the actions of ``pfl-bench privacy`` share: their arguments as settings to be accounted.
+"""Arguments that the actions of ``pfl-bench privacy`` share, as settings to be accounted.
 
 Guarantee: unit user. With ``--noise-cohort`` or ``--users`` there are two settings, as in a run's
 statement: *simulated*, a deployment of ``--population`` users of whom ``--noise-cohort`` take part
@@ -45,7 +45,7 @@ def simulates(arguments: argparse.Namespace) -> bool:
 
 
 def scheme_of(arguments: argparse.Namespace) -> SamplingScheme:
-    """How users are drawn, how far apart and how often.
+    """The sampling scheme, with the rounds between two of a user and the most of a user.
 
     Raises:
         ConfigError: Groups take turns, but there is one alone, as no row may have it.
@@ -61,7 +61,7 @@ def scheme_of(arguments: argparse.Namespace) -> SamplingScheme:
 
 
 def participation_of(arguments: argparse.Namespace, population: int, cohort: int) -> Participation:
-    """How users take part, from so many and in cohorts of so many.
+    """The participation of users, from a population of this size and in cohorts of this size.
 
     Raises:
         PrivacyError: The arguments do not fit one another.
@@ -84,7 +84,7 @@ def check_noise_cohort(arguments: argparse.Namespace) -> None:
 
 
 def mechanism_composition(arguments: argparse.Namespace) -> MechanismComposition:
-    """What the rounds of ``--mechanism`` compose to, with its key=value options.
+    """Composition of the rounds of ``--mechanism``, with its key=value options.
 
     Raises:
         ConfigError: There are options but no mechanism, or a wrong option.
@@ -166,7 +166,7 @@ def make_pair(
 
 
 def guarantee_of(arguments: argparse.Namespace, pair: Pair, rounds: int) -> Guarantee:
-    """What a calculation promises, to be explained."""
+    """The guarantee of a calculation, to be explained."""
     from privacy.statement.guarantee import Guarantee
 
     not_covered = NOT_COVERED

@@ -1,4 +1,4 @@
-"""What commands that run several rows share: finding them, running one, printing a table."""
+"""Shared by commands that run several rows: finding them, running one, printing a table."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ Plans = Sequence[tuple[Path, ResolvedConfig]]
 
 @dataclass(frozen=True)
 class Batch:
-    """What became of several runs.
+    """Outcome of several runs.
 
     Attributes:
         summaries: Each run's summary, in order; None for one that is not finished.
@@ -275,7 +275,7 @@ def train_in_job(
     overrides: tuple[str, ...],
     not_the_row: tuple[str, ...] = (),
 ) -> str | None:
-    """What a job does: run or resume; return why the user's input is refused, else None."""
+    """Run or resume in a job; return why the user's input is refused, else None."""
     try:
         resolved = replace(resolve(tree, source, overrides), not_the_row=not_the_row)
         _train(run_folder, resolved)

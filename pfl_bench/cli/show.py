@@ -53,7 +53,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 @dataclass
 class Look:
-    """What is known of a row before it is run.
+    """Facts of a row that are known before it is run.
 
     Attributes:
         path: Its file.
@@ -160,7 +160,7 @@ def _with_data(shown: Preview) -> Iterator[str]:
 
 
 def _without_data(resolved: ResolvedConfig, lacking: str) -> Iterator[str]:
-    """What a row says without its data: the arithmetic of its privacy, its rounds and clients."""
+    """A row's facts that need no data: the arithmetic of its privacy, its rounds and clients."""
     yield from ("", "Privacy")
     if resolved.config.setting not in _PRIVATE:
         yield "  none is claimed"

@@ -1,4 +1,4 @@
-"""What commands tell a person while they work. Only the standard library is imported here."""
+"""Messages of commands while they work. Only the standard library is imported here."""
 
 from __future__ import annotations
 

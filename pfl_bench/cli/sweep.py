@@ -80,7 +80,7 @@ def _choose(sweep: LoadedSweep, only: int | None) -> tuple[Combination, ...]:
 
 
 def _words(sweep: LoadedSweep, results: list[Result], out: Path) -> list[str]:
-    """What was chosen, how to test it, and what no statement covers."""
+    """The chosen combination, how to test it, and the costs that no statement covers."""
     paragraphs = []
     best = results[0]
     whole = len(results) == len(sweep.combinations)
@@ -103,7 +103,7 @@ def _words(sweep: LoadedSweep, results: list[Result], out: Path) -> list[str]:
 def _price(
     chosen: Sequence[Combination], summaries: Sequence[dict[str, Any] | None], out: Path
 ) -> list[str]:
-    """What all private runs cost together, in words and in ``composition.json``."""
+    """The joint cost of all private runs, in words and in ``composition.json``."""
     runs = [
         (combination, summary["privacy"])
         for combination, summary in zip(chosen, summaries, strict=True)

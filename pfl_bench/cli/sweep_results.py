@@ -1,4 +1,4 @@
-"""What a sweep's runs came to: results, their table, and the command that tests one."""
+"""Results of a sweep's runs, their table, and the command that tests one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """What a combination came to.
+    """Result of a combination.
 
     Attributes:
         combination: The point of the grid.

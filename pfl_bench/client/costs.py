@@ -1,4 +1,4 @@
-"""What training costs: FLOPs and bytes, and what it costs to reach a value of a metric.
+"""Costs of training: FLOPs and bytes, in all and until a metric reaches a value.
 
 FLOPs are those of matrix products and convolutions in forward and backward passes of training, as
 ``torch.utils.flop_counter`` counts them: a multiplication and an addition are two, biases,

@@ -94,7 +94,7 @@ class FlatModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the model lives."""
+        """Device of the model."""
         return self.vector.device
 
 
@@ -130,12 +130,12 @@ def clip_global(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, 
 
 
 def global_clip_factor(gradients: Sequence[Tensor | FactoredGradient], bound: float) -> Tensor:
-    """What ``clip_global`` multiplies all gradients with, a scalar."""
+    """Factor by which ``clip_global`` multiplies all gradients, a scalar."""
     return clip_factors(torch.linalg.vector_norm(_norms(gradients)), bound)
 
 
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
-    """What brings gradients of these norms within a bound: 1 for those that are.
+    """Factors that bring gradients of these norms within a bound: 1 for those that are.
 
     Args:
         norms: Any shape, 0 or larger.

@@ -1,4 +1,4 @@
-"""How a batch goes through the model: transformed, laid out, in the run's precision."""
+"""Forward pass of a batch: transformed, laid out, in the run's precision."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Forward:
         return None if self._transform is None else self._transform.draw(count, rng)
 
     def prepare(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
-        """What the model takes, from a batch as it was read.
+        """Inputs as the model takes them, from a batch as it was read.
 
         Args:
             inputs: Shape (n, ...), on the device.
@@ -88,7 +88,7 @@ class Forward:
         return self.apply(self.module, self.prepare(inputs, draws))
 
     def apply(self, module: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        """What a module makes of prepared inputs in the run's precision, float32."""
+        """Outputs of a module for prepared inputs in the run's precision, float32."""
         if self.precision != "bfloat16":
             return module(inputs)
         with torch.autocast(self.device.type, dtype=torch.bfloat16):

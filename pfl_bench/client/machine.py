@@ -1,4 +1,4 @@
-"""What decides the last bits of a sum beside the configuration: code, versions, processor."""
+"""Code, versions and processor: they decide a sum's last bits beside the configuration."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def processor_name() -> str:
 
 
 def processor_details() -> dict[str, str]:
-    """What libraries choose their kernels by, as far as the platform tells."""
+    """Properties by which libraries choose their kernels, as far as the platform gives them."""
     details = {"system": platform.system(), "libc": " ".join(platform.libc_ver())}
     if platform.system() == "Darwin":
         return details | {"macos": platform.mac_ver()[0], "name": platform.processor()}

@@ -101,7 +101,7 @@ def new_loss_sum(device: torch.device) -> Tensor:
 
 
 def slow_notice(precision: str, device: torch.device) -> str | None:
-    """What to tell of a device that computes bfloat16 without units for it; None for nothing.
+    """Notice for a device that computes bfloat16 without units for it; None for others.
 
     Args:
         precision: As in ``use``.

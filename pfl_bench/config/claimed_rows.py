@@ -1,4 +1,4 @@
-"""Whose published numbers a configuration takes for its own: bundled rows of its name or source."""
+"""Bundled rows whose published numbers a configuration takes for its own, by name or source."""
 
 from __future__ import annotations
 

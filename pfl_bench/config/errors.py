@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in plain words: where, what is allowed, what was given."""
+"""Errors of a configuration in plain words: where, what is allowed, what was given."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _find(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[list[str], 
 
 
 def _origin(kind: Any) -> Any:
-    """What ``get_origin`` gives, whose type rules out what annotations of ours have."""
+    """Result of ``get_origin``, whose type excludes the annotations used here."""
     return get_origin(kind)
 
 
@@ -189,7 +189,7 @@ def _is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
 
 
 def _below(here: _Allowed, part: int | str) -> _Allowed | None:
-    """What is allowed for a key of a section, or an item of a list."""
+    """Annotation of the values below a key of a section, or of a list's items."""
     for kind, _ in _kinds(*here):
         if isinstance(part, int) and _origin(kind) in (list, tuple):
             return get_args(kind)[0], ()
@@ -217,7 +217,7 @@ def _kinds(annotation: Any, constraints: tuple[Any, ...]) -> Iterator[_Allowed]:
 
 
 def _tag(kind: Any) -> Any:
-    """What chooses a section among several: the one value of its key ``name`` or ``kind``."""
+    """The key that chooses a section among several, ``name`` or ``kind``, with its one value."""
     field = _tag_field(kind)
     return None if field is None else get_args(kind.model_fields[field].annotation)[0]
 
@@ -232,7 +232,7 @@ def _tag_field(kind: Any) -> str | None:
 
 
 def _words(annotation: Any, constraints: tuple[Any, ...]) -> str:
-    """What is allowed, such as "a whole number >= 1, or null"."""
+    """Allowed values in words, such as "a whole number >= 1, or null"."""
     parts = list(_kinds(annotation, constraints))
     tags = {_tag(kind): _tag_field(kind) for kind, _ in parts if _tag(kind) is not None}
     if len(tags) > 1:

@@ -40,7 +40,7 @@ class BudgetTarget(Strict):
 
 
 class EvaluationOptions(Strict):
-    """When and on what the model is evaluated.
+    """Settings of the evaluation: its rounds and its splits.
 
     Attributes:
         every: Evaluate ``splits`` each so many rounds (central training: epochs).

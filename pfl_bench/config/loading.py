@@ -138,7 +138,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> ResolvedConfig:
 
 
 def _claim_differences(resolved: ResolvedConfig) -> tuple[str, ...]:
-    """How a user's file differs from the bundled row that it claims to be: the nearest of them."""
+    """Differences of a user's file from the nearest bundled row that it claims to be."""
     from pfl_bench.config.claimed_rows import claimed_rows  # it reads rows, as this module does
 
     found = []
@@ -151,7 +151,7 @@ def _claim_differences(resolved: ResolvedConfig) -> tuple[str, ...]:
 def _differences(
     row: dict[str, Any], tree: dict[str, Any], resolved: ResolvedConfig
 ) -> tuple[str, ...]:
-    """How a configuration with overrides differs from its file alone."""
+    """Differences of a configuration with overrides from its file alone."""
     try:
         alone = resolve(row, resolved.source, ())
     except ConfigError:

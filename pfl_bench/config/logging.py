@@ -10,7 +10,7 @@ from pfl_bench.config.training import Strict
 
 
 class WandbOptions(Strict):
-    """How a run is logged to Weights & Biases.
+    """Settings of logging to Weights & Biases.
 
     Attributes:
         mode: "disabled" (wandb is not even imported), "offline" (files under the run folder, to be
@@ -30,7 +30,7 @@ class WandbOptions(Strict):
 
 
 class TensorboardOptions(Strict):
-    """How a run is logged for TensorBoard.
+    """Settings of logging for TensorBoard.
 
     Attributes:
         enabled: Whether event files are written, in ``tensorboard/`` of the run folder.
@@ -40,7 +40,7 @@ class TensorboardOptions(Strict):
 
 
 class MlflowOptions(Strict):
-    """How a run is logged to MLflow.
+    """Settings of logging to MLflow.
 
     Attributes:
         enabled: Whether it is.
@@ -55,7 +55,7 @@ class MlflowOptions(Strict):
 
 
 class LoggingOptions(Strict):
-    """Where else the metrics go.
+    """Places to which metrics go beside the run's folder.
 
     Attributes:
         wandb: Weights & Biases.

@@ -1,4 +1,4 @@
-"""How a configuration differs from the row in its file, and from another configuration."""
+"""Differences of a configuration from the row in its file, and from another configuration."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def row_differences(row: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[st
 
 
 def experiment(tree: Mapping[str, Any]) -> str:
-    """What a configuration comes to as an experiment: equal texts for runs of one row.
+    """Text that identifies a configuration's experiment: equal for runs of one row.
 
     Args:
         tree: The whole configuration, every default filled in.
@@ -168,7 +168,7 @@ def head_lines(differences: Sequence[str]) -> list[str]:
 
 
 def from_head(text: str) -> tuple[str, ...]:
-    """What ``head_lines`` has left in the head of a file; empty for a row's own file."""
+    """Lines that ``head_lines`` has left in the head of a file; empty for a row's own file."""
     found = []
     for line in text.splitlines():
         if not line.startswith("#"):

@@ -1,4 +1,4 @@
-"""Which YAML file under a folder of rows is what: a row, a view, a sweep, or a declaration."""
+"""Kinds of the YAML files under a folder of rows: a row, a view, a sweep, or a declaration."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class StatisticsOptions(Strict):
 
 
 class PrivacyOptions(Strict):
-    """What privacy the run claims; without this section a run claims none.
+    """The run's privacy claim; without this section a run claims none.
 
     Attributes:
         mechanism: Plug-in name and options, such as {name: gaussian, clip_norm: 0.1}.
@@ -99,7 +99,7 @@ _OF_CLIENTS = ("population_size", "hypothetical_population", "noise_cohort_size"
 
 
 class CheckpointOptions(Strict):
-    """How often a run can be resumed from.
+    """Settings of checkpoints, from which a run can be resumed.
 
     Attributes:
         every: Save each so many rounds (central training: epochs), and at the end.
@@ -359,7 +359,7 @@ class RunConfig(Strict):
 
     @property
     def setting(self) -> Setting:
-        """Which of the settings this run is; the mechanism "none" is no privacy."""
+        """The run's setting, one of four; the mechanism "none" is no privacy."""
         private = self.privacy is not None and self.privacy.mechanism.get("name") != "none"
         if self.local is not None:
             return "local"

@@ -55,7 +55,7 @@ class OptimizerOptions(Strict):
 
 
 class ScheduleOptions(Strict):
-    """How a learning rate moves over rounds (central training: over optimizer steps).
+    """Schedule of a learning rate over rounds (central training: over optimizer steps).
 
     Attributes:
         warmup: Linear warm-up over so many rounds, from rate/warmup to the full rate.
@@ -180,7 +180,7 @@ class FederatedOptions(Strict):
 
     @property
     def scheme(self) -> SamplingScheme:
-        """How users are drawn; its numbers are checked when the users are known."""
+        """The sampling scheme; its numbers are checked when the users are known."""
         return scheme_named(self.sampling, self.separation, self.max_participations)
 
     @model_validator(mode="after")

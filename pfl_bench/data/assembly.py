@@ -144,7 +144,7 @@ def _name_arrays(name: str, values: Sequence[str]) -> Iterator[_Array]:
 
 
 def _bounds(split: str, name: str, parts: int, sizes: Iterable[NDArray[np.int64]]) -> _Array:
-    """Where parts that follow one another begin and end, from blocks of their sizes."""
+    """Beginnings and ends of parts that follow one another, from blocks of their sizes."""
     return _Array(split, name, np.dtype("<i8"), (parts + 1,), _running_totals(sizes))
 
 

@@ -1,4 +1,4 @@
-"""What can be checked of a file whose publisher states no digest, and the sums that are kept."""
+"""Checks of files whose publisher states no digest, and the digests that are kept."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class RaggedColumn:
 
 
 def own_member(group: Any, name: str) -> Any:
-    """What a group of a file has under a name; None if it has nothing, or a link elsewhere.
+    """Member of a group of a file by name; None if there is none, or a link elsewhere.
 
     A link to another file is not followed: that might be a pipe, which would be waited for.
     """

@@ -68,7 +68,7 @@ class HeldTask:
         return {"name": NAME, "title": self.name, "content": self.facts.checksum, "code": self.code}
 
     def overrides(self, row: Mapping[str, Any], name: str) -> dict[str, Any]:
-        """What a row that trains it changes, by dotted key with ``__`` for the dot.
+        """Overrides by which a row trains the task, by dotted key with ``__`` for the dot.
 
         Published numbers go, and so do splits to evaluate that this task lacks.
 
@@ -93,7 +93,7 @@ class HeldTask:
 
 
 class HeldOptions(BaseModel):
-    """What a configuration says of a task in memory.
+    """Options of a task in memory, as a configuration has them.
 
     Attributes:
         title: What its user calls it.

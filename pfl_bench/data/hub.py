@@ -49,7 +49,7 @@ def download_from_hub(
 
 
 def _list_files(dataset: HubDataset, advice: str) -> list[RemoteFile]:
-    """What the repository holds of the data set, at its newest commit."""
+    """Files that the repository holds of the data set, at its newest commit."""
     # Else the maker is told of each call.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
@@ -105,7 +105,7 @@ def _list_files(dataset: HubDataset, advice: str) -> list[RemoteFile]:
 
 
 def _asked(name: str, endpoint: str, advice: str, ask: Callable[[], Any]) -> Any:
-    """What the Hub answers; whatever goes wrong there or on the way becomes a ``DataError``."""
+    """Answer of the Hub; whatever goes wrong there or on the way becomes a ``DataError``."""
     try:
         return ask()
     except MemoryError:

@@ -1,4 +1,4 @@
-"""What a store file looks like: names, versions, fields and the digest of the content.
+"""Format of a store file: names, versions, fields and the digest of the content.
 
 ``StoreWriter`` writes this layout and ``Store`` reads it; both take every name from here.
 

@@ -1,4 +1,4 @@
-"""What every task on a store shares: opening it, reading users, ranges and chosen examples."""
+"""Shared by every task on a store: opening it, reading users, ranges and chosen examples."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class StoredTask:
         return values
 
     def column_values(self, name: str) -> Sequence[str] | None:
-        """What the numbers of a column are called; None if they are just numbers."""
+        """Names of a column's values; None if they are numbers alone."""
         return self.store.names(name) if name in self.store.name_lists else None
 
 

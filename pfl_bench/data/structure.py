@@ -17,7 +17,7 @@ _HDF5_VERSIONS = ("v110", "v110")
 
 @dataclass(frozen=True)
 class Structure:
-    """Where the arrays of a file go, and what is around them.
+    """Arrays of a file, and the groups and attributes around them.
 
     Attributes:
         positions: Byte at which each dataset's content begins; 0 if it has none.

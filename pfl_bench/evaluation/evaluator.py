@@ -1,4 +1,4 @@
-"""How a run evaluates its model: on which splits, with whose models, and what it will measure."""
+"""Evaluation of a run's model: the splits, whose models, and the metrics it will measure."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Evaluator:
         return scalars | self._measure_beside(splits), tables
 
     def _measure_beside(self, splits: Sequence[str]) -> dict[str, float]:
-        """What clients' own models come to; afterwards the model is in memory as it was."""
+        """Metrics of clients' own models; afterwards the model is in memory as it was."""
         if self._beside is None:
             return {}
         self._beside.begin()

@@ -1,4 +1,4 @@
-"""How values spread over clients, and over the values of a column: sums by group, percentiles.
+"""Distributions of values over clients, and over a column's values: sums by group, percentiles.
 
 Percentiles in which each group weighs the same are linear between ranks (numpy's default). Where a
 group weighs w, the percentile p is the inverse of the weighted distribution function: the smallest
@@ -94,7 +94,7 @@ class GroupSums:
 
 
 def over_clients(sums: GroupSums) -> dict[str, float]:
-    """How each value spreads over clients that have weight.
+    """Distribution of each value over the clients that have weight.
 
     Returns:
         For each value v: "v_by_client" (mean over clients, all alike), "client_v_sd" and

@@ -77,7 +77,7 @@ class PersonalizedClients:
             )
 
     def places(self, split: FederatedSplit) -> NDArray[np.int64]:
-        """Where each user of a split is among ``users``, by client id; -1 for none.
+        """Place of each user of a split among ``users``, by client id; -1 for none.
 
         Returns:
             Shape (num_users,).

@@ -48,7 +48,7 @@ def examples_at_once(input_shape: Sequence[int], device: torch.device) -> int | 
 
 @dataclass(slots=True)
 class Measured:
-    """What a pass over (a part of) a split has accumulated; what crosses processes.
+    """Sums of a pass over (a part of) a split, as they cross processes.
 
     Attributes:
         metrics: The families.
@@ -102,7 +102,7 @@ class Measured:
 
 
 class _MicroBatch(NamedTuple):
-    """What goes through the model at once: a batch, or a part of one.
+    """Examples that go through the model at once: a batch, or a part of one.
 
     Attributes:
         clients: Shape (n,), the client of each example.

@@ -106,7 +106,7 @@ class Stratum:
         return result
 
     def table(self, names: Sequence[str] | None) -> dict[str, dict[str, Any]]:
-        """What the examples of each of the column's values come to.
+        """Metrics of the examples of each of the column's values.
 
         Args:
             names: What the column's numbers are called; None if they are just numbers.
@@ -183,7 +183,7 @@ class Strata:
         return self._strata
 
     def tables(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """What the examples of each value of each column came to, by the names of both."""
+        """Metrics of the examples of each value of each column, by the names of both."""
         if self._task is None:
             return {}
         return {s.column: s.table(self._task.column_values(s.column)) for s in self._strata}

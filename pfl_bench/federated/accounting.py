@@ -36,7 +36,7 @@ DEFAULT_MECHANISM = "gaussian"
 
 
 class Accounting(TypedDict, total=False):
-    """How rounds are accounted, where it is not as by default.
+    """Settings of the accounting of rounds, where it is not the default.
 
     Attributes:
         sampling: "poisson" (default), "truncated_poisson", "cyclic_poisson", "fixed_size", "full"
@@ -153,7 +153,7 @@ def calibrate(
 
 @dataclass(frozen=True)
 class _Setting:
-    """What is accounted, of numbers that are numbers."""
+    """The setting that is accounted, of numbers that were checked."""
 
     participation: Participation
     num_rounds: int
@@ -230,7 +230,7 @@ def composition_of(
     rounds: int | None,
     separation: int = 1,
 ) -> MechanismComposition:
-    """What the rounds of a mechanism compose to.
+    """Composition of the rounds of a mechanism.
 
     Args:
         name: The mechanism.
@@ -286,7 +286,7 @@ def composition_of(
 
 
 def module_description(mechanism: str) -> Description | None:
-    """What a mechanism's module says of it; None if there is no such module, or it says nothing."""
+    """Description in a mechanism's module; None if there is no such module, or no description."""
     if mechanism == DEFAULT_MECHANISM:
         return GAUSSIAN
     from pfl_bench import plugins

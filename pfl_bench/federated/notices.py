@@ -1,4 +1,4 @@
-"""What a person must know of single rounds of a federated run."""
+"""Notices of single rounds of a federated run."""
 
 from __future__ import annotations
 

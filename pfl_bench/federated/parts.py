@@ -150,7 +150,7 @@ def build_forward(resolved: ResolvedConfig, task: Task, model: FlatModel) -> For
 
 @dataclass(frozen=True)
 class RunParts:
-    """What a run of any setting is made of, built once and handed on.
+    """Parts of a run of any setting, built once and handed on.
 
     Attributes:
         resolved: The configuration.
@@ -188,7 +188,7 @@ def build_run(resolved: ResolvedConfig) -> RunParts:
 
 @dataclass(frozen=True)
 class FederatedParts(RunParts):
-    """What a federated run is made of beside its engine, which depends on what "auto" comes to.
+    """Parts of a federated run beside its engine, which depends on what "auto" is settled to.
 
     Attributes:
         options: The section ``federated``.
@@ -253,7 +253,7 @@ class FederatedParts(RunParts):
 
     @property
     def client_state(self) -> tuple[str, ...]:
-        """What remembers clients from round to round, as the configuration calls it."""
+        """Plug-ins that remember clients from round to round, as the configuration calls them."""
         keeping = {key: transform.keeps_state for key, transform in self.transforms.items()}
         # Both are asked by user, and the centre's step has the same object at hand.
         if self.algorithm.corrects_steps or self.algorithm.personal_training is not None:
@@ -261,7 +261,7 @@ class FederatedParts(RunParts):
         return tuple(self.name_of(key) for key, keeps in keeping.items() if keeps)
 
     def name_of(self, key: str) -> str:
-        """What messages call a plug-in of the section ``federated``."""
+        """Name of a plug-in of the section ``federated``, as messages have it."""
         return f"federated.{key} '{self.resolved.tree['federated'][key]['name']}'"
 
     @property

@@ -191,7 +191,7 @@ class PublicRounds:
         """
 
     def scalars(self, release: Release, fraction_clipped: float) -> dict[str, float]:
-        """What the round's line of metrics adds; the fraction of clients clipped is bare."""
+        """Scalars for the round's line of metrics; the fraction of clients clipped has no noise."""
         return {}
 
     def ledger_digest(self, done: int) -> str | None:
@@ -199,11 +199,11 @@ class PublicRounds:
         return None
 
     def canary_result(self, done: int) -> dict[str, Any] | None:
-        """What the canaries show after ``done`` rounds; None without canaries."""
+        """Result of the canaries after ``done`` rounds; None without canaries."""
         return None
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What changes from round to round beside the mechanism."""
+        """State that changes from round to round beside the mechanism's."""
         return None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -350,7 +350,7 @@ class PrivateRounds(PublicRounds):
             self._canaries.observe(index, release.mean_update, central - self._initial)
 
     def canary_result(self, done: int) -> dict[str, Any] | None:
-        """What the canaries show after ``done`` rounds; None without canaries."""
+        """Result of the canaries after ``done`` rounds; None without canaries."""
         if self._canaries is None:
             return None
         actual = self.plan.actual

@@ -100,6 +100,6 @@ def _digest_of_settings(weights: str | None) -> str:
 
 
 def value_of(seed: int, nonce: str | int | None, parts: Mapping[str, Any]) -> int:
-    """What a private seed is for a run's seed, its nonce and the parts of ``PrivateSeed``."""
+    """The private seed that belongs to a run's seed, its nonce and the parts of ``PrivateSeed``."""
     deciding: Any = parts if nonce is None else {"nonce": nonce}
     return int(digest_of([seed, deciding]).removeprefix("sha256:"), 16)

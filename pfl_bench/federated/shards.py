@@ -38,7 +38,7 @@ def shards_of_rank(rank: int, size: int, shards: int) -> range:
 
 
 def expected_costs(sizes: NDArray[np.int64], local: LocalTraining) -> NDArray[np.float64]:
-    """What training clients is expected to take, in examples' worth of time.
+    """Expected time of training clients, in examples.
 
     A step costs its examples and half a batch more, for what does not depend on their number; a
     client, two batches more, to be read, reset and clipped.

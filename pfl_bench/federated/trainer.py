@@ -222,7 +222,7 @@ class FederatedTrainer(Trainer):
     def _scalars(
         self, index: int, release: Release, counted: RoundStatistics, contributions: int
     ) -> dict[str, float]:
-        """What training came to."""
+        """Scalars of the round's training."""
         scalars = {
             "train/num_examples": float(counted.num_examples),
             "train/num_steps": float(counted.num_steps),
@@ -281,11 +281,11 @@ class FederatedTrainer(Trainer):
         return self._rounds.ledger_digest(done)
 
     def canary_result(self, done: int) -> dict[str, Any] | None:
-        """What the canaries of an audited run show; None without canaries."""
+        """Result of the canaries of an audited run; None without canaries."""
         return self._rounds.canary_result(done)
 
     def _changing(self) -> dict[str, Stateful | Participants]:
-        """What changes from round to round beside the mechanism."""
+        """Parts whose state changes from round to round, beside the mechanism."""
         parts = self._parts
         transforms = {f"transform of {key}": part for key, part in parts.transforms.items()}
         return {"algorithm": self._algorithm, **transforms, "participants": self._participants}
@@ -301,7 +301,7 @@ class FederatedTrainer(Trainer):
         }
 
     def state_form(self) -> dict[str, Any]:
-        """What a saved state must look like; plug-ins may keep another kind of value each round."""
+        """Form that a saved state must have; plug-ins may keep another kind of value each round."""
         forms: dict[str, Any] = {"clients": dict.fromkeys(self._changing())}
         if self.plan is None:
             forms["mechanism"] = None
@@ -318,7 +318,7 @@ class FederatedTrainer(Trainer):
 
 
 def _shards_of(engine: Engine, group: WorkerGroup, cohort_size: int) -> tuple[str, int]:
-    """What decides the rounding of results, in words, and the number of shards."""
+    """Description of what decides the rounding of results, and the number of shards."""
     if engine.trains_alone:
         return engine.description, num_shards(cohort_size)
     # Who trains beside whom decides the last bits of updates, and of their sum.

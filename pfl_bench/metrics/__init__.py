@@ -31,7 +31,7 @@ def build_metrics(task: Task) -> list[Metric]:
 
 @dataclass(frozen=True)
 class MetricDirections:
-    """What families of metrics say of their values.
+    """Directions of metrics, as their families state them.
 
     Attributes:
         lower: Names of those that are better when lower.
@@ -43,7 +43,7 @@ class MetricDirections:
 
     @classmethod
     def of(cls, families: Iterable[str]) -> MetricDirections:
-        """What some families say, by their names.
+        """Directions that some families state, by their names.
 
         Raises:
             PluginError: One does not say it.
@@ -65,7 +65,7 @@ class MetricDirections:
 
     @classmethod
     def of_summary(cls, summary: Mapping[str, Any] | None) -> MetricDirections:
-        """What a run's ``summary.json`` has recorded; of older ones, what all families say."""
+        """Directions that a run's ``summary.json`` has; of older ones, those of all families."""
         recorded = (summary or {}).get("metric_directions")
         if not isinstance(recorded, Mapping):
             return cls.of(plugins.available(plugins.METRIC))
@@ -73,7 +73,7 @@ class MetricDirections:
         return cls(frozenset(lower), tuple(headlines))
 
     def to_json_dict(self) -> dict[str, list[str]]:
-        """What ``summary.json`` records, so that nobody has to load the task to read it."""
+        """The directions for ``summary.json``, so that nobody has to load the task to read it."""
         return {"lower_is_better": sorted(self.lower), "headlines": list(self.headlines)}
 
     def lower_is_better(self, metric: str) -> bool:

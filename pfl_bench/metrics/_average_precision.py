@@ -21,7 +21,7 @@ from pfl_bench.profiling import one_thread
 
 @dataclass(frozen=True, slots=True)
 class ClassCounts:
-    """What each class's metrics are made of. A class that is not finite has meaningless counts.
+    """Counts that each class's metrics follow from; meaningless for a class that is not finite.
 
     Attributes:
         num_examples: Number of examples, N.
@@ -106,7 +106,7 @@ def _sort_rows(block: Tensor) -> Tensor:
 
 
 def _count_at_least(rows: Tensor, row: Tensor, wanted: Tensor) -> Tensor:
-    """How many scores of its row are at least as high as each wanted one, which is among them.
+    """Number of scores in its row that are at least each wanted one, which is among them.
 
     Args:
         rows: Shape (B, N), each row sorted.

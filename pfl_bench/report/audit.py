@@ -60,7 +60,7 @@ def audits(groups: Mapping[str, Sequence[RunRecord]]) -> list[AuditWords]:
 
 
 def audit_status(folder: Path) -> str:
-    """How a private run's audit stands.
+    """Status of a private run's audit, in words.
 
     Args:
         folder: The run's folder.

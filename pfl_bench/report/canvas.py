@@ -1,4 +1,4 @@
-"""What all pictures of the page share: colours, dashes, and turning a figure into inline SVG."""
+"""Shared by all pictures of the page: colours, dashes, and turning a figure into inline SVG."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Picture:
 
 
 def _settings(identifier: str) -> contextlib.AbstractContextManager[Any]:
-    """How matplotlib writes pictures; equal pictures are equal files."""
+    """Matplotlib's settings for pictures; equal pictures are equal files."""
     import matplotlib as mpl
 
     # matplotlib types the keys as one long Literal, of which older releases know nothing.

@@ -1,4 +1,4 @@
-"""What training cost in computation and communication, and what a value of a metric cost."""
+"""Computation and communication of training, in all and until a metric reaches a value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AMOUNTS = ("flops", "bytes_down", "bytes_up")
 
 @dataclass(frozen=True)
 class Price:
-    """What it cost a row's runs to reach a value; several seeds are averaged.
+    """Cost of a row's runs until they reached a value; several seeds are averaged.
 
     Attributes:
         num_runs: Runs that looked for the value.
@@ -91,7 +91,7 @@ def budget_entries(run: RunRecord) -> list[Mapping[str, Any]]:
 
 
 def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | None:
-    """What reaching a value cost a row; None if no finished run looked for it.
+    """Cost of reaching a value; None if no finished run looked for it.
 
     Args:
         runs: Runs of one row.
@@ -131,7 +131,7 @@ def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | N
 
 
 def cost_table(groups: Mapping[str, Sequence[RunRecord]]) -> Table | None:
-    """What each row's whole training cost; None if no run says it."""
+    """Table of the cost of each row's whole training; None if no run states it."""
     totals = {name: total for name, group in groups.items() if (total := total_of(group))}
     return _table(
         ("computed", "received by clients", "sent by clients"),
@@ -149,7 +149,7 @@ def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> Table | N
 
 
 def clock_table(groups: Mapping[str, Sequence[RunRecord]]) -> Table | None:
-    """What rows with simulated devices came to on the clock; None without such rows.
+    """Table of rows with simulated devices by simulated time; None without such rows.
 
     All numbers are means over finished runs; lost and too late are numbers of participants.
     """
@@ -173,7 +173,7 @@ def _simulated(run: RunRecord) -> list[float] | None:
 
 
 def budget_table(groups: Mapping[str, Sequence[RunRecord]]) -> Table | None:
-    """What each value cost that a row was to reach; None if no value was."""
+    """Table of the costs of the values that rows were to reach; None if there is no such value."""
     lines: list[tuple[str, ...]] = []
     for name, group in groups.items():
         wanted = dict.fromkeys(

@@ -120,7 +120,7 @@ def _last_and_second(
     mean: Sequence[float],
     summary: Mapping[str, Any] | None,
 ) -> tuple[float | None, float | None]:
-    """What the table says of a row's curves and of their mean; None of a row without any."""
+    """The table's two numbers of a row's curves and of their mean; None of a row without any."""
     # An epsilon that is infinite at the end must not be shown as the last that was not.
     infinite = any(math.isinf(values[-1]) for _, values in series)
     if not mean:

@@ -57,7 +57,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Plot:
-    """What one picture shows.
+    """Content of one picture.
 
     Attributes:
         x_label: What the horizontal axis has: "round", "epoch" or "simulated hours".
@@ -167,7 +167,7 @@ def wants_log(curves: Sequence[Curve]) -> bool:
 
 
 def points_for(num_rows: int) -> int:
-    """How many points of a curve a page of so many rows has room for."""
+    """Number of points of a curve on a page of so many rows."""
     return min(_MAX_POINTS, max(_FEWEST_POINTS, _ALL_POINTS // num_rows))
 
 

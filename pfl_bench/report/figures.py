@@ -148,7 +148,7 @@ def _budgets(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
 
 
 def _misses(price: Price, steps: str) -> str:
-    """Which runs did not reach the value, and how near they came."""
+    """Runs that did not reach the value, and how near they came, in words."""
     if price.num_reached:
         missed = price.num_runs - price.num_reached
         return f" by {missed} of {price.num_runs} seeds, which are left out of the means"

@@ -109,7 +109,7 @@ def _row_notes(rows: Sequence[RowResult]) -> list[str]:
 
 
 def _shared_start(texts: Sequence[str], ends: str) -> str:
-    """What all texts begin with, up to and with one of the characters ``ends``; none alone."""
+    """Longest start that all texts share, up to and with one of the characters ``ends``."""
     if len(set(texts)) < 2:
         return ""
     # The first and the last of the sorted texts differ where any two first do.

@@ -117,7 +117,7 @@ def _bound(record: Record) -> float | None:
 
 
 def _left_out(run: RunRecord) -> str:
-    """Why a run has no number to rank by; empty if it has one."""
+    """Reason why a run has no number to rank by; empty if it has one."""
     if run.summary is None:
         return "not finished"
     return "" if headline_metrics(run.summary) else "no final metrics, as those of a sweep"
@@ -143,7 +143,7 @@ def _utility(record: Record) -> RowResult:
 
 
 def _unranked(record: Record, utility: RowResult) -> list[str]:
-    """Why a row has no rank; empty if it has one."""
+    """Reason why a row has no rank; empty if it has one."""
     reasons = []
     if utility.mean is None or not math.isfinite(utility.mean):
         reasons.append("no finite utility")

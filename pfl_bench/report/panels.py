@@ -1,4 +1,4 @@
-"""Which curves a report shows, and what each picture says."""
+"""Choice of the curves that a report shows, and the captions of its pictures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """How a row is drawn.
+    """A row's colour and dashes, for a legend.
 
     Attributes:
         name: Name of the row.
@@ -92,7 +92,7 @@ class DrawnFigure:
 
 @dataclass(frozen=True)
 class Learning:
-    """What is shown of the course of training, in one unit of steps.
+    """Curves of the course of training that are shown, in one unit of steps.
 
     Attributes:
         panels: The pictures.
@@ -234,7 +234,7 @@ def _final_headlines(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def step_unit(run: RunRecord) -> str:
-    """What a line of the run's metrics is: an epoch of central training, else a round.
+    """Unit of a line of the run's metrics: an epoch of central training, else a round.
 
     A round of local models is the training of the next clients, each to its end.
     """
@@ -345,7 +345,7 @@ def _panels(
 
 
 def _top(drawn: Sequence[Curve]) -> float | None:
-    """Where an axis of epsilons ends that not all curves fit on; None where all do."""
+    """Upper end of an axis of epsilons that not all curves fit on; None where all do."""
     highest = [max(one.high) for one in drawn]
     within = [value for value in highest if value <= _MAX_EPSILON]
     return 1.08 * max(within) if 0 < len(within) < len(highest) else None

@@ -1,4 +1,4 @@
-"""What a value cost, as points: computation against communication, both on scales of powers."""
+"""Costs of reaching a value as points: computation against communication, in powers of ten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runs of one experiment come to, as plain data: for leaderboards and for result pages."""
+"""Records of an experiment's runs, as plain data: for leaderboards and for result pages."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def data_of(run: RunRecord) -> Record:
-    """What has to be the same for two numbers to be of the same data."""
+    """Identity of the data: equal for two numbers of the same data."""
     data = (run.summary or {}).get("data") or run.environment.get("data") or {}
     variant = (run.summary or {}).get("variant") or data.get("variant")
     named = ("checksum", "split_by", "num_users", "extra")
@@ -225,7 +225,7 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 
 
 def _same(mappings: Iterable[Mapping[str, Any]]) -> Record:
-    """What all mappings have; where they differ, every value, joined by " / "."""
+    """Values that all mappings have; where they differ, every value, joined by " / "."""
     every = list(mappings)
     found = {}
     for key in dict.fromkeys(key for one in every for key in one):

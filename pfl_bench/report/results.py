@@ -100,7 +100,7 @@ def _line(row: RowResult, mark: int | None, has_epsilons: bool) -> tuple[str | C
 
 
 def _beside(row: RowResult) -> str:
-    """What an undecided verdict wants."""
+    """Number of further seeds, or other need, of an undecided verdict; in words."""
     if row.more_seeds is None:
         return ""
     return f"{row.more_seeds} more seed{'s' * (row.more_seeds != 1)}"
@@ -113,7 +113,7 @@ def epsilon_cell(epsilon: float | None, delta: float | None, unit: str = "") -> 
 
 
 def _published(row: RowResult) -> Cell:
-    """What is published: a value, or a mean with its standard deviation over seeds."""
+    """The published number: a value, or a mean with its standard deviation over seeds."""
     if row.published_sd is None:
         return Cell(format_value(row.published), row.published)
     spread = f"{format_value(row.published)} ± {format_value(row.published_sd)}"

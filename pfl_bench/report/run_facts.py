@@ -1,4 +1,4 @@
-"""What a page lists of each run: how it stands, its configuration and environment."""
+"""Lists of a page about each run: its state, its configuration and environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SEED = re.compile(r"^seed:.*$", re.MULTILINE)
 
 
 def run_table(runs: Sequence[RunRecord]) -> Table:
-    """How each run stands."""
+    """Table of the state of each run."""
     lines = []
     for run in runs:
         summary = run.summary or {}
@@ -40,7 +40,7 @@ def run_table(runs: Sequence[RunRecord]) -> Table:
 
 
 def run_facts(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """What the page lists of runs; files that differ in the seed alone are shown once.
+    """Lists of a page about runs; files that differ in the seed alone are shown once.
 
     Args:
         runs: Runs, those of one row beside one another.
@@ -89,7 +89,7 @@ def _numbers(run: RunRecord) -> dict[str, Any]:
 
 
 def progress(run: RunRecord) -> str:
-    """How far a run came."""
+    """Rounds that a run has done, in words."""
     unit = step_unit(run)
     if run.planned_rounds is None:
         return count(run.last_round, unit)

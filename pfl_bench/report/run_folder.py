@@ -18,7 +18,7 @@ _FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run folder says.
+    """Content of a run folder.
 
     Attributes:
         path: The run folder.
@@ -67,7 +67,7 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """How the run stands: "finished", "budget_exhausted" or "unfinished"."""
+        """State of the run: "finished", "budget_exhausted" or "unfinished"."""
         return "unfinished" if self.summary is None else str(self.summary.get("status", "finished"))
 
     @property

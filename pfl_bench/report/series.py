@@ -62,7 +62,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """What the page's script draws in the place of a picture.
+    """Chart that the page's script draws in the place of a picture.
 
     Attributes:
         x: "step", or a scalar of ``X_AXES``.

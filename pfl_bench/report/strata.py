@@ -83,7 +83,7 @@ def _table(title: str, split: str, values: Mapping[str, Any], run: RunRecord) ->
 
 
 def _metric(split: str, values: Mapping[str, Any], run: RunRecord) -> str | None:
-    """What the row is judged by, if the strata have it; else the first that they have."""
+    """The metric that the row is judged by, if the strata have it; else their first."""
     entry = next((entry for entry in values.values() if isinstance(entry, Mapping)), {})
     has = [name for name in entry if name not in ("examples", "clients")]
     wanted = [str(expected["metric"]) for expected in run.expected]

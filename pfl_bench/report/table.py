@@ -373,12 +373,12 @@ def _html(cell: Cell) -> str:
 
 
 def _key(cell: Cell) -> str:
-    """What a page sorts by, where the text is not what the cell is worth."""
+    """Value by which a page sorts, where the text is not the cell's value."""
     return f' data-key="{cell.value}"' if isinstance(cell.value, int | float) else ""
 
 
 def _caption(title: str, constants: Sequence[tuple[str, str]]) -> str:
-    """What is in the table, and what all its rows have alike."""
+    """Caption of the table, with the values that all its rows share."""
     same = "; ".join(f"{heading} {text}" for heading, text in constants)
     text = ". ".join(filter(None, (title or "Results", same)))
     return latex_escape(text).replace("epsilon", r"$\varepsilon$") + "."

@@ -90,7 +90,7 @@ class RunAudit:
 
     @property
     def verdict(self) -> str:
-        """What the checks come to: "passed", "failed", or "incomplete" (files are lacking)."""
+        """Verdict of the checks: "passed", "failed", or "incomplete" (files are lacking)."""
         return verdict(self.checks)
 
     @property
@@ -282,7 +282,7 @@ def _inputs(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]
 
 
 def configured_of(resolved: ResolvedConfig) -> Configured:
-    """What a private run is configured to do."""
+    """Settings of a private run, as its configuration has them."""
     config, privacy = resolved.config, resolved.config.privacy
     assert privacy is not None
     federated, central = config.federated, config.central
@@ -348,7 +348,7 @@ def _example_level_options(resolved: ResolvedConfig) -> dict[str, Any]:
 
 
 def compose_by(configured: Configured) -> Compose:
-    """How rounds of a recorded mechanism compose: asked of the mechanism, built anew."""
+    """Composition of rounds of a recorded mechanism, by the mechanism, built anew."""
 
     def composition(
         name: str,
@@ -383,7 +383,7 @@ def compose_by(configured: Configured) -> Compose:
 def _data(
     resolved: ResolvedConfig, unit: str, environment: Mapping[str, Any]
 ) -> tuple[DataAtHand, Opened | str]:
-    """What data and model say today, and both; in words, why they cannot be opened."""
+    """Data and model of today, and facts of both; in words, why they cannot be opened."""
     device = torch.device("cpu")
     try:
         task = build_task(resolved, device)

@@ -1,4 +1,4 @@
-"""What an audit reads of a run's folder beside its ledger: checkpoint, metrics, central step."""
+"""Files that an audit reads beside a run's ledger: checkpoint, metrics, central step."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read_saved(folder: Path) -> tuple[Saved | None, int | None]:
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """What ``environment.json`` says; empty if there is none.
+    """Content of ``environment.json``; empty if there is none.
 
     Raises:
         RunFolderError: It is damaged.

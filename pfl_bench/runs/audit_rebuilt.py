@@ -1,4 +1,4 @@
-"""What a run's configuration and data come to today: its privacy statement and its seed's parts."""
+"""A run's privacy statement and its seed's parts, from configuration and data of today."""
 
 from __future__ import annotations
 

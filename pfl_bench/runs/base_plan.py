@@ -1,4 +1,4 @@
-"""What one run of a configuration composes to, as data: for what several runs cost together.
+"""Composition of one run of a configuration as data, for the joint cost of several runs.
 
 Guarantee: none of its own. A plan holds what the run's statement says as planned, and the same code
 that audits runs makes events of it: mechanism by its name and options, users by their scheme.
@@ -66,7 +66,7 @@ def plan_of_statement(resolved: ResolvedConfig, statement: Mapping[str, Any]) ->
 def composition_of_plan(
     resolved: ResolvedConfig, plan: Mapping[str, Any], side: str
 ) -> Composition:
-    """What a plan composes to, in one of its settings.
+    """Composition of a plan in one of its settings.
 
     Args:
         resolved: A configuration with the mechanism of the plan.
@@ -77,5 +77,5 @@ def composition_of_plan(
 
 
 def compose_of(resolved: ResolvedConfig) -> Compose:
-    """How rounds of a configuration's mechanism compose."""
+    """Composition of rounds of a configuration's mechanism."""
     return compose_by(configured_of(resolved))

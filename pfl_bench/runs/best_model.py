@@ -57,7 +57,7 @@ class BestModel:
         return {"metric": self._metric, "value": value, "index": self._kept["index"]}
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What is kept."""
+        """The kept model and its metric."""
         return self._kept
 
     def form_of(self, state: Any) -> dict[str, Any] | None:

@@ -136,7 +136,7 @@ def restoring(folder: Path, state: Mapping[str, Any], fresh: Mapping[str, Any]) 
 
 
 def _misfit(saved: Any, fresh: Any, name: str) -> str | None:
-    """What of a saved state is not of the form that ``fresh`` has; None if all is."""
+    """First difference of a saved state from the form that ``fresh`` has; None if there is none."""
     if fresh is None:
         return None
     if isinstance(fresh, Tensor):

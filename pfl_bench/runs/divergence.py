@@ -74,7 +74,7 @@ class DivergenceWatch:
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """What was found, and the start that it was measured by."""
+        """The finding, and the start that it was measured by."""
         return {"start": self._start, "found": self.found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class DivergenceWatch:
 
 
 def usual_mend(setting: str) -> str:
-    """What usually mends training of a setting that diverges."""
+    """Usual remedies for training of a setting that diverges."""
     return _MENDS[setting]
 
 

@@ -1,4 +1,4 @@
-"""What a run computes with: versions, hardware, commit and data, as ``environment.json`` has it."""
+"""Record of a run's versions, hardware, commit and data, as ``environment.json`` has it."""
 
 from __future__ import annotations
 

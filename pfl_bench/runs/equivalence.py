@@ -60,7 +60,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison came to.
+    """Result of a comparison.
 
     Attributes:
         outcome: "reproduced", "differs", "undecided" or "says nothing" (the published number does).
@@ -117,7 +117,7 @@ def equivalence(measured: Sequence[float], published: Published) -> Comparison:
 
 
 def _more_seeds(sd: float | None, seeds: int, published: Published, wanted: float) -> int | None:
-    """How many more seeds of the same spread narrow the interval to half a width ``wanted``."""
+    """Number of further seeds of this spread that bring the interval to a half width ``wanted``."""
     for total in range(seeds + 1, _MOST_SEEDS + 1):
         half = half_width(sd, total, published)
         if half is not None and half <= wanted:

@@ -1,4 +1,4 @@
-"""What callbacks of a run are given.
+"""Events of a run that callbacks are given.
 
 Guarantee: of a private run, a callback is given only what the run releases, and what the evaluation
 measures on users outside of training. Released are the central model after a round, which is

@@ -141,7 +141,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are."""
+        """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
     def prepare(self, resolved: ResolvedConfig, resume: bool) -> dict[str, Any] | None:
@@ -315,7 +315,7 @@ class RunFolder:
         )
 
     def _recorded_environment(self) -> dict[str, Any] | None:
-        """What the run began with; None for a run that has not begun."""
+        """Environment in which the run began; None for a run that has not begun."""
         path = self.path / "environment.json"
         recorded = read_json(path)
         if recorded is None:
@@ -398,6 +398,6 @@ class RunFolder:
 
 
 def _values(before: dict[str, Any], now: dict[str, Any], section: str, key: str) -> tuple[Any, Any]:
-    """What was recorded and what is; twice the latter for a key that older folders lack."""
+    """Recorded and present value of a key; twice the present one if an older folder lacks it."""
     today = (now[section] if section else now).get(key)
     return (before.get(section, {}) if section else before).get(key, today), today

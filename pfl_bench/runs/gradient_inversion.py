@@ -56,7 +56,7 @@ class Inversion:
 
 @dataclass(frozen=True)
 class Inverted:
-    """What was attacked, and what came of it.
+    """Subject and result of an attack.
 
     Attributes:
         user: Index in the training split.
@@ -230,7 +230,7 @@ def _compare(images: Tensor, originals: Tensor, pixels: tuple[float, float]) -> 
 
 
 def to_json_dict(inverted: Inverted) -> Mapping[str, object]:
-    """What ``gradient.json`` has."""
+    """Content of ``gradient.json``."""
     return {
         "user": inverted.user,
         "examples": len(inverted.originals),

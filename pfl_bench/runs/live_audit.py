@@ -36,7 +36,7 @@ _COPIED = ("config.yaml", "privacy.json", "environment.json")
 
 @dataclass
 class Watched:
-    """What has been seen of a run so far.
+    """State of a run as it is watched.
 
     Attributes:
         rounds: Rounds that were seen.

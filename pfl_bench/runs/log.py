@@ -41,7 +41,7 @@ def saying_once() -> Iterator[None]:
 
 
 def finished_before(folders: Sequence[Path]) -> str:
-    """What a person is told of runs that a command has found finished.
+    """Notice of runs that a command has found finished.
 
     Args:
         folders: Theirs, at least one.

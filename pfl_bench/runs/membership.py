@@ -48,7 +48,7 @@ _MOST_POINTS = 200
 
 @dataclass(frozen=True)
 class ClaimedCurve:
-    """What a row's mechanism claims of one user.
+    """Trade-off curve that a row's mechanism claims of one user.
 
     Attributes:
         trade_off: None where nothing is claimed, or the claim has no known trade-off function.
@@ -200,7 +200,7 @@ def read_attacks(folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | Non
 
 
 def _numbers(kind: str, users: ShadowUsers) -> tuple[NDArray[np.float64], Score]:
-    """What is seen of the users, larger when fitted better, and what a kind makes of it."""
+    """Statistics of the users, larger when fitted better, and a kind's scores of them."""
     if kind == "lira":
         return users.logits, partial(lira, online=True)
     if kind == "rmia":
@@ -229,7 +229,7 @@ def _curve(claim: TradeOff | None) -> dict[str, list[float]] | None:
 
 
 def read_claim(plans: Sequence[Plan]) -> ClaimedCurve:
-    """What the shadow runs' own statements claim, whose population and noise are the row's.
+    """The claim of the shadow runs' own statements, whose population and noise are the row's.
 
     Args:
         plans: The shadow runs, finished.
@@ -262,7 +262,7 @@ def read_claim(plans: Sequence[Plan]) -> ClaimedCurve:
 
 
 def _core(claim: Mapping[str, Any] | None) -> Any:
-    """What must be equal of two claims."""
+    """Parts of a claim that must be equal for two claims."""
     return claim and {key: claim[key] for key in ("unit", "rounds", "noise_multiplier", "actual")}
 
 
@@ -274,7 +274,7 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 
 def _composition(resolved: ResolvedConfig, claim: Mapping[str, Any]) -> Composition:
-    """What the rounds of a run compose to at its own noise, by the mechanism, built anew."""
+    """Composition of the rounds of a run at its own noise, by the mechanism, built anew."""
     options, actual = resolved.config.federated, claim["actual"]
     assert options is not None  # shadow_plans made it
     cohort = float(actual["cohort_size"])

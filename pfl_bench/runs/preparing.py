@@ -1,4 +1,4 @@
-"""What happens before the first round: data, model and trainer are built and checked."""
+"""Steps before the first round: data, model and trainer are built and checked."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PreparedRun:
     departure: str
 
     def environment(self) -> dict[str, Any]:
-        """What the run would record of this machine, and of its private seed if it has one."""
+        """Environment that the run would record, with its private seed if it has one."""
         parts, trainer = self.parts, self.trainer
         now = environment(
             parts.task.facts,

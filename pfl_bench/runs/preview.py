@@ -1,4 +1,4 @@
-"""What a run would do, claim and cost, told without running it: nothing is written."""
+"""Preview of a run without running it: its rounds, claim and cost; nothing is written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 @dataclass(frozen=True)
 class Cost:
-    """What training is expected to take, by its configuration and the sizes of its clients.
+    """Expected cost of training, by its configuration and the sizes of its clients.
 
     Attributes:
         unit: "round" or "epoch".
@@ -160,7 +160,7 @@ def changed(resolved: ResolvedConfig, overrides: Iterable[str]) -> ResolvedConfi
 
 
 def expected_cost(prepared: PreparedRun) -> Cost:
-    """What the training of a run is expected to cost."""
+    """Expected cost of the training of a run."""
     parts, trainer, step = prepared.parts, prepared.trainer, prepared.step
     config, total = parts.resolved.config, prepared.trainer.total
     split = parts.task.split("train")

@@ -126,7 +126,7 @@ def _not_comparable(
     summary: Mapping[str, Any],
     metrics: Mapping[str, float],
 ) -> str:
-    """Why a measured number says nothing about the published one; empty if it does."""
+    """Reason why a measured number cannot be compared with the published one; empty if it can."""
     if expected.statistic == "last" and expected.metric not in metrics:
         return f"not measured; there are: {', '.join(sorted(metrics))}"
     if config.privacy is not None and config.privacy.audit is not None:
@@ -142,7 +142,7 @@ def _chance(metric: str, summary: Mapping[str, Any]) -> float | None:
 
 
 def _other_data(expected: Expected, summary: Mapping[str, Any]) -> str:
-    """Why the published number is not for these data; empty if it is."""
+    """Reason why the published number is not for these data; empty if it is."""
     variant = summary["variant"]
     if expected.variants is not None and variant not in expected.variants:
         return f"data is {variant}; the published number is for {', '.join(expected.variants)}"

@@ -1,4 +1,4 @@
-"""What came of computing rounds again."""
+"""Result of computing rounds again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CLAIM = "Rounds that are computed again, by a plain loop from their start, come
 
 @dataclass
 class Recomputation:
-    """What was computed again.
+    """Rounds that were computed again, and the differences found.
 
     Attributes:
         mode: Which rounds were asked for.

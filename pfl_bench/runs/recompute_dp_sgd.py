@@ -64,7 +64,7 @@ _BLOCK = 1024
 
 @dataclass(slots=True)
 class _Comparison:
-    """What was compared of one check.
+    """Comparisons of one check.
 
     Attributes:
         finding: What is wrong.
@@ -225,7 +225,7 @@ class _Run:
         self._turned = self._apart = 0.0
 
     def checks(self) -> Iterator[Check]:
-        """What was found."""
+        """The checks made, with the differences found."""
         of = f"of {len(self._steps)} steps"
         words = {
             "cohort_replay": "batches of {} {} drawn anew, by their digests",
@@ -396,7 +396,7 @@ def _generator(environment: Mapping[str, Any]) -> tuple[torch.Generator | None, 
 
 
 def _random_layer(module: nn.Module) -> str:
-    """Why no gradient of one example can be computed again; empty if it can."""
+    """Reason why no gradient of one example can be computed again; empty if it can."""
     for layer in module.modules():
         chances = (getattr(layer, name, 0.0) for name in ("p", "dropout"))
         if any(isinstance(chance, float) and chance > 0.0 for chance in chances):

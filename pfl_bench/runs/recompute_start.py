@@ -1,4 +1,4 @@
-"""What the rounds of a run start from: its data, model, devices and checkpoints."""
+"""Start of the rounds of a run: its data, model, devices and checkpoints."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Opened:
         return load(self.checkpoints[max(self.checkpoints)])["trainer"]["mechanism"]["columns"]
 
     def at(self, step: int) -> tuple[Rule, State]:
-        """What a round after so many rounds starts from."""
+        """Start of the round after so many rounds."""
         resolved, line = self.resolved, self.lines[0]
         options = resolved.config.federated
         assert options is not None
@@ -230,7 +230,7 @@ class Opened:
 
 
 def _unknown(resolved: ResolvedConfig) -> str:
-    """Why a configuration's rounds cannot be computed again; empty if they can."""
+    """Reason why a configuration's rounds cannot be computed again; empty if they can."""
     config, options = resolved.config, resolved.config.federated
     if options is None:
         return "steps of example-level DP are not in the ledger"

@@ -218,7 +218,7 @@ def mark_edited(summary: Mapping[str, Any], config: Mapping[str, Any]) -> dict[s
 
 
 def _statistic(entry: Mapping[str, Any]) -> str:
-    """Which number of a run an entry is of; those of runs of before are of the last."""
+    """The number of a run that an entry is of; of runs of before it is the last."""
     return str(entry.get("statistic", "last"))
 
 
@@ -327,7 +327,7 @@ def _row(runs: Sequence[Mapping[str, Any]], metric: str, statistic: str) -> RowR
 
 
 def measured_value(summary: Mapping[str, Any], wanted: Mapping[str, Any]) -> float | None:
-    """What a run measured of a metric: its final value, or the best over its rounds.
+    """A run's measured number of a metric: its final value, or the best over its rounds.
 
     Args:
         summary: The run's "metrics" and, for the best over its rounds, "best".
@@ -352,7 +352,7 @@ def _measured(run: Mapping[str, Any], wanted: Mapping[str, Any]) -> float | None
 def _status(
     entries: Sequence[Mapping[str, Any]], measured: tuple[float, ...]
 ) -> tuple[str, list[str]]:
-    """Why the numbers are not compared, with the reasons of the runs; else that they are."""
+    """Statement that numbers are compared, or why they are not, with the reasons of the runs."""
     if not entries or as_float(entries[0].get("published")) is None:
         return "nothing published", []
     for status in ("edited", "diverged", "not the row", "not comparable"):

@@ -111,7 +111,7 @@ def rounds(
 
 
 class _Notices:
-    """What a person must know: kept until there is a log, then sent to it.
+    """Notices: kept until there is a log, then sent to it.
 
     A trainer that held the run itself would be in a cycle with it. Of cycles Python frees the
     memory late, however large it is: in one process, models of many runs would pile up.

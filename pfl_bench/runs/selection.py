@@ -190,7 +190,7 @@ def record_choice(
 
 
 def covers(unit: str) -> str:
-    """What the epsilons of a selection are of, in words."""
+    """Runs that the epsilons of a selection cover, in words."""
     return (
         f"The selected model with its settings and score, for each {unit} of the training data: "
         "both the trial itself and its having been chosen from a random number of trials."
@@ -206,7 +206,7 @@ def best_of(values: Sequence[float], is_lower_better: bool) -> int | None:
 def composed_epsilons(
     runs: Sequence[tuple[Combination, Mapping[str, Any]]], accountant: str
 ) -> tuple[dict[str, float | str], dict[str, str]]:
-    """What several runs cost together, if all of them are published.
+    """Joint epsilons of several runs, if all of them are published.
 
     Args:
         runs: Combinations with their statements, as ``privacy.json`` has them.

@@ -38,7 +38,7 @@ Plan = tuple[Path, ResolvedConfig]
 
 @dataclass(frozen=True)
 class ShadowUsers:
-    """What shadow runs show of the users that have examples.
+    """Measurements of shadow runs on the users that have examples.
 
     Attributes:
         losses: Shape (K, U): each user's mean loss in each run's released model.
@@ -91,7 +91,7 @@ def shadow_plans(
 
 
 def read_users(plans: Sequence[Plan]) -> ShadowUsers:
-    """What all finished shadow runs show; each run's part is kept in its folder.
+    """Measurements of all finished shadow runs; each run's part is kept in its folder.
 
     Args:
         plans: The shadow runs, all finished.
@@ -142,7 +142,7 @@ def released_model(folder: Path) -> tuple[torch.Tensor, dict[str, Any] | None]:
 
 
 def _kept(folder: Path, digest: str) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """What was measured of this very model; None if nothing was, or the file is damaged."""
+    """Measurements kept of this very model; None if there are none, or the file is damaged."""
     try:
         with np.load(folder / USERS_FILE, allow_pickle=False) as file:
             if str(file["model"]) == digest:

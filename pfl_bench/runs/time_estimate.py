@@ -1,4 +1,4 @@
-"""How long a run would take on this machine, from short measurements on its own data.
+"""Estimate of a run's time on this machine, from short measurements on its own data.
 
 A round (of central training an epoch) is timed with few clients or batches, and with twice as many.
 The time of a round is a line through both, read off at the examples of the run. Evaluation is timed
@@ -53,7 +53,7 @@ _OPTIONAL = (
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """What a run is expected to take on this machine.
+    """Expected time of a run on this machine.
 
     Attributes:
         training: Seconds of all rounds or epochs.

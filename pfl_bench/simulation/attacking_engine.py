@@ -1,4 +1,4 @@
-"""When corrupted clients attack, and what they send: forged by the attack, and scaled up."""
+"""Engine with corrupted clients: the rounds of the attack, and the updates that they forge."""
 
 from __future__ import annotations
 

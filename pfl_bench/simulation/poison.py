@@ -1,4 +1,4 @@
-"""What corrupted clients do: the base of attacks, which are plug-ins."""
+"""Base of attacks by corrupted clients, which are plug-ins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Poison:
     has_target: bool = True
 
     def corrupt(self, examples: Examples, rng: np.random.Generator) -> Examples:
-        """What a corrupted client trains on; its own examples, if data are not poisoned.
+        """Training examples of a corrupted client; its own, if data are not poisoned.
 
         Args:
             examples: Of the client; not changed.
@@ -33,7 +33,7 @@ class Poison:
         return examples
 
     def forge(self, update: Tensor, user: int, round_index: int) -> Tensor:
-        """What a corrupted client sends; its update, if updates are not forged.
+        """Update that a corrupted client sends; its own, if updates are not forged.
 
         Args:
             update: Shape (P,), after local training; not changed.
@@ -47,5 +47,5 @@ class Poison:
         raise NotImplementedError
 
     def is_attacked(self, targets: Tensor) -> Tensor:
-        """Which test examples of these labels, shape (n,), can show a success."""
+        """Mask of the test examples, by their labels of shape (n,), that can show a success."""
         raise NotImplementedError

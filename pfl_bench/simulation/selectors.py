@@ -1,4 +1,4 @@
-"""What a selection is given, what it says, and what it is told of the rounds that it chose.
+"""Interface of selections: what they are given, answer, and are told of their rounds.
 
 A selection is a plug-in (``pfl_bench/simulation/selection/<name>.py``): ``build(options, users)``
 gives a ``Selector``. It is offered candidates and names those who are to take part; who of them
@@ -40,7 +40,7 @@ class Users:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Feedback:
-    """What a selection learns of a round that has ended, of each of its n participants.
+    """Facts of a round that has ended, of each of its n participants, for a selection.
 
     Attributes:
         index: The round, from 1.

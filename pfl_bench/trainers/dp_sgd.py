@@ -150,7 +150,7 @@ class PrivateSteps:
 
 
 def _sum_and_gradient(parameter: Any) -> tuple[Tensor, Tensor]:
-    """What Opacus leaves of a step at a parameter: the clipped sum, and what the step was along."""
+    """Opacus' clipped sum of a step at a parameter, and the gradient that the step was along."""
     return parameter.summed_grad, parameter.grad
 
 

@@ -38,7 +38,7 @@ DIVERGED = -2
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """What a client trains on and is judged by, on the device."""
+    """Examples that a client trains on and is judged by, on the device."""
 
     user: int
     train: Examples

@@ -1,4 +1,4 @@
-"""How a client judges the models that it has trained, to choose among them."""
+"""Judgement of the models that a client has trained, to choose among them."""
 
 from __future__ import annotations
 

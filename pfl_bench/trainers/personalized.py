@@ -13,7 +13,7 @@ from pfl_bench.types import FederatedSplit, PersonalModels, Trainer
 
 @dataclass(frozen=True)
 class ExpectedWork:
-    """What all rounds of a run are expected to take together.
+    """Expected work of all rounds of a run together.
 
     Attributes:
         clients: Trainings of a client; one client in two rounds counts twice.
@@ -41,7 +41,7 @@ class PersonalizedModels(Trainer):
         self._clients = clients
 
     def expected_work(self) -> ExpectedWork:
-        """What training is expected to take, if no loss diverges."""
+        """Expected work of training, if no loss diverges."""
         raise NotImplementedError
 
     def _put_model(self, place: int) -> None:

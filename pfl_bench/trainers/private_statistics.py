@@ -24,7 +24,7 @@ _BLOCK = 1024
 def requested_statistics(
     model: FlatModel, privacy: PrivacyOptions | None
 ) -> FeatureStatistics | None:
-    """What is to be released of the features; None where the model has no such statistics.
+    """Statistics of the features to be released; None where the model has no such statistics.
 
     Raises:
         ConfigError: Something is to be released that the model has no use for.

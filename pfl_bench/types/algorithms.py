@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ClientUpload:
-    """What a client is about to send.
+    """Contents of a client's message to the centre.
 
     Attributes:
         update: Shape (P,), float32. A transform that changes it gives a tensor of its own, valid
@@ -91,7 +91,7 @@ class Algorithm(Stateful):
         """
 
     def correction(self, user: int) -> Tensor | None:
-        """What is added to the gradient of each of a user's steps in this round.
+        """Correction that is added to the gradient of each of a user's steps in this round.
 
         Gradients are clipped without it.
 

@@ -67,7 +67,7 @@ class Examples:
 
 @dataclass(frozen=True, slots=True)
 class DataFacts:
-    """What is known of the data behind a task, for statements, summaries and model shapes.
+    """Facts of the data behind a task, for statements, summaries and model shapes.
 
     Attributes:
         source: One line for a human, such as "MNIST test images with QMNIST writers".

@@ -1,4 +1,4 @@
-"""What is raised: wrong input of the user, and a run that has lost a process."""
+"""Exceptions: wrong input of the user, and a run that has lost a process."""
 
 from __future__ import annotations
 

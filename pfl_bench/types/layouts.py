@@ -1,4 +1,4 @@
-"""What the JSON files of a run folder hold, as their readers rely on it."""
+"""Layouts of the JSON files of a run folder, as their readers rely on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def misfit(value: Any, layout: Any, where: str = "") -> str | None:
-    """Where parsed JSON is of another kind than its readers take it to be, in words.
+    """First place where parsed JSON is of another kind than its readers expect, in words.
 
     Args:
         value: The value.

@@ -19,7 +19,7 @@ class WorkerGroup(Protocol):
 
     @property
     def rank(self) -> int:
-        """Which of the processes this is; 0 leads."""
+        """Number of this process; 0 leads."""
 
     @property
     def size(self) -> int:
@@ -27,7 +27,7 @@ class WorkerGroup(Protocol):
 
     @property
     def description(self) -> str:
-        """What they are, such as "2 worker processes"; empty for one."""
+        """Description of the processes, such as "2 worker processes"; empty for one."""
 
     def broadcast(self, message: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
         """Give the lead's message, and a vector with it, to all.

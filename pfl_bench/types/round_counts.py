@@ -1,4 +1,4 @@
-"""What is counted in a round, beside the sum of updates."""
+"""Counts of a round, beside the sum of updates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class RoundStatistics:
-    """What a round's training came to, beside the sum.
+    """Statistics of a round's training, beside the sum.
 
     Attributes:
         loss: Sum over clients, whose updates count, of their mean training loss.

@@ -22,7 +22,7 @@ class Task(Protocol):
 
     @property
     def facts(self) -> DataFacts:
-        """What is known of the data."""
+        """Facts of the data."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class BatchTransform(Protocol):
 
 @runtime_checkable
 class TransformsBatches(Protocol):
-    """What a task also has whose inputs are transformed batch by batch."""
+    """Protocol of tasks whose inputs are transformed batch by batch."""
 
     @property
     def transform(self) -> BatchTransform:
@@ -76,7 +76,7 @@ class TransformsBatches(Protocol):
 
 @runtime_checkable
 class ReadsOnDevice(Protocol):
-    """What a task also has whose reading depends on where the model lives."""
+    """Protocol of tasks whose reading depends on the device of the model."""
 
     def use_device(self, device: torch.device) -> None:
         """Take note of the device; called once, before the first read."""
@@ -84,7 +84,7 @@ class ReadsOnDevice(Protocol):
 
 @runtime_checkable
 class HasColumns(Protocol):
-    """What a task also has whose examples can be told apart by a column, such as subreddit."""
+    """Protocol of tasks whose examples can be told apart by a column, such as subreddit."""
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -98,12 +98,12 @@ class HasColumns(Protocol):
         """
 
     def column_values(self, name: str) -> Sequence[str] | None:
-        """What the numbers of a column are called; None if they are just numbers."""
+        """Names of a column's values; None if they are numbers alone."""
 
 
 @runtime_checkable
 class GivesExampleLosses(Protocol):
-    """What a task also has whose losses come an example each without a detour."""
+    """Protocol of tasks whose loss can be had an example each without a detour."""
 
     def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Loss of each example of a batch: those whose plain mean is ``loss``.
@@ -119,7 +119,7 @@ class GivesExampleLosses(Protocol):
 
 @runtime_checkable
 class SkipsOutputs(Protocol):
-    """What a task also has whose loss leaves out outputs that take long, such as of padding."""
+    """Protocol of tasks whose loss leaves out costly outputs, such as those of padding."""
 
     def training_loss(self, module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         """``loss`` of what the module makes of the inputs, without the outputs that it ignores.

@@ -1,4 +1,4 @@
-"""What the runner drives: a trainer of any setting."""
+"""Protocol of trainers of any setting, which the runner drives."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Trainer:
         return None
 
     def canary_result(self, done: int) -> dict[str, Any] | None:
-        """What the canaries of an audited run show after ``done`` steps; None without canaries."""
+        """Result of the canaries of an audited run after ``done`` steps; None without canaries."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Trainer:
         raise NotImplementedError
 
     def state_form(self) -> dict[str, Any]:
-        """What a saved state must look like: as today's, where None stands for anything."""
+        """Form that a saved state must have: today's, where None stands for anything."""
         return self.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

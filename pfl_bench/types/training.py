@@ -57,7 +57,7 @@ class Participants:
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
-    """What one client's local training gives.
+    """Result of one client's local training.
 
     Attributes:
         user: Index of the user in the training split.
@@ -81,7 +81,7 @@ class LocalResult:
 
 @dataclass(frozen=True, slots=True)
 class LocalTraining:
-    """How a client trains: what engines execute.
+    """Local training of a client, as engines execute it.
 
     A local step takes the gradient of the loss (0 for a parameter that takes no part in it),
     clipped; then adds ``proximal_weight * (local - central)``, the algorithm's ``correction`` for
@@ -140,7 +140,7 @@ class Engine(Protocol):
 
     @property
     def description(self) -> str:
-        """What decides the rounding of its results, such as "vectorized, 16 slots"."""
+        """Properties that decide the rounding of its results, such as "vectorized, 16 slots"."""
 
     @property
     def trains_alone(self) -> bool:

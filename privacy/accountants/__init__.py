@@ -1,1 +1,1 @@
-"""What ``privacy.accountant`` composes with: Renyi divergences, PRV, and bounds of other laws."""
+"""Methods that ``privacy.accountant`` composes with: Renyi divergences, PRV, other laws' bounds."""

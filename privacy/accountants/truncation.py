@@ -10,7 +10,7 @@ from typing import Any
 
 
 def crowding(population: int, rate: float, cap: int) -> tuple[float, float]:
-    """How often a user meets a full cohort, and how likely the user then takes another's place.
+    """Probabilities that a user meets a full cohort, and that the user then takes another's place.
 
     Args:
         population: N, users of the larger data set, at least 1.

@@ -73,7 +73,7 @@ class CentralState:
 
 
 class CentralColumns:
-    """What lines say of the central step, one after another.
+    """Records of the central step, one line of the ledger after another.
 
     Attributes:
         missing: Lines without the central parameters or the cohort.

@@ -1,4 +1,4 @@
-"""What an audit says: one ``Check`` a claim, with its evidence.
+"""Checks of an audit: one ``Check`` a claim, with its evidence.
 
 Guarantee: none of its own. "passed" means that the evidence does not contradict the claim at the
 level that the check names. "skipped" means that nothing was looked at, and says why: the claim does
@@ -69,7 +69,7 @@ class Check:
 
 @dataclass(slots=True)
 class Finding:
-    """What a check has found so far.
+    """Findings of a check so far.
 
     Attributes:
         problems: What contradicts the claim, a clause each; the first few are shown.
@@ -208,7 +208,7 @@ def conclude(name: str, claim: str, found: Finding) -> Check:
 
 
 def verdict(checks: Sequence[Check]) -> Outcome:
-    """What checks come to: "failed", "incomplete" or "passed"."""
+    """Verdict of checks: "failed", "incomplete" or "passed"."""
     outcomes = {check.outcome for check in checks}
     for outcome in ("failed", "incomplete"):
         if outcome in outcomes:

@@ -46,7 +46,7 @@ def accounted_rounds(evidence: Evidence, inputs: AuditInputs) -> int:
 def compositions(
     evidence: Evidence, inputs: AuditInputs, label: str, rounds: int
 ) -> list[Composition]:
-    """What the recorded rounds of one setting compose to; equal rounds are one composition.
+    """Compositions of the recorded rounds of one setting; equal rounds are one composition.
 
     Args:
         evidence: The ledger.
@@ -172,7 +172,7 @@ def _most(accountant: str, epsilon: float) -> float:
 def _composition_problems(
     evidence: Evidence, inputs: AuditInputs, label: str, parts: Sequence[Composition], rounds: int
 ) -> tuple[list[str], str]:
-    """What is composed, held against the guarantee's words; and, in words, what could not be."""
+    """Contradictions of the composition to the guarantee's words, and what was not compared."""
     if len(parts) != 1:
         return [], "; what is composed was not held against the guarantee: the constants change"
     try:

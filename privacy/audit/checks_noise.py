@@ -64,12 +64,12 @@ class Noise:
         return self.rounds - 1
 
     def __getitem__(self, name: str) -> Array:
-        """What is recorded of the noise of ``rounds``, shape (k,) or (k, n)."""
+        """Recorded numbers of the noise of ``rounds``, shape (k,) or (k, n)."""
         return self.evidence[f"noise.{name}"][self.at]
 
     @property
     def context(self) -> str:
-        """How much there is, in words."""
+        """Number of draws and rounds, in words."""
         text = f"{float(np.nansum(self['count'])):.4g} draws in {len(self.rounds)} rounds"
         return text + f" ({len(self.hidden)} more hidden by rounding)" * bool(len(self.hidden))
 

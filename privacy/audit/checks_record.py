@@ -104,7 +104,7 @@ def check_rounds(evidence: Evidence, inputs: AuditInputs) -> Finding:
 
 
 def _step_problems(evidence: Evidence, inputs: AuditInputs) -> Iterator[str]:
-    """What is wrong with the steps of DP-SGD, which has a line an epoch."""
+    """Errors in the steps of DP-SGD, which has a line an epoch."""
     steps, stated = evidence["steps"], as_number(inputs.statement.get("rounds"))
     if not len(steps):
         if inputs.is_final and stated:
@@ -239,7 +239,7 @@ def _comparisons(
 
 
 def _derived_problems(inputs: AuditInputs, evidence: Evidence) -> Iterator[str]:
-    """What follows from other constants, and is not so."""
+    """Constants that do not follow from others as they should."""
     constants = evidence.constants
     sampling, adjacency = constants.get("sampling"), constants.get("adjacency")
     own = own_users(constants)

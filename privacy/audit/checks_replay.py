@@ -60,7 +60,7 @@ def _chosen(rounds: int, most: int) -> NDArray[np.int64]:
 
 
 def _replay(evidence: Evidence, inputs: AuditInputs) -> Replay:
-    """What the recorded seed gives.
+    """Draws of the recorded seed.
 
     Raises:
         SkippedError: Nothing, or there is nothing to compare it with.

@@ -1,4 +1,4 @@
-"""Where clients noise their updates themselves: is each report as random as is claimed?
+"""Checks of mechanisms whose clients noise their own updates: is each report random enough?
 
 Guarantee: ``report_noise`` tests single reports. What is tested was measured from outside the
 mechanism, of each client: the report, as it moved the sum, against the clipped update. Reports of
@@ -60,7 +60,7 @@ _RATES = np.geomspace(1e-5, 0.5, 60)
 
 
 def claimed_design(evidence: Evidence) -> CapDesign:
-    """How reports are drawn that are such as the ledger's constants say.
+    """Design of reports that follows from the ledger's constants.
 
     Raises:
         PrivacyError: None are.

@@ -1,4 +1,4 @@
-"""What the recorded rounds are, described from the ledger's constants in the guarantee's words.
+"""Description of the recorded rounds, from the ledger's constants in the guarantee's words.
 
 Guarantee: none of its own. How rounds compose is derived here from what a mechanism states of its
 noise (``privacy.description``), once more and apart from the code that runs are accounted by.
@@ -29,7 +29,7 @@ _LARGEST_TREE = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What the recorded rounds are, in the words of the guarantee.
+    """The recorded rounds in the words of the guarantee.
 
     Attributes:
         kind: "sampled gaussian", "truncated gaussian", "gaussian", "fixed-size gaussian",
@@ -52,7 +52,7 @@ class Described:
 
 
 def contradictions(described: Described, part: Composition) -> list[str]:
-    """How what a mechanism says of its rounds differs from the description.
+    """Differences between a mechanism's composition of its rounds and the description.
 
     Args:
         described: The rounds.
@@ -95,7 +95,7 @@ def contradictions(described: Described, part: Composition) -> list[str]:
 def describe(
     evidence: Evidence, inputs: AuditInputs, label: str, rounds: int, part: Composition
 ) -> Described | str:
-    """What the recorded constants say that was run; in words, why that is not known.
+    """Describe the rounds by the recorded constants; in words, why they cannot be described.
 
     Args:
         evidence: The ledger, of one set of constants.
@@ -175,7 +175,7 @@ def _beside(constants: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def _unstated(stated: Description) -> str:
-    """What a description leaves unsaid or says that nothing is derived from here; in words."""
+    """Parts that a description leaves out, or from which nothing is derived here; in words."""
     if stated.reports == "other":
         return "its clients randomise their updates in a way that is not known here"
     missing = [

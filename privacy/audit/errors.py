@@ -1,4 +1,4 @@
-"""Why a check is not made."""
+"""Reasons why a check is not made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ledger says, gathered line by line into arrays.
+"""Contents of a ledger, gathered line by line into arrays.
 
 Guarantee: none of its own. Memory grows by some 900 bytes a round, whatever else a line holds;
 nothing is corrected or left out, and a value of the wrong kind is refused with its round.
@@ -119,7 +119,7 @@ class Evidence:
         return np.asarray(self["num_contributions"] + self["num_nonfinite"])
 
     def digest(self, rounds: int) -> str:
-        """What names the line of that round, in hexadecimal: what the next line begins with.
+        """Name of that round's line, in hexadecimal: what the next line begins with.
 
         Args:
             rounds: From 0 (what the first line begins with) to T.
@@ -197,7 +197,7 @@ class _Reader:
             self._segments.append((len(self._has_noise), constants))
 
     def evidence(self) -> Evidence:
-        """What the lines say."""
+        """Contents of the lines."""
         rounds, has_noise = len(self._has_noise), np.asarray(self._has_noise).astype(np.bool_)
         columns = {name: np.asarray(column) for name, column in self._columns.items()}
         for name, length in _LISTS.items():

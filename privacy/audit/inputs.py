@@ -1,4 +1,4 @@
-"""What an audit is given beside the ledger: the claim, the configuration, the data, the checkpoint.
+"""Inputs of an audit beside the ledger: the claim, configuration, data and checkpoint.
 
 Guarantee: none of its own. Whatever is None was not at hand, and the checks that need it are
 skipped and say so.
@@ -45,7 +45,7 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """What the run was configured to do.
+    """Settings of the run, as it was configured.
 
     Attributes:
         unit: Whom it is to protect: "user" or "example".
@@ -99,7 +99,7 @@ class Configured:
 
 @dataclass(frozen=True, slots=True)
 class DataAtHand:
-    """What the data and the model themselves say, today.
+    """Facts of the data and the model themselves, today.
 
     Attributes:
         num_units: Users (examples) of the training split; None where the data are not at hand.
@@ -121,7 +121,7 @@ class DataAtHand:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What the newest checkpoint says.
+    """Contents of the newest checkpoint.
 
     Attributes:
         rounds: Rounds (epochs) that are done.

@@ -1,4 +1,4 @@
-"""What is outside a run's guarantee, and what a search over so many runs would cost.
+"""Limits of a run's guarantee, and the price of a search over so many runs.
 
 Guarantee: of k runs on the same data under one plan (scheme, cohorts, noise, rounds and delta),
 each with noise and cohorts of its own, all releases together have the epsilon of k times as many

@@ -1,4 +1,4 @@
-"""What a test of a run of this length can show: the smallest deviation, seen with ``check.SEEN``.
+"""Power of a test on a run of this length: the smallest deviation, seen with ``check.SEEN``.
 
 Guarantee: none. These are of normal approximations, which are good where there are many draws; the
 probability with which a sound run fails does not rest on them.

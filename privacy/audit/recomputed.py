@@ -86,7 +86,7 @@ class Sketch:
 
 
 class Allowed:
-    """What rounding may come to, since the parameters were last known bit for bit.
+    """Largest effect of rounding since the parameters were last known bit for bit.
 
     Args:
         each: Of ``ROUNDING``.
@@ -329,7 +329,7 @@ def _sum(
 
 
 def _client(rest: Array, made: Round, bound: Array) -> str:
-    """Which client's contribution alone would explain a difference, in words."""
+    """Client whose contribution alone would explain a difference, in words."""
     for one in made.contributions:
         for sign, words in ((1.0, "left out"), (-1.0, "taken in twice")):
             if (np.abs(rest + sign * one.traces) <= bound).all() and one.clipped > 0.0:

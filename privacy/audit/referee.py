@@ -167,7 +167,7 @@ def fixed_size_gaussian_loss(rate: float, noise: float, count: int, delta: float
 
 
 def full_cohorts(population: int, cap: int, rate: float) -> tuple[float, float]:
-    """How often the others fill a cohort that is cut, and how often a user then gets a place.
+    """Probabilities that the others fill a cohort that is cut, and that a user then gets a place.
 
     Args:
         population: Users.

@@ -28,7 +28,7 @@ _CLAIM = (
 
 
 def plan_composition(compose: Compose, plan: Mapping[str, Any], side: str) -> Composition:
-    """What a recorded plan of one trial composes to.
+    """Composition of a recorded plan of one trial.
 
     Args:
         compose: How rounds of a mechanism compose.

@@ -1,4 +1,4 @@
-"""What a ledger's lines have of the steps of DP-SGD, gathered into arrays.
+"""Records of the steps of DP-SGD in a ledger's lines, gathered into arrays.
 
 Guarantee: none of its own. Nothing is corrected; a value of the wrong kind is refused with its
 epoch. Memory grows by some 150 bytes a step.

@@ -88,7 +88,7 @@ def sums(deviation: float, variance: float) -> float:
 
 
 def distance(shape: str, draws: Array) -> tuple[float, float]:
-    """How far draws of variance 1 are from their law, and the p-value, by the DKW inequality.
+    """Distance of draws of variance 1 from their law, and the p-value, by the DKW inequality.
 
     Args:
         shape: The law, as in ``squares``.

@@ -158,7 +158,7 @@ class Canaries:
         return np.asarray((self._groups == group) & allowed)
 
     def taking_part(self, round_number: int) -> NDArray[np.bool_]:
-        """Which canaries take part in a round: shape (count,).
+        """Mask of the canaries that take part in a round: shape (count,).
 
         Args:
             round_number: From 1.
@@ -257,7 +257,7 @@ class Canaries:
     def result(
         self, rounds: int, delta: float, composition: Callable[[float, int], Composition]
     ) -> dict[str, Any]:
-        """What the canaries show of the epsilon of this very run.
+        """Bounds that the canaries show of the epsilon of this very run.
 
         Args:
             rounds: Rounds that were released.

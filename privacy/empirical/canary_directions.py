@@ -1,4 +1,4 @@
-"""What canaries send: vectors of norm 1 that the auditor knows and the release is compared with.
+"""Directions of canaries: vectors of norm 1, known to the auditor, compared with the release.
 
 Guarantee: none is claimed. Directions are drawn from the auditor's own streams, so they are
 independent of data, cohorts and noise, which the bounds rest on.

@@ -1,4 +1,4 @@
-"""What to add to a run so that its privacy can be attacked: the section ``privacy.audit``.
+"""Options of an attack on a run's privacy: the section ``privacy.audit``.
 
 Guarantee: none is claimed here. Canaries are clients of the auditor's own making; a run with
 canaries has given part of its sum to them, so its utility is not the utility without.

@@ -1,4 +1,4 @@
-"""What is kept of a run for each kind of canary, and what its bound is made of.
+"""Scores that are kept of a run for each kind of canary, from which its bound follows.
 
 Guarantee: none is claimed; each result says in words what its lower bound rests on
 (``rests_on``). Unit: a canary, as a user; adjacency add-or-remove-one, under

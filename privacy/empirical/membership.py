@@ -173,7 +173,7 @@ def area(scores: Array, members: Bools) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the guesses say of a claim.
+    """Verdict of the guesses on a claim.
 
     Attributes:
         refuted: Whether one of the tests refutes the claim; None where there is no claim to test.

@@ -44,7 +44,7 @@ Bound = Callable[[int, int, int, float, float], float]
 
 
 class Guesses(NamedTuple):
-    """How many canaries are guessed, chosen without a look at the scores.
+    """Number of canaries that are guessed, chosen without a look at the scores.
 
     Attributes:
         most_in: Canaries with the largest scores, guessed "in".

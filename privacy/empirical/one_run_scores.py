@@ -1,4 +1,4 @@
-"""What is kept of canaries that run-long coins include, and what their bounds are made of.
+"""Scores of canaries that run-long coins include, from which their bounds follow.
 
 Guarantee: none is claimed; each result says in words what its lower bound rests on
 (``rests_on``). Unit: a canary, as a user; adjacency add-or-remove-one, under selected zero-out.

@@ -38,7 +38,7 @@ _SHARED = 1.5
 
 @dataclass(frozen=True, slots=True)
 class OneShotBound:
-    """What the cosines of canaries amount to.
+    """Bound that the cosines of canaries give.
 
     Attributes:
         estimate: Epsilon of the two fitted laws; not a bound.

@@ -117,7 +117,7 @@ class AdaptiveGaussian(FreshGaussian):
 
     @property
     def update_noise_multiplier(self) -> float:
-        """What is left of z for the update."""
+        """Multiplier that is left of z for the update."""
         return self._update_noise_multiplier
 
     @property
@@ -126,7 +126,7 @@ class AdaptiveGaussian(FreshGaussian):
         return self._count_noise_stddev
 
     def clip_settings(self) -> dict[str, float | str]:
-        """How updates are clipped: to a bound that follows a quantile of their norms."""
+        """Settings of the clip: a bound that follows a quantile of the norms of updates."""
         return {
             "kind": "adaptive",
             "initial_clip_norm": self._options.clip_norm,

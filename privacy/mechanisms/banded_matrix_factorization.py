@@ -164,7 +164,7 @@ class BandedMatrixFactorization(CorrelatedSum):
     def composition(
         self, participation: Participation, noise_multiplier: float, rounds: int
     ) -> Composition:
-        """What so many rounds, of all that are planned, are to an accountant.
+        """Composition of so many rounds, of all that are planned, for an accountant.
 
         Args:
             participation: How users are drawn.

@@ -127,7 +127,7 @@ class ColumnNormalizedBanded(CorrelatedSum):
     def composition(
         self, participation: Participation, noise_multiplier: float, rounds: int
     ) -> Composition:
-        """What so many rounds are to an accountant.
+        """Composition of so many rounds, for an accountant.
 
         Args:
             participation: How users are drawn: "cyclic_poisson" or "selected", at least ``bands``

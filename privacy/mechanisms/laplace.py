@@ -78,7 +78,7 @@ class Laplace(ClippedSum):
     description = DESCRIPTION
 
     def clip_settings(self) -> dict[str, float | str]:
-        """How updates are clipped: to a fixed L1 bound."""
+        """Settings of the clip: a fixed L1 bound."""
         return {"kind": "fixed", "norm": "l1", "clip_norm": self._clip_norm}
 
     def composition(

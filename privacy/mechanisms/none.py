@@ -40,7 +40,7 @@ class NoPrivacy(Stateless):
     count_noise_stddev: float | None = None
 
     def clip_settings(self) -> dict[str, float | str]:
-        """How updates are clipped: not at all."""
+        """Settings of the clip: none."""
         return {"kind": "none"}
 
     def composition(

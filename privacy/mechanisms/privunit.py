@@ -82,7 +82,7 @@ class PrivUnit(ClientReports):
             )
 
     def clip_settings(self) -> dict[str, float | str]:
-        """How updates are clipped, and what one report spends."""
+        """Settings of the clip, and the epsilon of one report."""
         multiplier = self._noise.noise_multiplier
         return {
             "kind": "fixed",

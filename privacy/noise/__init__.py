@@ -1,1 +1,1 @@
-"""What mechanisms share: clipped sums, strategies of correlated noise, reports of clients."""
+"""Shared by mechanisms: clipped sums, strategies of correlated noise, reports of clients."""

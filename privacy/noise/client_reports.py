@@ -1,4 +1,4 @@
-"""What mechanisms share whose clients randomise their own updates, so that no server is trusted.
+"""Base of mechanisms whose clients randomise their own updates, so that no server is trusted.
 
 Guarantee: unit user. Each client clips its update to ``clip_norm`` in L2 norm and makes a report of
 it with its own source of noise; what a report gives away is each mechanism's own to say. An update

@@ -1,4 +1,4 @@
-"""What mechanisms share that clip every update to a bound, sum, and noise the sum or each update.
+"""Base of mechanisms that clip every update to a bound, sum, and noise the sum or each update.
 
 Guarantee: unit user; each user moves the sum by at most the bound, in the mechanism's norm (L2
 unless it says otherwise). How much noise that takes is each mechanism's own to say.
@@ -97,7 +97,7 @@ class ClippedSum(Stateless):
         return None
 
     def clip_settings(self) -> dict[str, float | str]:
-        """How updates are clipped: to a fixed bound."""
+        """Settings of the clip: a fixed bound."""
         return {"kind": "fixed", "clip_norm": self._clip_norm}
 
     def accumulate(

@@ -1,4 +1,4 @@
-"""What mechanisms share whose noise is correlated over rounds: accounting, checks, the release.
+"""Base of mechanisms whose noise is correlated over rounds: accounting, checks, the release.
 
 Guarantee: unit user, added or removed in the rounds of a fixed pattern ("selected": zeroed out, in
 rounds of any pattern within separation and cap). ``unamplified`` is the one

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FeatureStatistics:
-    """How the statistics are released.
+    """Settings of the release of the statistics.
 
     Attributes:
         noise_multiplier: Standard deviation of the noise on either sum, in multiples of its bound;
@@ -70,7 +70,7 @@ class FeatureStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ReleasedStatistics:
-    """What is released, and all that may be used.
+    """Released statistics, all that may be used.
 
     Attributes:
         mean: Shape (K,): noised mean of each channel.
@@ -158,7 +158,7 @@ class StatisticsWatch:
                 self._sums[place] = self._sums[place] + row / max(1.0, math.hypot(*row) / bound)
 
     def record(self, released: ReleasedStatistics, num_examples: int) -> dict[str, Any]:
-        """What a ledger keeps of the release: of each vector, elements and squares of its noise.
+        """Record of the release for a ledger: of each vector, elements and squares of its noise.
 
         Args:
             released: What was released.

@@ -64,12 +64,12 @@ class CapDesign:
 
     @property
     def epsilon_choice(self) -> float:
-        """What choosing between the cap and the rest spends."""
+        """Epsilon of choosing between the cap and the rest."""
         return self.epsilon - self.epsilon_cap
 
     @property
     def epsilon_cap(self) -> float:
-        """What drawing from the chosen one spends: log((1 - cap) / cap)."""
+        """Epsilon of drawing from the chosen one: log((1 - cap) / cap)."""
         return math.log1p(-math.exp(self.log_cap)) - self.log_cap
 
 

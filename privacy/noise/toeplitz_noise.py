@@ -1,4 +1,4 @@
-"""What mechanisms share whose strategy is a Toeplitz matrix that is not banded.
+"""Base of mechanisms whose strategy is a Toeplitz matrix that is not banded.
 
 Guarantee: unit user; as ``privacy.noise.factorization`` has it, for a lower triangular Toeplitz C
 of T rows with no negative element, and noise C^-1 Z, Z standard normal times z. C is scaled so that

@@ -23,7 +23,7 @@ _LEVELS = 40
 
 
 def tree_levels() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How a node of the tree is estimated from its own draw and from its two children.
+    """Weights of a node's estimate: of its own draw and of its two children, by level.
 
     The estimate of a node on level j is v_j times its own noisy sum plus c_j times the sum of its
     children's estimates, the weights that make its variance least: v_0 = 1,

@@ -15,7 +15,7 @@ from privacy.errors import PlanError
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What the noise of a run follows from.
+    """Numbers that the noise of a run follows from.
 
     Attributes:
         epsilon: Bound of epsilon; None for none.

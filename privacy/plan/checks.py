@@ -1,4 +1,4 @@
-"""What a privacy plan refuses: combinations whose accounting would be untrue of what runs.
+"""Refusals of a privacy plan: combinations whose accounting would be untrue of what runs.
 
 Guarantee: each check names a clause of the proof that would break: the cohort is drawn as it is
 accounted, the choice of participants does not depend on users' data, one user moves the sum by at

@@ -44,7 +44,7 @@ _UNIT, _MECHANISM = "example", "dp_sgd"
 
 @dataclass(frozen=True, slots=True)
 class ExampleLevelRequest:
-    """What a run of DP-SGD is configured to do.
+    """Settings of a run of DP-SGD.
 
     Attributes:
         num_examples: Examples to draw from.
@@ -103,7 +103,7 @@ class ExampleLevelPlan:
         return self.setting.noise_multiplier
 
     def ledger_constants(self, data_checksum: str) -> dict[str, Any]:
-        """What is the same in every line of the run's ledger, JSON-serialisable.
+        """Constants of every line of the run's ledger, JSON-serialisable.
 
         Args:
             data_checksum: Digest of the data's content.
@@ -126,7 +126,7 @@ class ExampleLevelPlan:
 
     @property
     def _options_of_statistics(self) -> dict[str, Any]:
-        """What the ledger has beside, of a run whose model has statistics of the features."""
+        """Further constants of the ledger of a run whose model has statistics of the features."""
         statistics = self.request.statistics
         if statistics is None:
             return {}
@@ -142,7 +142,7 @@ class ExampleLevelPlan:
         return replace(self.setting, participation=examples).epsilon(steps)
 
     def statement(self, steps_done: int, status: Status = "final") -> PrivacyStatement:
-        """What the run guarantees after so many steps.
+        """Statement of the run's guarantee after so many steps.
 
         Args:
             steps_done: Steps that were taken, those on an empty batch included; at least 0.
@@ -187,7 +187,7 @@ class ExampleLevelPlan:
 
 
 def example_level_composition(statistics: FeatureStatistics | None) -> MechanismComposition:
-    """What steps compose to, with the statistics that are released before them; None for none."""
+    """Composition of steps, with the statistics that are released before them; None for none."""
     if statistics is None:
         return sampled_gaussian
     return after_gaussians(statistics.noise_multipliers)

@@ -1,4 +1,4 @@
-"""What a reader should know of a plan's accounting, for its statement.
+"""Notes of a plan's accounting for its statement.
 
 Guarantee: every assumption that a plan makes and a reader might not expect is said: simulated
 cohorts, hypothetical populations, the sampler's demands, a useless delta.
@@ -23,7 +23,7 @@ def plan_notes(
     simulated: Setting,
     actual: Setting,
 ) -> tuple[str, ...]:
-    """What the statement says of a plan in words, a sentence or two each.
+    """Notes of a plan for the statement, a sentence or two each.
 
     Args:
         request: What is planned.
@@ -62,7 +62,7 @@ def plan_notes(
 def example_level_notes(
     setting: Setting, nonce: str | int | None, selected_by: str | None
 ) -> tuple[str, ...]:
-    """What the statement says of DP-SGD in words, a sentence or two each.
+    """Notes of DP-SGD for the statement, a sentence or two each.
 
     Args:
         setting: Examples, batches and noise.
@@ -81,7 +81,7 @@ def example_level_notes(
 
 
 def sampling_notes(setting: Setting, as_poisson: float | None) -> tuple[str, ...]:
-    """What the statement says of how DP-SGD's batches are drawn, a sentence or two each.
+    """Notes for the statement on how DP-SGD's batches are drawn, a sentence or two each.
 
     Args:
         setting: Examples, batches and noise.
@@ -99,7 +99,7 @@ def sampling_notes(setting: Setting, as_poisson: float | None) -> tuple[str, ...
 
 
 def plugin_notes(plugins: Mapping[str, str]) -> tuple[str, ...]:
-    """What the statement says of the user's plug-ins.
+    """Notes for the statement on the user's plug-ins.
 
     Args:
         plugins: Their digests, by name; empty for none.

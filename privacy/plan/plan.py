@@ -93,7 +93,7 @@ class PrivacyPlan:
         return min(self.max_rounds, self.request.num_rounds)
 
     def statement(self, rounds: int, status: Status = "final") -> PrivacyStatement:
-        """What the run guarantees after so many rounds.
+        """Statement of the run's guarantee after so many rounds.
 
         Args:
             rounds: Rounds that were released (status "final"), or will be at most ("planned").
@@ -122,7 +122,7 @@ class PrivacyPlan:
         )
 
     def ledger_constants(self) -> dict[str, Any]:
-        """What is the same in every line of the run's ledger, JSON-serialisable."""
+        """Constants of every line of the run's ledger, JSON-serialisable."""
         request, simulated = self.request, self.simulated
         return {
             "unit": "user",
@@ -155,7 +155,7 @@ class PrivacyPlan:
         observed: Mapping[str, Any] | None = None,
         num_canaries: int = 0,
     ) -> dict[str, Any]:
-        """What the ledger records of one round, JSON-serialisable.
+        """Line of the ledger for one round, JSON-serialisable.
 
         The digest of the release is there so that a replay with another sum under the same noise
         is found out, whatever else agrees.

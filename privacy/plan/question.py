@@ -1,4 +1,4 @@
-"""What ``privacy.plan.solving`` is asked: five numbers, one of them left out.
+"""Question to ``privacy.plan.solving``: five numbers, one of them left out.
 
 Guarantee: none of its own; a question that the accounting cannot answer is refused.
 """
@@ -63,7 +63,7 @@ class Question:
 
     @property
     def participation(self) -> Participation:
-        """How users are drawn, and from how many, once both are known."""
+        """Participation of users by this scheme, once population and cohort are known."""
         return Participation(self.scheme, known(self.population_size), known(self.cohort_size))
 
     def delta_or_default(self) -> float:

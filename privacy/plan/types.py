@@ -1,4 +1,4 @@
-"""What a privacy plan is asked for, and the settings that it accounts.
+"""Request for a privacy plan, and the settings that it accounts.
 
 Guarantee: a ``Setting`` is one claim: unit user, the adjacency that it names, users drawn by its
 participation, noise of its multiplier, rounds that compose as its mechanism says.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What a run is configured to do, as far as privacy is concerned.
+    """Settings of a run, as far as privacy is concerned.
 
     Attributes:
         mechanism: Name of the mechanism.
@@ -88,7 +88,7 @@ class PlanRequest:
     plugins: Mapping[str, str] = field(default_factory=dict)
 
     def participation(self, population_size: int, cohort_size: int) -> Participation:
-        """How users take part, from so many and in cohorts of so many.
+        """Participation of users, from a population of this size and in cohorts of this size.
 
         Raises:
             PrivacyError: The sizes do not fit the scheme.
@@ -97,7 +97,7 @@ class PlanRequest:
 
     @property
     def budget(self) -> Budget:
-        """What the noise follows from."""
+        """Numbers that the noise follows from."""
         return Budget(self.epsilon, self.noise_multiplier, self.delta, self.accountant)
 
 
@@ -127,7 +127,7 @@ class Setting:
         return self.composed(self.noise_multiplier, 1).adjacency
 
     def composed(self, noise_multiplier: float, rounds: int) -> Composition:
-        """What rounds of a noise compose to, of a private setting."""
+        """Composition of rounds of a private setting at a noise."""
         assert self.composition is not None
         return self.composition(self.participation, noise_multiplier, rounds)
 
@@ -159,7 +159,7 @@ class Setting:
         )
 
     def to_json_dict(self) -> dict[str, Any]:
-        """What the ledger holds of the setting, as JSON takes it."""
+        """The setting for the ledger, as JSON takes it."""
         return {
             "population_size": self.participation.population_size,
             "cohort_size": self.participation.cohort_size,

@@ -1,1 +1,1 @@
-"""What a round leaves behind in the ledger, measured outside of the code that clips and noises."""
+"""Records of a round for the ledger, measured outside of the code that clips and noises."""

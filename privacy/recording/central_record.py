@@ -1,4 +1,4 @@
-"""What the ledger records of the central parameters and of who took part, seen from outside.
+"""Records of the central parameters and of who took part, seen from outside.
 
 Guarantee: nothing here changes a round or draws from its streams. Everything is computed from the
 central parameters, the release and the cohort, never from what the central step says of itself. So
@@ -97,7 +97,7 @@ class CentralRecord:
     def round(
         self, release: Tensor, users: NDArray[np.int64], trained: Sequence[int]
     ) -> dict[str, Any]:
-        """What a line keeps of a round, before its central step.
+        """Record of a round before its central step.
 
         Args:
             release: Shape (P,): what the mechanism released.

@@ -1,4 +1,4 @@
-"""What a round really did, seen from outside the code that clips and noises, for the ledger.
+"""Observation of a round from outside the code that clips and noises, for the ledger.
 
 Guarantee: nothing here changes a round or draws from its streams. What is recorded is computed
 from the sum before and after, never from what the mechanism says of itself, so that an audit can
@@ -60,7 +60,7 @@ class Observer(SumWatch):
         self._cohort_size = float(cohort_size)
 
     def observe(self, release: Release, aggregate: Aggregate) -> dict[str, Any]:
-        """What the ledger keeps of the round, JSON-serialisable.
+        """Record of the round for the ledger, JSON-serialisable.
 
         Args:
             release: What the mechanism released.
@@ -133,7 +133,7 @@ class Observer(SumWatch):
 
 
 class ParticipationHistory:
-    """Who took part how often and when, so that a line can hold what a sampler's law predicts.
+    """Users' participations by number and time, of which a sampler's law predicts statistics.
 
     Args:
         num_users: Users of the data.

@@ -1,4 +1,4 @@
-"""What was seen of clients and of parts of a round, and what is kept of what was measured.
+"""Observations of clients and of parts of a round, and the choice of those that are kept.
 
 Guarantee: none of its own. It reads numbers that ``privacy.recording.sum_watch`` has measured, and
 changes neither a sum nor a stream.
@@ -22,7 +22,7 @@ def finite(value: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What clients sent that noise their updates themselves.
+    """Observations of reports by clients that noise their updates themselves.
 
     Attributes:
         count: Reports.
@@ -70,7 +70,7 @@ REPORT_KEYS = tuple(field.name for field in fields(Reports))
 
 
 class Probe(NamedTuple):
-    """What was measured of a client; a number is a scalar of float64 where it is still on a GPU.
+    """Measurement of a client; a number is a scalar of float64 where it is still on a GPU.
 
     Attributes:
         norm: Of its update.
@@ -90,7 +90,7 @@ class Probe(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardObservation:
-    """What was seen of a part of a round that was summed apart.
+    """Observation of a part of a round that was summed apart.
 
     Attributes:
         worst: Its worst probe, and how wrong that was; None if nobody was probed.
@@ -161,7 +161,7 @@ def _settled(
 def _judged(
     norm: float, moved: float, probe: Probe, clips_to_bound: bool
 ) -> tuple[float, dict[str, float | None]]:
-    """How wrong a client's move of the sum is, in multiples of the bound, and what it was."""
+    """Error of a client's move of the sum, in multiples of the bound, and the move itself."""
     bit, clip_norm = probe.bit, probe.clip_norm
     allowed = min(norm, clip_norm) if math.isfinite(norm) else 0.0
     # What moved less hides nothing where no more than a bound is stated.
@@ -174,7 +174,7 @@ def _judged(
 
 
 def _report(*squares: float) -> Reports:
-    """What one report comes to, of its ``Probe.products``."""
+    """Numbers of one report, from its ``Probe.products``."""
     length, norm = math.sqrt(squares[0]), math.sqrt(squares[1])
     noise = math.sqrt(max(0.0, squares[0] + squares[1] - 2.0 * squares[2]))
     along = squares[2] / norm if norm > 0.0 else 0.0

@@ -1,4 +1,4 @@
-"""What the steps of DP-SGD really did, seen from outside the code that clips and noises.
+"""Observation of the steps of DP-SGD from outside the code that clips and noises.
 
 Guarantee: nothing here changes a step or draws from its streams. A step is seen after it was taken:
 its batch as it was drawn; the sum of clipped gradients; the noise, which is what the gradient that
@@ -130,7 +130,7 @@ class StepObserver:
         )
 
     def record(self) -> dict[str, Any]:
-        """What the ledger keeps of the epoch, JSON-serialisable.
+        """Record of the epoch for the ledger, JSON-serialisable.
 
         Returns:
             A list of its steps under each key: "batch_sizes", "batch_digests", and of each of

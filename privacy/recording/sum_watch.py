@@ -1,4 +1,4 @@
-"""How far each client really moved a round's sum, seen from outside the code that clips.
+"""Measurement of each client's move of a round's sum, from outside the code that clips.
 
 Guarantee: the sum is compared before and after each client, whatever the clipping code reports, and
 is not changed. Kept are of all clients the one that is furthest from what the clip is stated to
@@ -119,7 +119,7 @@ class SumWatch:
         return settle(parts, self._clips_to_bound)
 
     def seen(self, aggregate: Aggregate) -> ShardObservation:
-        """What was seen since ``begin``, for ``settle`` and ``merge``."""
+        """Observations since ``begin``, for ``settle`` and ``merge``."""
         total = clean_total(aggregate)
         self._look_between(total)
         some = _some(total).clone() if self._taken else None
@@ -174,7 +174,7 @@ class SumWatch:
         self._probes, self._between = [], []
 
     def result(self, aggregate: Aggregate) -> ShardObservation:
-        """What was seen of the whole round."""
+        """Observations of the whole round."""
         self._look_between(clean_total(aggregate))
         seen = replace(self._seen, probes=self._probes, between=self._between)
         (self._seen,), self._probes, self._between = self.settle([seen]), [], []
@@ -200,7 +200,7 @@ class SumWatch:
                 self._known.copy_(total)
 
     def _step(self, total: Tensor) -> float | Tensor:
-        """How far the sum is from where it was known to be, which it then is known to be."""
+        """Distance of the sum from where it was known to be, which it then is known to be."""
         assert self._known is not None
         if total.device.type != "cpu":
             moved = norm_in_place(total - self._known, self._norm)

@@ -1,4 +1,4 @@
-"""What one client does in a round: local SGD from the central parameters, by autograd.
+"""One client's part of a round: local SGD from the central parameters, by autograd.
 
 A batch is a part of a random order of the client's examples. One stream gives all that is random:
 for each epoch a permutation of the examples, and then what the task draws to augment them. Dropout
@@ -26,7 +26,7 @@ from privacy.reference.streams import AUGMENTATION, LOCAL_TRAINING, stream, torc
 
 @dataclass(frozen=True)
 class Learner:
-    """What is shared with the run: data, model and loss."""
+    """Data, model and loss, shared with the run."""
 
     module: nn.Module  # in float32 on the CPU; its parameters are written over
     read: Callable[[int, np.random.Generator], Any]  # ``inputs`` and ``targets`` of a user
@@ -50,7 +50,7 @@ class Learner:
         )
 
     def shaped(self, vector: Tensor) -> list[Tensor]:
-        """What ``flat`` makes a vector of, shape (P,): tensors of the weights' shapes."""
+        """Tensors of the weights' shapes of a vector, shape (P,): the inverse of ``flat``."""
         parts = torch.split(vector, [weight.numel() for weight in self.weights])
         return [
             part.view(weight.movedim(1, 3).shape).movedim(3, 1)
@@ -62,7 +62,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a client's training came to."""
+    """Result of a client's training."""
 
     update: Tensor  # shape (P,), float32: local minus central parameters
     num_examples: int  # once each

@@ -1,4 +1,4 @@
-"""Who takes part in a round: users, by the definition of each sampling scheme, and canaries.
+"""Participants of a round: users, by the definition of each sampling scheme, and canaries.
 
 Of N users C are expected in a round. Of n users k are a uniformly chosen set, in ascending order.
 

@@ -1,4 +1,4 @@
-"""Who takes part under ``selected``: users whose devices are chosen, and finish in time.
+"""Participants under ``selected``: users whose devices are chosen, and finish in time.
 
 Capacities and slots of availability are assigned to users apart, in random orders. Slots come again
 with each period; one that ends with it goes on in one that begins with it. A round of C users:

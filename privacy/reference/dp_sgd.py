@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run claims of its steps: N, b, batches, C, z, and the step of plain SGD."""
+    """The run's claim of its steps: N, b, batches, C, z, and the step of plain SGD."""
 
     num_examples: int
     batch_size: int

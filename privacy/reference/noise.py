@@ -30,7 +30,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Setting:
-    """What a mechanism is configured to do."""
+    """Configured settings of a mechanism."""
 
     name: str
     options: Mapping[str, Any]  # its own, every default filled in
@@ -60,7 +60,7 @@ class Gaussian:
         self.number = number
 
     def flaw(self) -> str:
-        """What of the recorded strategy breaks the guarantee; empty for nothing."""
+        """The part of the recorded strategy that breaks the guarantee; empty for none."""
         return ""
 
     def norm(self, update: Tensor) -> float:
@@ -68,7 +68,7 @@ class Gaussian:
         return float(torch.linalg.vector_norm(update.double(), self.order))
 
     def clip(self, update: Tensor) -> Tensor:
-        """What an update contributes, shape (P,), float64."""
+        """Contribution of an update, shape (P,), float64."""
         norm = self.norm(update)
         return update.double() * (1.0 if norm <= self.bound else self.bound / norm)
 
@@ -102,7 +102,7 @@ class AdaptiveGaussian(Gaussian):
 
     @property
     def stddev(self) -> float:
-        """What the count leaves of z: z^-2 = z'^-2 + (2 s_b)^-2."""
+        """Standard deviation that the count leaves of z: z^-2 = z'^-2 + (2 s_b)^-2."""
         z = self.setting.multiplier
         left = 0.0 if z == 0.0 else (z**-2 - (2.0 * self.count) ** -2) ** -0.5
         return left * self.ratio * self.bound

@@ -44,7 +44,7 @@ MECHANISMS: dict[str, type[Gaussian]] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """What is the same in each round."""
+    """Parts of a run that are the same in each round."""
 
     options: Any  # ``pfl_bench.config.training.FederatedOptions``, of which fields are read
     seed: int  # the private one
@@ -60,7 +60,7 @@ class Rule:
 
 @dataclass
 class State:
-    """What changes from round to round: the bound in ``mechanism``, moments in ``optimizer``."""
+    """State from round to round: the bound in ``mechanism``, moments in ``optimizer``."""
 
     central: Tensor  # shape (P,), float32
     mechanism: Gaussian
@@ -70,7 +70,7 @@ class State:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one client brought into the sum."""
+    """Contribution of one client to the sum."""
 
     user: int  # those of canaries come after all users
     trained: Trained | None  # None for a canary

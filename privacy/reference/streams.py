@@ -29,6 +29,6 @@ def stream(seed: int, purpose: int, number: int = 0, client: int = 0) -> np.rand
 
 
 def torch_seed(seed: int, purpose: int, number: int, client: int) -> int:
-    """What torch's generator, which dropout draws from, is seeded with."""
+    """Seed of torch's generator, which dropout draws from."""
     key = _key(seed, purpose, number, client)
     return int(key.generate_state(1, np.uint64)[0]) >> 1

@@ -1,4 +1,4 @@
-"""What a guarantee rests on, a sentence for each assumption.
+"""Assumptions of a guarantee, a sentence each.
 
 Guarantee: every assumption that the accounting makes is said: unit, adjacency, sampling and its
 secrecy, clipping, noise, trust, delta, accountant, what is public, and composition. How updates are

@@ -131,7 +131,7 @@ def _meaning(guarantee: Guarantee, accounted: Accounted, where: str) -> Iterator
 
 
 def _compared_with(guarantee: Guarantee) -> tuple[str, str]:
-    """What the data of a unit are compared with, and what an attacker finds out, in words."""
+    """The neighbouring data of a unit, and what an attacker finds out, in words."""
     if guarantee.adjacency == "replace-one":
         return "with any other data in their place", (
             "somebody who tells two values of the data of a {unit} apart, and who takes the first "

@@ -1,4 +1,4 @@
-"""What a guarantee claims, as the words about it need it.
+"""Claim of a guarantee, in the parts that words about it need.
 
 Guarantee: none of its own. A mechanism of which nothing is known but its name is described as one
 that needs a trusted server, which promises the least.
@@ -15,7 +15,7 @@ from privacy.statement.statement import NOT_COVERED, Accounted, PrivacyStatement
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """What is explained.
+    """Guarantee that is explained.
 
     Attributes:
         unit: "user", "example" or "none".
@@ -47,7 +47,7 @@ class Guarantee:
 
     @classmethod
     def of(cls, statement: PrivacyStatement, module: Description | None = None) -> Guarantee:
-        """What a run's statement guarantees.
+        """Guarantee of a run's statement.
 
         Args:
             statement: The statement.
@@ -72,12 +72,12 @@ class Guarantee:
 
     @property
     def step(self) -> str:
-        """What a release is called."""
+        """Word for a release."""
         return "step" if self.unit == "example" else "round"
 
     @property
     def described(self) -> Description:
-        """What the mechanism is, as far as anybody states it."""
+        """Words for the mechanism, as far as it is described."""
         return self.mechanism_description or Description(
             f"the mechanism {self.mechanism} noises what is released, with noise multiplier {{z}}"
         )

@@ -69,7 +69,7 @@ class Accounted:
 
 @dataclass(frozen=True, slots=True)
 class PrivacyStatement:
-    """What a run guarantees.
+    """Guarantee of a run.
 
     Attributes:
         unit: Whom it protects: "user", "example" or "none".
@@ -223,7 +223,7 @@ def _number(value: float | str) -> str:
 
 
 def selection_note(metric: str) -> str:
-    """What a reader should know of a run whose model was chosen by a metric."""
+    """Note for a reader of a run whose model was chosen by a metric."""
     return (
         f"The reported model is the one with the best {metric} among those that were evaluated. "
         "The guarantee covers the models of all rounds together, and so each of them; which of "
@@ -232,7 +232,7 @@ def selection_note(metric: str) -> str:
 
 
 def nonce_note(nonce: str | int) -> str:
-    """What a reader should know of a run whose noise is pinned."""
+    """Note for a reader of a run whose noise is pinned."""
     return (
         f"The noise and the cohorts are pinned by the nonce {nonce!r}: all runs of this nonce and "
         "of one seed draw the same. Two such runs have no joint guarantee, because their noise "

@@ -1,4 +1,4 @@
-"""What the benchmarks share: sides that take turns, our own side, and the machine they ran on."""
+"""Shared by the benchmarks: sides that take turns, our own side, and the machine they ran on."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class OurSide:
 
 @dataclass
 class Seconds:
-    """What each round took: on the clock, and of the processors (all threads, waiting included).
+    """Seconds of each round: on the clock, and of the processors (all threads, waiting included).
 
     The processors' is of this process alone, and means nothing for a side in others.
     """
@@ -144,7 +144,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def torch_defaults() -> Iterator[None]:
-    """What a process has that asked torch for nothing: our device settings repeat bit for bit."""
+    """Defaults of torch for a process: our device settings repeat bit for bit."""
     cudnn = torch.backends.cudnn
     kept = cudnn.deterministic, cudnn.allow_tf32
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -158,7 +158,7 @@ def torch_defaults() -> Iterator[None]:
 
 
 class Machine:
-    """What the benchmark ran on, and how busy that was when it began."""
+    """The machine that the benchmark ran on, and its load when it began."""
 
     def __init__(self) -> None:
         self._load_before = _load()

@@ -1,4 +1,4 @@
-"""What a user gets who sets nothing: ``pfl-bench run``, end to end, beside hand-set combinations.
+"""Defaults of ``pfl-bench run``, end to end, beside hand-set combinations.
 
 Each side is the command itself in a process of its own, with store, ledger and run folder, of a
 run of ``--rounds`` rounds; it is interrupted after ``--seconds`` of rounds, as nobody would wait
@@ -59,7 +59,7 @@ class Times:
 
 
 def combinations(processes: int) -> dict[str, dict[str, Any]]:
-    """What is set by hand: engines, slots (null: by the model's size, and one) and workers."""
+    """Combinations set by hand: engines, slots (null: by the model's size, and one) and workers."""
     found = {}
     for workers in sorted({1, processes}):
         for engine, slots in (("sequential", None), ("vectorized", None), ("vectorized", 1)):
@@ -199,7 +199,7 @@ def _short(times: dict[str, Times]) -> str:
 
 
 def _ratio(result: dict[str, Any], side: str | None, clock: str) -> str:
-    """How many times as fast the defaults are as a side, repetition by repetition."""
+    """Speed of the defaults in multiples of a side's, repetition by repetition."""
     if side is None:
         return "-"
     sides = result["sides"]

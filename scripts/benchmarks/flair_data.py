@@ -1,4 +1,4 @@
-"""What the FLAIR benchmark reads: generated pictures, weights, and the file that ``pfl`` reads."""
+"""Inputs of the FLAIR benchmark: generated pictures, weights, and the file that ``pfl`` reads."""
 
 from __future__ import annotations
 

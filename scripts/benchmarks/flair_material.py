@@ -56,7 +56,7 @@ class FlairJob:
 
 
 class FlairMaterial:
-    """What a side that is not ours is made of; see ``workload.Material``.
+    """Material of a side that is not ours; see ``workload.Material``.
 
     Attributes:
         job: What is measured.

@@ -1,4 +1,4 @@
-"""What the FLAIR benchmark says of its timings beside the page's tables: images a second."""
+"""Report of the FLAIR benchmark beside the page's tables: images a second."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ client_app = ClientApp()
 
 @functools.cache
 def _of_actor(path: str) -> tuple[AnyMaterial, nn.Module]:
-    """What an actor builds once; what it reads it keeps."""
+    """Parts that an actor builds once; what it reads it keeps."""
     material = read_material(Path(path))
     torch.set_num_threads(material.job.threads)
     return material, material.module()

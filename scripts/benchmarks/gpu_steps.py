@@ -75,7 +75,7 @@ def pick_device(asked: str) -> str:
 
 
 def run_step(name: str, device: str, folder: Path) -> Any:
-    """What a step found.
+    """Result of a step.
 
     Args:
         name: Of ``STEPS``.
@@ -121,7 +121,7 @@ def _demo(precision: str, device: str, folder: Path) -> dict[str, Any]:
 
 
 def _cuda_tests(device: str, folder: Path) -> dict[str, Any]:
-    """What ``pytest -m cuda`` says: models and engines on the GPU beside the CPU among it."""
+    """Results of ``pytest -m cuda``: models and engines on the GPU beside the CPU among it."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-p", "no:cacheprovider"]
     path = folder / "tests.xml"
     command += [f"--junitxml={path}", "--tb=line"]
@@ -224,7 +224,7 @@ def _our_side(
 
 
 def _synchronizations(device: str, folder: Path) -> dict[str, Any]:
-    """How often the host waits for the GPU in a round, by engine."""
+    """Number of times that the host waits for the GPU in a round, by engine."""
     found = {}
     for engine in ("sequential", "vectorized"):
         place = folder / engine
@@ -309,7 +309,7 @@ def _bench(subject: str, more: list[str], device: str, folder: Path) -> dict[str
 
 
 def _profile(model: str, device: str, folder: Path) -> dict[str, Any]:
-    """Where a round's time goes: operations by their own time, and launches a client."""
+    """Time of a round by operations, by their own time, and launches a client."""
     from torch.profiler import ProfilerActivity, profile
 
     side = _our_side(FEMNIST[model], device, folder, FORTY, engine="vectorized")

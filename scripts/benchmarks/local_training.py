@@ -79,7 +79,7 @@ class Clients:
 
 
 class Material:
-    """What a side that is not ours is made of.
+    """Material of a side that is not ours.
 
     Attributes:
         job: What is measured.

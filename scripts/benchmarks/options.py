@@ -13,7 +13,7 @@ PEERS = ("pfl", "flower")
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured and how.
+    """Settings of a measurement.
 
     Attributes:
         repeats: Rounds to time, after one that warms up.

@@ -37,7 +37,7 @@ def fastest(result: Mapping[str, Any], family: str) -> str | None:
 def speed(
     result: Mapping[str, Any], side: str, other: str | None, clock: str = "seconds"
 ) -> dict[str, float] | None:
-    """How many times as fast a side is as another, round by round; None where it cannot be told."""
+    """Speed of a side in multiples of another's, round by round; None where it cannot be told."""
     sides = result["sides"]
     if other is None or clock not in sides[side] or clock not in sides[other]:
         return None

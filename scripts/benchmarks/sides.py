@@ -157,7 +157,7 @@ def _elsewhere(job: Job, options: Options) -> Iterator[tuple[str, str, Job, int]
 
 
 def missing_peers(peers: Iterable[str]) -> dict[str, str]:
-    """What to say of each peer that is asked for and not installed."""
+    """Messages on each peer that is asked for and not installed."""
     found = {"pfl": is_installed(), "flower": flower_is_installed()}
     return {
         peer: f"{peer} is not installed, so there is no comparison with it: in an environment of "
@@ -246,7 +246,7 @@ def _large_batches(material: Material, options: Options) -> dict[str, Any] | Non
 
 
 class _Agreement:
-    """How far the sides are from the bare loop after the first round.
+    """Distances of the sides from the bare loop after the first round.
 
     Args:
         sides: Before it.
@@ -292,7 +292,7 @@ class _Agreement:
                 raise SystemExit(f"{load.model}: {name} computed something else: {found}")
 
     def _shares(self, name: str) -> float:
-        """What a side divides a private sum by, in cohort sizes: peers take the drawn cohort's."""
+        """Divisor of a side's private sum, in cohort sizes: peers take the drawn cohort's."""
         if not self.material.job.private or name.startswith(("pfl-bench", BARE)):
             return 1.0
         drawn = len(self.material.clients.users_of_round(1))

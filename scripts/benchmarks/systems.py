@@ -1,4 +1,4 @@
-"""What clock and selection cost a round of 10,000 participants among 500,000 users with devices."""
+"""Cost of clock and selection: a round of 10,000 participants among 500,000 users with devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round's benchmark measures: a model of a task, and the clients that every side trains."""
+"""Workload of a round's benchmark: a model of a task, and the clients that every side trains."""
 
 from __future__ import annotations
 

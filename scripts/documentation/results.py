@@ -49,7 +49,7 @@ _NEED_REASONS = tuple(status for _, verdicts in _OUTCOMES[2:] for status in verd
 
 
 class Head(Strict):
-    """What stands above all sections.
+    """Text above all sections.
 
     Attributes:
         title: The page's title.

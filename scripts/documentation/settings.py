@@ -40,7 +40,7 @@ def settings_reference() -> str:
 
 
 def descriptions(options: type[BaseModel]) -> dict[str, str]:
-    """What the docstrings of a class and of its bases say of each field.
+    """Descriptions of each field, from the docstrings of a class and of its bases.
 
     Raises:
         ValueError: A field is not described.
@@ -144,7 +144,7 @@ def _fields(prefix: str, options: type[BaseModel], level: int) -> Iterator[str]:
 
 
 def _plugin_names(place: str) -> str:
-    """What a setting that chooses a plug-in takes; empty for any other setting."""
+    """Names for a setting that chooses a plug-in; empty for any other setting."""
     if place in _NAMES:
         return ", ".join(f"`{name}`" for name in _NAMES[place])
     if place not in PLACES.values():

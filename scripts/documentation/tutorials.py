@@ -50,7 +50,7 @@ def commands(block: Block) -> list[str]:
 
 
 def as_script(page: str) -> str:
-    """What a page has the reader save and run, as a shell script; Python blocks are left out."""
+    """Shell script of what a page has the reader save and run; Python blocks are left out."""
     lines = ["set -euo pipefail"]
     for block in blocks(page):
         if block.path is not None:

@@ -1,4 +1,4 @@
-"""What the rows on peers' errors share: the row, the accountants, a lower bound, refusals."""
+"""Shared by the rows on peers' errors: the row, the accountants, a lower bound, refusals."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ HAIRS: dict[str, Colour] = {
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """What all pictures of a person share.
+    """Looks that all pictures of a person share.
 
     Attributes:
         skin: Colour of the skin.

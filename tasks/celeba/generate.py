@@ -123,7 +123,7 @@ def _write(folder: Path, options: Options, progress: Progress) -> dict[str, Any]
 
 
 class _Album:
-    """Where the images go: a folder or a zip, whose bytes do not depend on the clock."""
+    """Destination of the images: a folder or a zip, whose bytes do not depend on the clock."""
 
     def __init__(self, folder: Path, archive: str) -> None:
         self._folder = folder / FOLDER

@@ -1,4 +1,4 @@
-"""Where CelebA's images are: a folder, or the published zip, which is not unpacked."""
+"""Source of CelebA's images: a folder, or the published zip, which is not unpacked."""
 
 from __future__ import annotations
 

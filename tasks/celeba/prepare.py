@@ -59,7 +59,7 @@ class Options(PartitionOptions):
 
 @dataclass(slots=True)
 class Problems:
-    """What is wrong with single images, by kind: how many, and the first of them.
+    """Problems of single images, by kind: their number, and the first of them.
 
     Attributes:
         counts: How many images have each problem.
@@ -192,7 +192,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """Which images are whose, and what they show.
+    """Images of each person, and their attributes.
 
     Attributes:
         label: The attribute to tell.

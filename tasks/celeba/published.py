@@ -1,4 +1,4 @@
-"""What was published of CelebA, and how what was read compares with it."""
+"""Published counts of CelebA, and how what was read compares with them."""
 
 from __future__ import annotations
 

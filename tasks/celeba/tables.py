@@ -16,7 +16,7 @@ ATTRIBUTES, IDENTITIES = "list_attr_celeba.txt", "identity_CelebA.txt"
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What ``list_attr_celeba.txt`` says.
+    """Content of ``list_attr_celeba.txt``.
 
     Attributes:
         names: The attributes, as published, such as "Smiling".

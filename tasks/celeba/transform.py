@@ -1,4 +1,4 @@
-"""What happens to a batch of images before the model: from bytes to numbers."""
+"""Transform of a batch of images before the model: from bytes to numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks with one label an example share."""
+"""Base of tasks with one label an example."""
 
 from __future__ import annotations
 

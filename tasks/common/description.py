@@ -1,4 +1,4 @@
-"""What a store says of itself, and opening one to be written."""
+"""Description of a store, and opening one to be written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pfl_bench.types import SplitBy
 
 @dataclass(frozen=True, slots=True)
 class StoreDescription:
-    """What a store says of itself.
+    """Description of a store.
 
     Attributes:
         task: Name of the task.

@@ -1,4 +1,4 @@
-"""What is wrong with JSON, in the words of the library that reads it."""
+"""Errors of JSON, in the words of the library that reads it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _SHOWN = 120
 
 
 def json_reason(error: Exception) -> str:
-    """What an exception of ``ijson`` says, in one line; some backends say it in bytes."""
+    """Message of an exception of ``ijson``, in one line; some backends give it in bytes."""
     message = error.args[0] if error.args else str(error)
     if isinstance(message, bytes):
         message = message.decode(errors="replace")

@@ -7,6 +7,6 @@ from difflib import get_close_matches
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """What ends a sentence about an unknown name: the nearest known one, or a full stop."""
+    """End of a sentence about an unknown name: the nearest known one, or a full stop."""
     near = get_close_matches(name, list(names), n=1)
     return f"; did you mean {near[0]!r}?" if near else "."

@@ -1,4 +1,4 @@
-"""What the options of tasks have in common."""
+"""Base of the options of tasks."""
 
 from __future__ import annotations
 

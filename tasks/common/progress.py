@@ -1,4 +1,4 @@
-"""How long work tells what it does."""
+"""Progress of long work, told while it goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the readers of the public forms share: their contract, and the checks on what they read."""
+"""Shared by the readers of the public forms: their contract, and the checks on what they read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIELDS = {"inputs": FieldSpec("uint8", (SIDE, SIDE)), "targets": FieldSpec("uint
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a reader found out while it gathered the examples.
+    """Findings of a reader while it gathered the examples.
 
     Attributes:
         source: One line for a human.

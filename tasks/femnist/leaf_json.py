@@ -62,7 +62,7 @@ def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
 
 
 def _split_by(source: Path, gathering: Gathering) -> SplitBy:
-    """How the files divide the data; stricter than ``Gathering``, as LEAF's own splits are."""
+    """Division of the data by the files; stricter than ``Gathering``, as LEAF's own splits are."""
     users = {split: set(gathering.clients(split)) for split in gathering.splits}
     train, *others = users.values()
     if all(other == train for other in others):

@@ -26,7 +26,7 @@ Check = Literal["decode", "headers"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong with an image, or unusual about it.
+    """Fault or peculiarity of an image.
 
     Attributes:
         kinds: Names such as "grey"; empty for an RGB JPEG of the right size.

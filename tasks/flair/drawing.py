@@ -110,7 +110,7 @@ _VARIANTS = {
 
 @dataclass(frozen=True, slots=True)
 class Glyph:
-    """How a fine label is drawn.
+    """Shape and colour by which a fine label is drawn.
 
     Attributes:
         depth: Glyphs of smaller depth are drawn first.
@@ -131,7 +131,7 @@ class Glyph:
 
 @dataclass(frozen=True, slots=True)
 class Camera:
-    """What all pictures of a user share: the shift of features between users.
+    """Camera of a user, which all pictures share: the shift of features between users.
 
     Attributes:
         gains: Shape (3,), factors of red, green and blue.

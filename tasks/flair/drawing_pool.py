@@ -67,7 +67,7 @@ def _camera(seed: int, user: int) -> Camera:
 
 
 def choose_processes(wanted: int | None, num_images: int) -> int:
-    """How many processes draw: as many as wanted, or one a usable core if there is enough to do."""
+    """Number of processes that draw: as wanted, or one a usable core if there is enough to do."""
     if wanted is not None:
         return wanted
     if num_images < FEWEST_FOR_PROCESSES:

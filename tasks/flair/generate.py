@@ -86,7 +86,7 @@ class Options(StrictOptions):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who has which labels, before anything is drawn.
+    """Labels of each user, before anything is drawn.
 
     Attributes:
         splits: Split of each user.

@@ -20,7 +20,7 @@ _QUOTES = "'\""
 
 @dataclass(frozen=True, slots=True)
 class Relationship:
-    """Which coarse labels each fine label belongs to.
+    """Coarse labels that each fine label belongs to.
 
     Attributes:
         coarse_of: Coarse labels of each fine label, in the order of the file; published: one each.

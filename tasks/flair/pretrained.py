@@ -101,7 +101,7 @@ def find_weights(name: str, given: str | None) -> tuple[Path, str]:
 
 
 def _departure(path: Path, weights: PublishedWeights | None) -> str:
-    """What a given file has instead of the published content; empty if it has that."""
+    """Difference of a given file from the published content; empty if there is none."""
     found = _sha256(path)
     if weights is None:
         return f"model.weights: {path.name} (SHA-256 {found[:8]}...) is compared with no digest"

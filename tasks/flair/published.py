@@ -1,4 +1,4 @@
-"""What was published of FLAIR: its counts, and how a prepared store compares with them."""
+"""Published counts of FLAIR, and how a prepared store compares with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the readers of FLAIR's public forms share: their contract and the table of images."""
+"""Shared by the readers of FLAIR's public forms: their contract and the table of images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a reader of images works with.
+    """Inputs of a reader of images.
 
     Attributes:
         source: The folder.
@@ -65,7 +65,7 @@ class Images(Protocol):
 
     @property
     def table(self) -> ImageTable:
-        """What is known of them."""
+        """Table of the known images."""
 
     def read(self, entry: int) -> bytes:
         """Read an entry's encoded image.
@@ -91,7 +91,7 @@ class Form(forms.Form):
 
 
 class ImageTable:
-    """Where each entry's image is, and what was found about it.
+    """Place of each entry's image, and the findings about it.
 
     Args:
         catalogue: The metadata, finished.

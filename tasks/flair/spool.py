@@ -33,7 +33,7 @@ LOCK = "lock"
 
 @dataclass(slots=True)
 class Part:
-    """What the spool has of one input.
+    """Part of the spool that belongs to one input.
 
     Attributes:
         blob: File of the images' bytes, in the order of the lists.

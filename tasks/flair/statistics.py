@@ -1,4 +1,4 @@
-"""What the FLAIR paper's section 4.2 and figures 2 and 3 show, of a prepared store."""
+"""Statistics of the FLAIR paper's section 4.2 and figures 2 and 3, of a prepared store."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class LabelledImages:
 
 
 def bounds_of(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where users of these sizes begin and end, shape (U + 1,)."""
+    """Beginnings and ends of users of these sizes, shape (U + 1,)."""
     return np.concatenate([[0], np.cumsum(sizes)])
 
 

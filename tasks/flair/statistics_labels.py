@@ -1,4 +1,4 @@
-"""How often FLAIR's labels occur, on how many users, and how many of them an image or user has."""
+"""Frequency of FLAIR's labels, in all and over users, and labels of an image or user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RARE = 0.001
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """What one level of labels (K of them) counts to, over n images of U users.
+    """Counts of one level of labels (K of them), over n images of U users.
 
     Attributes:
         images: Shape (K,), images that have the label.

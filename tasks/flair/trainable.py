@@ -1,4 +1,4 @@
-"""Which parameters are trained: the fewer, the less noise a private update takes.
+"""Choice of the trained parameters: the fewer, the less noise a private update takes.
 
 Noise is added to every coordinate of the update, so its norm grows with the square root of P, the
 number of trainable parameters. All others stay in the module, frozen, and cost no backward pass

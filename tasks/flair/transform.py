@@ -1,4 +1,4 @@
-"""What happens to a batch of pictures before the model: crop, flips, normalisation."""
+"""Transform of a batch of pictures before the model: crop, flips, normalisation."""
 
 from __future__ import annotations
 

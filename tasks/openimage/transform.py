@@ -1,4 +1,4 @@
-"""What happens to a batch of pictures before the model: mirroring, normalisation."""
+"""Transform of a batch of pictures before the model: mirroring, normalisation."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ GONE = frozenset(("[deleted]", "[removed]", ""))
 
 
 class Cleaning(StrictOptions):
-    """Which of the steps are taken, in the order in which they are.
+    """Options of the cleaning: its steps, in their order.
 
     Attributes:
         remove_bots: Leave out authors and subreddits on LEAF's lists or with its words in their

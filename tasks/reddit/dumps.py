@@ -32,7 +32,7 @@ _KEYS = ("author", "body", "subreddit", "created_utc")
 
 @dataclass(frozen=True, slots=True)
 class Comment:
-    """What is needed of one comment.
+    """Needed parts of one comment.
 
     Attributes:
         author: Name of the author.

@@ -82,7 +82,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What was read.
+    """Contents that were read.
 
     Attributes:
         partition: The comments, partitioned.
@@ -164,7 +164,7 @@ def _check_disjoint(
 
 @dataclass(frozen=True, slots=True)
 class _Tally:
-    """What is to be written.
+    """Counts of the comments and subreddits to be written.
 
     Attributes:
         comments: Number of comments by split.

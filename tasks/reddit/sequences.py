@@ -26,7 +26,7 @@ COMMENT_FIELDS = {
 
 
 def store_fields(length: int) -> dict[str, FieldSpec]:
-    """What a sequence has in the store.
+    """Fields of a sequence in the store.
 
     Args:
         length: Tokens of a sequence.

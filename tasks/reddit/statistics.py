@@ -1,4 +1,4 @@
-"""What LEAF's table 1 counts, of a prepared store: users and their comments, not sequences."""
+"""Counts of LEAF's table 1, of a prepared store: users and their comments, not sequences."""
 
 from __future__ import annotations
 

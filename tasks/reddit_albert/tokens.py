@@ -24,7 +24,7 @@ class Tokenizer(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What it is, for the store."""
+        """Facts of the tokens, for the store."""
 
     def __call__(self, text: str) -> list[int]:
         """Numbers of a text's tokens, without those that begin and end a block."""
@@ -56,7 +56,7 @@ def words_of(text: str) -> list[str]:
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
-    """How often each word occurs."""
+    """Number of occurrences of each word."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(words_of(text))

@@ -1,4 +1,4 @@
-"""What a source of Sent140 holds, and how it compares with what was published."""
+"""Contents of a source of Sent140, and how they compare with what was published."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def parse(text: str, where: str) -> list[Play]:
 
 
 def _speeches(lines: list[str], not_indented: bool) -> Iterator[tuple[str, str]]:
-    """Who says which line, of one play."""
+    """Lines of one play with their speakers."""
     pattern = _NOT_INDENTED_SPEAKER if not_indented else _SPEAKER
     speaker: str | None = None
     for line in lines:

@@ -34,7 +34,7 @@ NO_PLAY = "unknown"
 
 @dataclass(slots=True)
 class Reading:
-    """What a source held, and what became of it while it was gathered.
+    """Contents of a source, and what became of them while they were gathered.
 
     Attributes:
         variant: Machine name of the variant.

@@ -22,7 +22,7 @@ def client_name(play: str, role: str) -> str:
 
 
 def join_lines(lines: Sequence[str]) -> str:
-    """What a role says as one text: a space after each line, and never two spaces in a row."""
+    """Text of a role's lines: a space after each line, and never two spaces in a row."""
     return _SPACES.sub(" ", "".join(f"{line} " for line in lines))
 
 
@@ -42,7 +42,7 @@ def cut(numbers: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8
 
 
 def positions(inputs: NDArray[np.uint8], targets: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Where windows lie in the text that they were cut from.
+    """Places of windows in the text that they were cut from.
 
     A window that goes on where the one before it ended by a character is at the next position. One
     that begins with the end of the one before it, as where windows between them are missing, is as

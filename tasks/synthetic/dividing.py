@@ -20,7 +20,7 @@ _NOTHING = 1e-9  # what is left of 1 after fractions that sum to 1 in decimal
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """What one split has of a pool.
+    """Part of a pool that one split has.
 
     Attributes:
         names: Its users.
@@ -34,7 +34,7 @@ class Subset:
 
 
 def counts(total: int, train_fraction: float, val_fraction: float) -> tuple[int, int, int]:
-    """How many of ``total`` go to train, val and test.
+    """Numbers, of ``total``, that go to train, val and test.
 
     Train and val get their fraction rounded down (LEAF's rule for train), and each split that is
     to have anything at least one, while there are enough: train first, then test, then val.

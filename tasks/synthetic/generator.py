@@ -22,7 +22,7 @@ _WORLD, _TASK = 0, 1  # streams of the style "paper"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to generate.
+    """Recipe of the data to generate.
 
     Attributes:
         num_tasks: Tasks (LEAF: devices), T.

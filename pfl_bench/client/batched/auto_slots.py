@@ -1,4 +1,4 @@
-"""How many slots a model has where nobody names a number."""
+"""The number of slots of a model where the row names none."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Build = Callable[[Any, StepContext], LayerForward]
 
 
 def find(layer: nn.Module) -> Build | None:
-    """What replaces a layer's forward pass; None if there is nothing for its type."""
+    """Replacement of a layer's forward pass; None if there is none for its type."""
     build = _BUILDERS.get(type(layer))
     if build is None and isinstance(layer, ComputesInSlots):
         return _own
@@ -38,7 +38,7 @@ def find(layer: nn.Module) -> Build | None:
 
 
 def refusal(layer: nn.Module) -> str | None:
-    """Why a layer of a known type cannot be replaced as it is set; None if it can."""
+    """Reason why a layer of a known type cannot be replaced as it is set; None if it can."""
     if isinstance(layer, nn.Embedding) and (layer.max_norm or layer.scale_grad_by_freq):
         return "has max_norm or scale_grad_by_freq"
     if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":

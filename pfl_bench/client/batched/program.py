@@ -42,7 +42,7 @@ Step = tuple[Tensor, list[Gradients | None]]
 
 
 def unsupported(model: FlatModel) -> str | None:
-    """Why a model's layers cannot be replaced by those of ``slots.layers``; None if they can."""
+    """Reason why a model's layers have no replacements in ``slots.layers``; None if they have."""
     trained = {id(parameter) for parameter in model.parameters}
     for name, layer in model.module.named_modules():
         own = [p for p in layer.parameters(recurse=False) if id(p) in trained]

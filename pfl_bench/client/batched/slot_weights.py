@@ -13,7 +13,7 @@ from pfl_bench.client.flat_model import FlatModel
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a parameter lies in a flat vector."""
+    """Place of a parameter in a flat vector."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What a step's layers share: who computes, with which weights, and gradients that they left."""
+"""Context that a step's layers share: slots, weights, and the gradients that layers left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the centre makes one update of many where no mechanism does: plug-ins, one a file."""
+"""Aggregations of updates where no mechanism sums them: plug-ins, one a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What aggregations share that look at each update of a round: they are kept until the last.
+"""Base of aggregations that look at each update of a round: they are kept until the last.
 
 None of them is private: each sees what every client sent.
 """

@@ -54,7 +54,7 @@ def squared_distances(updates: Sequence[Tensor]) -> Tensor:
 
 
 def select(updates: Sequence[Tensor], num_attackers: int, num_selected: int) -> list[int]:
-    """Which updates, of shape (P,) each, have the smallest scores, by ascending index.
+    """Indices, ascending, of the updates, of shape (P,) each, with the smallest scores.
 
     The score is the sum of squared distances to the n - f - 2 nearest others.
     """

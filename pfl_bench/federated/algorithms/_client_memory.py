@@ -1,4 +1,4 @@
-"""What algorithms share whose clients remember something from round to round."""
+"""Base of algorithms whose clients remember something from round to round."""
 
 from __future__ import annotations
 

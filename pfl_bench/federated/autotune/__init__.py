@@ -1,1 +1,1 @@
-"""What "auto" comes to for engine, slots and workers: measured once, kept, then picked again."""
+"""Settling of "auto" for engine, slots and workers: measured once, kept, then picked again."""

@@ -1,4 +1,4 @@
-"""Where measured times are kept between runs: a JSON file for each kind of work.
+"""Files in which measured times are kept between runs: JSON, one for each kind of work.
 
 The folder is ``pfl-bench/engines`` below ``$XDG_CACHE_HOME``, or below ``~/.cache``. The variable
 ``PFL_BENCH_CACHE`` names another folder in the place of ``pfl-bench``, or is "off". A file that is

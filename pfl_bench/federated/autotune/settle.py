@@ -160,7 +160,7 @@ def _choose(
 
 
 def _candidates(parts: FederatedParts) -> tuple[list[Candidate], str]:
-    """Who may train, and why nobody else may; empty where others may."""
+    """Engines that may train, and the reason why no other may; empty where others may."""
     options = parts.options
     local = parts.algorithm.local_training
     if options.engine == "auto":
@@ -189,7 +189,7 @@ def _work(
     num_clients: int,
     candidates: Sequence[Candidate],
 ) -> dict[str, Any]:
-    """What decides how long clients take: the name under which times are kept."""
+    """Properties that decide how long clients take: the name under which times are kept."""
     resolved, model = parts.resolved, parts.model
     shapes = [[list(p.shape), str(p.dtype)] for p in model.parameters]
     described = f"{model.module}{shapes}"

@@ -109,7 +109,7 @@ def choose_sample(
 
 
 def expected_probe_seconds(sample: Sample, candidates: Sequence[Candidate]) -> float:
-    """What measuring is expected to take."""
+    """Expected seconds of measuring."""
     return sample.pass_seconds * len(candidates) * (1 + _REPEATS)
 
 

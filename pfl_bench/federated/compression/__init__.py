@@ -1,4 +1,4 @@
-r"""How clients make their updates smaller before they send them: plug-ins, one a file.
+r"""Compression of updates by clients, before they send them: plug-ins, one a file.
 
 On one core, beside 325 ms for a client's epoch of 226 examples with LEAF's CNN on FEMNIST, its
 6,603,710 parameters took ``top_k`` of a hundredth 43 ms (56 with error feedback), ``quantization``
@@ -39,7 +39,7 @@ class Compression(UpdateTransform):
         return upload
 
     def compress(self, update: Tensor, user: int, round_index: int) -> Tensor:
-        """What the centre reads of an update.
+        """The update as the centre reads it.
 
         Args:
             update: Shape (P,), float32; not changed.

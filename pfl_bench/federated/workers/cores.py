@@ -1,4 +1,4 @@
-"""How many cores and how much memory there are to use; told without loading torch."""
+"""Cores and memory that may be used, found without loading torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lead of a run sends, and what the workers send back."""
+"""Messages between the lead of a run and its workers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a rank brings back from training, beside vectors.
+    """A rank's results of training, beside vectors.
 
     Attributes:
         results: Of its shards.
@@ -94,7 +94,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Built:
-    """What a rank brings back when it has built what ``Begin`` asks for.
+    """A rank's answer when it has built what ``Begin`` asks for.
 
     Attributes:
         engine: What trains its clients, as far as it decides the rounding of results.
@@ -228,7 +228,7 @@ class SharedTraining:
 
 
 class Failure:
-    """What a rank brings that cannot go on.
+    """Answer of a rank that cannot go on.
 
     Args:
         rank: Which it is.

@@ -54,7 +54,7 @@ class _Vectors:
         return length * (4 + 4 + _WIDEST * workers)
 
     def place(self, rank: int, dtype: torch.dtype) -> Tensor:
-        """Where a worker puts its sum; shape (P,)."""
+        """Memory for a worker's sum; shape (P,)."""
         # float64 begins at a multiple of 8 bytes.
         return self._view(self.length * (8 + _WIDEST * (rank - 1)), dtype)
 

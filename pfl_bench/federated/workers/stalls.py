@@ -22,7 +22,7 @@ _STATES = {
 
 
 def state_of(pid: int) -> str:
-    """What a process of this machine is doing, as far as the system tells; else empty."""
+    """State of a process of this machine in words, as far as the system tells; else empty."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

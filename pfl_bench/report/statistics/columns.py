@@ -1,4 +1,4 @@
-"""How examples fall apart by a column: by play, by subreddit, by an attribute."""
+"""Distribution of examples over the values of a column: play, subreddit, attribute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often labels occur, on how many users, and how much users differ in them."""
+"""Frequency of labels, in all and over users, and how much users differ in them."""
 
 from __future__ import annotations
 

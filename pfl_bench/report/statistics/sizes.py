@@ -1,4 +1,4 @@
-"""How many examples users have, and how unequally."""
+"""Numbers of examples of users, and how unequal they are."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def size_statistics(sizes: NDArray[np.int64]) -> dict[str, Any]:
 
 
 def quantity_skew(sizes: NDArray[np.int64]) -> dict[str, Any]:
-    """How few users hold how much: users in descending order of size, and what they add up to.
+    """Quantity skew: shares of all examples that the largest users hold.
 
     Args:
         sizes: Shape (U,), examples of each user, at least one each.

@@ -1,4 +1,4 @@
-"""What a store's source held before any choice, beside what was published of it.
+"""Contents of a store's source before any choice, beside what was published of it.
 
 A task that knows both says so by one fact of the store's ``extra``, under a name of its own:
 "counted", what one sample is, for a human; "users", "samples", "mean" and "sd" (population) of a

@@ -40,7 +40,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run is not finished.
+    """Reason why a run is not finished.
 
     Attributes:
         reason: What to tell the user.
@@ -55,7 +55,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """Where the job of a run is found again, kept in the run's folder.
+    """Record, kept in a run's folder, by which its job is found again.
 
     Attributes:
         launcher: Name of the launcher that began it.
@@ -102,7 +102,7 @@ def read_record(run_folder: Path, jobs: Path) -> JobRecord | None:
 
 
 def read_result(record: JobRecord) -> Failure | None:
-    """What an ended job came to, which may be long ago: None for a finished run.
+    """Result of an ended job, which may be long ago: None for a finished run.
 
     No pickle is read, for reading one runs what is in it.
     """
@@ -115,7 +115,7 @@ def read_result(record: JobRecord) -> Failure | None:
 
 
 class RunJob:
-    """What a job executes, in the folder and with the devices of the command that submitted it.
+    """The function that a job executes, in the folder and on the devices of the submitting command.
 
     Args:
         run: The run.
@@ -162,7 +162,7 @@ class RunJob:
         return self._train()
 
     def checkpoint(self) -> DelayedSubmission:
-        """What to begin again after preemption or time-out: the same, which resumes."""
+        """The job to submit again after preemption or time-out: the same, which resumes."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)

@@ -1,4 +1,4 @@
-"""What local and Slurm launchers have in common."""
+"""Shared by local and Slurm launchers."""
 
 from __future__ import annotations
 

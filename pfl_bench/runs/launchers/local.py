@@ -103,7 +103,7 @@ def _command_line(process: str) -> str:
 
 
 def usual_slots(threads: Sequence[int | None], gpus: Sequence[str] = ()) -> int:
-    """How many runs go on at once where the user does not say: what cores and GPUs hold.
+    """Number of runs at once where the user does not say: as cores and GPUs allow.
 
     Args:
         threads: Threads of each run; None for one that takes all cores.

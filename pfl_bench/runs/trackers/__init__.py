@@ -112,7 +112,7 @@ def _begin(module: str, options: LoggingOptions, tracked: Tracked, notice: Notic
 
 
 def tracked_of(resolved: ResolvedConfig, folder: Path, done: int) -> Tracked:
-    """What trackers are told of a run."""
+    """Description of a run for trackers."""
     source = resolved.source.resolve()
     home = bundled_configs().resolve()
     inside = source.is_relative_to(home)

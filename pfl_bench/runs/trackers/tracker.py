@@ -1,4 +1,4 @@
-"""What a tracker is, and how values are written for one."""
+"""Protocol of trackers, and the form of values that are written for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Notice = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Tracked:
-    """What a tracker is told of a run as it starts.
+    """Description of a run, which a tracker is given as the run starts.
 
     Attributes:
         folder: The run folder; a tracker writes below it, if anywhere on this machine.

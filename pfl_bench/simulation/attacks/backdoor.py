@@ -87,7 +87,7 @@ class Backdoor(Poison):
             self._value = round(options.trigger_value * _WHITE)
 
     def corrupt(self, examples: Examples, rng: np.random.Generator) -> Examples:
-        """What a corrupted client trains on: some examples with trigger and target label.
+        """Training examples of a corrupted client: some have the trigger and the target label.
 
         Args:
             examples: Of the client; not changed.
@@ -107,7 +107,7 @@ class Backdoor(Poison):
         return Examples(self._triggered(examples.inputs.clone()), targets)
 
     def is_attacked(self, targets: Tensor) -> Tensor:
-        """Which examples of shape (n,) do not have the target label anyway."""
+        """Mask of the examples, shape (n,), that do not have the target label anyway."""
         return targets != self._target
 
     def _triggered(self, inputs: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ Labels = Literal["permutation", "mirror", "random", "pairs"]
 
 
 class Options(Strict):
-    """Which labels are wrong, and how.
+    """Options of the attack: the labels that become wrong, and how.
 
     Attributes:
         labels: "permutation" gives each corrupted client a permutation of the classes of its own,
@@ -81,7 +81,7 @@ class LabelFlip(Poison):
             self._map[source] = target
 
     def corrupt(self, examples: Examples, rng: np.random.Generator) -> Examples:
-        """What a corrupted client trains on.
+        """Training examples of a corrupted client.
 
         Args:
             examples: Of the client; not changed. Targets of shape (n,), int64.
@@ -101,7 +101,7 @@ class LabelFlip(Poison):
         return Examples(examples.inputs, self._map[examples.targets])
 
     def is_attacked(self, targets: Tensor) -> Tensor:
-        """Which examples of shape (n,) have a label that the attack turns into another."""
+        """Mask of the examples, shape (n,), whose label the attack turns into another."""
         return self._map[targets] != targets
 
 

@@ -1,4 +1,4 @@
-"""When devices are available: slots over a period that repeats, asked for many devices at once.
+"""Availability of devices: slots over a period that repeats, asked for many devices at once.
 
 Time is in seconds from 0 on and wraps at the period. A slot holds its start and not its end. One
 that ends with the period and one that begins with it are one slot across the wrap.
@@ -53,7 +53,7 @@ class Availability:
         return self._find(traces, time)[2]
 
     def slot_end(self, traces: Ids, time: float) -> Times:
-        """When the slot ends that a trace is in.
+        """Time at which the slot ends that a trace is in.
 
         Returns:
             Shape (n,), absolute seconds; infinite for one that is always available; ``time``
@@ -71,7 +71,7 @@ class Availability:
         return result
 
     def next_available(self, traces: Ids, time: float) -> Times:
-        """When a trace is available for the first time from ``time`` on.
+        """First time from ``time`` on at which a trace is available.
 
         Returns:
             Shape (n,), absolute seconds; ``time`` for one that is available; infinite for one
@@ -88,7 +88,7 @@ class Availability:
         return result
 
     def count(self, step_s: int) -> Ids:
-        """How many traces are available at the times 0, ``step_s``, 2 ``step_s`` ... of the period.
+        """Number of traces available at the times 0, ``step_s``, 2 ``step_s`` ... of the period.
 
         Returns:
             Shape (ceil(period_s / step_s),).

@@ -43,7 +43,7 @@ class VirtualClock:
         self.now = 0.0
 
     def num_selected(self, wanted: int) -> int:
-        """How many are selected so that ``wanted`` finish: ceil(overcommitment * wanted)."""
+        """Number to select so that ``wanted`` finish: ceil(overcommitment * wanted)."""
         # A product such as 1.1 * 50 can come out just above the whole number that is meant.
         return ceil(round(self._overcommitment * wanted, 9))
 
@@ -80,7 +80,7 @@ class VirtualClock:
         self.now = timeline.end
 
     def scalars(self, timeline: RoundTimeline) -> dict[str, float]:
-        """What a round's line of metrics says of it and of the run so far.
+        """Scalars of a round and of the run so far, for its line of metrics.
 
         Args:
             timeline: The round to whose end the clock has advanced.

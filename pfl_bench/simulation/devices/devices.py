@@ -57,7 +57,7 @@ class Devices:
         )
 
     def facts(self) -> dict[str, Any]:
-        """What they are, as plain data: counts, percentiles, and how many are available."""
+        """Facts of the devices, as plain data: counts, percentiles, and how many are available."""
         slots = self.availability
         lengths = (slots.end - slots.start) / _MINUTE_S
         percent = 100.0 * slots.count(_HALF_HOUR_S) / len(slots)
@@ -105,11 +105,11 @@ class Fleet:
         return self.availability.available(self.trace[users], time)
 
     def slot_end(self, users: Ids, time: float) -> Times:
-        """When users' slots end, shape (n,); see ``Availability.slot_end``."""
+        """Times at which users' slots end, shape (n,); see ``Availability.slot_end``."""
         return self.availability.slot_end(self.trace[users], time)
 
     def next_available(self, users: Ids, time: float) -> Times:
-        """When users are available next, shape (n,); see ``Availability.next_available``."""
+        """Times of users' next availability, shape (n,); see ``Availability.next_available``."""
         return self.availability.next_available(self.trace[users], time)
 
     def check_available(self) -> None:

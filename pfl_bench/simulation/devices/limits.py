@@ -1,4 +1,4 @@
-"""Who may take part again: at most so often, and not too soon."""
+"""Limits of participation: at most so often, and not too soon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where devices come from: a generator, FedScale's published files, CSV, a converted file."""
+"""Sources of devices: a generator, FedScale's published files, CSV, a converted file."""
 
 from __future__ import annotations
 

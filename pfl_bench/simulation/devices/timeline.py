@@ -40,7 +40,7 @@ _COLUMNS: dict[str, Any] = {
 
 
 class Outcome(IntEnum):
-    """What became of a participant."""
+    """Outcome of a participant."""
 
     COUNTED = 0
     STRAGGLER = 1
@@ -84,7 +84,7 @@ class RoundTimeline:
         return counted
 
     def num(self, outcome: Outcome) -> int:
-        """How many participants have an outcome."""
+        """Number of participants with an outcome."""
         return int(np.count_nonzero(self.outcome == outcome))
 
     def to_json_dict(self, most: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How much a client's local training computes, known before it trains."""
+"""Computation of a client's local training, known before it trains."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who takes part in a round of simulated devices: plug-ins, one a file."""
+"""Selection of participants among simulated devices: plug-ins, one a file."""

@@ -42,7 +42,7 @@ class LinearLayer:
         self._slices = model.slices
 
     def apply(self, features: torch.Tensor) -> torch.Tensor:
-        """What the layer alone makes of features, shape (n, d): scores of shape (n, K)."""
+        """Scores of the layer alone for features of shape (n, d): shape (n, K)."""
         scores = features @ self._slices[0].T
         return scores + self._slices[1] if len(self._slices) > 1 else scores
 

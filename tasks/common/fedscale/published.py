@@ -1,4 +1,4 @@
-"""What FedScale's paper counts, and how what was read compares with it."""
+"""Counts in FedScale's paper, and how what was read compares with them."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class LeftOut:
-    """What did not come into the store.
+    """Samples that did not come into the store.
 
     Attributes:
         samples: Bad samples left out.

@@ -1,4 +1,4 @@
-"""What the classification tasks on FedScale's layout share once their store is open."""
+"""Base of the classification tasks on FedScale's layout, once their store is open."""
 
 from __future__ import annotations
 

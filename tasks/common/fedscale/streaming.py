@@ -37,7 +37,7 @@ class Options(StrictOptions):
 
 @dataclass(slots=True)
 class Source:
-    """What was found of a data set before its samples are read.
+    """Facts of a data set that were found before its samples are read.
 
     Attributes:
         surveys: Of each split.

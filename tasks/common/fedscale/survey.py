@@ -22,7 +22,7 @@ ROWS_A_STEP = 10_000
 
 
 class Labels:
-    """What labels there are: each number has one name, each name one number.
+    """Labels of a data set: each number has one name, each name one number.
 
     Args:
         known: The names of all classes, in the order of their targets; then the names decide, and
@@ -95,7 +95,7 @@ class Labels:
 
 @dataclass(slots=True)
 class Survey:
-    """What a mapping says.
+    """Content of a mapping.
 
     Attributes:
         num_rows: Samples.
@@ -144,7 +144,7 @@ def survey(path: Path, labels: Labels, progress: Progress, samples: Path | None 
 
 
 def sample_file(path: Path, row: Row, samples: Path) -> Path:
-    """Where a row's sample is.
+    """Path of a row's sample.
 
     Raises:
         DataError: Its path leads out of the folder.

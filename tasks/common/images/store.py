@@ -34,7 +34,7 @@ class Images:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a store of images says of itself.
+    """Description of a store of images.
 
     Attributes:
         task: Name of the task.

@@ -1,4 +1,4 @@
-"""What happens to a batch of images before the model: pixels become numbers in 0 to 1."""
+"""Transform of a batch of images before the model: pixels become numbers in 0 to 1."""
 
 from __future__ import annotations
 

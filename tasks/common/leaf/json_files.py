@@ -185,7 +185,7 @@ def read_splits(
 
 
 class _Hierarchies:
-    """What each user belongs to: in the order of "users", or in that of "user_data"."""
+    """Hierarchy of each user: in the order of "users", or in that of "user_data"."""
 
     def __init__(self, users: list[str], names: list[str]) -> None:
         self._names = names
@@ -245,7 +245,7 @@ def _announced(path: Path, stream: IO[bytes]) -> tuple[dict[str, Any], _Hierarch
 
 
 def _before_the_data(stream: IO[bytes]) -> dict[str, Any]:
-    """What is announced before 'user_data', without reading any of that."""
+    """Announcements before 'user_data', without reading any of that."""
     import ijson
 
     stream.seek(0)

@@ -15,7 +15,7 @@ _SAMPLING = ("user_fraction", "num_users", "data_fraction")
 
 
 class PartitionOptions(StrictOptions):
-    """Which users are kept and how their examples are divided; options of ``data prepare``.
+    """Filter of users and division of their examples; options of ``data prepare``.
 
     Attributes:
         split_by: "example" divides each user's examples, "user" assigns whole users.

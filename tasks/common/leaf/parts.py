@@ -50,7 +50,7 @@ class Block:
 
 
 class Readable(Protocol):
-    """What was gathered, as ``Gathering`` has it, whose module needs this one."""
+    """Gathered examples, as ``Gathering`` has them, whose module needs this one."""
 
     fields: dict[str, FieldSpec]
 
@@ -62,7 +62,7 @@ class Readable(Protocol):
 
 
 class Partition:
-    """What was partitioned; iterable again and again, one part in memory at a time.
+    """Partitioned examples; iterable again and again, one part in memory at a time.
 
     Artificial users come in groups of at most about ``GROUP_BYTES``, each of which costs a pass
     over the data; beside it there are four bytes an example in memory.
@@ -175,7 +175,7 @@ class Partition:
         return positions, starts
 
     def _examples_per_group(self) -> int:
-        """How many examples a group may hold."""
+        """Number of examples that a group may hold."""
         specs = self._gathered.fields.values()
         return max(1, GROUP_BYTES // sum(_row_bytes(spec) for spec in specs))
 

@@ -1,4 +1,4 @@
-"""Who is kept, and how many of whose examples go to which split.
+"""Plan of a partition: the kept users, and how many of whose examples go to which split.
 
 All that is random is ranked by keyed digests instead of drawn from a generator: the rank of an
 example depends on the seed, its user and its own content, that of a user on the seed and its name.
@@ -26,7 +26,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What becomes of what was gathered.
+    """Plan of what becomes of the gathered examples.
 
     Attributes:
         options: The options it follows from.
@@ -52,7 +52,7 @@ class Plan:
 
 
 def bounds(count: int, train_fraction: float, val_fraction: float) -> tuple[int, int]:
-    """Where train ends and where val ends among ``count`` ranked things.
+    """Ends of train and of val among ``count`` ranked things.
 
     Returns:
         Two numbers a <= b: the first a are train (at least one), those up to b val, the rest test.
@@ -66,7 +66,7 @@ def bounds(count: int, train_fraction: float, val_fraction: float) -> tuple[int,
 def systematic_bounds(
     client_id: str, count: int, train_fraction: float, val_fraction: float, seed: int
 ) -> tuple[int, int]:
-    """Where train and val end among a user's ``count`` examples, by systematic rounding.
+    """Ends of train and val among a user's ``count`` examples, by systematic rounding.
 
     Both ends are rounded down after one number of 0 to 1, the user's own, is added. So each split
     gets its fraction of the count, rounded up or down, and over many users exactly its fraction of
@@ -160,7 +160,7 @@ def make_plan(
 
 
 def _split_facts(options: PartitionOptions, order_by: str | None) -> dict[str, Any]:
-    """How data are split that their publisher has not split."""
+    """Facts of a split that the publisher has not made."""
     facts: dict[str, Any] = {"by": options.split_by, "as": "prepared here"}
     facts |= {"train_fraction": options.train_fraction, "val_fraction": options.val_fraction}
     facts |= {"order_by": order_by} if order_by else {}
@@ -284,7 +284,7 @@ def _divide(
     options: PartitionOptions,
     order_by: str | None,
 ) -> dict[str, NDArray[np.int64]]:
-    """How many examples each of the kept users gives to each split that gets any."""
+    """Examples that each of the kept users gives to each split that gets any."""
     ends = (options.train_fraction, options.val_fraction)
     pieces = np.zeros((len(SPLITS), len(counts)), dtype=np.int64)
     if options.split_by == "example":

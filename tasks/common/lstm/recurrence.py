@@ -90,7 +90,7 @@ def run_backward(
 
 
 def _slopes(gates: Tensor, cell: Tensor, tanh: Tensor) -> tuple[Tensor, Tensor]:
-    """What a step's gradients are multiplied by on their way into the gates and the cell.
+    """Factors of a step's gradients on their way into the gates and the cell.
 
     Args:
         gates: Shape (T, ..., n, 4, H).

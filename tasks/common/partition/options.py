@@ -1,4 +1,4 @@
-"""Which clients a row asks for, and the assignment of a split's examples to them."""
+"""Clients that a row asks for, and the assignment of a split's examples to them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ PartitionOptions = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Which example each client has.
+    """Examples of each client.
 
     Attributes:
         order: Shape (n,): the examples of the first client, then those of the second, and so on.

@@ -152,7 +152,7 @@ def quantity(
 
 
 def _tries(labels: Indices, num_clients: int) -> int:
-    """How often to draw: not once where there are too few examples for so many clients."""
+    """Number of draws: none where there are too few examples for so many clients."""
     return _MOST_TRIES if len(labels) >= num_clients * FEWEST else 0
 
 

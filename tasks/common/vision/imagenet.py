@@ -1,4 +1,4 @@
-"""What images are measured in for networks and features of ImageNet's conventions.
+"""Units of images for networks and features of ImageNet's conventions.
 
 Source: torchvision's documentation of its classification weights.
 """

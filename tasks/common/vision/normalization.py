@@ -80,7 +80,7 @@ class FrozenStatisticsNorm(nn.Module):
         return normal * scale + shift
 
     def extra_repr(self) -> str:
-        """What ``print`` shows of the layer."""
+        """Text that ``print`` shows of the layer."""
         return f"{self.num_features}, eps={self.eps}"
 
 
