@@ -317,7 +317,7 @@ def _profile(model: str, device: str, folder: Path) -> dict[str, Any]:
     activities = [ProfilerActivity.CPU]
     activities += [ProfilerActivity.CUDA] if device == "cuda" else []
     began = time.perf_counter()
-    with profile(activities=activities) as trace:
+    with profile(activities=activities, acc_events=True) as trace:
         side.round(2)
         if device == "cuda":
             torch.cuda.synchronize()

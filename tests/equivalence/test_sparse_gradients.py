@@ -155,6 +155,7 @@ def test_sparse_steps_that_are_not_clipped_are_bit_equal_to_dense_ones(
     assert torch.equal(dense, sparse)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # of torch 2.11
 def test_only_the_rows_of_a_batch_are_touched() -> None:
     weight = torch.full((1000, 4), torch.nan)
     weight[[3, 7]] = 1.0
