@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from pfl_bench.api import (
         FederatedTrainer,
         RunResult,
+        TableResult,
         audit,
         calibrate,
         epsilon,
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "FederatedTrainer",
     "RunResult",
+    "TableResult",
     "audit",
     "calibrate",
     "check_plugin",

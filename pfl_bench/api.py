@@ -16,25 +16,20 @@ Nothing is printed unless ``show_progress`` asks for it.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pfl_bench.cli.python_calls import add_folders, folders_of, override_texts, silence
+from pfl_bench.cli.run_result import RunResult, TableResult, load_run
 from pfl_bench.config.bundled_rows import locate, locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import rows_below
 from pfl_bench.config.row_overrides import fit_overrides
 from pfl_bench.federated.accounting import calibrate, epsilon
-from pfl_bench.files import given_path, read_json, read_metrics
-from pfl_bench.types import ConfigError, RunFolderError, UserInputError
-from privacy.statement.statement import PrivacyStatement, round_up
+from pfl_bench.files import given_path
+from pfl_bench.types import UserInputError
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from torch import Tensor, nn
-
     from pfl_bench.data.held_task import HeldTask
     from pfl_bench.runs.audit import RunAudit
     from pfl_bench.runs.events import OnEvaluation, OnRoundEnd, RoundEnd
@@ -42,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FederatedTrainer",
     "RunResult",
+    "TableResult",
     "audit",
     "calibrate",
     "epsilon",
@@ -50,145 +46,6 @@ __all__ = [
     "run_row",
     "run_table",
 ]
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run, read from its folder.
-
-    Attributes:
-        folder: The run folder.
-        summary: Content of ``summary.json``.
-    """
-
-    folder: Path
-    summary: Mapping[str, Any]
-
-    def __repr__(self) -> str:
-        """Row, seed, headline metric and epsilons, in a line."""
-        return f"RunResult({', '.join(f'{name} {value}' for name, value in self._about())})"
-
-    def _repr_html_(self) -> str:
-        """The same as a table, for notebooks."""
-        cells = [f"<tr><th>{escape(n)}</th><td>{escape(v)}</td></tr>" for n, v in self._about()]
-        return f"<table>{''.join(cells)}</table>"
-
-    def _about(self) -> Iterator[tuple[str, str]]:
-        from pfl_bench.runs.rows import headline_metrics
-
-        yield "row", str(self.summary["name"])
-        yield "seed", str(self.summary["seed"])
-        for metric in headline_metrics(self.summary):
-            yield metric, f"{self.metrics[metric]:.4g}"
-        statement = self.statement
-        if statement is not None and statement.unit != "none":
-            yield "epsilon (simulated)", round_up(statement.simulated.epsilon, 4)
-            yield "epsilon (actual)", round_up(statement.actual.epsilon, 4)
-        yield "folder", str(self.folder)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Final metrics by name, such as "test/accuracy"; numbers that are not finite too."""
-        return {name: float(value) for name, value in self.summary["metrics"].items()}
-
-    @property
-    def expected(self) -> list[dict[str, Any]]:
-        """Published numbers beside measured ones: metric, published, measured, verdict, source."""
-        return list(self.summary["expected"])
-
-    @property
-    def statement(self) -> PrivacyStatement | None:
-        """The privacy statement; None for a run that claims nothing."""
-        stated = self.summary["privacy"]
-        return None if stated is None else PrivacyStatement.from_json_dict(stated)
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """Scalars of each round (central training: epoch), in order."""
-        return read_metrics(self.folder / "metrics.jsonl")
-
-    def history_frame(self) -> pd.DataFrame:
-        """The history as a table, a row a round, a column a scalar.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        return _pandas().DataFrame(self.history).set_index("round")
-
-    def expected_frame(self) -> pd.DataFrame:
-        """Published numbers beside measured ones as a table, a row each, by metric.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        columns = [
-            "metric",
-            "published",
-            "measured",
-            "difference",
-            "tolerance",
-            "verdict",
-            "source",
-        ]
-        return _pandas().DataFrame(self.expected, columns=columns).set_index("metric")
-
-    def ledger_frame(self) -> pd.DataFrame:
-        """The ledger of a private run as a table, a row a round.
-
-        Columns hold what the ledger holds: beside the release, statistics of the round before
-        noise, which a deployment would not publish.
-
-        Raises:
-            ConfigError: pandas is not installed.
-            RunFolderError: The run has no ledger.
-            privacy.errors.LedgerError: The ledger is damaged.
-        """
-        from privacy.ledger import read_ledger
-
-        path = self.folder / "ledger.jsonl"
-        if not path.exists():
-            raise RunFolderError(f"{self.folder}: has no ledger; only a private run has one")
-        return _pandas().DataFrame(read_ledger(path)).set_index("round")
-
-    def state_dict(self, plugins: Sequence[str | Path] = ()) -> dict[str, Tensor]:
-        """The final model's parameters and buffers by name, on the CPU; see ``model``.
-
-        They load into the module that the row's task builds, shape by shape.
-        """
-        module = self.model(plugins)
-        return {name: value.detach().clone() for name, value in module.state_dict().items()}
-
-    def model(self, plugins: Sequence[str | Path] = ()) -> nn.Module:
-        """The final model, on the CPU, in evaluation mode.
-
-        It is the one that was evaluated at the end: the selected one where
-        ``evaluation.select_best`` selects. Of a task in memory, this process has to have the task.
-
-        Args:
-            plugins: As ``audit`` takes them.
-
-        Raises:
-            ConfigError: The run used plug-ins that were not given.
-            RunFolderError: The folder has no checkpoint.
-            DataError: The row's data, which say how large the model is, are not there.
-        """
-        import torch
-
-        from pfl_bench.federated.parts import build_model, build_task
-        from pfl_bench.runs.checkpoint import load_latest
-
-        add_folders(plugins)
-        state = load_latest(self.folder / "checkpoints")
-        if state is None:
-            raise RunFolderError(f"{self.folder}: has no checkpoint, which the model is read from")
-        resolved = load_config(self.folder / "config.yaml")
-        cpu = torch.device("cpu")
-        model = build_model(resolved, build_task(resolved, cpu), cpu)
-        best = state.get("best")
-        model.vector.copy_(state["trainer"]["central"] if best is None else best["vector"])
-        if best is not None:
-            model.load_buffers(best["buffers"])
-        return model.module.eval()
 
 
 def load_row(
@@ -360,22 +217,6 @@ class FederatedTrainer:
         self.close()
 
 
-def load_run(folder: str | Path) -> RunResult:
-    """Read a finished run.
-
-    Raises:
-        RunFolderError: The folder holds no finished run.
-    """
-    path = given_path(folder, "folder")
-    summary = read_json(path / "summary.json")
-    if not isinstance(summary, dict):
-        raise RunFolderError(
-            f"{path}: holds no finished run (there is no summary.json); run a row there first, or "
-            "go on with it by resume=True"
-        )
-    return RunResult(path, summary)
-
-
 def run_table(
     folder: str | Path,
     seeds: int = 1,
@@ -384,7 +225,7 @@ def run_table(
     resume: bool = True,
     show_progress: bool = False,
     **overrides: Any,
-) -> list[RunResult]:
+) -> TableResult:
     """Run every row of a folder with seeds of its own; finished runs are read.
 
     Args:
@@ -397,7 +238,7 @@ def run_table(
             ``central``, ``local`` or ``multitask`` for the rows that have it.
 
     Returns:
-        Results, row by row, seed by seed.
+        A list of the results, row by row, seed by seed, with ``frame``: published beside measured.
 
     Raises:
         UserInputError: Folder, seeds or a row do not fit; the message says how to mend it.
@@ -406,7 +247,7 @@ def run_table(
     home = Path("runs") / path.name if out is None else given_path(out, "out")
     if not isinstance(seeds, int) or seeds < 1:
         raise UserInputError(f"seeds: {seeds!r:.60} is no whole number >= 1, of runs a row")
-    results = []
+    results = TableResult()
     rows = rows_below(path)
     fitting, _ = fit_overrides(rows.values(), override_texts(overrides))
     for name, row in rows.items():
@@ -456,18 +297,6 @@ def audit(
                 f"task: is not that of {path}: it has other {named}; make it from what the run used"
             )
     return audit_run(path, recompute=recompute)
-
-
-def _pandas() -> Any:
-    """The package pandas, which is an extra."""
-    try:
-        import pandas as pd
-    except ImportError:
-        raise ConfigError(
-            "pandas is not installed, which tables of a run need; install it by "
-            "`pip install 'pfl-bench[pandas]'`, or use the attributes of the result"
-        ) from None
-    return pd
 
 
 def _placed(

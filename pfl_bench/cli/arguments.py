@@ -29,3 +29,15 @@ def add_columns(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--columns", metavar="A,B,...", help="these columns alone, in this order, by their headings"
     )
+
+
+def add_output(command: argparse.ArgumentParser) -> None:
+    """Give a command that runs rows ``--quiet``, ``--verbose`` and ``--json``."""
+    told = command.add_mutually_exclusive_group()
+    told.add_argument(
+        "--quiet", action="store_true", help="say nothing beside the numbers, unless it fails"
+    )
+    told.add_argument(
+        "--verbose", action="store_true", help="say every round, and each notice of each run"
+    )
+    command.add_argument("--json", action="store_true", help="one JSON object on stdout")

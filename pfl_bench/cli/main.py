@@ -10,13 +10,13 @@ import json
 import sys
 from collections.abc import Sequence
 
-from pfl_bench.cli.arguments import add_columns, add_plugins, path_text
+from pfl_bench.cli.arguments import add_columns, add_output, add_plugins, path_text
 from pfl_bench.cli.completion import complete
 from pfl_bench.cli.data_parser import add_data
 from pfl_bench.cli.examples import add_examples
 from pfl_bench.cli.own_parsers import add_attack, add_own_commands
 from pfl_bench.cli.privacy_parser import add_privacy
-from pfl_bench.cli.speech import announce, answer_alone
+from pfl_bench.cli.speech import announce, answer_alone, told
 
 EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 # Errors of the user's machine, not of our code.
@@ -89,6 +89,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument(
         "--dry-run", action="store_true", help="check up to the first round, and write nothing"
     )
+    add_output(run)
     add_plugins(run)
     run.set_defaults(module="run")
 
@@ -107,6 +108,7 @@ def _add_table(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     table.add_argument(
         "--out", metavar="DIR", type=path_text, help="folder of the runs (default: runs/FOLDER)"
     )
+    add_output(table)
     _add_launcher(table)
     add_plugins(table)
     table.set_defaults(module="table")
@@ -272,11 +274,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INPUT
     try:
         has_json = getattr(arguments, "json", False)
-        with answer_alone() if has_json else contextlib.nullcontext():
+        with answer_alone() if has_json else contextlib.nullcontext(), told(arguments) as left:
             _add_plugin_folders(arguments)
             announce(arguments)
             module = importlib.import_module(f"pfl_bench.cli.{arguments.module}")
-            return int(module.main(arguments))
+            code = int(module.main(arguments))
+        if code != EXIT_DONE:
+            print(*left, sep="", end="", file=sys.stderr)
+        return code
     except KeyboardInterrupt:
         again = "with --resume goes on" if arguments.command == "run" else "begins or goes on"
         print(f"pfl-bench: interrupted; the same command {again}", file=sys.stderr)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
-from pfl_bench.cli.speech import print_table, say
+from pfl_bench.cli.speech import answer, print_table, say
 from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.federated.workers.launched import is_launched, is_restarted
@@ -27,6 +29,8 @@ def main(arguments: argparse.Namespace) -> int:
     resolved = load_config(locate_row(arguments.config), overrides)
     config = resolved.config
     out = Path(arguments.out or Path("runs") / config.name / f"seed-{config.seed}")
+    if arguments.dry_run and arguments.json:
+        raise ConfigError("--json: a dry run has no numbers; `pfl-bench show ROW --json` has them")
     if arguments.dry_run:
         return _dry_run(resolved, out, arguments.resume)
     group = _join_group(resolved)
@@ -38,7 +42,7 @@ def main(arguments: argparse.Namespace) -> int:
         return 0
     say(f"{config.name}: seed {config.seed}, in {out}; loading PyTorch, data and model")
 
-    from pfl_bench.files import read_json
+    from pfl_bench.files import read_json, to_json_value
     from pfl_bench.profiling import Profile
     from pfl_bench.report.page import write_report
     from pfl_bench.report.results import results_table
@@ -50,6 +54,20 @@ def main(arguments: argparse.Namespace) -> int:
     profile = Profile() if arguments.profile else None
     summary = run(resolved, out, arguments.resume or is_restarted(), group, profile)
     page = write_report([out], out / "report.html")
+    rows = rows_from_summaries([summary])
+    if arguments.json:
+        answer(json.dumps({"folder": str(out), **to_json_value(summary)}))
+    else:
+        _print_numbers(summary, out)
+        print_table(results_table(rows))
+    print(f"report: {page}", file=sys.stderr)
+    # torchrun takes every other exit code for a process that has crashed.
+    has_failed = group is None and any(row.is_failure for row in rows)
+    return EXIT_FAILED if has_failed else EXIT_DONE
+
+
+def _print_numbers(summary: dict[str, Any], out: Path) -> None:
+    """Print a run's privacy statement and its metrics."""
     if summary["privacy"] is not None:
         from privacy.statement.statement import PrivacyStatement
 
@@ -59,12 +77,6 @@ def main(arguments: argparse.Namespace) -> int:
         if not metric.partition("/")[2].startswith(("client_", "stratum_")):
             print(f"{metric:32} {value:.6g}")
     print(f"distributions over clients: {out / 'summary.json'}\n")
-    rows = rows_from_summaries([summary])
-    print_table(results_table(rows))
-    print(f"report: {page}", file=sys.stderr)
-    # torchrun takes every other exit code for a process that has crashed.
-    has_failed = group is None and any(row.is_failure for row in rows)
-    return EXIT_FAILED if has_failed else EXIT_DONE
 
 
 def _dry_run(resolved: ResolvedConfig, out: Path, resume: bool) -> int:

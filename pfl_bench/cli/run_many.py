@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, explain
-from pfl_bench.cli.speech import print_table, say
+from pfl_bench.cli.speech import answer, print_table, say
 from pfl_bench.config.errors import blame
 from pfl_bench.config.loading import ResolvedConfig, load_config, resolve
 from pfl_bench.config.row_overrides import fit_overrides
@@ -317,6 +318,15 @@ def save_table(out: Path, table: Table, arguments: argparse.Namespace, title: st
     fmt: TableFormat = arguments.format or "md"
     table = replace(table.with_columns(arguments.columns, fmt), title=title)
     text = table.write(fmt)
-    print_table(table, text if arguments.format else None)
+    if getattr(arguments, "json", False):
+        answer(json.dumps({"rows": table.to_records()}))
+    else:
+        print_table(table, text if arguments.format else None)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / f"table.{'tex' if fmt == 'latex' else fmt}", text)
+
+
+def answer_nothing(arguments: argparse.Namespace, done: Sequence[object]) -> None:
+    """Answer ``--json`` of a table of which no run is done."""
+    if arguments.json and not done:
+        answer(json.dumps({"rows": []}))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TextIO
 
@@ -24,6 +26,8 @@ _READS = {
 }
 
 
+# Of what --quiet keeps back, in a command that fails.
+_MOST_LINES = 20
 # Where a command's answer goes while everything else goes to standard error.
 _ANSWERS: ContextVar[TextIO | None] = ContextVar("_ANSWERS", default=None)
 
@@ -37,6 +41,45 @@ def answer_alone() -> Iterator[None]:
             yield
     finally:
         _ANSWERS.reset(token)
+
+
+class _LastLines(io.TextIOBase):
+    """A stream that keeps its last lines.
+
+    Attributes:
+        lines: These.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.lines: deque[str] = deque(maxlen=most)
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines(keepends=True):
+            if self.lines and not self.lines[-1].endswith("\n"):
+                line = self.lines.pop() + line
+            self.lines.append(line)
+        return len(text)
+
+
+@contextlib.contextmanager
+def told(arguments: argparse.Namespace) -> Iterator[Iterable[str]]:
+    """Within it standard error has as much as ``--quiet`` or ``--verbose`` asks for.
+
+    Yields:
+        The last lines that ``--quiet`` has kept back, to be told if the command fails.
+    """
+    if getattr(arguments, "quiet", False):
+        kept = _LastLines(_MOST_LINES)
+        with contextlib.redirect_stderr(kept):
+            yield kept.lines
+        return
+    if getattr(arguments, "verbose", False):
+        from pfl_bench.runs.log import every_line
+
+        with every_line():
+            yield ()
+        return
+    yield ()
 
 
 def answer(text: str) -> None:

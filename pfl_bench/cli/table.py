@@ -42,6 +42,7 @@ def main(arguments: argparse.Namespace) -> int:
     pairs = zip(plans, batch.summaries, strict=True)
     done = [(run_folder, summary) for (run_folder, _), summary in pairs if summary is not None]
     has_failed = bool(done) and _print_table(done, arguments, out)
+    run_many.answer_nothing(arguments, done)
     return batch.exit_code() or (EXIT_FAILED if has_failed else 0)
 
 

@@ -48,6 +48,7 @@ def run_view(path: Path, arguments: argparse.Namespace) -> int:
         if summary is not None
     ]
     has_failed = bool(done) and _print_view(view, plans, done, arguments, out)
+    run_many.answer_nothing(arguments, done)
     return batch.exit_code() or (EXIT_FAILED if has_failed else 0)
 
 

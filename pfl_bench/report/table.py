@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Literal
 
+from pfl_bench.files import to_json_value
 from pfl_bench.report.terminal import TextColumn, one_below_another, side_by_side, wrapped
 from pfl_bench.types import ConfigError, did_you_mean
 
@@ -259,6 +260,15 @@ class Table:
         writer.writerow([column.heading for column in self._columns("programs")])
         writer.writerows([cell.value for cell in line] for line in self._cells("programs"))
         return buffer.getvalue()
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """The same, a dict a row, by heading; None is a value that does not exist."""
+        headings = [column.heading for column in self._columns("programs")]
+        lines = (
+            [None if cell.value == "" else to_json_value(cell.value) for cell in line]
+            for line in self._cells("programs")
+        )
+        return [dict(zip(headings, line, strict=True)) for line in lines]
 
     def to_latex(self) -> str:
         """A ``table`` environment no wider than the page: booktabs rules, caption, notes below."""

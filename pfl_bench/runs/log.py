@@ -24,10 +24,20 @@ from pfl_bench.files import drop_after, to_json_value
 from pfl_bench.types import RunFolderError
 from privacy.statement.statement import round_up
 
-SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_LINES: ContextVar[float] = ContextVar("SECONDS_BETWEEN_LINES", default=10.0)
 _LONGEST_TITLE = 36
 _FIXED = "\xa0"
 _SAID: ContextVar[set[str] | None] = ContextVar("_SAID", default=None)
+
+
+@contextmanager
+def every_line() -> Iterator[None]:
+    """Within it, a line is printed each round, and each run says its notices again."""
+    token = SECONDS_BETWEEN_LINES.set(0.0)
+    try:
+        yield
+    finally:
+        SECONDS_BETWEEN_LINES.reset(token)
 
 
 @contextmanager
@@ -150,7 +160,7 @@ class RunLog:
         self._file.flush()
         if self._display is not None:
             self._display.show(step, headline)
-        elif headline or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
+        elif headline or time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES.get():
             self._last_line = time.monotonic()
             print(
                 f"{self._title}: {step}/{self._total} {headline}".rstrip(),
@@ -164,7 +174,7 @@ class RunLog:
             file.write(text + "\n")
         said = _SAID.get()
         if said is not None:
-            if text in said:
+            if text in said and SECONDS_BETWEEN_LINES.get():
                 return
             said.add(text)
         if self._display is not None:

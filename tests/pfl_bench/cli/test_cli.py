@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -67,6 +68,51 @@ def test_run_prints_statement_metrics_and_table(
     assert (summary["seed"], summary["rounds"]) == (8, 4)
     assert main(["run", *arguments, "--seed", "8"]) == 0
     assert "not run again" in capsys.readouterr().err
+
+
+def test_quiet_verbose_and_json_say_as_much_as_they_promise(
+    config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    row, out = str(config_file("federated")), str(tmp_path / "run")
+    assert main(["run", row, "--out", out, "federated.num_rounds=6", "--quiet"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "test/accuracy" in printed.out
+    assert main(["run", row, "--out", out, "federated.num_rounds=6", "--json"]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert found.pop("folder") == out
+    assert found == json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert "this run is finished" in printed.err
+    verbose = ["federated.num_rounds=6", "evaluation.every=3", "--verbose"]
+    assert main(["run", row, "--out", str(tmp_path / "said"), *verbose]) == 0
+    said = capsys.readouterr().err
+    assert all(f" {number}/6" in said for number in range(1, 7))
+    with pytest.raises(SystemExit):
+        main(["run", row, "--quiet", "--verbose"])
+    capsys.readouterr()
+    assert main(["run", row, "--out", out, "--dry-run", "--json"]) == 2
+    assert "pfl-bench show ROW --json" in capsys.readouterr().err
+
+
+def test_a_quiet_table_says_why_it_failed_and_its_json_has_the_lines_of_its_csv(
+    config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    rows, out = config_file("federated").parent, tmp_path / "runs"
+    short = ["federated.num_rounds=1", "--out", str(out), "--quiet", "--json"]
+    assert main(["table", str(rows), *short]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    (line,) = [one for one in json.loads(printed.out)["rows"] if one["metric"] == "test/accuracy"]
+    assert main(["table", str(rows), *short[:-2], "--format", "csv"]) == 0
+    (read,) = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert {key: "" if value is None else str(value) for key, value in line.items()} == read
+    missing = ["table", "femnist/leaf5", "task.data=nowhere.h5", "--out", str(tmp_path / "none")]
+    code = main([*missing, "--quiet", "--json"])
+    printed = capsys.readouterr()
+    assert (code, json.loads(printed.out)) == (2, {"rows": []})
+    assert "nowhere.h5" in printed.err
+    assert "loading" not in printed.err
 
 
 def test_overrides_stand_before_or_after_options(

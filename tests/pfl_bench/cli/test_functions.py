@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import pfl_bench
 from pfl_bench.cli.main import main
+from pfl_bench.cli.run_result import TableResult
 from pfl_bench.types import UserInputError
 
 Capture = pytest.CaptureFixture[str]
@@ -53,6 +55,26 @@ def test_a_result_is_shown_in_a_line_and_as_a_table(run: Path) -> None:
     page = result._repr_html_()
     assert page.count("<tr>") == 6
     assert str(run) in page
+    # The pictures of a report, with colours that they would take from its page.
+    assert page.count("<svg") == 2
+    assert "train/loss" in page
+    assert set(re.findall(r"var\((--\w+)\)", page)) == set(re.findall(r"(--\w+):", page))
+
+
+def test_results_of_a_table_are_a_frame_with_verdicts(run: Path) -> None:
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    results = TableResult([pfl_bench.load_run(run)] * 2)
+    (line,) = results.frame().to_dict("records")
+    assert line["row"] == "demo-private-federated"
+    assert line["verdict"] == "not the row"
+    assert line["mean"] == pytest.approx(results[0].metrics["test/accuracy"])
+    assert line["seeds"] == 2
+    statement = results[0].statement
+    assert statement is not None
+    assert line["epsilon (actual)"] == statement.actual.epsilon
+    page = results._repr_html_()
+    assert page.count("<tr>") == 2
+    assert "<li>" in page
 
 
 def test_a_page_and_a_leaderboard_are_written(run: Path, tmp_path: Path) -> None:
