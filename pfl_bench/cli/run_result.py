@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Colours of pictures, which take them from their page, and a notebook's page has none.
 _COLORS = "--s0:#0072b2;--grid:#8884"
-_MOST_PICTURES = 4
+_MOST_PICTURES = 6
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,8 @@ class TableResult(list[RunResult]):
         """The table, for notebooks."""
         table = self._table()
         notes = "".join(f"<li>{escape(note)}</li>" for note in table.notes)
-        return f"{table.to_html()}<ol>{notes}</ol>"
+        style = "<style>.pfl-bench small {display: block}</style>"
+        return f'<div class="pfl-bench">{style}{table.to_html()}<ol>{notes}</ol></div>'
 
     def _table(self) -> Table:
         from pfl_bench.report.results import results_table
