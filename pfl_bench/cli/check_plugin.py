@@ -25,6 +25,7 @@ from pfl_bench.cli.plugin_checks import SkippedError, module_checks
 from pfl_bench.cli.speech import answer
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import rows_below
+from pfl_bench.evaluation.evaluator import families_of
 from pfl_bench.federated.parts import build_task
 from pfl_bench.profiling import Profile
 from pfl_bench.report.page import write_report
@@ -257,7 +258,7 @@ class _Row:
         named |= {(plugins.TASK, tree["task"]["name"])}
         if resolved.config.attack is not None:
             named |= {(plugins.ATTACK, resolved.config.attack.kind)}
-        named |= {(plugins.METRIC, family) for family in task.metrics}
+        named |= {(plugins.METRIC, family) for family in families_of(task, resolved.config)}
         self.uses = {one for one in self._found if one in named}
         if not self.uses:
             raise SkippedError("uses none of these plug-ins")

@@ -53,6 +53,8 @@ class EvaluationOptions(Strict):
             losses, perplexities and standard deviations, by client or stratum too, lower) the
             final model is chosen; null takes the last model.
         data_workers: Threads that read batches ahead of the model; 0 reads in line.
+        metrics: Families of metrics that are measured beside the task's own, by name: bundled ones
+            and plug-ins, with their default options.
         strata: Columns of the data, such as [play], by whose values results are told apart.
         adaptation: Fine-tune on a part of each client's examples first; null evaluates the model
             as it is.
@@ -65,6 +67,7 @@ class EvaluationOptions(Strict):
     batch_size: PositiveInt = 512
     select_best: str | None = None
     data_workers: Workers = 0
+    metrics: list[str] = Field(default_factory=list)
     strata: list[str] = Field(default_factory=list)
     adaptation: AdaptationOptions | None = None
     budgets: list[BudgetTarget] = Field(default_factory=list)

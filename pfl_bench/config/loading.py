@@ -102,6 +102,7 @@ class ResolvedConfig:
             used.append((kind, (self.tree[section] or {}).get(key) or {}))
         attack = self.config.attack
         used.append((plugins.ATTACK, {} if attack is None else {"name": attack.kind}))
+        used += [(plugins.METRIC, {"name": name}) for name in self.config.evaluation.metrics]
         found = {plugins.origin_of(kind, part["name"]) for kind, part in used if "name" in part}
         folders = {Path(folder).name for folder in self.config.plugins}
         return folders | {name for name in found if name is not None}

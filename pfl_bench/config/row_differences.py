@@ -29,6 +29,7 @@ _HARMLESS = frozenset(
         "evaluation.budgets",
         "evaluation.data_workers",
         "evaluation.final_splits",
+        "evaluation.metrics",
         "evaluation.splits",
         "evaluation.strata",
     }

@@ -22,12 +22,22 @@ from pfl_bench.metrics import PERSONAL, build_metrics
 from pfl_bench.types import (
     ConfigError,
     Evaluate,
+    Metric,
     OwnModels,
     PersonalModels,
     SingleProcess,
     Task,
+    UserInputError,
     WorkerGroup,
 )
+
+# Beside what families measure.
+_COUNTS = frozenset({"num_examples", "num_clients"})
+
+
+def families_of(task: Task, config: RunConfig) -> tuple[str, ...]:
+    """Names of the families of metrics that a run measures: the task's, then the row's."""
+    return tuple(dict.fromkeys([*task.metrics, *config.evaluation.metrics]))
 
 
 class Evaluator:
@@ -66,6 +76,7 @@ class Evaluator:
         self._group = group or SingleProcess()
         self._model = model
         self._task = task
+        self._families = families_of(task, config)
         self._forward = forward
         self._adaptation: FineTuning | None = None
         if self._options.adaptation is not None:
@@ -78,6 +89,7 @@ class Evaluator:
         self._personal = self._adaptation or personal
         self._beside = beside
         self._strata()
+        self._check_families()
         self._measured: dict[str, tuple[str, ...]] = {}  # names, by split
         self._check_wanted(personal is not None)
 
@@ -111,7 +123,7 @@ class Evaluator:
         scalars: dict[str, float] = {}
         for name in splits:
             split = self._task.split(name)
-            metrics = build_metrics(self._task)
+            metrics = self._metrics()
             size = self._options.batch_size
             found = evaluate(self._forward, split, metrics, size, personal=self._beside)
             scalars |= {_personal(key): value for key, value in found.items()}
@@ -137,7 +149,7 @@ class Evaluator:
             measured = measure(
                 self._forward,
                 self._task.split(name),
-                build_metrics(self._task),
+                self._metrics(),
                 self._options.batch_size,
                 self._options.data_workers,
                 strata,
@@ -152,6 +164,31 @@ class Evaluator:
 
     def _strata(self) -> Strata:
         return Strata(self._task, self._options.strata)
+
+    def _metrics(self) -> list[Metric]:
+        return build_metrics(self._task, self._families)
+
+    def _check_families(self) -> None:
+        """Refuse families of the row that cannot measure the task, or measure what others do."""
+        splits = [*self._options.splits, *self._options.final_splits]
+        if not (self._options.metrics and splits):
+            return
+        split, taken = self._task.split(splits[0]), dict[str, str]()
+        for family in self._families:
+            metrics = build_metrics(self._task, [family])
+            try:
+                names = measured_names(self._forward, split, metrics)
+            except (ValueError, RuntimeError, TypeError, IndexError, UserInputError) as error:
+                raise ConfigError(
+                    f"evaluation.metrics: '{family}' cannot measure this task: {error}"
+                ) from error
+            for name in (name.partition("/")[2] for name in names):
+                if name in taken and name not in _COUNTS:
+                    raise ConfigError(
+                        f"evaluation.metrics: '{family}' and '{taken[name]}' both measure "
+                        f"'{name}'; leave one out"
+                    )
+                taken[name] = family
 
     def _check_wanted(self, is_trained_by_client: bool) -> None:
         """Refuse, before anything is trained, what rests on values that will not be measured."""
@@ -195,7 +232,7 @@ class Evaluator:
             self._measured[split] = measured_names(
                 self._forward,
                 self._task.split(split),
-                build_metrics(self._task),
+                self._metrics(),
                 self._strata(),
                 self._personal is not None,
             )
@@ -203,7 +240,7 @@ class Evaluator:
                 own = measured_names(
                     self._forward,
                     self._task.split(split),
-                    build_metrics(self._task),
+                    self._metrics(),
                     is_personal=True,
                 )
                 self._measured[split] += tuple(map(_personal, own))

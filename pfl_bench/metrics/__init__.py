@@ -23,9 +23,15 @@ PERSONAL = "personal_"
 _DERIVED = re.compile(r"(_weighted)?_p\d+$|_by_client$|_mean$")
 
 
-def build_metrics(task: Task) -> list[Metric]:
-    """Build the task's metric families, empty."""
-    families = [plugins.load(plugins.METRIC, family) for family in task.metrics]
+def build_metrics(task: Task, names: Iterable[str] | None = None) -> list[Metric]:
+    """Build families of metrics, empty.
+
+    Args:
+        task: Its facts tell them of the data.
+        names: Theirs; None for the task's own.
+    """
+    wanted = task.metrics if names is None else names
+    families = [plugins.load(plugins.METRIC, family) for family in wanted]
     return [family.build(family.Options(), task.facts) for family in families]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pfl_bench.client.costs import StepFlops, measure_step
 from pfl_bench.config.evaluation import EvaluationOptions
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.evaluation.evaluator import Evaluator
+from pfl_bench.evaluation.evaluator import Evaluator, families_of
 from pfl_bench.evaluation.splits import initial_loss
 from pfl_bench.federated.autotune.settle import settle
 from pfl_bench.federated.parts import FederatedParts, RunParts, build_run
@@ -94,7 +94,7 @@ def prepare(
     # Before the trainer is built, which may hook the model for gradients of single examples.
     train = parts.task.split("train")
     step = measure_step(parts.forward, parts.model, train)
-    directions = MetricDirections.of(parts.task.metrics)
+    directions = MetricDirections.of(families_of(parts.task, config))
     start = initial_loss(parts.forward, train)
     if config.federated is not None:
         # From here on "auto" is resolved.
