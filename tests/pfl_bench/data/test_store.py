@@ -75,7 +75,7 @@ def check_content(path: Path, pieces) -> None:
         store.verify()
         for name in store.split_names:
             split = store.split(name)
-            assert split.client_ids() == sorted({piece[1] for piece in pieces if piece[0] == name})
+            assert split.client_ids() == sorted({p[1] for p in pieces if p[0] == name})
             for user, client_id in enumerate(split.client_ids()):
                 start, stop = split.offsets[user : user + 2].tolist()
                 parts = [piece(p[2], p[3]) for p in pieces if p[:2] == (name, client_id)]

@@ -32,7 +32,7 @@ def make(name: str, noise: NoiseScale = NOISE, **options: Any) -> Mechanism:
 
 
 def ks_p_value(sample: np.ndarray[Any, Any], scale: float) -> float:
-    return float(stats.kstest(sample, "norm", args=(0.0, scale)).pvalue)
+    return float(stats.kstest(sample, stats.norm(0.0, scale).cdf).pvalue)
 
 
 def assert_scale(sample: np.ndarray[Any, Any], scale: float) -> None:
