@@ -1,17 +1,19 @@
-"""Sweeps: one row with every combination of some settings, chosen by validation data alone."""
+"""Sweeps: one row with many combinations of some settings, chosen by validation data alone."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
+import math
+import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt, model_validator
 
 from pfl_bench.config.bundled_rows import bundled_configs
 from pfl_bench.config.loading import ResolvedConfig, resolve
@@ -26,6 +28,8 @@ Scalar = bool | int | float | str | None
 # A sweep sets these itself: no run of it may test, and each has a name of its own.
 _OWN_KEYS = ("evaluation.final_splits", "evaluation.select_best", "expected", "name")
 _MAX_SLUG = 120
+# Draws of a random search for each run that it wants, before it says that the grid has no more.
+_MOST_DRAWS = 100
 
 
 class SelectionOptions(Strict):
@@ -59,6 +63,52 @@ class SelectionOptions(Strict):
             raise ConfigError(f"{path}: selection: {error}") from None
 
 
+class Range(Strict):
+    """Values from ``low`` to ``high``, of which a random search draws.
+
+    Numbers have four significant digits; those between whole bounds are whole.
+
+    Attributes:
+        low: The least.
+        high: The most.
+        log: Whether they are uniform on a logarithmic scale.
+    """
+
+    low: int | float
+    high: int | float
+    log: bool = False
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Range:
+        if not (math.isfinite(self.low) and self.low < self.high < math.inf):
+            raise ValueError(f"low {self.low} must be below high {self.high}, both finite")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low {self.low} must be above 0 on a logarithmic scale")
+        return self
+
+    def draw(self, rng: random.Random) -> int | float:
+        """Draw a value."""
+        if self.log:
+            value = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+        else:
+            value = rng.uniform(self.low, self.high)
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return min(max(round(value), self.low), self.high)
+        return float(f"{min(max(value, self.low), self.high):.4g}")
+
+
+class RandomOptions(Strict):
+    """Random search: so many points of the grid, drawn independently for each key.
+
+    Attributes:
+        runs: How many; more of them keep the first ones.
+        seed: Of the draws.
+    """
+
+    runs: PositiveInt
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
 class Sweep(Strict):
     """A sweep as its file has it.
 
@@ -69,7 +119,8 @@ class Sweep(Strict):
         metric: What the best model of each run is chosen by, and the best run, such as
             "val/c_ap": higher is better; of losses, perplexities and standard deviations, by
             client or stratum too, lower.
-        grid: The values of each dotted key.
+        grid: The values of each dotted key: a list, or with ``random`` also a range.
+        random: Draws points of the grid; None to run all of them.
         selection: How many points are drawn from the grid, where the choice is to have a price;
             None to run all of them.
     """
@@ -78,9 +129,10 @@ class Sweep(Strict):
     row: str
     metric: Annotated[str, Field(pattern=r"^[^/]+/.+$")]
     grid: Annotated[
-        dict[str, Annotated[list[Scalar], Field(min_length=1)]],
+        dict[str, Annotated[list[Scalar], Field(min_length=1)] | Range],
         Field(min_length=1),
     ]
+    random: RandomOptions | None = None
     selection: SelectionOptions | None = None
 
 
@@ -113,7 +165,7 @@ class LoadedSweep:
         metric: See ``Sweep``.
         base: The row as it stands, with the overrides of the command.
         keys: Keys of the grid.
-        combinations: The points of the grid, the last key fastest.
+        combinations: The points of the grid, the last key fastest; of a random search as drawn.
         selection: See ``Sweep``.
     """
 
@@ -164,14 +216,14 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
             f"demo/federated.yaml (looked for {row.resolve()})"
         )
     grid, shared = _narrowed(sweep.grid, overrides, path)
+    points = list(_points(grid, sweep, path))
     tree = read_yaml(row)
     base = _resolved(tree, row, overrides)
     _check_splits(base, sweep.metric, path)
     if sweep.selection is not None:
         _check_selection(sweep, base, path)
     combinations = []
-    for number, values in enumerate(itertools.product(*grid.values()), start=1):
-        point = dict(zip(grid, values, strict=True))
+    for number, point in enumerate(points, start=1):
         texts = (*shared, *(override_text(key, value) for key, value in point.items()))
         slug = _slug(point)
         own = (
@@ -184,6 +236,42 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
         combinations.append(Combination(number, point, slug, texts, resolved))
     return LoadedSweep(
         path, row, sweep.metric, base, tuple(grid), tuple(combinations), sweep.selection
+    )
+
+
+def _points(
+    grid: Mapping[str, list[Scalar] | Range], sweep: Sweep, path: Path
+) -> Iterator[dict[str, Scalar]]:
+    """The points that are run: all of them, or those that a random search draws."""
+    lists = {key: values for key, values in grid.items() if not isinstance(values, Range)}
+    if sweep.random is None:
+        if len(lists) < len(grid):
+            key = next(key for key in grid if key not in lists)
+            raise ConfigError(
+                f"{path}: grid.{key}: has a range, which only a random search draws from; give a "
+                "list of values, or add `random: {runs: 20}`"
+            )
+        for values in itertools.product(*lists.values()):
+            yield dict(zip(lists, values, strict=True))
+        return
+    if sweep.selection is not None:
+        raise ConfigError(
+            f"{path}: random: a selection draws points of the grid itself; leave one of them out"
+        )
+    rng, seen = random.Random(sweep.random.seed), set[str]()
+    for _ in range(_MOST_DRAWS * sweep.random.runs):
+        point = {
+            key: values.draw(rng) if isinstance(values, Range) else rng.choice(values)
+            for key, values in grid.items()
+        }
+        if json.dumps(point) not in seen:
+            seen.add(json.dumps(point))
+            yield point
+        if len(seen) == sweep.random.runs:
+            return
+    raise ConfigError(
+        f"{path}: random.runs: {sweep.random.runs} different points are wanted, and "
+        f"{_MOST_DRAWS * sweep.random.runs} draws found {len(seen)}; lower it, or widen the grid"
     )
 
 
@@ -215,12 +303,14 @@ def _resolved(tree: Mapping[str, Any], row: Path, overrides: Sequence[str]) -> R
 
 
 def _narrowed(
-    grid: Mapping[str, Sequence[Scalar]], overrides: Sequence[str], path: Path
-) -> tuple[dict[str, list[Scalar]], tuple[str, ...]]:
+    grid: Mapping[str, list[Scalar] | Range], overrides: Sequence[str], path: Path
+) -> tuple[dict[str, list[Scalar] | Range], tuple[str, ...]]:
     """The grid with the keys that the command fixes, and the command's other overrides."""
-    narrowed = {key: list(values) for key, values in grid.items()}
+    narrowed = dict(grid)
     for key, values in narrowed.items():
         _check_key(key, f"{path}: grid.{key}")
+        if isinstance(values, Range):
+            continue
         texts = [override_text(key, value) for value in values]
         if len(set(texts)) < len(texts):
             raise ConfigError(f"{path}: grid.{key}: a value stands twice: {', '.join(texts)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,49 @@ def sweep_file(tmp_path: Path, config_file: Callable[..., Path]) -> Callable[...
         return path
 
     return write
+
+
+def test_a_random_search_draws_from_lists_and_ranges(sweep_file: Callable[..., Path]) -> None:
+    rate: dict[str, Any] = {"low": 0.001, "high": 10.0, "log": True}
+    grid = {RATE: rate, EPOCHS: {"low": 1, "high": 3}, "federated.local_batch_size": [5, 10]}
+
+    def points(runs: int, seed: int = 0, *overrides: str) -> list[dict[str, Any]]:
+        path = sweep_file(grid=grid, random={"runs": runs, "seed": seed})
+        return [one.values for one in load_sweep(path, overrides).combinations]
+
+    drawn = points(200)
+    assert drawn[:7] == points(7)
+    assert drawn[:7] != points(7, 1)
+    rates = [one[RATE] for one in drawn]
+    assert all(0.001 <= value <= 10.0 and value == float(f"{value:.4g}") for value in rates)
+    # Uniform in the logarithm: a quarter of 200 in each decade, with a deviation of six.
+    for low in (0.001, 0.01, 0.1, 1.0):
+        assert 30 < sum(low <= value < 10 * low for value in rates) < 70
+    epochs = [one[EPOCHS] for one in drawn]
+    assert set(epochs) == {1, 2, 3}
+    assert all(type(value) is int for value in epochs)
+    assert {one["federated.local_batch_size"] for one in drawn} == {5, 10}
+    assert {one[RATE] for one in points(4, 0, f"{RATE}=0.5")} == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"grid": {RATE: {"low": 0.1, "high": 1.0}}}, f"grid.{RATE}: has a range, which only"),
+        (
+            {"random": {"runs": 5}},
+            "5 different points are wanted, and 500 draws found 4",
+        ),
+        ({"grid": {RATE: {"low": 2.0, "high": 1.0}}, "random": {"runs": 1}}, "must be below high"),
+        ({"grid": {RATE: {"low": 0, "high": 1.0, "log": True}}, "random": {"runs": 1}}, "above 0"),
+        ({"random": {"runs": 0}}, "random.runs"),
+    ],
+)
+def test_a_random_search_that_cannot_be_is_refused(
+    changes: dict[str, Any], words: str, sweep_file: Callable[..., Path]
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_sweep(sweep_file(**changes))
 
 
 def test_the_grid_is_every_combination(sweep_file: Callable[..., Path]) -> None:
