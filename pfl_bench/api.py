@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from weakref import WeakValueDictionary
 
-from pfl_bench.cli.python_calls import add_folders, folders_of, override_texts, silence
+from pfl_bench.cli.python_calls import add_folders, folders_of, in_python, override_texts, silence
 from pfl_bench.cli.run_result import RunResult, TableResult, load_run
 from pfl_bench.config.bundled_rows import locate, locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
@@ -27,7 +28,7 @@ from pfl_bench.config.row_files import rows_below
 from pfl_bench.config.row_overrides import fit_overrides
 from pfl_bench.federated.accounting import calibrate, epsilon
 from pfl_bench.files import given_path
-from pfl_bench.types import UserInputError
+from pfl_bench.types import RunFolderError, UserInputError
 
 if TYPE_CHECKING:
     from pfl_bench.data.held_task import HeldTask
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 
+@in_python()
 def load_row(
     name: str | Path,
     /,
@@ -101,6 +103,7 @@ def _held(task: Any) -> HeldTask:
     return task
 
 
+@in_python()
 def run_row(
     row: ResolvedConfig | str | Path,
     out: str | Path | None = None,
@@ -137,7 +140,8 @@ class FederatedTrainer:
 
     The rounds are an iterator, for a loop of one's own. ``fit`` runs those that are left. Either
     way the run is that of ``run_row``: the same bits, ledger and folder. A run that is left before
-    its last round is unfinished; ``resume=True`` goes on with it.
+    its last round is unfinished; ``resume=True`` goes on with it. A later trainer of the same
+    folder closes the first, so that a notebook's cell can be run again.
 
     Guarantee: of a private run, callbacks and loop are given only what the run releases, and what
     the evaluation measures on users outside of training (``pfl_bench.runs.events``).
@@ -155,6 +159,10 @@ class FederatedTrainer:
         ConfigError: The row is not federated.
     """
 
+    # A notebook's cell that is run again makes a trainer of a folder that its last one holds.
+    _open: ClassVar[WeakValueDictionary[Path, FederatedTrainer]] = WeakValueDictionary()
+
+    @in_python()
     def __init__(
         self,
         row: ResolvedConfig | str | Path,
@@ -170,6 +178,11 @@ class FederatedTrainer:
         from pfl_bench.runs.runner import rounds
 
         resolved, self.folder = _placed(row, out, task)
+        before = self._open.get(self.folder.resolve())
+        if before is not None:
+            before.close()
+        self._open[self.folder.resolve()] = self
+        self._is_closed = False
         callbacks = Callbacks(resolved.config, on_round_end, on_evaluation)
         self._show_progress = show_progress
         self._rounds: Generator[RoundEnd | None, None, dict[str, Any]] = rounds(
@@ -187,7 +200,12 @@ class FederatedTrainer:
 
     def __next__(self) -> RoundEnd:
         """Run a round; after the last one, the run's final evaluation."""
-        with silence(self._show_progress):
+        if self._is_closed:
+            raise RunFolderError(
+                f"{self.folder}: this trainer was closed, by itself or by a later one of the same "
+                "folder; make another one with resume=True"
+            )
+        with silence(self._show_progress), in_python():
             end = next(self._rounds)
         assert end is not None  # there are callbacks
         return end
@@ -205,6 +223,7 @@ class FederatedTrainer:
 
     def close(self) -> None:
         """Leave the run; the folder is no longer locked."""
+        self._is_closed = True
         with silence(self._show_progress):
             self._rounds.close()
 
@@ -217,6 +236,7 @@ class FederatedTrainer:
         self.close()
 
 
+@in_python()
 def run_table(
     folder: str | Path,
     seeds: int = 1,
@@ -259,6 +279,7 @@ def run_table(
     return results
 
 
+@in_python()
 def audit(
     folder: str | Path,
     *,

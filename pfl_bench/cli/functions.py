@@ -14,7 +14,7 @@ from typing import Any
 from pfl_bench.cli.check_plugin import Checked, check_folder
 from pfl_bench.cli.list import rows_listed
 from pfl_bench.cli.main import EXIT_DONE, build_parser
-from pfl_bench.cli.python_calls import override_texts, silence
+from pfl_bench.cli.python_calls import in_python, override_texts, silence
 from pfl_bench.cli.show import look
 from pfl_bench.cli.targets import check_new
 from pfl_bench.config.bundled_rows import locate
@@ -23,6 +23,7 @@ from pfl_bench.files import given_path, read_json
 from pfl_bench.types import RunFolderError, UserInputError
 
 
+@in_python()
 def list_rows(below: str | Path | None = None) -> list[dict[str, Any]]:
     """List rows, as ``pfl-bench list rows`` does.
 
@@ -38,6 +39,7 @@ def list_rows(below: str | Path | None = None) -> list[dict[str, Any]]:
     return list(rows_listed(None if below is None else str(given_path(below, "below"))))
 
 
+@in_python()
 def show(row: str | Path, *, estimate: bool = True, **overrides: Any) -> dict[str, Any]:
     """Show a row before it is run, as ``pfl-bench show --json`` does.
 
@@ -58,6 +60,7 @@ def show(row: str | Path, *, estimate: bool = True, **overrides: Any) -> dict[st
         return look(str(given_path(row, "row")), texts, estimate).to_json_dict()
 
 
+@in_python()
 def write_report(
     runs: str | Path | Sequence[str | Path],
     out: str | Path = "report.html",
@@ -89,6 +92,7 @@ def write_report(
     return pages.write_report(_folders(runs), page, pictures)
 
 
+@in_python()
 def leaderboard(
     folders: str | Path | Sequence[str | Path],
     out: str | Path | None = None,
@@ -125,6 +129,7 @@ def leaderboard(
     return standings(runs)
 
 
+@in_python()
 def sweep(
     file: str | Path, out: str | Path, *, show_progress: bool = False, **overrides: Any
 ) -> list[dict[str, Any]]:
@@ -177,6 +182,7 @@ def sweep(
     ]
 
 
+@in_python()
 def check_plugin(folder: str | Path) -> list[Checked]:
     """Check one's own plug-ins, as ``pfl-bench check-plugin`` does: run, killed, resumed, audited.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -13,6 +14,31 @@ import yaml
 
 from pfl_bench.files import given_path
 from pfl_bench.types import ConfigError, UserInputError
+from privacy.errors import PrivacyError
+
+# What the command line calls an argument of ours. A plug-in's folder may follow.
+_ARGUMENTS = (
+    (re.compile(r"--plugins ([\w./-]*\w)"), r"plugins=['\1']"),
+    (re.compile(r"--(plugins)\b"), r"\1=[...]"),
+    (re.compile(r"--(resume|force)\b"), r"\1=True"),
+    (re.compile(r"--(out|recompute|seeds)\b"), r"\1="),
+)
+
+
+@contextlib.contextmanager
+def in_python() -> Iterator[None]:
+    """Within it, messages of errors name arguments of calls, and not options of commands."""
+    try:
+        yield
+    except (UserInputError, PrivacyError) as error:
+        error.args = tuple(_renamed(one) if isinstance(one, str) else one for one in error.args)
+        raise
+
+
+def _renamed(text: str) -> str:
+    for option, argument in _ARGUMENTS:
+        text = option.sub(argument, text)
+    return text
 
 
 def add_folders(folders: Sequence[str | Path]) -> None:

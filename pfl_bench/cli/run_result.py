@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from pfl_bench.cli.python_calls import add_folders
+from pfl_bench.cli.python_calls import add_folders, in_python
 from pfl_bench.config.loading import load_config
 from pfl_bench.files import given_path, read_json, read_metrics
 from pfl_bench.types import ConfigError, RunFolderError
@@ -149,6 +149,7 @@ class RunResult:
         module = self.model(plugins)
         return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
+    @in_python()
     def model(self, plugins: Sequence[str | Path] = ()) -> nn.Module:
         """The final model, on the CPU, in evaluation mode.
 
@@ -211,6 +212,7 @@ class TableResult(list[RunResult]):
         return results_table(rows_from_summaries([dict(one.summary) for one in self]))
 
 
+@in_python()
 def load_run(folder: str | Path) -> RunResult:
     """Read a finished run.
 

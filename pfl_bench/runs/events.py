@@ -21,7 +21,7 @@ A run without privacy passes all its scalars on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from torch import Tensor
@@ -59,7 +59,7 @@ class RoundEnd:
     index: int
     total: int
     scalars: Mapping[str, float]
-    model: Mapping[str, Tensor]
+    model: Mapping[str, Tensor] = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -173,3 +173,37 @@ def test_the_history_is_a_table_where_pandas_is(tmp_path: Path) -> None:
     frame = pfl_bench.run_row(row, tmp_path).history_frame()
     assert list(frame.index) == [1, 2]
     assert "train/loss" in frame.columns
+
+
+def test_a_trainer_left_open_does_not_lock_its_own_notebook_out(tmp_path: Path) -> None:
+    row = pfl_bench.load_row("demo/federated.yaml", federated__num_rounds=3)
+    first = pfl_bench.FederatedTrainer(row, tmp_path / "run")
+    assert "model" not in repr(next(first))
+    again = pfl_bench.FederatedTrainer(row, tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"unfinished run .* add resume=True .* with out="):
+        next(again)
+    second = pfl_bench.FederatedTrainer(row, tmp_path / "run", resume=True)
+    assert next(second).index == 1  # no checkpoint was due
+    for call in (lambda: next(first), first.fit):
+        with pytest.raises(RunFolderError, match="was closed, by itself or by a later one"):
+            call()
+    whole = pfl_bench.run_row(row, tmp_path / "whole")
+    assert second.fit().metrics == whole.metrics
+
+
+def test_messages_name_arguments_of_calls(tmp_path: Path) -> None:
+    folder = tmp_path / "mine" / "algorithms"
+    folder.mkdir(parents=True)
+    text = (REPOSITORY / "pfl_bench/federated/algorithms/fedavg.py").read_text(encoding="utf-8")
+    (folder / "own.py").write_text(text, encoding="utf-8")
+    code = (
+        "import pfl_bench; from pfl_bench.types import UserInputError\n"
+        f"plugins = [{str(tmp_path / 'mine')!r}]\n"
+        "row = pfl_bench.load_row('demo/federated.yaml', plugins=plugins, federated__num_rounds=1,"
+        " federated__algorithm={'name': 'own'})\n"
+        f"pfl_bench.run_row(row, {str(tmp_path / 'run')!r})\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
+    with pytest.raises(UserInputError, match=r"plugins=\[") as refused:
+        pfl_bench.load_run(tmp_path / "run").model()
+    assert "--plugins" not in str(refused.value)
