@@ -64,6 +64,8 @@ KINDS = {
     ),
     "selector": _Kind(plugins.SELECTION, {"selectors/NAME.py": "selector.py"}),
     "attack": _Kind(plugins.ATTACK, {"attacks/NAME.py": "attack.py"}),
+    "aggregation": _Kind(plugins.AGGREGATION, {"aggregations/NAME.py": "aggregation.py"}),
+    "compression": _Kind(plugins.COMPRESSION, {"compressions/NAME.py": "compression.py"}),
 }
 
 
