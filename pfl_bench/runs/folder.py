@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pfl_bench.client import machine
-from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.config.loading import ResolvedConfig, with_defaults
 from pfl_bench.config.row_differences import tree_differences
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.files import (
@@ -242,7 +242,9 @@ class RunFolder:
             raise RunFolderError(f"{recorded}: damaged: {error}") from None
         return [
             f"{key} ({old!r} -> {new!r})"
-            for key, old, new in tree_differences(before, resolved.tree, NOT_COMPARED)
+            for key, old, new in tree_differences(
+                with_defaults(before), resolved.tree, NOT_COMPARED
+            )
         ]
 
     def check_environment(self, now: dict[str, Any]) -> list[str]:

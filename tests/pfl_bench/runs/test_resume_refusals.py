@@ -64,6 +64,28 @@ def test_other_data_threads_or_device_are_refused(
         run(config, tmp_path, resume=True)
 
 
+@pytest.mark.parametrize("setting", ["federated", "private_federated"])
+def test_a_run_of_a_version_that_lacked_a_setting_is_the_run_of_its_default(
+    setting: str, tmp_path: Path
+) -> None:
+    config = make_config(setting, federated__num_rounds=2, checkpoint__every=1)
+    path = tmp_path / "run" / "config.yaml"
+    cut(config, path.parent, keep=1)
+    recorded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert recorded["evaluation"].pop("metrics") == []
+    del recorded["checkpoint"]["keep"]
+    path.write_text(yaml.safe_dump(recorded), encoding="utf-8")
+    assert run(config, path.parent, resume=True)["rounds"] == 2
+    seconds = run(config, path.parent)["seconds"]
+    assert run(config, path.parent)["seconds"] == seconds  # finished, and read
+    # Another value than the default is another run still.
+    other = make_config(
+        setting, federated__num_rounds=2, checkpoint__every=1, evaluation__metrics=["next_token"]
+    )
+    with pytest.raises(RunFolderError, match=r"evaluation.metrics \(\[\] -> \['next_token'\]\)"):
+        run(other, path.parent)
+
+
 ARITHMETIC = [
     ("packages", "torch", "2.0.0", "install torch 2.0.0"),
     ("packages", "numpy", "1.26.0", "install numpy 1.26.0"),
