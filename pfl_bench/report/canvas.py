@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.files import write_atomically
-from pfl_bench.report.svg_text import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +24,9 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2.5), (1.5, 2), (8, 2.5, 1.5, 2.5))
 INK = "#0a0b0c"
 GRID = "#0d0e0f"
+# In points, of which no screen shows a hundredth.
+_COORDINATES = re.compile(r'\s(?:d|x|y|x1|x2|y1|y2|width|height|points|transform)="[^"]*"')
+_LONG_NUMBER = re.compile(r"(\d\.\d)\d+")
 # Places are marked by colours that are not the ones shown.
 _PRINTED_GRID = "#dfe3e8"
 
@@ -70,7 +72,8 @@ class Picture:
         for gid, title in (self.titles or {}).items():
             place = f'<g id="{self.identifier}-{gid}">'
             text = text.replace(place, f"<g><title>{_escape(title)}</title>", 1)
-        return shorten(text)
+        text = _COORDINATES.sub(lambda found: _LONG_NUMBER.sub(r"\1", found[0]), text)
+        return re.sub(r">\s+<", "><", text)
 
     def save(self, stem: Path, y_label: str = "", endings: Sequence[str] = ("svg", "pdf")) -> None:
         """Write the picture for a paper, as STEM.svg and STEM.pdf, with its legend.
