@@ -45,7 +45,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
         for action in command._actions:
             names = _NAMES.get((words, action.dest))
             if names is not None:
-                takes_paths = action.dest not in ("task", "mechanism")
+                takes_paths = action.dest not in ("task", "mechanism", "overrides")
                 completer = _completer(names, takes_paths)
                 action.completer = completer  # type: ignore[attr-defined]
     argcomplete.autocomplete(parser)
@@ -92,6 +92,16 @@ def _folders() -> Iterator[str]:
     yield from (str(folder.relative_to(root)) for folder in sorted(folders))
 
 
+def _settings() -> Iterator[str]:
+    """Keys of a row, such as ``federated.num_rounds=``."""
+    from pfl_bench.config.errors import all_paths
+    from pfl_bench.config.schema import RunConfig
+
+    paths = all_paths(RunConfig)
+    sections = {path.rpartition(".")[0] for path in paths}
+    yield from (f"{path}=" for path in paths if path not in sections)
+
+
 def _preparable() -> Iterator[str]:
     from pfl_bench import plugins
 
@@ -119,6 +129,7 @@ _NAMES: dict[tuple[str, str], Callable[[], Iterator[str]]] = {
     ("table", "folder"): _folders,
     ("list", "below"): _folders,
     ("sweep", "sweep"): _sweeps,
+    **{(command, "overrides"): _settings for command in ("run", "table", "sweep", "show")},
     ("data prepare", "task"): _preparable,
     ("data download", "task"): _preparable,
     ("data generate", "task"): _generated,

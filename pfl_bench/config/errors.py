@@ -116,7 +116,7 @@ def _explain(
     kind, given = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
         siblings = _fields_at(model, detail["loc"][:-1])
-        elsewhere = [name for name in _all_paths(root) if name.endswith("." + keys[-1])]
+        elsewhere = [name for name in all_paths(root) if name.endswith("." + keys[-1])]
         hint = did_you_mean(keys[-1], siblings, ".", cutoff=0.5)
         hint = f"; did you mean '{elsewhere[0]}'?" if elsewhere else hint
         return f"unknown key{hint} Allowed here: {', '.join(siblings) or 'none'}."
@@ -302,11 +302,12 @@ def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
     return [] if section is None else list(section.model_fields)
 
 
-def _all_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
+def all_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Dotted keys of a configuration type, sections before what is in them."""
     paths = []
     for name, info in model.model_fields.items():
         paths.append(prefix + name)
         section = _section(info.annotation)
         if section is not None:
-            paths += _all_paths(section, f"{prefix}{name}.")
+            paths += all_paths(section, f"{prefix}{name}.")
     return paths

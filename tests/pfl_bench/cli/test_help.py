@@ -125,6 +125,7 @@ def test_a_shell_is_answered_with_commands_options_rows_and_tasks() -> None:
     assert "--dry-run" in asked("pfl-bench run --d")
     assert "demo/private_federated.yaml" in asked("pfl-bench run demo/p")
     assert asked("pfl-bench data prepare fe") == ["femnist"]
+    assert asked("pfl-bench run demo/federated.yaml federated.num_r") == ["federated.num_rounds="]
 
 
 def test_names_that_are_completed_are_taken(
