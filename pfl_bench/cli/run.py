@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
-from pfl_bench.cli.speech import answer, print_table, say
+from pfl_bench.cli.speech import answer, print_table, print_text, say
 from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.federated.workers.launched import is_launched, is_restarted
@@ -71,7 +71,7 @@ def _print_numbers(summary: dict[str, Any], out: Path) -> None:
     if summary["privacy"] is not None:
         from privacy.statement.statement import PrivacyStatement
 
-        print(PrivacyStatement.from_json_dict(summary["privacy"]).to_text(), end="\n\n")
+        print_text(PrivacyStatement.from_json_dict(summary["privacy"]).to_text() + "\n")
     # Distributions over clients are dozens of numbers: the page draws them, the summary has them.
     for metric, value in summary["metrics"].items():
         if not metric.partition("/")[2].startswith(("client_", "stratum_")):

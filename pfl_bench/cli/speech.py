@@ -108,6 +108,17 @@ def announce(arguments: argparse.Namespace) -> None:
     say(f"pfl-bench {arguments.command}: reading {what}")
 
 
+def print_text(text: str) -> None:
+    """Print lines of text: broken between words for a person at a terminal, else as they are."""
+    if sys.stdout.isatty():
+        from pfl_bench.report.terminal import wrapped
+
+        width = shutil.get_terminal_size((80, 24)).columns
+        lines = (part for line in text.splitlines() for part in wrapped(line, width, "", "    "))
+        text = "\n".join(lines)
+    print(text)
+
+
 def print_table(table: Table, text: str | None = None) -> None:
     """Print a table: as a person at a terminal reads it, else as Markdown.
 

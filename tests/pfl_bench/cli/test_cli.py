@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from pfl_bench.cli.main import main
+from pfl_bench.cli.speech import print_text
 from pfl_bench.config.row_overrides import fit_overrides
 from pfl_bench.files import read_metrics
 from tests import warm
@@ -68,6 +69,22 @@ def test_run_prints_statement_metrics_and_table(
     assert (summary["seed"], summary["rounds"]) == (8, 4)
     assert main(["run", *arguments, "--seed", "8"]) == 0
     assert "not run again" in capsys.readouterr().err
+
+
+def test_a_terminal_gets_the_statement_broken_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    text = "Privacy statement\n  note: " + "word " * 30 + "end\n"
+    print_text(text)
+    assert capsys.readouterr().out == text + "\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    print_text(text)
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "Privacy statement"
+    assert all(len(line) <= 60 for line in lines)
+    assert [line[:6] for line in lines] == ["  note", "    wo", "    wo"]
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split()[2:])
 
 
 def test_quiet_verbose_and_json_say_as_much_as_they_promise(
