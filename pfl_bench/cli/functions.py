@@ -150,7 +150,7 @@ def sweep(
     Raises:
         UserInputError: The sweep is wrong, or a run was refused.
     """
-    from pfl_bench.cli.sweep import best_first, main
+    from pfl_bench.cli.sweep import best_first, main, run_sweep
     from pfl_bench.cli.sweep_results import result_of
     from pfl_bench.runs.selection import drawn_trials
 
@@ -165,9 +165,14 @@ def sweep(
     if code != EXIT_DONE:
         said = told.getvalue().strip().splitlines()
         raise RunFolderError("\n".join(["sweep: a run failed", *said[-4:]]))
-    runs = loaded.combinations if loaded.selection is None else drawn_trials(loaded, home)[0]
-    summaries: list[Any] = [read_json(home / run.slug / "summary.json") for run in runs]
-    results = [result_of(run, made) for run, made in zip(runs, summaries, strict=True)]
+    if loaded.selection is None:
+        with silence(False):  # All are finished, and read.
+            results = run_sweep(loaded, arguments, home).results
+    else:
+        trials = drawn_trials(loaded, home)[0]
+        summaries: list[Any] = [read_json(home / one.slug / "summary.json") for one in trials]
+        results = [result_of(one, made) for one, made in zip(trials, summaries, strict=True)]
+        results = best_first(loaded, results, summaries)
     return [
         {
             "number": result.combination.number,
@@ -178,7 +183,7 @@ def sweep(
             "epsilon_actual": result.epsilons[1],
             "folder": str(home / result.combination.slug),
         }
-        for result in best_first(loaded, results, summaries)
+        for result in results
     ]
 
 

@@ -68,8 +68,7 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _add_new(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     new = commands.add_parser("new", help="a plug-in of your own to start from, with its test")
     kinds = ("task", "algorithm", "mechanism", "metric", "selector", "attack")
-    kinds += ("aggregation", "compression")
-    new.add_argument("kind", choices=kinds)
+    new.add_argument("kind", choices=(*kinds, "aggregation", "compression"))
     new.add_argument("name", metavar="NAME", help="what rows will call it, such as my_method")
     new.add_argument(
         "--out", metavar="DIR", type=path_text, help="folder, which may be there (default: NAME)"

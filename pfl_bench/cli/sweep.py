@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +40,66 @@ def main(arguments: argparse.Namespace) -> int:
         from pfl_bench.cli import sweep_selection
 
         return sweep_selection.main(sweep, arguments, out)
-    chosen = _choose(sweep, arguments.only)
-    print(f"{path}: {len(chosen)} of {len(sweep.combinations)} combinations", file=sys.stderr)
-    plans = [(out / combination.slug, combination.resolved) for combination in chosen]
-    batch = run_many.run_all(plans, arguments, out)
-    results = [
-        result_of(combination, summary)
-        for combination, summary in zip(chosen, batch.summaries, strict=True)
-        if summary is not None
-    ]
-    if results:
-        results = best_first(sweep, results, batch.summaries)
-        run_many.save_table(out, table_of(sweep, results), arguments, str(arguments.sweep))
+    ran = run_sweep(sweep, arguments, out)
+    if ran.results:
+        run_many.save_table(out, table_of(sweep, ran.results), arguments, str(arguments.sweep))
         # A program that reads the table is not to meet prose in it.
         stream = sys.stdout if arguments.format in (None, "md") else sys.stderr
-        words = [*_words(sweep, results, out), *_price(chosen, batch.summaries, out)]
+        words = [*_words(sweep, ran, out), *_price(ran.runs, out)]
         print("\n" + "\n\n".join(words), file=stream)
-    return batch.exit_code()
+    return ran.code
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The runs of a sweep.
+
+    Attributes:
+        results: Of those that may be chosen, the best first; of the last step of halving.
+        runs: All of them, with their summaries; None for one that is not finished.
+        is_whole: Whether every run is finished that the choice rests on.
+        code: Exit status.
+    """
+
+    results: list[Result]
+    runs: list[tuple[Combination, dict[str, Any] | None]]
+    is_whole: bool
+    code: int
+
+
+def run_sweep(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
+    """Run the combinations that are not done; by halving, the best of them for more rounds.
+
+    Args:
+        sweep: One without a selection.
+        arguments: Those of ``pfl-bench sweep``.
+        out: Folder of the runs.
+
+    Raises:
+        ConfigError: ``--only`` names no combination, or one of a halving.
+    """
+    chosen = list(_choose(sweep, arguments.only))
+    runs: list[tuple[Combination, dict[str, Any] | None]] = []
+    steps = sweep.rungs()
+    for rounds in steps:
+        short = [sweep.shortened(combination, rounds) for combination in chosen]
+        length = f" for {rounds}" if len(steps) > 1 else ""
+        total = len(sweep.combinations)
+        print(f"{sweep.path}: {len(short)} of {total} combinations{length}", file=sys.stderr)
+        plans = [(out / combination.slug, combination.resolved) for combination in short]
+        batch = run_many.run_all(plans, arguments, out)
+        pairs = list(zip(short, batch.summaries, strict=True))
+        runs += pairs
+        results = [result_of(one, summary) for one, summary in pairs if summary is not None]
+        is_whole = len(results) == len(short) and arguments.only is None
+        if results:
+            results = best_first(sweep, results, batch.summaries)
+        if not is_whole or rounds == steps[-1]:
+            break
+        assert sweep.halving is not None
+        kept = results[: -(-len(results) // sweep.halving.factor)]
+        chosen = [sweep.combinations[one.combination.number - 1] for one in kept]
+    return Ran(results, runs, is_whole and rounds == steps[-1], batch.exit_code())
 
 
 def best_first(
@@ -74,20 +118,21 @@ def best_first(
 def _choose(sweep: LoadedSweep, only: int | None) -> tuple[Combination, ...]:
     if only is None:
         return sweep.combinations
+    if sweep.halving is not None:
+        raise ConfigError(f"--only {only}: halving compares its runs; leave --only out")
     if not 1 <= only <= len(sweep.combinations):
         raise ConfigError(f"--only {only}: give a number from 1 to {len(sweep.combinations)}")
     return (sweep.combinations[only - 1],)
 
 
-def _words(sweep: LoadedSweep, results: list[Result], out: Path) -> list[str]:
+def _words(sweep: LoadedSweep, ran: Ran, out: Path) -> list[str]:
     """The chosen combination, how to test it, and the costs that no statement covers."""
     paragraphs = []
-    best = results[0]
-    whole = len(results) == len(sweep.combinations)
-    if not whole:
+    best = ran.results[0]
+    if not ran.is_whole:
         paragraphs.append(
-            f"{len(results)} of {len(sweep.combinations)} combinations are in this table: the best "
-            "is not chosen before all are."
+            f"{len(ran.results)} of {len(sweep.combinations)} combinations are in this table: the "
+            "best is not chosen before all runs are finished."
         )
     elif math.isnan(best.value):
         paragraphs.append(f"No run measured {sweep.metric} as a number: nothing is chosen.")
@@ -100,13 +145,11 @@ def _words(sweep: LoadedSweep, results: list[Result], out: Path) -> list[str]:
     return paragraphs
 
 
-def _price(
-    chosen: Sequence[Combination], summaries: Sequence[dict[str, Any] | None], out: Path
-) -> list[str]:
+def _price(ran: Sequence[tuple[Combination, dict[str, Any] | None]], out: Path) -> list[str]:
     """The joint cost of all private runs, in words and in ``composition.json``."""
     runs = [
         (combination, summary["privacy"])
-        for combination, summary in zip(chosen, summaries, strict=True)
+        for combination, summary in ran
         if summary is not None and (summary.get("privacy") or {}).get("unit", "none") != "none"
     ]
     if not runs:

@@ -109,6 +109,23 @@ class RandomOptions(Strict):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
+class HalvingOptions(Strict):
+    """Successive halving: all points for few rounds, the best of them for more.
+
+    Each run begins anew: schedule and noise are those of its own number of rounds.
+
+    Attributes:
+        rounds: Of the first runs (central training: epochs), fewer than the row's.
+        factor: By how much each step multiplies the rounds and divides the points.
+
+    Source: Jamieson and Talwalkar 2016, "Non-stochastic best arm identification and hyperparameter
+    optimization", figure 3.
+    """
+
+    rounds: PositiveInt
+    factor: Annotated[int, Field(ge=2)] = 3
+
+
 class Sweep(Strict):
     """A sweep as its file has it.
 
@@ -121,6 +138,7 @@ class Sweep(Strict):
             client or stratum too, lower.
         grid: The values of each dotted key: a list, or with ``random`` also a range.
         random: Draws points of the grid; None to run all of them.
+        halving: Runs all points for few rounds, and the best for more; None to run each once.
         selection: How many points are drawn from the grid, where the choice is to have a price;
             None to run all of them.
     """
@@ -133,6 +151,7 @@ class Sweep(Strict):
         Field(min_length=1),
     ]
     random: RandomOptions | None = None
+    halving: HalvingOptions | None = None
     selection: SelectionOptions | None = None
 
 
@@ -167,6 +186,7 @@ class LoadedSweep:
         keys: Keys of the grid.
         combinations: The points of the grid, the last key fastest; of a random search as drawn.
         selection: See ``Sweep``.
+        halving: See ``Sweep``.
     """
 
     path: Path
@@ -176,6 +196,31 @@ class LoadedSweep:
     keys: tuple[str, ...]
     combinations: tuple[Combination, ...]
     selection: SelectionOptions | None = None
+    halving: HalvingOptions | None = None
+
+    def rungs(self) -> list[int]:
+        """Rounds of the runs of each step; the last are the row's."""
+        if self.halving is None:
+            return [0]
+        section, key = _length_key(self.base)
+        total = self.base.tree[section][key]
+        rounds = itertools.accumulate(
+            itertools.repeat(self.halving.factor),
+            lambda before, factor: before * factor,
+            initial=self.halving.rounds,
+        )
+        return [*itertools.takewhile(lambda number: number < total, rounds), total]
+
+    def shortened(self, point: Combination, rounds: int) -> Combination:
+        """A point that is trained for so many rounds, with a folder of its own."""
+        if rounds == self.rungs()[-1]:
+            return point
+        text = f"{'.'.join(_length_key(self.base))}={rounds}"
+        resolved = resolve(
+            with_overrides(point.resolved.tree, [text]), self.row, (*point.overrides, text)
+        )
+        slug = f"rounds-{rounds},{point.slug}"[:_MAX_SLUG]
+        return Combination(point.number, point.values, slug, (*point.overrides, text), resolved)
 
     def trial(self, number: int, point: int, seed: int) -> Combination:
         """A trial of a point of the grid, with a seed and a folder of its own.
@@ -222,6 +267,8 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
     _check_splits(base, sweep.metric, path)
     if sweep.selection is not None:
         _check_selection(sweep, base, path)
+    if sweep.halving is not None:
+        _check_halving(sweep, grid, base, path)
     combinations = []
     for number, point in enumerate(points, start=1):
         texts = (*shared, *(override_text(key, value) for key, value in point.items()))
@@ -235,8 +282,46 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
         resolved = _resolved(tree, row, (*texts, *own))
         combinations.append(Combination(number, point, slug, texts, resolved))
     return LoadedSweep(
-        path, row, sweep.metric, base, tuple(grid), tuple(combinations), sweep.selection
+        path,
+        row,
+        sweep.metric,
+        base,
+        tuple(grid),
+        tuple(combinations),
+        sweep.selection,
+        sweep.halving,
     )
+
+
+def _length_key(base: ResolvedConfig) -> tuple[str, str]:
+    """Section and key of a row's length; ("", "") of a setting that has none."""
+    for section, key in (("federated", "num_rounds"), ("central", "num_epochs")):
+        if base.tree[section]:
+            return section, key
+    return "", ""
+
+
+def _check_halving(sweep: Sweep, grid: Mapping[str, Any], base: ResolvedConfig, path: Path) -> None:
+    """Check that points can be trained for fewer rounds first.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    assert sweep.halving is not None
+    section, key = _length_key(base)
+    if not section:
+        raise ConfigError(
+            f"{path}: halving: a run of the setting {base.config.setting} has no rounds"
+        )
+    if sweep.selection is not None:
+        raise ConfigError(f"{path}: halving: a selection draws whole runs; leave one of them out")
+    if f"{section}.{key}" in grid:
+        raise ConfigError(f"{path}: grid.{section}.{key}: halving sets it itself; leave it out")
+    if sweep.halving.rounds >= base.tree[section][key]:
+        raise ConfigError(
+            f"{path}: halving.rounds: {sweep.halving.rounds} is not below the row's {key}, "
+            f"{base.tree[section][key]}"
+        )
 
 
 def _points(

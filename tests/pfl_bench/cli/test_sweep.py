@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+import pfl_bench
 from pfl_bench.cli.main import main
 from pfl_bench.config.sweeps import load_sweep, override_text
 from pfl_bench.config.yaml_text import apply_override
@@ -80,6 +81,50 @@ def test_a_random_search_draws_from_lists_and_ranges(sweep_file: Callable[..., P
     ],
 )
 def test_a_random_search_that_cannot_be_is_refused(
+    changes: dict[str, Any], words: str, sweep_file: Callable[..., Path]
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_sweep(sweep_file(**changes))
+
+
+def test_halving_trains_the_best_for_more_rounds(
+    sweep_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    grid = {RATE: [1.0e-6, 1.0e-5, 0.5, 1.0]}
+    path = sweep_file("private_federated", grid=grid, halving={"rounds": 1, "factor": 2})
+    out = tmp_path / "o"
+    command = ["sweep", str(path), "federated.num_rounds=6", "--out", str(out)]
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    # Four points for one round, two for two, one for four, and the last for all six.
+    lengths = {
+        folder.name: json.loads((folder / "summary.json").read_text(encoding="utf-8"))["rounds"]
+        for folder in out.iterdir()
+        if (folder / "summary.json").exists()
+    }
+    assert sorted(lengths.values()) == [1, 1, 1, 1, 2, 2, 4, 6]
+    whole = [name for name, rounds in lengths.items() if rounds == 6]
+    assert whole in (["central_learning_rate=0.5"], ["central_learning_rate=1.0"])
+    assert f"federated.num_rounds=6 {RATE}={whole[0].partition('=')[2]}" in printed.out
+    assert "Privacy: 8 private runs" in printed.out
+    # The same command reads what is finished, and Python gives the last step's results.
+    assert main(command) == 0
+    assert "run 1 of" not in capsys.readouterr().err
+    (found,) = pfl_bench.sweep(path, out, federated__num_rounds=6)
+    assert found["folder"] == str(out / whole[0])
+    assert main([*command, "--only", "1"]) == 2
+    assert "halving compares its runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"halving": {"rounds": 2}}, "halving.rounds: 2 is not below the row's num_rounds, 2"),
+        ({"grid": {"federated.num_rounds": [2, 3]}, "halving": {"rounds": 1}}, "sets it itself"),
+        ({"halving": {"rounds": 1, "factor": 1}}, "halving.factor"),
+    ],
+)
+def test_a_halving_that_cannot_be_is_refused(
     changes: dict[str, Any], words: str, sweep_file: Callable[..., Path]
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
