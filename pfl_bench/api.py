@@ -178,16 +178,16 @@ class FederatedTrainer:
         from pfl_bench.runs.runner import rounds
 
         resolved, self.folder = _placed(row, out, task)
-        before = self._open.get(self.folder.resolve())
-        if before is not None:
-            before.close()
-        self._open[self.folder.resolve()] = self
         self._is_closed = False
         callbacks = Callbacks(resolved.config, on_round_end, on_evaluation)
         self._show_progress = show_progress
         self._rounds: Generator[RoundEnd | None, None, dict[str, Any]] = rounds(
             resolved, self.folder, resume, callbacks=callbacks
         )
+        before = self._open.get(self.folder.resolve())
+        if before is not None:
+            before.close()
+        self._open[self.folder.resolve()] = self
 
     def __iter__(self) -> Iterator[RoundEnd]:
         """The rounds; of a finished run there are none.

@@ -187,6 +187,11 @@ def test_a_trainer_left_open_does_not_lock_its_own_notebook_out(tmp_path: Path) 
     for call in (lambda: next(first), first.fit):
         with pytest.raises(RunFolderError, match="was closed, by itself or by a later one"):
             call()
+    # One that could not be made is nothing to close.
+    for _ in range(2):
+        with pytest.raises(ConfigError) as refused:
+            pfl_bench.FederatedTrainer("demo/central.yaml", tmp_path / "central")
+        assert refused.tb is not None
     whole = pfl_bench.run_row(row, tmp_path / "whole")
     assert second.fit().metrics == whole.metrics
 
