@@ -231,7 +231,7 @@ class VectorizedEngine:
         self._weights.load(slot, start)
         if self._velocity is not None:
             self._velocity.clear(slot)
-        self._losses[slot] = 0.0
+        self._losses[slot].zero_()
         if self._program.draws_masks:
             seed = torch_seed(self._seed, Purpose.LOCAL_TRAINING, round_index, client.user)
             self._generators[slot].manual_seed(seed)
