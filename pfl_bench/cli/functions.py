@@ -150,29 +150,31 @@ def sweep(
     Raises:
         UserInputError: The sweep is wrong, or a run was refused.
     """
-    from pfl_bench.cli.sweep import best_first, main, run_sweep
+    from pfl_bench.cli import sweep_selection
+    from pfl_bench.cli.sweep import best_first, run_sweep
     from pfl_bench.cli.sweep_results import result_of
     from pfl_bench.runs.selection import drawn_trials
 
     path, home = locate(str(given_path(file, "file")), folder=False), given_path(out, "out")
     texts = override_texts(overrides)
-    loaded = load_sweep(path, texts)
+    loaded, results = load_sweep(path, texts), []
     arguments = build_parser().parse_args(["sweep", str(path), *texts, "--out", str(home)])
     told = io.StringIO()
     quiet = contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(told)
     with contextlib.redirect_stdout(io.StringIO()), quiet:
-        code = main(arguments)
+        if loaded.selection is not None:
+            code = sweep_selection.main(loaded, arguments, home)
+        else:
+            ran = run_sweep(loaded, arguments, home)
+            code, results = ran.code, ran.results
     if code != EXIT_DONE:
         said = told.getvalue().strip().splitlines()
         raise RunFolderError("\n".join(["sweep: a run failed", *said[-4:]]))
-    if loaded.selection is None:
-        with silence(False):  # All are finished, and read.
-            results = run_sweep(loaded, arguments, home).results
-    else:
+    if loaded.selection is not None:
         trials = drawn_trials(loaded, home)[0]
         summaries: list[Any] = [read_json(home / one.slug / "summary.json") for one in trials]
         results = [result_of(one, made) for one, made in zip(trials, summaries, strict=True)]
-        results = best_first(loaded, results, summaries)
+        results = best_first(loaded, results, summaries) if results else []
     return [
         {
             "number": result.combination.number,

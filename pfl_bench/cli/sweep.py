@@ -40,14 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
         from pfl_bench.cli import sweep_selection
 
         return sweep_selection.main(sweep, arguments, out)
-    ran = run_sweep(sweep, arguments, out)
-    if ran.results:
-        run_many.save_table(out, table_of(sweep, ran.results), arguments, str(arguments.sweep))
-        # A program that reads the table is not to meet prose in it.
-        stream = sys.stdout if arguments.format in (None, "md") else sys.stderr
-        words = [*_words(sweep, ran, out), *_price(ran.runs, out)]
-        print("\n" + "\n\n".join(words), file=stream)
-    return ran.code
+    return run_sweep(sweep, arguments, out).code
 
 
 @dataclass(frozen=True)
@@ -68,7 +61,7 @@ class Ran:
 
 
 def run_sweep(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
-    """Run the combinations that are not done; by halving, the best of them for more rounds.
+    """Run the combinations that are not done, print and save the table and the joint price.
 
     Args:
         sweep: One without a selection.
@@ -78,12 +71,23 @@ def run_sweep(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> R
     Raises:
         ConfigError: ``--only`` names no combination, or one of a halving.
     """
+    ran = _run(sweep, arguments, out)
+    if ran.results:
+        run_many.save_table(out, table_of(sweep, ran.results), arguments, str(arguments.sweep))
+        # A program that reads the table is not to meet prose in it.
+        stream = sys.stdout if arguments.format in (None, "md") else sys.stderr
+        words = [*_words(sweep, ran, out), *_price(ran.runs, out)]
+        print("\n" + "\n\n".join(words), file=stream)
+    return ran
+
+
+def _run(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
+    """Run the combinations; by halving, the best of them for more rounds."""
     chosen = list(_choose(sweep, arguments.only))
     runs: list[tuple[Combination, dict[str, Any] | None]] = []
-    steps = sweep.rungs()
-    for rounds in steps:
+    for rounds in sweep.rungs():
         short = [sweep.shortened(combination, rounds) for combination in chosen]
-        length = f" for {rounds}" if len(steps) > 1 else ""
+        length = "" if rounds is None else f" for {rounds}"
         total = len(sweep.combinations)
         print(f"{sweep.path}: {len(short)} of {total} combinations{length}", file=sys.stderr)
         plans = [(out / combination.slug, combination.resolved) for combination in short]
@@ -94,12 +98,12 @@ def run_sweep(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> R
         is_whole = len(results) == len(short) and arguments.only is None
         if results:
             results = best_first(sweep, results, batch.summaries)
-        if not is_whole or rounds == steps[-1]:
+        if not is_whole or rounds is None:
             break
         assert sweep.halving is not None
         kept = results[: -(-len(results) // sweep.halving.factor)]
         chosen = [sweep.combinations[one.combination.number - 1] for one in kept]
-    return Ran(results, runs, is_whole and rounds == steps[-1], batch.exit_code())
+    return Ran(results, runs, is_whole and rounds is None, batch.exit_code())
 
 
 def best_first(

@@ -3,156 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import math
-import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field, PositiveInt, model_validator
+from typing import Any
 
 from pfl_bench.config.bundled_rows import bundled_configs
 from pfl_bench.config.loading import ResolvedConfig, resolve
 from pfl_bench.config.row_files import read_typed
-from pfl_bench.config.training import Strict
+from pfl_bench.config.sweep_file import (
+    HalvingOptions,
+    Range,
+    Scalar,
+    SelectionOptions,
+    Sweep,
+    points_of,
+)
 from pfl_bench.config.yaml_text import read_yaml, with_overrides
 from pfl_bench.types import ConfigError
-from privacy.errors import PrivacyError
-from privacy.tuning import Trials
 
-Scalar = bool | int | float | str | None
 # A sweep sets these itself: no run of it may test, and each has a name of its own.
 _OWN_KEYS = ("evaluation.final_splits", "evaluation.select_best", "expected", "name")
 _MAX_SLUG = 120
-# Draws of a random search for each run that it wants, before it says that the grid has no more.
-_MOST_DRAWS = 100
-
-
-class SelectionOptions(Strict):
-    """A random number of trials, of which the best alone is released.
-
-    Its guarantee is that of ``privacy.tuning``.
-
-    Attributes:
-        distribution: Law of the number of trials.
-        mean: Expected number of trials, at least 1.
-        eta: Shape of the truncated negative binomial, above -1.
-        gamma: Instead of the mean: probability of stopping, in (0, 1]; not of "poisson".
-        seed: Seed of the number of trials and of the points that they draw; None for the row's.
-    """
-
-    distribution: Literal["poisson", "geometric", "truncated_negative_binomial"]
-    mean: float | None = None
-    eta: float | None = None
-    gamma: float | None = None
-    seed: Annotated[int, Field(ge=0)] | None = None
-
-    def trials(self, path: Path) -> Trials:
-        """The distribution.
-
-        Raises:
-            ConfigError: A number is missing, does not belong, or is out of its range.
-        """
-        try:
-            return Trials.named(self.distribution, self.mean, self.eta, self.gamma)
-        except PrivacyError as error:
-            raise ConfigError(f"{path}: selection: {error}") from None
-
-
-class Range(Strict):
-    """Values from ``low`` to ``high``, of which a random search draws.
-
-    Numbers have four significant digits; those between whole bounds are whole.
-
-    Attributes:
-        low: The least.
-        high: The most.
-        log: Whether they are uniform on a logarithmic scale.
-    """
-
-    low: int | float
-    high: int | float
-    log: bool = False
-
-    @model_validator(mode="after")
-    def _is_a_range(self) -> Range:
-        if not (math.isfinite(self.low) and self.low < self.high < math.inf):
-            raise ValueError(f"low {self.low} must be below high {self.high}, both finite")
-        if self.log and self.low <= 0:
-            raise ValueError(f"low {self.low} must be above 0 on a logarithmic scale")
-        return self
-
-    def draw(self, rng: random.Random) -> int | float:
-        """Draw a value."""
-        if self.log:
-            value = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
-        else:
-            value = rng.uniform(self.low, self.high)
-        if isinstance(self.low, int) and isinstance(self.high, int):
-            return min(max(round(value), self.low), self.high)
-        return float(f"{min(max(value, self.low), self.high):.4g}")
-
-
-class RandomOptions(Strict):
-    """Random search: so many points of the grid, drawn independently for each key.
-
-    Attributes:
-        runs: How many; more of them keep the first ones.
-        seed: Of the draws.
-    """
-
-    runs: PositiveInt
-    seed: Annotated[int, Field(ge=0)] = 0
-
-
-class HalvingOptions(Strict):
-    """Successive halving: all points for few rounds, the best of them for more.
-
-    Each run begins anew: schedule and noise are those of its own number of rounds.
-
-    Attributes:
-        rounds: Of the first runs (central training: epochs), fewer than the row's.
-        factor: By how much each step multiplies the rounds and divides the points.
-
-    Source: Jamieson and Talwalkar 2016, "Non-stochastic best arm identification and hyperparameter
-    optimization", figure 3.
-    """
-
-    rounds: PositiveInt
-    factor: Annotated[int, Field(ge=2)] = 3
-
-
-class Sweep(Strict):
-    """A sweep as its file has it.
-
-    Attributes:
-        version: Version of the configuration format.
-        row: File of the row, from the folder of the sweep's file; or a bundled row, such as
-            demo/federated.yaml.
-        metric: What the best model of each run is chosen by, and the best run, such as
-            "val/c_ap": higher is better; of losses, perplexities and standard deviations, by
-            client or stratum too, lower.
-        grid: The values of each dotted key: a list, or with ``random`` also a range.
-        random: Draws points of the grid; None to run all of them.
-        halving: Runs all points for few rounds, and the best for more; None to run each once.
-        selection: How many points are drawn from the grid, where the choice is to have a price;
-            None to run all of them.
-    """
-
-    version: int
-    row: str
-    metric: Annotated[str, Field(pattern=r"^[^/]+/.+$")]
-    grid: Annotated[
-        dict[str, Annotated[list[Scalar], Field(min_length=1)] | Range],
-        Field(min_length=1),
-    ]
-    random: RandomOptions | None = None
-    halving: HalvingOptions | None = None
-    selection: SelectionOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -198,29 +72,23 @@ class LoadedSweep:
     selection: SelectionOptions | None = None
     halving: HalvingOptions | None = None
 
-    def rungs(self) -> list[int]:
-        """Rounds of the runs of each step; the last are the row's."""
+    def rungs(self) -> list[int | None]:
+        """Rounds of the runs of each step of halving; the last step's, None, are the row's."""
         if self.halving is None:
-            return [0]
+            return [None]
         section, key = _length_key(self.base)
-        total = self.base.tree[section][key]
-        rounds = itertools.accumulate(
-            itertools.repeat(self.halving.factor),
-            lambda before, factor: before * factor,
-            initial=self.halving.rounds,
-        )
-        return [*itertools.takewhile(lambda number: number < total, rounds), total]
+        rounds, shorter = self.halving.rounds, list[int | None]()
+        while rounds < self.base.tree[section][key]:
+            shorter.append(rounds)
+            rounds *= self.halving.factor
+        return [*shorter, None]
 
-    def shortened(self, point: Combination, rounds: int) -> Combination:
-        """A point that is trained for so many rounds, with a folder of its own."""
-        if rounds == self.rungs()[-1]:
+    def shortened(self, point: Combination, rounds: int | None) -> Combination:
+        """A point that is trained for so many rounds, with a folder of its own; None for all."""
+        if rounds is None:
             return point
         text = f"{'.'.join(_length_key(self.base))}={rounds}"
-        resolved = resolve(
-            with_overrides(point.resolved.tree, [text]), self.row, (*point.overrides, text)
-        )
-        slug = f"rounds-{rounds},{point.slug}"[:_MAX_SLUG]
-        return Combination(point.number, point.values, slug, (*point.overrides, text), resolved)
+        return self._changed(point, text, f"rounds-{rounds},{point.slug}"[:_MAX_SLUG])
 
     def trial(self, number: int, point: int, seed: int) -> Combination:
         """A trial of a point of the grid, with a seed and a folder of its own.
@@ -231,11 +99,14 @@ class LoadedSweep:
             seed: Of its cohorts, noise and initial model.
         """
         drawn = self.combinations[point - 1]
-        overrides = (*drawn.overrides, f"seed={seed}")
-        tree = with_overrides(drawn.resolved.tree, [f"seed={seed}"])
-        resolved = resolve(tree, self.row, (*drawn.resolved.overrides, f"seed={seed}"))
         slug = f"trial-{number:03d},{drawn.slug}"[:_MAX_SLUG]
-        return Combination(point, drawn.values, slug, overrides, resolved)
+        return self._changed(drawn, f"seed={seed}", slug)
+
+    def _changed(self, point: Combination, text: str, slug: str) -> Combination:
+        """A point with one more override, and a folder of its own."""
+        tree = with_overrides(point.resolved.tree, [text])
+        resolved = resolve(tree, self.row, (*point.resolved.overrides, text))
+        return replace(point, slug=slug, overrides=(*point.overrides, text), resolved=resolved)
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
@@ -261,7 +132,7 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
             f"demo/federated.yaml (looked for {row.resolve()})"
         )
     grid, shared = _narrowed(sweep.grid, overrides, path)
-    points = list(_points(grid, sweep, path))
+    points = list(points_of(grid, sweep, path))
     tree = read_yaml(row)
     base = _resolved(tree, row, overrides)
     _check_splits(base, sweep.metric, path)
@@ -322,42 +193,6 @@ def _check_halving(sweep: Sweep, grid: Mapping[str, Any], base: ResolvedConfig, 
             f"{path}: halving.rounds: {sweep.halving.rounds} is not below the row's {key}, "
             f"{base.tree[section][key]}"
         )
-
-
-def _points(
-    grid: Mapping[str, list[Scalar] | Range], sweep: Sweep, path: Path
-) -> Iterator[dict[str, Scalar]]:
-    """The points that are run: all of them, or those that a random search draws."""
-    lists = {key: values for key, values in grid.items() if not isinstance(values, Range)}
-    if sweep.random is None:
-        if len(lists) < len(grid):
-            key = next(key for key in grid if key not in lists)
-            raise ConfigError(
-                f"{path}: grid.{key}: has a range, which only a random search draws from; give a "
-                "list of values, or add `random: {runs: 20}`"
-            )
-        for values in itertools.product(*lists.values()):
-            yield dict(zip(lists, values, strict=True))
-        return
-    if sweep.selection is not None:
-        raise ConfigError(
-            f"{path}: random: a selection draws points of the grid itself; leave one of them out"
-        )
-    rng, seen = random.Random(sweep.random.seed), set[str]()
-    for _ in range(_MOST_DRAWS * sweep.random.runs):
-        point = {
-            key: values.draw(rng) if isinstance(values, Range) else rng.choice(values)
-            for key, values in grid.items()
-        }
-        if json.dumps(point) not in seen:
-            seen.add(json.dumps(point))
-            yield point
-        if len(seen) == sweep.random.runs:
-            return
-    raise ConfigError(
-        f"{path}: random.runs: {sweep.random.runs} different points are wanted, and "
-        f"{_MOST_DRAWS * sweep.random.runs} draws found {len(seen)}; lower it, or widen the grid"
-    )
 
 
 def _check_selection(sweep: Sweep, base: ResolvedConfig, path: Path) -> None:
