@@ -78,13 +78,15 @@ class Range(Strict):
 
     def draw(self, rng: random.Random) -> int | float:
         """Draw a value."""
+        is_whole = isinstance(self.low, int) and isinstance(self.high, int)
+        # So that the ends are rounded to as often as what is between them.
+        low, high = (self.low - 0.5, self.high + 0.5) if is_whole else (self.low, self.high)
         if self.log:
-            value = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
+            value = math.exp(rng.uniform(math.log(low), math.log(high)))
         else:
-            value = rng.uniform(self.low, self.high)
-        if isinstance(self.low, int) and isinstance(self.high, int):
-            return min(max(round(value), self.low), self.high)
-        return float(f"{min(max(value, self.low), self.high):.4g}")
+            value = rng.uniform(low, high)
+        value = min(max(value, self.low), self.high)
+        return round(value) if is_whole else float(f"{value:.4g}")
 
 
 class RandomOptions(Strict):

@@ -88,7 +88,7 @@ class LoadedSweep:
         if rounds is None:
             return point
         text = f"{'.'.join(_length_key(self.base))}={rounds}"
-        return self._changed(point, text, f"rounds-{rounds},{point.slug}"[:_MAX_SLUG])
+        return self._changed(point, text, f"rounds-{rounds},{point.slug}")
 
     def trial(self, number: int, point: int, seed: int) -> Combination:
         """A trial of a point of the grid, with a seed and a folder of its own.

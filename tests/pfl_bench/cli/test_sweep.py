@@ -62,6 +62,8 @@ def test_a_random_search_draws_from_lists_and_ranges(sweep_file: Callable[..., P
         assert 30 < sum(low <= value < 10 * low for value in rates) < 70
     epochs = [one[EPOCHS] for one in drawn]
     assert set(epochs) == {1, 2, 3}
+    # A third of 200 each, with a deviation of seven.
+    assert all(45 < epochs.count(number) < 90 for number in (1, 2, 3))
     assert all(type(value) is int for value in epochs)
     assert {one["federated.local_batch_size"] for one in drawn} == {5, 10}
     assert {one[RATE] for one in points(4, 0, f"{RATE}=0.5")} == {0.5}
@@ -165,6 +167,10 @@ def test_long_and_odd_values_have_folders_of_their_own(sweep_file: Callable[...,
     slugs = {point.slug for point in load_sweep(sweep_file(grid=grid)).combinations}
     assert len(slugs) == 8
     assert all(len(slug) <= 120 and "/" not in slug for slug in slugs)
+    sweep = load_sweep(sweep_file(grid=grid, halving={"rounds": 1}))
+    short = {sweep.shortened(point, 1).slug for point in sweep.combinations}
+    # Whole: what is cut off here is the digest that tells long names apart.
+    assert short == {f"rounds-1,{slug}" for slug in slugs}
 
 
 @pytest.mark.parametrize(
