@@ -44,6 +44,8 @@ _OTHER_ERRORS = {
     errno.EAGAIN: "no more processes can be started; allow more (ulimit -u), or use fewer "
     "federated.workers",
 }
+# Of what --quiet kept back, where a command fails.
+_LAST_LINES = 20
 # What PyTorch says of an operation that it refuses in a private run; its name comes before.
 _NONDETERMINISTIC = " does not have a deterministic implementation"
 _SMALLER = (
@@ -274,13 +276,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INPUT
     try:
         has_json = getattr(arguments, "json", False)
-        with answer_alone() if has_json else contextlib.nullcontext(), told(arguments) as left:
+        with answer_alone() if has_json else contextlib.nullcontext(), told(arguments) as kept:
             _add_plugin_folders(arguments)
             announce(arguments)
             module = importlib.import_module(f"pfl_bench.cli.{arguments.module}")
             code = int(module.main(arguments))
         if code != EXIT_DONE:
-            print(*left, sep="", end="", file=sys.stderr)
+            lines = kept.getvalue().splitlines(keepends=True)
+            print(*lines[-_LAST_LINES:], sep="", end="", file=sys.stderr)
         return code
     except KeyboardInterrupt:
         again = "with --resume goes on" if arguments.command == "run" else "begins or goes on"

@@ -8,8 +8,7 @@ import io
 import os
 import shutil
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TextIO
 
@@ -26,8 +25,6 @@ _READS = {
 }
 
 
-# Of what --quiet keeps back, in a command that fails.
-_MOST_LINES = 20
 # Where a command's answer goes while everything else goes to standard error.
 _ANSWERS: ContextVar[TextIO | None] = ContextVar("_ANSWERS", default=None)
 
@@ -43,43 +40,24 @@ def answer_alone() -> Iterator[None]:
         _ANSWERS.reset(token)
 
 
-class _LastLines(io.TextIOBase):
-    """A stream that keeps its last lines.
-
-    Attributes:
-        lines: These.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.lines: deque[str] = deque(maxlen=most)
-
-    def write(self, text: str) -> int:
-        for line in text.splitlines(keepends=True):
-            if self.lines and not self.lines[-1].endswith("\n"):
-                line = self.lines.pop() + line
-            self.lines.append(line)
-        return len(text)
-
-
 @contextlib.contextmanager
-def told(arguments: argparse.Namespace) -> Iterator[Iterable[str]]:
+def told(arguments: argparse.Namespace) -> Iterator[io.StringIO]:
     """Within it standard error has as much as ``--quiet`` or ``--verbose`` asks for.
 
     Yields:
-        The last lines that ``--quiet`` has kept back, to be told if the command fails.
+        What ``--quiet`` keeps back, of which the end is told if the command fails.
     """
+    kept = io.StringIO()
     if getattr(arguments, "quiet", False):
-        kept = _LastLines(_MOST_LINES)
         with contextlib.redirect_stderr(kept):
-            yield kept.lines
-        return
-    if getattr(arguments, "verbose", False):
+            yield kept
+    elif getattr(arguments, "verbose", False):
         from pfl_bench.runs.log import every_line
 
         with every_line():
-            yield ()
-        return
-    yield ()
+            yield kept
+    else:
+        yield kept
 
 
 def answer(text: str) -> None:

@@ -24,20 +24,21 @@ from pfl_bench.files import drop_after, to_json_value
 from pfl_bench.types import RunFolderError
 from privacy.statement.statement import round_up
 
-SECONDS_BETWEEN_LINES: ContextVar[float] = ContextVar("SECONDS_BETWEEN_LINES", default=10.0)
+SECONDS_BETWEEN_LINES = 10.0
 _LONGEST_TITLE = 36
 _FIXED = "\xa0"
 _SAID: ContextVar[set[str] | None] = ContextVar("_SAID", default=None)
+_IS_VERBOSE: ContextVar[bool] = ContextVar("_IS_VERBOSE", default=False)
 
 
 @contextmanager
 def every_line() -> Iterator[None]:
     """Within it, a line is printed each round, and each run says its notices again."""
-    token = SECONDS_BETWEEN_LINES.set(0.0)
+    token = _IS_VERBOSE.set(True)
     try:
         yield
     finally:
-        SECONDS_BETWEEN_LINES.reset(token)
+        _IS_VERBOSE.reset(token)
 
 
 @contextmanager
@@ -158,9 +159,10 @@ class RunLog:
         line = json.dumps({"round": step, **to_json_value(scalars)}, allow_nan=False)
         self._file.write(line + "\n")
         self._file.flush()
+        is_due = time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES
         if self._display is not None:
             self._display.show(step, headline)
-        elif headline or time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES.get():
+        elif headline or is_due or _IS_VERBOSE.get():
             self._last_line = time.monotonic()
             print(
                 f"{self._title}: {step}/{self._total} {headline}".rstrip(),
@@ -174,7 +176,7 @@ class RunLog:
             file.write(text + "\n")
         said = _SAID.get()
         if said is not None:
-            if text in said and SECONDS_BETWEEN_LINES.get():
+            if text in said and not _IS_VERBOSE.get():
                 return
             said.add(text)
         if self._display is not None:
