@@ -161,28 +161,6 @@ def _differences(
     return row_differences(alone.tree, resolved.tree)
 
 
-def with_defaults(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Fill in the defaults of keys that a recorded configuration lacks: it may be older than they.
-
-    Options of plug-ins stay as they are, and no plug-in is imported. So does a tree that is no
-    configuration of today.
-    """
-    try:
-        whole = RunConfig.model_validate(tree).model_dump(mode="json")
-    except ValidationError:
-        return tree
-    return _filled(tree, whole)
-
-
-def _filled(tree: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in whole.items() if key not in tree} | {
-        key: _filled(value, whole[key])
-        if isinstance(value, Mapping) and isinstance(whole.get(key), Mapping)
-        else value
-        for key, value in tree.items()
-    }
-
-
 def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> ResolvedConfig:
     """Check a configuration tree against the core's and the plug-ins' types.
 

@@ -7,6 +7,10 @@ import json
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
+from pfl_bench.config.schema import RunConfig
+
 # How results are computed, watched and kept; which of the row's random draws are taken; and what is
 # evaluated beside the published metrics. None of these makes a run another experiment.
 _HARMLESS = frozenset(
@@ -76,6 +80,28 @@ def tree_differences(
         if dotted not in left_out:
             found += tree_differences(before.get(key), now.get(key), left_out, dotted)
     return found
+
+
+def with_defaults(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fill in the defaults of keys that a recorded configuration lacks: it may be older than they.
+
+    Options of plug-ins stay as they are, and no plug-in is imported. So does a tree that is no
+    configuration of today.
+    """
+    try:
+        whole = RunConfig.model_validate(tree).model_dump(mode="json")
+    except ValidationError:
+        return tree
+    return _filled(tree, whole)
+
+
+def _filled(tree: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in whole.items() if key not in tree} | {
+        key: _filled(value, whole[key])
+        if isinstance(value, Mapping) and isinstance(whole.get(key), Mapping)
+        else value
+        for key, value in tree.items()
+    }
 
 
 def is_harmless(key: str) -> bool:

@@ -13,8 +13,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pfl_bench.client import machine
-from pfl_bench.config.loading import ResolvedConfig, with_defaults
-from pfl_bench.config.row_differences import tree_differences
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.config.row_differences import tree_differences, with_defaults
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.files import (
     is_running,
