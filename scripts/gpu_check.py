@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import niid_cells
 from benchmarks.gpu_steps import HALVES, STEPS, Step, pick_device, run_step
 
 TAIL = 4000
@@ -81,6 +82,7 @@ def _outcome(name: str, step: Step, device: str, left: float) -> dict[str, Any]:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env={**os.environ, niid_cells.LIMIT: str(limit)},
             )
             why = None
             try:

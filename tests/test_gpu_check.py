@@ -80,8 +80,9 @@ def test_a_step_measures(name: str, check: SimpleNamespace, tmp_path: Path) -> N
 def test_cells_are_run_while_time_is_left_and_kept(
     check: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps, runs, named = check.steps, tmp_path / "runs", []
-    monkeypatch.delenv(steps.NIID_DATA, raising=False)
+    steps, cells, named = check.steps, check.steps.niid_cells, []
+    runs = tmp_path / "runs"
+    monkeypatch.delenv(cells.DATA, raising=False)
     assert steps.run_step("niid-bench", "cpu", tmp_path)["cells"] == {}
 
     def demo(name: str, **settings: Any) -> Any:
@@ -89,9 +90,9 @@ def test_cells_are_run_while_time_is_left_and_kept(
         return load_row("demo/federated.yaml", device="cpu", federated__num_rounds=1)
 
     monkeypatch.setattr("pfl_bench.api.load_row", demo)
-    monkeypatch.setenv(steps.NIID_DATA, "mnist.h5")
-    monkeypatch.setenv(steps.NIID_RUNS, str(runs))
-    monkeypatch.setattr(steps, "NIID_ROWS", steps.NIID_ROWS[:2])
+    monkeypatch.setenv(cells.DATA, "mnist.h5")
+    monkeypatch.setenv(cells.RUNS, str(runs))
+    monkeypatch.setattr(cells, "ROWS", cells.ROWS[:2])
     found = steps.run_step("niid-bench", "cpu", tmp_path)["cells"]
     assert list(found) == ["labels2-fedavg", "labels2-scaffold"]
     assert all(0 < cell["metrics"]["test/accuracy"] < 1 for cell in found.values())
@@ -100,7 +101,8 @@ def test_cells_are_run_while_time_is_left_and_kept(
     before = (runs / "labels2-fedavg" / "summary.json").stat().st_mtime_ns
     assert steps.run_step("niid-bench", "cpu", tmp_path)["cells"] == found
     assert (runs / "labels2-fedavg" / "summary.json").stat().st_mtime_ns == before
-    monkeypatch.setattr(steps, "NIID_SECONDS", 0.0)
+    # What is left to the step when it begins is too little.
+    monkeypatch.setenv(cells.LIMIT, "59")
     assert steps.run_step("niid-bench", "cpu", tmp_path)["cells"] == {}
 
 

@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 import torch
 
-from benchmarks import femnist, shakespeare
+from benchmarks import femnist, niid_cells, shakespeare
 from benchmarks.common import Machine, OurSide
 from benchmarks.femnist import FEMNIST
 from benchmarks.workload import Job, Workload, configuration
@@ -34,16 +34,6 @@ TOO_MANY_SLOTS, MEMORY_BYTES = 1024, 3 * 2**30
 PICTURES = 256
 FORTY = partial(femnist.make_store, num_users=40)
 SIXTY = partial(femnist.make_store, num_users=60)
-# The store of MNIST that cells of NIID-Bench train on, and where their runs are kept.
-NIID_DATA, NIID_RUNS = "NIID_BENCH_DATA", "NIID_BENCH_RUNS"
-# The next cell begins if one as long as the longest so far ends within so many seconds.
-NIID_SECONDS = 400
-# The algorithms on skewed clients first: they differ most.
-NIID_ROWS = [
-    f"{partition}-{algorithm}"
-    for partition in ("labels2", "dirichlet", "labels3", "labels1", "iid")
-    for algorithm in ("fedavg", "scaffold", "fedprox", "fednova")
-]
 
 
 @dataclass(frozen=True)
@@ -181,29 +171,6 @@ def _repeat_model(
     if not torch.equal(*vectors):
         raise SystemExit(f"the models differ by up to {(vectors[0] - vectors[1]).abs().max():.3g}")
     return {"parameters": len(vectors[0])}
-
-
-def _niid_bench(device: str, folder: Path) -> dict[str, Any]:
-    """Published cells of NIID-Bench on MNIST, one after another while time is left.
-
-    A finished cell is not run again where ``NIID_RUNS`` names a folder that stays.
-    """
-    from pfl_bench.api import load_row, run_row
-
-    data = os.environ.get(NIID_DATA)
-    if data is None:
-        return {"cells": {}, "why": f"{NIID_DATA} names no prepared MNIST (mnist.h5)"}
-    kept = Path(os.environ.get(NIID_RUNS, folder))
-    ends, longest, cells = time.monotonic() + NIID_SECONDS, 0.0, {}
-    for row in NIID_ROWS:
-        began = time.monotonic()
-        if began + longest > ends:
-            break
-        loaded = load_row(f"niid_bench/mnist-{row}.yaml", device=device, task__data=data)
-        result = run_row(loaded, kept / row, resume=(kept / row).exists())
-        longest = max(longest, time.monotonic() - began)
-        cells[row] = {"metrics": result.metrics, "expected": result.expected}
-    return {"cells": cells}
 
 
 def _our_side(
@@ -372,7 +339,9 @@ STEPS = {
     "bench-resnet18-bfloat16": _bench_step("in bfloat16", "flair", 90, *FLAIR, "bfloat16"),
     "profile-softmax": Step("operations of a round", 60, False, partial(_profile, "softmax")),
     "profile-cnn": Step("operations of a round", 60, True, partial(_profile, "cnn")),
-    "niid-bench": Step("published cells of NIID-Bench", NIID_SECONDS + 60, True, _niid_bench),
+    "niid-bench": Step(
+        "published cells of NIID-Bench", niid_cells.LIMIT_S, True, niid_cells.run_cells
+    ),
 }
 _SPEED = [name for name in STEPS if name.startswith(("bench-", "profile-", "niid-"))]
 # Of which each is done in nine minutes.
