@@ -29,14 +29,9 @@ _START = "0" * 64
 
 
 def canonical_line(entry: Mapping[str, Any], previous: str) -> bytes:
-    """One line of the ledger, with its newline.
+    """One line of the ledger, with its newline; ``LedgerError`` for what is no JSON.
 
-    Args:
-        entry: The round's record; JSON-serialisable, all numbers finite.
-        previous: SHA-256 of the line before, 64 hexadecimal digits.
-
-    Raises:
-        LedgerError: The entry cannot be written as JSON, or has a key "previous".
+    ``previous`` is the SHA-256 of the line before, 64 hexadecimal digits, and no key of the entry.
     """
     if "previous" in entry:
         raise LedgerError(
@@ -63,32 +58,18 @@ def _digest(line: bytes) -> str:
 
 
 def read_ledger(path: Path | str) -> list[dict[str, Any]]:
-    """Read and verify a ledger without changing it.
+    """Entries of a ledger, verified, "previous" included; the file is not changed.
 
-    Args:
-        path: The file.
-
-    Returns:
-        The entries in order, "previous" included; a last line that a kill has torn is left out.
-
-    Raises:
-        LedgerError: The file is missing, a line is damaged or altered, or rounds are not 1 .. n.
+    A last line that a kill has torn is left out. ``LedgerError``: the file is missing, a line is
+    damaged or altered, or rounds are not 1 .. n.
     """
     return [entry for entry, _ in iterate_ledger(path)]
 
 
 def iterate_ledger(path: Path | str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Read and verify a ledger line by line, in the memory of one line.
+    """Entries as of ``read_ledger`` and the SHA-256 of their lines, in the memory of one line.
 
-    Args:
-        path: The file.
-
-    Yields:
-        Each entry in order, "previous" included, and the SHA-256 of its line; a last line that a
-        kill has torn is left out.
-
-    Raises:
-        LedgerError: As ``read_ledger``, once the reading comes to where it is wrong.
+    ``LedgerError`` is raised once the reading comes to where it is wrong.
     """
     for entry, digest, _ in _lines(Path(path)):
         yield entry, digest
@@ -152,11 +133,8 @@ def _check_line(path: Path, number: int, entry: dict[str, Any], previous: str) -
 class Ledger:
     """An open ledger; make one with ``Ledger.open``, and close it (or use it in ``with``).
 
-    Args:
-        path: The file.
-        digests: SHA-256 of each recorded line.
-        descriptor: Open file descriptor, in append mode.
-        last_entry: The last recorded line when it was opened; None if there is none.
+    It has the SHA-256 of each recorded line, an open file descriptor in append mode, and the last
+    line that was recorded when it was opened (None if there was none).
     """
 
     def __init__(
@@ -175,13 +153,9 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path | str) -> Ledger:
-        """Open a ledger for appending; make it if it is missing, mend a torn last line.
+        """Open a ledger for appending, in a folder that exists; make it, or mend a torn last line.
 
-        Args:
-            path: The file; its folder must exist.
-
-        Raises:
-            LedgerError: The chain or the rounds do not hold, or the file cannot be opened.
+        ``LedgerError``: the chain or the rounds do not hold, or the file cannot be opened.
         """
         path = Path(path)
         created = not path.exists()
@@ -215,10 +189,9 @@ class Ledger:
         return len(self._digests)
 
     def digest(self, rounds: int) -> str:
-        """SHA-256 of a line, by which a file that is kept elsewhere can name a ledger.
+        """SHA-256 of a round's line, by which a file kept elsewhere can name a ledger.
 
-        Args:
-            rounds: Number of the line's round; 0 for the digest that the first line begins from.
+        Of 0, that which the first line begins from.
         """
         return self._digests[rounds - 1] if rounds else _START
 
@@ -227,15 +200,9 @@ class Ledger:
     ) -> None:
         """Check, before a run goes on, that it goes on with what is recorded.
 
-        Args:
-            rounds_done: Rounds that the run has behind it, from its checkpoint.
-            constants: What every line of the run must hold: noise, cohorts, populations, data.
-            digest: SHA-256 of the line of round ``rounds_done``, from the checkpoint; None if it
-                has none.
-
-        Raises:
-            LedgerError: Rounds are missing, the last line was recorded under other constants, or
-                the checkpoint is of another ledger.
+        ``rounds_done`` and ``digest``, the SHA-256 of that round's line (None if it has none), are
+        of the checkpoint; every line of the run must hold the constants. ``LedgerError``: rounds
+        are missing, the last line has other constants, or the checkpoint is of another ledger.
         """
         problem = self._resume_problem(rounds_done, constants, digest)
         if problem is None:
@@ -279,15 +246,11 @@ class Ledger:
         return None
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Record a round, or verify that a replayed round is the recorded one.
+        """Record a round, from 1, or verify that a replayed round is the recorded one.
 
-        Args:
-            entry: The record, with "round" from 1; on disk when this returns.
-
-        Raises:
-            LedgerError: The round is missing or leaves a gap, a replayed round differs from the
-                recorded one, the entry is not JSON, the ledger is closed, or its file was removed,
-                replaced, cut or written by others.
+        It is on disk on return. ``LedgerError``: the round is missing or leaves a gap, a replayed
+        round differs from the recorded one, the entry is not JSON, the ledger is closed, or its
+        file was removed, replaced, cut or written by others.
         """
         if self._descriptor is None:
             raise LedgerError(f"the ledger {self._path} is closed; open it again to append")

@@ -78,16 +78,11 @@ def audit(lines: Iterable[tuple[Mapping[str, Any], str]], inputs: AuditInputs) -
 def audit_with_evidence(
     lines: Iterable[tuple[Mapping[str, Any], str]], inputs: AuditInputs
 ) -> tuple[list[Check], Evidence | None]:
-    """Audit a run.
+    """Audit a run: the checks, in a fixed order, and what was gathered from the ledger.
 
-    Args:
-        lines: The ledger's, in order, each with its SHA-256; reading them raises ``LedgerError``
-            where the chain is broken, as ``privacy.ledger.iterate_ledger`` does.
-        inputs: What the ledger is held against.
-
-    Returns:
-        The checks, in a fixed order, and what was gathered from the ledger. A broken chain fails,
-        all that rests on the ledger is then skipped, and there is no evidence.
+    ``lines`` are the ledger's, as ``privacy.ledger.iterate_ledger`` has them; reading them raises
+    ``LedgerError`` where the chain is broken. That fails, all that rests on the ledger is then
+    skipped, and there is no evidence.
     """
     try:
         evidence = gather(lines)

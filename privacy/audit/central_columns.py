@@ -22,11 +22,7 @@ _WIDTH = 1 + PROJECTIONS + COORDINATES
 
 
 class Sketches:
-    """Sketches of one vector a round.
-
-    Args:
-        rows: Shape (T, 11), float64: norm, projections and coordinates; NaN where there is none.
-    """
+    """Sketches of one vector a round, shape (T, 11), float64; NaN where there is none."""
 
     def __init__(self, rows: NDArray[np.float64]) -> None:
         self.rows = rows
@@ -48,11 +44,7 @@ class Sketches:
 
 
 def sketch_row(record: Mapping[str, Any], where: str) -> list[float]:
-    """A sketch as one row of ``Sketches``; NaN for what it lacks.
-
-    Raises:
-        LedgerError: It is no sketch.
-    """
+    """A sketch as one row of ``Sketches``, NaN for what it lacks; else ``LedgerError``."""
     row = [values.number(record.get("norm"), f"{where}.norm")]
     for key, width in (("projections", PROJECTIONS), ("coordinates", COORDINATES)):
         row += values.numbers(record.get(key) if record else [], width, f"{where}.{key}")
@@ -61,23 +53,14 @@ def sketch_row(record: Mapping[str, Any], where: str) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class CentralState:
-    """Central parameters at one time, as a checkpoint holds them.
+    """Central parameters at one time, as a checkpoint holds them."""
 
-    Attributes:
-        sha256: Digest, in hexadecimal.
-        row: Shape (11,): their sketch, as a row of ``Sketches``.
-    """
-
-    sha256: str
-    row: tuple[float, ...]
+    sha256: str  # digest, in hexadecimal
+    row: tuple[float, ...]  # shape (11,): their sketch, as a row of ``Sketches``
 
 
 class CentralColumns:
-    """Records of the central step, one line of the ledger after another.
-
-    Attributes:
-        missing: Lines without the central parameters or the cohort.
-    """
+    """Records of the central step, one line of the ledger after another."""
 
     def __init__(self) -> None:
         self._rows = {"central": array("d"), "release": array("d")}
@@ -85,15 +68,7 @@ class CentralColumns:
         self.missing = 0
 
     def take(self, entry: Mapping[str, Any], where: str) -> None:
-        """Take in a line.
-
-        Args:
-            entry: The line.
-            where: Its round, in words.
-
-        Raises:
-            LedgerError: A value is of the wrong kind, or there is no digest of the release.
-        """
+        """Take in a line of a round (``where``, in words); a value of the wrong kind is refused."""
         records = {key: values.member(entry, key, f"{where}: '{key}'") for key in self._rows}
         for key, rows in self._rows.items():
             rows.extend(sketch_row(records[key], f"{where}: '{key}'"))
@@ -110,12 +85,10 @@ class CentralColumns:
         return Sketches(np.asarray(self._rows[key]).reshape(-1, _WIDTH))
 
     def digest(self, key: str, number: int) -> str:
-        """A digest in hexadecimal; zeros for none.
+        """A digest of a round, from 1, in hexadecimal; zeros for none.
 
-        Args:
-            key: "central" (before the step), "users" (drawn), "trained" (whose updates came in) or
-                "release".
-            number: The round, from 1.
+        Keys: "central" (before the step), "users" (drawn), "trained" (whose updates came in) and
+        "release".
         """
         return self._digests[key][32 * (number - 1) : 32 * number].hex()
 

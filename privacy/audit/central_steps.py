@@ -28,29 +28,18 @@ _UNDECIDED = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class CentralOptimizer:
-    """The central step as configured.
+    """The central step as configured."""
 
-    Attributes:
-        name: "sgd", "adam", "adamw", "adagrad" or "yogi".
-        momentum: Of sgd.
-        beta1: Of adam, adamw, yogi.
-        beta2: Of adam, adamw, yogi.
-        epsilon: Of all but sgd.
-        epsilon_hat: Whether epsilon is added before the bias is corrected (adam).
-        weight_decay: Penalty; decoupled for adamw.
-        rates: Shape (T,): the learning rate of each round.
-        gradient: An algorithm's own function, from the coordinates of all releases, shape (T, k),
-            to those of the gradients; None for the releases with their sign changed.
-    """
-
-    name: str
-    momentum: float
-    beta1: float
-    beta2: float
-    epsilon: float
-    epsilon_hat: bool
-    weight_decay: float
-    rates: Array
+    name: str  # "sgd", "adam", "adamw", "adagrad" or "yogi"
+    momentum: float  # of sgd
+    beta1: float  # of adam, adamw, yogi
+    beta2: float  # of adam, adamw, yogi
+    epsilon: float  # of all but sgd
+    epsilon_hat: bool  # whether epsilon is added before the bias is corrected (adam)
+    weight_decay: float  # penalty; decoupled for adamw
+    rates: Array  # shape (T,): the learning rate of each round
+    # An algorithm's own function, from the coordinates of all releases, shape (T, k), to those of
+    # the gradients; None for the releases with their sign changed.
     gradient: Callable[[Array], Array] | None = None
 
     @property
@@ -60,16 +49,10 @@ class CentralOptimizer:
 
 
 def steps_of(optimizer: CentralOptimizer, before: Array, release: Array) -> tuple[Array, Array]:
-    """The step of each round.
+    """Steps: what each adds, and its scale, which is its size if no terms cancelled.
 
-    Args:
-        optimizer: What takes the steps.
-        before: Shape (T, k): coordinates (or, for sgd, projections) before each step.
-        release: Shape (T, k): those of each release.
-
-    Returns:
-        Shapes (T, k): what each step adds, and its scale: what it would be at most if no terms
-        cancelled. NaN where it cannot be told.
+    ``before`` and ``release`` are coordinates (or, for sgd, projections) of the parameters before
+    each step and of the releases. All have shape (T, k); NaN where a step cannot be told.
     """
     decay = optimizer.weight_decay
     own = -release if optimizer.gradient is None else optimizer.gradient(release)

@@ -40,20 +40,13 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One claim, held against the record.
+    """One claim, held against the record."""
 
-    Attributes:
-        name: Machine name, unique within an audit.
-        outcome: "passed", "failed", "incomplete" or "skipped".
-        claim: What must be so, a sentence.
-        evidence: What was found, or why nothing could be; for a human.
-        numbers: What the evidence rests on, JSON-serialisable but for numbers that are not finite.
-    """
-
-    name: str
-    outcome: Outcome
-    claim: str
-    evidence: str
+    name: str  # machine name, unique within an audit
+    outcome: Outcome  # "passed", "failed", "incomplete" or "skipped"
+    claim: str  # what must be so, a sentence
+    evidence: str  # what was found, or why nothing could be; for a human
+    # What the evidence rests on, JSON-serialisable but for numbers that are not finite.
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json_dict(self) -> dict[str, Any]:
@@ -69,17 +62,12 @@ class Check:
 
 @dataclass(slots=True)
 class Finding:
-    """Findings of a check so far.
+    """Findings of a check so far."""
 
-    Attributes:
-        problems: What contradicts the claim, a clause each; the first few are shown.
-        numbers: See ``Check``.
-        text: What was looked at.
-    """
-
+    # What contradicts the claim, a clause each; the first few are shown.
     problems: list[str] = field(default_factory=list)
-    numbers: dict[str, Any] = field(default_factory=dict)
-    text: str = ""
+    numbers: dict[str, Any] = field(default_factory=dict)  # see ``Check``
+    text: str = ""  # what was looked at
 
     def add(self, is_wrong: bool, problem: str) -> None:
         """Add a problem if there is one."""
@@ -87,12 +75,7 @@ class Finding:
             self.problems.append(problem)
 
     def in_rounds(self, what: str, rounds: Sequence[int] | NDArray[Any]) -> None:
-        """Add one problem for a fault that several rounds have.
-
-        Args:
-            what: The fault.
-            rounds: Shape (k,): numbers of the rounds, from 1; none for no problem.
-        """
+        """Add one problem for a fault of rounds, shape (k,), from 1; none for no problem."""
         if not len(rounds):
             return
         named = ", ".join(str(int(number)) for number in rounds[:_NAMED])
@@ -103,35 +86,24 @@ class Finding:
     def where(self, what: str, wrong: Any, rounds: NDArray[np.int64] | None = None) -> None:
         """Add one problem for a fault, as ``in_rounds``.
 
-        Args:
-            what: The fault.
-            wrong: Shape (k,), bool: whether each round has it.
-            rounds: Shape (k,): numbers of the rounds; None for 1, 2, ...
+        ``wrong``, shape (k,), bool, says which of ``rounds``, shape (k,), have it; None for 1, 2,
+        ...
         """
         self.in_rounds(what, np.flatnonzero(wrong) + 1 if rounds is None else rounds[wrong])
 
     def test(self, what: str, value: float, parts: float, sign: str = "=") -> None:
-        """Add a problem if a p-value is below the test's part of the level, or is no number.
+        """Add a problem if a p-value is below the level over ``parts``, or is no number.
 
-        Args:
-            what: What it means.
-            value: The p-value.
-            parts: By how many the level is divided.
-            sign: "<=" for a bound of a p-value.
+        ``what`` says what it means; ``sign`` is "<=" for a bound of a p-value.
         """
         self.add(not value >= LEVEL / parts, f"{what}: p {sign} {value:.3g}")
 
     def test_rounds(
         self, what: str, values: Any, rounds: NDArray[np.int64], parts: float, tests: int = 0
     ) -> None:
-        """Test a p-value of each round, with a level that all rounds share.
+        """Test a p-value of each round, shape (k,), with a level over ``parts`` that all share.
 
-        Args:
-            what: What too small a p-value means.
-            values: Shape (k,): p-values; one that is no number is too small.
-            rounds: Shape (k,): numbers of the rounds, from 1.
-            parts: By how many the level of all rounds is divided.
-            tests: P-values that share it; 0 for k.
+        One that is no number is too small. ``rounds`` has their numbers, from 1.
         """
         allowed = LEVEL / parts
         self.where(what, ~(np.asarray(values) * max(1, tests or len(values)) >= allowed), rounds)
@@ -139,11 +111,8 @@ class Finding:
     def seen(self, text: str, power: str | None = None, /, **numbers: Any) -> Finding:
         """Say what was looked at.
 
-        Args:
-            text: In words.
-            power: Of a check of random numbers: the smallest deviation that it sees, in a run of
-                this length, with probability ``SEEN``.
-            numbers: See ``Check``.
+        ``power`` is, of a check of random numbers, the smallest deviation that it sees, in a run of
+        this length, with probability ``SEEN``.
         """
         self.numbers |= numbers
         if power is not None:
@@ -155,26 +124,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A check that can be made of any run.
+    """A check that can be made of any run."""
 
-    Attributes:
-        name: Of the checks; "{}" stands for a label.
-        text: The claim; "{}" stands for a label, and members of "inputs" can be named.
-        body: Looks at a run's evidence and inputs, and at a label if there is one.
-    """
-
-    name: str
-    text: str
+    name: str  # of the checks; "{}" stands for a label
+    text: str  # the claim; "{}" stands for a label, and members of "inputs" can be named
+    # Looks at a run's evidence and inputs, and at a label if there is one.
     body: Callable[..., Finding]
 
     def __call__(self, evidence: Evidence, inputs: AuditInputs, *label: str) -> Check:
-        """Make the check.
-
-        Args:
-            evidence: What the ledger says.
-            inputs: What it is held against.
-            label: "simulated" or "actual", where the name has a place for it.
-        """
+        """Make the check; ``label`` is a side, where the name has a place for it."""
         name, claim = self.name.format(*label), self.text.format(*label, inputs=inputs)
         # A ledger that was tampered with may hold any number. What comes of it is NaN or infinite,
         # which no check takes for a pass.
@@ -188,12 +146,7 @@ class Claim:
 
 
 def check(name: str, claim: str) -> Callable[[Callable[..., Finding]], Claim]:
-    """Make a function a check.
-
-    Args:
-        name: Machine name.
-        claim: What must be so, a sentence.
-    """
+    """Make a function the check of a machine name and of a claim, a sentence that must be so."""
     return lambda body: Claim(name, claim, body)
 
 

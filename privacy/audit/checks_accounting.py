@@ -48,14 +48,8 @@ def compositions(
 ) -> list[Composition]:
     """Compositions of the recorded rounds of one setting; equal rounds are one composition.
 
-    Args:
-        evidence: The ledger.
-        inputs: Says how rounds of its mechanism compose.
-        label: "simulated" or "actual".
-        rounds: Rounds in all; the last segment has what the others leave.
-
-    Raises:
-        ValueError: The mechanism has no guarantee under these constants, or one is no number.
+    The last segment has the rounds that the others leave. ``ValueError``: the mechanism has no
+    guarantee under these constants, or one is no number.
     """
     parts, left, segments = [], rounds, evidence.segments
     if len(segments) > _MOST_SEGMENTS:
@@ -111,13 +105,7 @@ def epsilons_by(
     "nor below the tightest valid bound, nor that of other rounds or noise.",
 )
 def check_epsilon(evidence: Evidence, inputs: AuditInputs, label: str) -> Finding:
-    """One of the two epsilons, derived anew by every accountant.
-
-    Args:
-        evidence: The ledger.
-        inputs: The statement and how rounds compose.
-        label: "simulated" or "actual".
-    """
+    """One of the two epsilons, derived anew by every accountant."""
     evidence.need_lines()
     rounds, side = accounted_rounds(evidence, inputs), inputs.side(label)
     stated, delta = as_number(side.get("epsilon")), as_number(side.get("delta"))

@@ -153,11 +153,7 @@ def check_central_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
 
 
 def _digests(evidence: Evidence, inputs: AuditInputs) -> dict[int, str]:
-    """Digests of the model after so many rounds, those that are recorded.
-
-    Raises:
-        IncompleteError: None is.
-    """
+    """Digests of the model after so many rounds; none at all is an ``IncompleteError``."""
     digest, numbers = evidence.central.digest, range(1, evidence.rounds + 1)
     if inputs.configured.unit == "example":
         # A line of DP-SGD has the digest of the model after its epoch.

@@ -36,27 +36,19 @@ _SLACK = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The observations of noise that can be tested.
+    """The observations of noise that can be tested."""
 
-    Attributes:
-        evidence: The ledger's.
-        rounds: Shape (k,), int64: the rounds, from 1, whose noise could be seen.
-        unseen: Rounds that claim noise and have no observation.
-        hidden: Rounds whose noise drowns in rounding.
-        rounding: Shape (k,), float64: rms rounding error of each of ``rounds``, relative to the
-            noise; computed here from the lengths of sum and noise.
-        correlated: Whether any round says that its noise depends on the one before, or the
-            mechanism does not state that none does.
-        shape: "gaussian" or "laplace".
-    """
-
-    evidence: Evidence
-    rounds: NDArray[np.int64]
-    unseen: NDArray[np.int64]
-    hidden: NDArray[np.int64]
+    evidence: Evidence  # the ledger's
+    rounds: NDArray[np.int64]  # shape (k,), int64: the rounds, from 1, whose noise could be seen
+    unseen: NDArray[np.int64]  # rounds that claim noise and have no observation
+    hidden: NDArray[np.int64]  # rounds whose noise drowns in rounding
+    # Shape (k,), float64: rms rounding error of each of ``rounds``, relative to the noise; computed
+    # here from the lengths of sum and noise.
     rounding: Array
+    # Whether any round says that its noise depends on the one before, or the mechanism does not
+    # state that none does.
     correlated: bool
-    shape: str
+    shape: str  # "gaussian" or "laplace"
 
     @property
     def at(self) -> NDArray[np.int64]:
@@ -87,21 +79,13 @@ class Noise:
 
 
 def claimed_noise(inputs: AuditInputs) -> None:
-    """Skip what rests on noise where none is claimed.
-
-    Raises:
-        SkippedError: None is.
-    """
+    """Skip what rests on noise where none is claimed."""
     if not inputs.claims_noise:
         raise SkippedError("no noise is claimed: both epsilons are infinite")
 
 
 def observed(evidence: Evidence, inputs: AuditInputs) -> Noise:
-    """Find what can be tested.
-
-    Raises:
-        SkippedError: Nothing can.
-    """
+    """Find what can be tested; nothing is a ``SkippedError``."""
     shape = inputs.configured.noise_shape
     claimed_noise(inputs)
     if shape not in ("gaussian", "laplace"):

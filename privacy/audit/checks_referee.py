@@ -55,13 +55,7 @@ _DELTA_A_ROUND = 2.0**-49
     "true, and not above it by more than its accountant is loose.",
 )
 def check_referee(evidence: Evidence, inputs: AuditInputs, label: str) -> Finding:
-    """One of the two epsilons, held against a second implementation's bounds.
-
-    Args:
-        evidence: The ledger.
-        inputs: The statement.
-        label: "simulated" or "actual".
-    """
+    """One of the two epsilons, held against a second implementation's bounds."""
     evidence.need_lines()
     if len(evidence.segments) > 1:
         raise SkippedError("the constants change in mid-run: see constants")
@@ -124,13 +118,7 @@ def _allowed(described: Described, bounds: Bounds, delta: float, own: str) -> tu
 
 @lru_cache(maxsize=256)
 def bounds_of(described: Described, delta: float, near: float) -> Bounds:
-    """Bounds of the smallest epsilon that is true.
-
-    Args:
-        described: What was run.
-        delta: In (0, 1).
-        near: An epsilon of the right size.
-    """
+    """Bounds of the smallest epsilon that is true at a delta, ``near`` being of its size."""
     kind, noise, count = described.kind, described.noise, described.count
     rate = described.rate
     if described.beside:

@@ -60,11 +60,7 @@ def _chosen(rounds: int, most: int) -> NDArray[np.int64]:
 
 
 def _replay(evidence: Evidence, inputs: AuditInputs) -> Replay:
-    """Draws of the recorded seed.
-
-    Raises:
-        SkippedError: Nothing, or there is nothing to compare it with.
-    """
+    """Draws of the recorded seed; ``SkippedError`` where there is nothing to compare with."""
     if inputs.configured.unit == "example":
         raise SkippedError(
             "batches and noise of example-level DP are drawn by streams that go on from step to "
@@ -249,13 +245,9 @@ def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
 
 
 def _has_sums(evidence: Evidence, line: int, noise: NDArray[np.float64], rounding: float) -> bool:
-    """Whether a line has the sums of noise, shape (P,), in standard deviations.
+    """Whether a line, from 0, has the sums of noise that was drawn anew, shape (P,).
 
-    Args:
-        evidence: The ledger's.
-        line: From 0.
-        noise: As it was drawn anew.
-        rounding: Of an element, in standard deviations.
+    Noise, and the rounding of an element, are in standard deviations.
     """
     count, near = len(noise), _ROUNDINGS * rounding
     root = math.sqrt(count)

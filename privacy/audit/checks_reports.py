@@ -60,11 +60,7 @@ _RATES = np.geomspace(1e-5, 0.5, 60)
 
 
 def claimed_design(evidence: Evidence) -> CapDesign:
-    """Design of reports that follows from the ledger's constants.
-
-    Raises:
-        PrivacyError: None are.
-    """
+    """Design of reports that follows from the ledger's constants; else ``PrivacyError``."""
     noise, size = (
         evidence.constant("noise_multiplier", "actual"),
         evidence.constant("num_parameters"),
@@ -113,10 +109,7 @@ def check_report_scale(evidence: Evidence, inputs: AuditInputs) -> Finding:
 def _p_values(ratios: Array, number: Array, plan: CapDesign) -> tuple[Array, float]:
     """Bounds of the two-sided p-values of each round and of all together.
 
-    Args:
-        ratios: Shape (k,): W of each round.
-        number: Shape (k,): reports of each.
-        plan: The law of a report.
+    ``ratios`` are W of each round and ``number`` its reports, shape (k,).
     """
     excess = np.maximum(0.0, np.sqrt(ratios) - 1.0)
     above, all_above = -(excess**2) / 2.0, np.sqrt(ratios).mean() - 1.0
@@ -131,15 +124,9 @@ def _p_values(ratios: Array, number: Array, plan: CapDesign) -> tuple[Array, flo
 
 
 def _log_moments(number: Array, plan: CapDesign) -> tuple[Array, Array]:
-    """Bounds of log E exp(-r n W).
+    """Bounds of log E exp(-r n W), shape (k, m), for n of shape (k,), and the rates r, shape (m,).
 
-    Args:
-        number: Shape (k,): n.
-        plan: The law of a report.
-
-    Returns:
-        The rates r, shape (m,), and the bounds, shape (k, m); m is 0 where no direction is left
-        that lies across all updates.
+    m is 0 where no direction is left that lies across all updates.
     """
     wanted = number.astype(np.int64)
     most = int(wanted.max())

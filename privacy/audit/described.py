@@ -29,35 +29,22 @@ _LARGEST_TREE = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The recorded rounds in the words of the guarantee.
+    """The recorded rounds in the words of the guarantee."""
 
-    Attributes:
-        kind: "sampled gaussian", "truncated gaussian", "gaussian", "fixed-size gaussian",
-            "sampled laplace", "laplace" or "answers".
-        noise: Multiplier, or scale, of one event; of "answers" the epsilon of one.
-        count: Events that one user can be in.
-        rate: Probability of a user's part in each; 1 without sampling.
-        note: What was taken from the mechanism itself, in words; empty for nothing.
-        beside: Noise multipliers of Gaussians that are released once, beside the events.
-        sizes: Population and most users of a round, of "truncated gaussian".
-    """
-
+    # "sampled gaussian", "truncated gaussian", "gaussian", "fixed-size gaussian", "sampled
+    # laplace", "laplace" or "answers".
     kind: str
-    noise: float
-    count: int
-    rate: float = 1.0
-    note: str = ""
+    noise: float  # multiplier, or scale, of one event; of "answers" the epsilon of one
+    count: int  # events that one user can be in
+    rate: float = 1.0  # probability of a user's part in each; 1 without sampling
+    note: str = ""  # what was taken from the mechanism itself, in words; empty for nothing
+    # Noise multipliers of Gaussians that are released once, beside the events.
     beside: tuple[float, ...] = ()
-    sizes: tuple[int, int] = (0, 0)
+    sizes: tuple[int, int] = (0, 0)  # population and most users of a round, of "truncated gaussian"
 
 
 def contradictions(described: Described, part: Composition) -> list[str]:
-    """Differences between a mechanism's composition of its rounds and the description.
-
-    Args:
-        described: The rounds.
-        part: What the mechanism composes.
-    """
+    """Differences between a mechanism's composition of its rounds and the description."""
     event, problems = part.event, []
     if part.count != described.count:
         problems.append(
@@ -97,16 +84,8 @@ def describe(
 ) -> Described | str:
     """Describe the rounds by the recorded constants; in words, why they cannot be described.
 
-    Args:
-        evidence: The ledger, of one set of constants.
-        inputs: What the mechanism states of itself.
-        label: "simulated" or "actual".
-        rounds: How many are accounted.
-        part: What the mechanism says that they compose to; used for a sensitivity that is not
-            added up here.
-
-    Raises:
-        ValueError: A recorded number is none.
+    The ledger has one set of constants. ``part`` is what the mechanism says that the rounds compose
+    to, used for a sensitivity that is not added up here. ``ValueError``: a number is none.
     """
     constants, stated = evidence.constants, inputs.configured.description
     side: Mapping[str, Any] = constants.get(label) or {}
@@ -233,13 +212,8 @@ def _correlated(
 def tree_sensitivity(rounds: int, apart: int, restart: int | None) -> float | None:
     """Squared sensitivity of all complete nodes, for a user in rounds g, g + b, ... of the worst g.
 
-    Args:
-        rounds: T.
-        apart: b.
-        restart: Rounds of a tree; None for one tree.
-
-    Returns:
-        It; None where it would take too long to add up.
+    ``apart`` is b, ``restart`` the rounds of a tree (None for one tree). None where it would take
+    too long to add up.
     """
     size = restart or rounds
     if rounds * min(apart, rounds) > _LARGEST_TREE:
@@ -261,10 +235,7 @@ def tree_sensitivity(rounds: int, apart: int, restart: int | None) -> float | No
 def banded_sensitivity(coefficients: NDArray[np.float64], rounds: int, apart: int) -> float:
     """Squared sensitivity of a banded matrix, for a user in rounds g, g + b, ... of the worst g.
 
-    Args:
-        coefficients: Shape (bands,): of the matrix' first column.
-        rounds: T.
-        apart: b.
+    ``coefficients``, shape (bands,), are of its first column; ``apart`` is b.
     """
     worst = 0.0
     for group in range(min(apart, rounds)):

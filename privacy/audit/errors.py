@@ -6,12 +6,7 @@ from typing import Any, Literal
 
 
 class SkippedError(Exception):
-    """Nothing is looked at.
-
-    Args:
-        reason: Why.
-        numbers: See ``Check``.
-    """
+    """Nothing is looked at, for a reason; ``numbers`` as of ``Check``."""
 
     outcome: Literal["skipped", "incomplete"] = "skipped"
 

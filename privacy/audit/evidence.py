@@ -53,45 +53,28 @@ _OBJECTS = (
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive rounds whose constants are equal.
+    """Consecutive rounds whose constants are equal."""
 
-    Attributes:
-        first_round: From 1.
-        rounds: How many.
-        constants: Those of ``CONSTANT`` that the lines have.
-    """
-
-    first_round: int
+    first_round: int  # from 1
     rounds: int
-    constants: Mapping[str, Any]
+    constants: Mapping[str, Any]  # those of ``CONSTANT`` that the lines have
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A ledger's content.
+    """A ledger's content."""
 
-    Attributes:
-        rounds: Number of lines, T.
-        columns: Shape (T,), float64 each, by name ("clip_norm", "probe.moved", "noise.sum"), or
-            (T, k) of a list ("noise.head"); NaN where the line has null or nothing.
-        lacking: Names that no line has at all ("probe", "clip_norm").
-        partly: Of names that some lines have and others not: how many have not.
-        segments: The constants, run-length encoded.
-        digests: Shape (T,), the SHA-256 of each line, 32 bytes each.
-        has_noise: Shape (T,), bool: whether the line has an observation of noise.
-        central: Central parameters, releases and cohorts as the lines have them.
-        steps: What the lines have of the steps of DP-SGD.
-    """
-
-    rounds: int
+    rounds: int  # number of lines, T
+    # Shape (T,), float64 each, by name ("clip_norm", "probe.moved", "noise.sum"), or (T, k) of a
+    # list ("noise.head"); NaN where the line has null or nothing.
     columns: Mapping[str, NDArray[np.float64]]
-    lacking: frozenset[str]
-    partly: Mapping[str, int]
-    segments: tuple[Segment, ...]
-    digests: bytes
-    has_noise: NDArray[np.bool_]
-    central: CentralColumns
-    steps: StepColumns
+    lacking: frozenset[str]  # names that no line has at all ("probe", "clip_norm")
+    partly: Mapping[str, int]  # of names that some lines have and others not: how many have not
+    segments: tuple[Segment, ...]  # the constants, run-length encoded
+    digests: bytes  # shape (T,), the SHA-256 of each line, 32 bytes each
+    has_noise: NDArray[np.bool_]  # shape (T,), bool: whether the line has an observation of noise
+    central: CentralColumns  # central parameters, releases and cohorts as the lines have them
+    steps: StepColumns  # what the lines have of the steps of DP-SGD
 
     def __getitem__(self, name: str) -> NDArray[np.float64]:
         """The column of that name, shape (T,) or (T, k)."""
@@ -103,12 +86,9 @@ class Evidence:
         return self.segments[0].constants if self.segments else {}
 
     def constant(self, key: str, side: str | None = None, default: Any = None) -> float:
-        """A number among the constants; NaN if it is none.
+        """A number among the constants, or those of a side; NaN if it is none.
 
-        Args:
-            key: Its name.
-            side: "simulated" or "actual", for one of a setting's.
-            default: What it is where the ledger does not say.
+        ``default`` is what it is where the ledger does not say.
         """
         within = self.constants if side is None else self.constants.get(side) or {}
         return as_number(within.get(key, default))
@@ -119,11 +99,7 @@ class Evidence:
         return np.asarray(self["num_contributions"] + self["num_nonfinite"])
 
     def digest(self, rounds: int) -> str:
-        """Name of that round's line, in hexadecimal: what the next line begins with.
-
-        Args:
-            rounds: From 0 (what the first line begins with) to T.
-        """
+        """SHA-256 of a round's line, in hexadecimal; of 0, what the first line begins with."""
         return self.digests[32 * (rounds - 1) : 32 * rounds].hex() if rounds else "0" * 64
 
     def has(self, *names: str) -> bool:
@@ -133,8 +109,7 @@ class Evidence:
     def need(self, *names: str) -> tuple[NDArray[np.float64], ...]:
         """The columns of these names, shape (T,) or (T, k); none for that of a whole part.
 
-        Raises:
-            SkippedError: No line has one of them, or there is no line.
+        ``SkippedError``: no line has one of them, or there is no line.
         """
         whole = {name.split(".")[0] for name in names}
         missing = sorted(self.lacking & {*names, *whole})
@@ -147,11 +122,7 @@ class Evidence:
         return tuple(self.columns[name] for name in names if name in self.columns)
 
     def need_lines(self) -> None:
-        """Skip a check that needs a line.
-
-        Raises:
-            SkippedError: There is none.
-        """
+        """Skip a check that needs a line where there is none."""
         if not self.rounds:
             raise SkippedError("the ledger has no line yet")
 
@@ -169,11 +140,7 @@ class _Reader:
         self._segments: list[tuple[int, dict[str, Any]]] = []
 
     def take(self, entry: Mapping[str, Any], digest: str) -> None:
-        """Take in a line.
-
-        Raises:
-            LedgerError: A value is of the wrong kind.
-        """
+        """Take in a line; a value of the wrong kind is a ``LedgerError``."""
         self._digests += bytes.fromhex(digest)
         where = f"round {len(self._has_noise) + 1}"
         for name in _PLAIN:
@@ -224,14 +191,9 @@ class _Reader:
 
 
 def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
-    """Read a ledger once, from the first line to the last.
+    """Read a ledger once, each line and its SHA-256 as ``privacy.ledger.iterate_ledger`` has them.
 
-    Args:
-        lines: In order, each with its SHA-256 in hexadecimal, as ``privacy.ledger.iterate_ledger``
-            has them; each is let go before the next is asked for.
-
-    Raises:
-        LedgerError: A value is of the wrong kind; or whatever ``lines`` raises.
+    A line is let go before the next is asked for. A value of the wrong kind is a ``LedgerError``.
     """
     reader = _Reader()
     for entry, digest in lines:

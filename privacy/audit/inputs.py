@@ -45,45 +45,27 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """Settings of the run, as it was configured.
+    """Settings of the run, as it was configured."""
 
-    Attributes:
-        unit: Whom it is to protect: "user" or "example".
-        mechanism: Name of the mechanism, as the ledger writes it.
-        mechanism_options: Its options, every default filled in.
-        sampling: "poisson", "cyclic_poisson", "fixed_size", "full" or "selected".
-        separation: Groups of "cyclic_poisson", distance that "selected" enforces; 1 under the
-            other schemes.
-        population_size: Users of the simulated deployment; None for those of the data.
-        hypothetical_population: Whether ``population_size`` may differ from the data's users.
-        cohort_size: Configured expected users (examples) of a round (step).
-        noise_cohort_size: Cohort whose noise is simulated; None for ``cohort_size``.
-        num_rounds: Lines that the ledger has at most: planned rounds, or epochs.
-        weighting: "uniform" or "examples".
-        budget_epsilon: Bound of the simulated epsilon; None for none.
-        noise_multiplier: z; None if it was calibrated to the budget.
-        delta: None for the default, N ** -1.1 of each setting.
-        accountant: "rdp", "pld" or "prv".
-        description: What the mechanism is: as the ledger records it, else as its module says.
-        max_participations: Rounds of one user at most, under "selected"; None for no cap.
-    """
-
-    unit: str
-    mechanism: str
-    mechanism_options: Mapping[str, Any]
-    sampling: str
+    unit: str  # whom it is to protect: "user" or "example"
+    mechanism: str  # name of the mechanism, as the ledger writes it
+    mechanism_options: Mapping[str, Any]  # its options, every default filled in
+    sampling: str  # "poisson", "cyclic_poisson", "fixed_size", "full" or "selected"
+    # Groups of "cyclic_poisson", distance that "selected" enforces; 1 under the other schemes.
     separation: int
-    population_size: int | None
-    hypothetical_population: bool
-    cohort_size: float
-    noise_cohort_size: float | None
-    num_rounds: int
-    weighting: str
-    budget_epsilon: float | None
-    noise_multiplier: float | None
-    delta: float | None
-    accountant: str
+    population_size: int | None  # users of the simulated deployment; None for those of the data
+    hypothetical_population: bool  # whether ``population_size`` may differ from the data's users
+    cohort_size: float  # configured expected users (examples) of a round (step)
+    noise_cohort_size: float | None  # cohort whose noise is simulated; None for ``cohort_size``
+    num_rounds: int  # lines that the ledger has at most: planned rounds, or epochs
+    weighting: str  # "uniform" or "examples"
+    budget_epsilon: float | None  # bound of the simulated epsilon; None for none
+    noise_multiplier: float | None  # z; None if it was calibrated to the budget
+    delta: float | None  # None for the default, N ** -1.1 of each setting
+    accountant: str  # "rdp", "pld" or "prv"
+    # What the mechanism is: as the ledger records it, else as its module says.
     description: Description
+    # Rounds of one user at most, under "selected"; None for no cap.
     max_participations: int | None = None
 
     @property
@@ -99,94 +81,68 @@ class Configured:
 
 @dataclass(frozen=True, slots=True)
 class DataAtHand:
-    """Facts of the data and the model themselves, today.
+    """Facts of the data and the model themselves, today."""
 
-    Attributes:
-        num_units: Users (examples) of the training split; None where the data are not at hand.
-        checksum: Digest of their content.
-        num_parameters: Trainable parameters of the model.
-        batchnorm_layers: Its layers that gather running statistics.
-        why_absent: Why something is None.
-        initial_sha256: Digest of the parameters that the model is built with; None where it was
-            built with others than the run's, or not at all.
-    """
-
+    # Users (examples) of the training split; None where the data are not at hand.
     num_units: int | None = None
-    checksum: str | None = None
-    num_parameters: int | None = None
-    batchnorm_layers: tuple[str, ...] | None = None
-    why_absent: str = "the data were not opened"
+    checksum: str | None = None  # digest of their content
+    num_parameters: int | None = None  # trainable parameters of the model
+    batchnorm_layers: tuple[str, ...] | None = None  # its layers that gather running statistics
+    why_absent: str = "the data were not opened"  # why something is None
+    # Digest of the parameters that the model is built with; None where it was built with others
+    # than the run's, or not at all.
     initial_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Contents of the newest checkpoint.
+    """Contents of the newest checkpoint."""
 
-    Attributes:
-        rounds: Rounds (epochs) that are done.
-        mechanism: State of the mechanism, of the coming round; None where it has none.
-        digest: SHA-256 of the ledger's last line when it was saved; None where it has none.
-        central: The model that it holds; None where it has none.
-    """
-
-    rounds: int
+    rounds: int  # rounds (epochs) that are done
+    # State of the mechanism, of the coming round; None where it has none.
     mechanism: Mapping[str, Any] | None
+    # SHA-256 of the ledger's last line when it was saved; None where it has none.
     digest: str | None = None
-    central: CentralState | None = None
+    central: CentralState | None = None  # the model that it holds; None where it has none
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Scalars of a run's rounds (epochs), as ``metrics.jsonl`` has them.
+    """Scalars of a run's rounds (epochs), as ``metrics.jsonl`` has them."""
 
-    Attributes:
-        rounds: Shape (M,), int64: the round of each line, in the file's order.
-        columns: Shape (M,), float64 each, by name; NaN where a line lacks it.
-    """
-
-    rounds: NDArray[np.int64]
+    rounds: NDArray[np.int64]  # shape (M,), int64: the round of each line, in the file's order
+    # Shape (M,), float64 each, by name; NaN where a line lacks it.
     columns: Mapping[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Draws of a run's streams, made anew.
+    """Draws of a run's streams, made anew."""
 
-    Attributes:
-        cohort: Users of a round (from 1), ascending, of so many users in all; in words, why they
-            are not drawn anew.
-        noise: What the stream of noise of a round, with so many canaries, gives, called for
-            ascending rounds; in words, why it is not drawn anew.
-        noise_rounds: The most rounds that noise is drawn of.
-        needs_every_round: Whether a round's noise follows from the rounds before.
-    """
-
+    # Users of a round (from 1), ascending, of so many users in all; in words, why they are not
+    # drawn anew.
     cohort: DrawUsers | str
+    # What the stream of noise of a round, with so many canaries, gives, called for ascending
+    # rounds; in words, why it is not drawn anew.
     noise: Callable[[int, int], ReplayedNoise] | str
-    noise_rounds: int
-    needs_every_round: bool = False
+    noise_rounds: int  # the most rounds that noise is drawn of
+    needs_every_round: bool = False  # whether a round's noise follows from the rounds before
 
 
 @dataclass(frozen=True, slots=True)
 class SeedRecord:
-    """A run's private seed, and what it follows from.
+    """A run's private seed, and what it follows from."""
 
-    Attributes:
-        values: The seed as each file has it, and as its parts make it, by the place's name.
-        configured: The seed of the configuration, which must not be the private one.
-        nonce: What pins the seed, which all runs of it share; None for a seed of the run's own.
-        parts: What the run has recorded that its seed was derived from; None where it has not.
-        engine: What the run has recorded that it was trained by.
-        today: The same parts of the configuration, the data, the model, code and machine as they
-            are now; in words, why they are not known.
-    """
-
+    # The seed as each file has it, and as its parts make it, by the place's name.
     values: Mapping[str, int]
-    configured: int
+    configured: int  # the seed of the configuration, which must not be the private one
+    # What pins the seed, which all runs of it share; None for a seed of the run's own.
     nonce: str | int | None
+    # What the run has recorded that its seed was derived from; None where it has not.
     parts: Mapping[str, Any] | None
-    engine: str
+    engine: str  # what the run has recorded that it was trained by
+    # The same parts of the configuration, the data, the model, code and machine as they are now; in
+    # words, why they are not known.
     today: Mapping[str, Any] | str
 
     def is_same(self, *names: str) -> bool:
@@ -209,59 +165,42 @@ class SeedRecord:
 
 
 class Rebuilt(NamedTuple):
-    """The privacy statement that configuration and data come to.
+    """The privacy statement that configuration and data come to."""
 
-    Attributes:
-        statement: As ``privacy.json`` has it; None if there is none.
-        refused: Why there is none; empty if there is one.
-    """
-
-    statement: Mapping[str, Any] | None
-    refused: str
+    statement: Mapping[str, Any] | None  # as ``privacy.json`` has it; None if there is none
+    refused: str  # why there is none; empty if there is one
 
 
 @dataclass(frozen=True, slots=True)
 class AuditInputs:
-    """Everything that an audit holds the ledger against.
+    """Everything that an audit holds the ledger against."""
 
-    Attributes:
-        statement: The privacy statement, as ``privacy.json`` has it.
-        configured: What the run was configured to do.
-        composition: What rounds of a mechanism compose to: of its name, its options, how users
-            are drawn, the noise multiplier and the rounds.
-        data: What the data say.
-        saved: The newest checkpoint; None if there is none.
-        summary: ``summary.json``; None while the run is not finished.
-        canaries: ``canaries.json``; None for a run without canaries.
-        attacks: Attacks on users by kind, of ``attack.json``; None without.
-        metrics: ``metrics.jsonl``; None if it is missing.
-        central_optimizer: What takes the central steps; in words, why none is known.
-        replay: What the recorded seed gives anew; in words, why nothing is drawn anew.
-        seed: The recorded seed and its parts; in words, why none is known.
-        rebuilt: The statement computed anew; in words, why it is not.
-        missing: Files that the run's folder lacks, and what each would show.
-        built_description: What the mechanism's own module says of it today; None before
-            ``as_recorded``.
-        plugins: Digests of the user's plug-ins by name, by where they are recorded
-            ("environment.json"); of "today", as they are now; of "config.yaml", those of today
-            that the configuration uses.
-    """
-
-    statement: Mapping[str, Any]
-    configured: Configured
+    statement: Mapping[str, Any]  # the privacy statement, as ``privacy.json`` has it
+    configured: Configured  # what the run was configured to do
+    # What rounds of a mechanism compose to: of its name, its options, how users are drawn, the
+    # noise multiplier and the rounds.
     composition: Compose
-    data: DataAtHand = DataAtHand()
-    saved: Saved | None = None
-    summary: Mapping[str, Any] | None = None
-    canaries: Mapping[str, Any] | None = None
+    data: DataAtHand = DataAtHand()  # what the data say
+    saved: Saved | None = None  # the newest checkpoint; None if there is none
+    summary: Mapping[str, Any] | None = None  # ``summary.json``; None while the run is not finished
+    canaries: Mapping[str, Any] | None = None  # ``canaries.json``; None for a run without canaries
+    # Attacks on users by kind, of ``attack.json``; None without.
     attacks: Mapping[str, Any] | None = None
-    metrics: Metrics | None = None
+    metrics: Metrics | None = None  # ``metrics.jsonl``; None if it is missing
+    # What takes the central steps; in words, why none is known.
     central_optimizer: CentralOptimizer | str = "the configuration's central step was not given"
+    # What the recorded seed gives anew; in words, why nothing is drawn anew.
     replay: Replay | str = "no seed was given"
+    # The recorded seed and its parts; in words, why none is known.
     seed: SeedRecord | str = "no seed was given"
+    # The statement computed anew; in words, why it is not.
     rebuilt: Rebuilt | str = "neither configuration nor data were given"
+    # Files that the run's folder lacks, and what each would show.
     missing: Mapping[str, str] = field(default_factory=dict)
+    # What the mechanism's own module says of it today; None before ``as_recorded``.
     built_description: Description | None = None
+    # Digests of the user's plug-ins by name, by where they are recorded ("environment.json"); of
+    # "today", as they are now; of "config.yaml", those of today that the configuration uses.
     plugins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property

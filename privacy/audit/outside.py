@@ -29,30 +29,19 @@ COVERS = (
 
 @dataclass(frozen=True, slots=True)
 class TunedRuns:
-    """The bound for a search.
+    """The bound for a search."""
 
-    Attributes:
-        runs: k, this run among them.
-        epsilons: By setting, "simulated" and "actual": of k runs together at the setting's delta;
-            "inf" for none.
-        problems: By setting: why there is no number.
-    """
-
-    runs: int
+    runs: int  # k, this run among them
+    # By setting, "simulated" and "actual": of k runs together at the setting's delta; "inf" for
+    # none.
     epsilons: dict[str, float | str]
-    problems: dict[str, str]
+    problems: dict[str, str]  # by setting: why there is no number
 
 
 def tuned_runs(evidence: Evidence, inputs: AuditInputs, runs: int) -> TunedRuns:
     """Epsilon of so many runs like this one, composed by the statement's accountant.
 
-    Args:
-        evidence: The ledger, of which at least one line is needed.
-        inputs: The statement and how rounds compose.
-        runs: k, at least 1.
-
-    Raises:
-        PrivacyError: ``runs`` is not a whole number, at least 1.
+    The ledger must have a line; fewer than 1 run, or no whole number, is a ``PrivacyError``.
     """
     if runs < 1 or runs != int(runs):
         raise PrivacyError(f"tuned runs are {runs!r}, but must be a whole number, at least 1")

@@ -26,12 +26,7 @@ ADJACENCY = {
 
 
 def own_users(constants: Mapping[str, Any], label: str = "actual") -> Participation | None:
-    """Users as a scheme draws them that is not described here; None of one that is, or is unknown.
-
-    Args:
-        constants: Of a ledger.
-        label: "simulated" or "actual".
-    """
+    """Users as a scheme draws them that is not described here; None of any other."""
     name, side = str(constants.get("sampling")), constants.get(label)
     if name in ADJACENCY or not isinstance(side, Mapping):
         return None

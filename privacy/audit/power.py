@@ -14,11 +14,7 @@ _SUFFIX = f" with probability {SEEN:g}"
 
 
 def deviations(tests: float) -> float:
-    """Standard deviations that a mean must be off.
-
-    Args:
-        tests: By how many the level is divided.
-    """
+    """Standard deviations that a mean must be off where the level is divided by so many tests."""
     from scipy import stats
 
     return float(stats.norm.isf(LEVEL / (2.0 * tests)) + stats.norm.ppf(SEEN))

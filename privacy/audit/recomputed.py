@@ -63,11 +63,7 @@ Array = NDArray[np.float64]
 
 
 class Sketch:
-    """A ledger's sketch of vectors, written from its definition.
-
-    Args:
-        length: P.
-    """
+    """A ledger's sketch of vectors of one length, written from its definition."""
 
     def __init__(self, length: int) -> None:
         rng = np.random.Generator(np.random.Philox(_SIGNS))
@@ -88,15 +84,9 @@ class Sketch:
 class Allowed:
     """Largest effect of rounding since the parameters were last known bit for bit.
 
-    Args:
-        each: Of ``ROUNDING``.
-        optimizer: The central optimizer, as it was then; it is copied.
-
-    Attributes:
-        rounds: Since then, the one that is compared included.
-        central: Distance of the central parameters.
-        clients: What is added to R, of the round.
-        total: What is added to A, of the round.
+    ``rounds`` counts those since then, the one that is compared included; ``central`` is the
+    distance of the central parameters; ``clients`` and ``total`` are what is added to R and A, of
+    the round. ``each`` is of ``ROUNDING``; the central optimizer, as it was then, is copied.
     """
 
     def __init__(self, each: float, optimizer: Optimizer) -> None:
@@ -122,12 +112,10 @@ class Allowed:
         self.clients = self.total = 0.0
 
     def disturbed(self, central: Tensor, place: int) -> Tensor:
-        """Central parameters that are off by what rounding may have come to, shape (P,).
+        """Central parameters, float32, that are off by what rounding may have come to, shape (P,).
 
-        Args:
-            central: Before the round, float32.
-            place: Of several, each disturbed in other directions, and in float32 by four times as
-                much after every third.
+        Each of several places is disturbed in other directions, and in float32 by four times as
+        much after every third.
         """
         generator = torch.Generator().manual_seed(_SIGNS + 1 + place)
         signs = torch.randint(0, 2, central.shape, generator=generator) * 2.0 - 1.0
@@ -164,19 +152,10 @@ def compare(
     sketch: Sketch,
     allowed: Allowed,
 ) -> Iterator[str]:
-    """Compare a round with its records.
+    """Clauses, without the round, of what differs between a round and its records.
 
-    Args:
-        line: The ledger's line of the round.
-        following: Sketch of the central parameters after it; None where nothing has it.
-        metrics: The round's scalars; empty where there are none.
-        saved: A checkpoint's central parameters after it, shape (P,); None where there is none.
-        made: The round, computed again.
-        sketch: Of the model's length.
-        allowed: What rounding may come to.
-
-    Yields:
-        What differs, a clause each, without the round.
+    ``following`` is the sketch of the central parameters after it, ``saved`` those of a checkpoint,
+    shape (P,); None where there is none. ``metrics`` is empty where there are none.
     """
     yield from _cohort(line, made)
     yield from _clients(line, metrics, made, allowed)

@@ -45,42 +45,26 @@ _LARGEST_LOSS = 600.0
 
 
 class Bounds(NamedTuple):
-    """Bounds of the smallest epsilon at a delta.
+    """Bounds of the smallest epsilon at a delta."""
 
-    Attributes:
-        lower: At most the truth.
-        upper: At least the truth; infinite where none could be computed.
-    """
-
-    lower: float
-    upper: float
+    lower: float  # at most the truth
+    upper: float  # at least the truth; infinite where none could be computed
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The law of a round's privacy loss, of one of the two directions.
+    """The law of a round's privacy loss, of one of the two directions."""
 
-    Attributes:
-        cdf: P(L < l) of losses l, shape (n,), to full precision near 0.
-        sf: P(L >= l), to full precision near 0.
-        nodes: Losses, shape (m,), by which integrals over the law are computed.
-        weights: Their weights, shape (m,), of sum 1.
-    """
-
-    cdf: Callable[[Array], Array]
-    sf: Callable[[Array], Array]
-    nodes: Array
-    weights: Array
+    cdf: Callable[[Array], Array]  # P(L < l) of losses l, shape (n,), to full precision near 0
+    sf: Callable[[Array], Array]  # P(L >= l), to full precision near 0
+    nodes: Array  # losses, shape (m,), by which integrals over the law are computed
+    weights: Array  # their weights, shape (m,), of sum 1
 
 
 def composed_bounds(losses: list[Loss], count: int, delta: float, near: float) -> Bounds:
     """Bounds of epsilon of ``count`` equal rounds: the larger of all directions'.
 
-    Args:
-        losses: Of each direction.
-        count: Rounds, at least 1.
-        delta: In (0, 1).
-        near: An epsilon of the right size, which sets the resolution: what is claimed.
+    ``near``, an epsilon of the right size, sets the resolution: what is claimed.
     """
     found = [_bounds(loss, count, delta, near) for loss in losses]
     return Bounds(max(one.lower for one in found), max(one.upper for one in found))
@@ -91,12 +75,8 @@ def sampled_gaussian_losses(
 ) -> list[Loss]:
     """Losses of a Poisson-sampled Gaussian: a user removed, and a user added.
 
-    Args:
-        rate: Probability of a user to take part, in (0, 1].
-        noise: Standard deviation in multiples of the sensitivity, positive.
-        count: Rounds that will be composed.
-        delta: At which epsilon is wanted.
-        finer: By how much the points of the integrals are closer than usual.
+    ``rate`` is in (0, 1], ``noise`` in multiples of the sensitivity; ``count`` rounds will be
+    composed, at ``delta``. Points of the integrals are ``finer`` times closer than usual.
     """
     reach = _reach(delta, count) * noise
     points = gaussian_points(noise, -reach, 1.0 + reach, finer)
@@ -113,13 +93,8 @@ def sampled_gaussian_losses(
 def replaced_gaussian_losses(rate: float, noise: float, count: int, delta: float) -> list[Loss]:
     """Losses of one pair of data sets whose user is replaced: a lower bound of all pairs.
 
-    All other users send nothing, and the user sends the bound, or its negative.
-
-    Args:
-        rate: Probability of a user to be drawn, in (0, 1].
-        noise: Standard deviation in multiples of the clipping bound, positive.
-        count: Rounds that will be composed.
-        delta: At which epsilon is wanted.
+    All other users send nothing, and the user sends the bound, or its negative. ``rate`` is in
+    (0, 1], ``noise`` in multiples of the clipping bound.
     """
     reach = _reach(delta, count) * noise
     points = gaussian_points(noise, -1.0 - reach, 1.0 + reach)
@@ -144,14 +119,8 @@ def fixed_size_gaussian_loss(rate: float, noise: float, count: int, delta: float
 
     Losses above 0 have the law of a user removed under Poisson sampling, those below 0 that of a
     user added, and the rest of the probability is at 0: of the divergence of every order, the
-    larger of the two directions.
-
-    Args:
-        rate: Cohort over population, in (0, 1).
-        noise: Standard deviation in multiples of the clipping bound, of which a replaced user
-            moves the sum by two.
-        count: Rounds that will be composed.
-        delta: At which epsilon is wanted.
+    larger of the two directions. ``rate``, in (0, 1), is cohort over population; ``noise`` is in
+    multiples of the clipping bound, of which a replaced user moves the sum by two.
     """
     # Integrals are cut at loss 0, where quadrature is no longer exact: so much finer.
     removed, added = sampled_gaussian_losses(rate, noise / 2.0, count, delta, finer=256)
@@ -167,15 +136,10 @@ def fixed_size_gaussian_loss(rate: float, noise: float, count: int, delta: float
 
 
 def full_cohorts(population: int, cap: int, rate: float) -> tuple[float, float]:
-    """Probabilities that the others fill a cohort that is cut, and that a user then gets a place.
+    """Probability that the others fill a cohort that is cut, and then of a user to get a place.
 
-    Args:
-        population: Users.
-        cap: Most users of a round.
-        rate: Probability of each user to toss a head, in (0, 1].
-
-    Returns:
-        Probability of the first; and of the second, given the first (0 where that has none).
+    The second is given the first, and 0 where that is 0. ``cap`` is the most users of a round;
+    each tosses a head with probability ``rate``.
     """
     from scipy import stats
 
@@ -186,13 +150,7 @@ def full_cohorts(population: int, cap: int, rate: float) -> tuple[float, float]:
 
 
 def mixed_loss(one: Loss, other: Loss, share: float) -> Loss:
-    """The loss of one pair of laws or another, where it is told which.
-
-    Args:
-        one: Of probability 1 - share.
-        other: Of probability ``share``.
-        share: In [0, 1].
-    """
+    """Loss of one pair of laws or, with probability ``share``, another, where it is told which."""
     return Loss(
         cdf=lambda loss: (1.0 - share) * one.cdf(loss) + share * other.cdf(loss),
         sf=lambda loss: (1.0 - share) * one.sf(loss) + share * other.sf(loss),
@@ -204,9 +162,7 @@ def mixed_loss(one: Loss, other: Loss, share: float) -> Loss:
 def sampled_laplace_losses(rate: float, scale: float) -> list[Loss]:
     """Losses of a Poisson-sampled Laplace mechanism: a user removed, and a user added.
 
-    Args:
-        rate: Probability of a user to take part, in (0, 1].
-        scale: Of the noise, in multiples of the sensitivity, positive.
+    ``rate`` is in (0, 1], ``scale`` in multiples of the sensitivity.
     """
     from scipy import stats
 
@@ -236,14 +192,11 @@ def sampled_laplace_losses(rate: float, scale: float) -> list[Loss]:
 def _sampled(
     rate: float, tails: Pair, places: Pair, nodes: Array, masses: Sequence[Array]
 ) -> list[Loss]:
-    """Losses of noise with 1 added at some probability: the user removed, and the user added.
+    """Losses of noise with 1 added at a rate: the user removed, and the user added.
 
-    Args:
-        rate: The probability.
-        tails: Cumulative distribution of the noise, and one less it.
-        places: The first output whose loss is so large, and the first whose loss is larger.
-        nodes: Shape (m,): losses of removal.
-        masses: Shape (m,) each: of the nodes without the user, and with.
+    ``tails`` are the noise's cumulative distribution, and one less it; ``places`` the first output
+    whose loss is so large, and the first whose loss is larger. ``nodes``, shape (m,), are losses of
+    removal, and ``masses`` theirs without the user, and with.
     """
     (below, above), (place, after) = tails, places
 
@@ -270,12 +223,7 @@ def _gaussian_tails(noise: float) -> Pair:
 
 
 def answers_epsilon(each: float, count: int, delta: float) -> float:
-    """Epsilon of so many randomized responses of two answers, exact.
-
-    Args:
-        each: Epsilon of one, positive.
-        count: How many, at least 1.
-        delta: In (0, 1).
+    """Epsilon of so many randomized responses of two answers, each of an epsilon, exact.
 
     Source: Kairouz, Oh, Viswanath 2015, theorem 3.3.
     """

@@ -21,12 +21,9 @@ _MOST_MOMENTS = 256
 def rdp_epsilon(
     divergence: Callable[[float], float], delta: float, is_whole: bool = False
 ) -> float:
-    """Epsilon of composed Renyi divergences, by the best of the usual orders.
+    """Epsilon of Renyi divergences of all rounds together, by the best of the usual orders.
 
-    Args:
-        divergence: Of all rounds together, of an order above 1.
-        delta: In (0, 1).
-        is_whole: Whether only whole orders are taken.
+    ``is_whole``: of whole orders alone.
 
     Source: Canonne, Kamath, Steinke 2020, proposition 12.
     """
@@ -42,12 +39,9 @@ def rdp_epsilon(
 
 
 def sampled_gaussian_divergence(rate: float, noise: float, order: float) -> float:
-    """Renyi divergence of a Poisson-sampled Gaussian, by quadrature.
+    """Renyi divergence of a Poisson-sampled Gaussian, of an order above 1, by quadrature.
 
-    Args:
-        rate: Probability of a user to take part, in (0, 1].
-        noise: Standard deviation in multiples of the sensitivity, positive.
-        order: Above 1.
+    ``rate`` is in (0, 1], ``noise`` in multiples of the sensitivity.
     """
     # Where the integrand lies: about 0, and about the order's multiple of the shift.
     points = gaussian_points(noise, -9.0 * noise, order + 9.0 * noise)
@@ -64,11 +58,8 @@ def _log_mean(noise: float, points: Array, logs: Array) -> float:
 def fixed_size_divergence(rate: float, noise: float, order: float) -> float:
     """Bound of the Renyi divergence of a Gaussian sampled without replacement, of a user replaced.
 
-    Args:
-        rate: Cohort over population, in (0, 1].
-        noise: Standard deviation in multiples of the clipping bound, of which a replaced user
-            moves the sum by two.
-        order: Above 1; between whole orders, their cumulants are interpolated.
+    ``rate``, in (0, 1], is cohort over population; ``noise`` is in multiples of the clipping bound,
+    of which a replaced user moves the sum by two. Between whole orders, cumulants are interpolated.
 
     Source: Wang, Balle, Kasiviswanathan 2019, theorem 27 and corollary 10.
     """
@@ -109,11 +100,7 @@ def _log_moment(noise: float, even: int) -> float:
 
 
 def laplace_divergence(scale: float, order: float) -> float:
-    """Renyi divergence of the Laplace mechanism.
-
-    Args:
-        scale: In multiples of the sensitivity, positive.
-        order: Above 1.
+    """Renyi divergence of the Laplace mechanism, of an order above 1, of a scale in sensitivities.
 
     Source: Mironov 2017, proposition 6.
     """

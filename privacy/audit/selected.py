@@ -28,15 +28,9 @@ _CLAIM = (
 
 
 def plan_composition(compose: Compose, plan: Mapping[str, Any], side: str) -> Composition:
-    """Composition of a recorded plan of one trial.
+    """Composition of a recorded plan of one trial; ``PrivacyError`` for a number that is none.
 
-    Args:
-        compose: How rounds of a mechanism compose.
-        plan: Has "mechanism", "mechanism_options", "rounds", and a setting for each side.
-        side: "simulated" or "actual".
-
-    Raises:
-        PrivacyError: A number is out of its range, or is none.
+    The plan has "mechanism", "mechanism_options", "rounds", and a setting for each side.
     """
     try:
         setting, rounds = plan[side], int(plan["rounds"])
@@ -56,12 +50,9 @@ def plan_composition(compose: Compose, plan: Mapping[str, Any], side: str) -> Co
 def check_selection(
     record: Mapping[str, Any], evidence: Evidence | None, inputs: AuditInputs
 ) -> Check:
-    """Derive the epsilons of a selected run's record anew.
+    """Derive the epsilons of a selected run's ``selection.json`` anew.
 
-    Args:
-        record: ``selection.json`` of the run's folder.
-        evidence: The ledger; None where it could not be read.
-        inputs: The statement, and how rounds compose.
+    ``evidence`` is None where the ledger could not be read.
     """
     found = Finding()
     numbers: dict[str, Any] = {}

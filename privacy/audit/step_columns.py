@@ -21,11 +21,7 @@ _WIDTH = 1 + BLOCKS
 
 
 class StepColumns:
-    """Steps, in order, as far as the lines have them.
-
-    Attributes:
-        missing: Lines that have none.
-    """
+    """Steps, in order, as far as the lines have them; ``missing`` is the lines that have none."""
 
     def __init__(self) -> None:
         self.missing = 0
@@ -35,11 +31,7 @@ class StepColumns:
         self._lines = 0
 
     def take(self, entry: Mapping[str, Any], where: str) -> None:
-        """Take in a line.
-
-        Raises:
-            LedgerError: A value is of the wrong kind.
-        """
+        """Take in a line; a value of the wrong kind is a ``LedgerError``."""
         self._lines += 1
         if "observed" not in entry:
             self.missing += 1

@@ -39,11 +39,8 @@ def law(shape: str) -> Any:
 def squares(shape: str, total: Array | float, count: Array | float, slack: Array | float) -> Array:
     """P-values of sums of squares of so many draws of variance 1.
 
-    Args:
-        shape: "gaussian" (chi-square, exact) or "laplace" (bounds, loose for few draws).
-        total: The sums.
-        count: Draws of each.
-        slack: Relative error that rounding may have brought into each sum.
+    The draws are "gaussian" (chi-square, exact) or "laplace" (bounds, loose for few draws);
+    ``slack`` is the relative error that rounding may have brought into each sum.
     """
     from scipy import stats
 
@@ -76,26 +73,16 @@ def _laplace_above(total: Array, count: Array) -> Array:
 
 
 def sums(deviation: float, variance: float) -> float:
-    """P-value of a sum of independent centred normal draws.
-
-    Args:
-        deviation: The sum.
-        variance: Its variance.
-    """
+    """P-value of a sum of independent centred normal draws, of so much variance together."""
     from scipy import stats
 
     return float(2.0 * stats.norm.sf(abs(deviation) / math.sqrt(variance)))
 
 
 def distance(shape: str, draws: Array) -> tuple[float, float]:
-    """Distance of draws of variance 1 from their law, and the p-value, by the DKW inequality.
+    """Kolmogorov-Smirnov distance of independent draws, shape (n,), of variance 1 from their law.
 
-    Args:
-        shape: The law, as in ``squares``.
-        draws: Shape (n,), independent.
-
-    Returns:
-        The Kolmogorov-Smirnov distance, and a bound of its p-value.
+    And a bound of its p-value, by the DKW inequality.
     """
     values = law(shape).cdf(np.sort(draws))
     steps = np.arange(len(draws) + 1) / max(1, len(draws))
@@ -104,14 +91,10 @@ def distance(shape: str, draws: Array) -> tuple[float, float]:
 
 
 def chernoff(total: float, count: int, values: Array, weights: Array, above: bool) -> float:
-    """Bound of a tail of a sum of independent, equally distributed draws.
+    """Bound of a tail, the upper one or not, of a sum of ``count`` independent, equal draws.
 
-    Args:
-        total: The sum.
-        count: Draws.
-        values: Shape (k,): what a draw can be, at least 0.
-        weights: Shape (k,): with which probability, up to what is too rare to matter.
-        above: Whether the tail is the upper one.
+    A draw is one of ``values``, shape (k,), at least 0, with the probabilities ``weights``, shape
+    (k,), up to what is too rare to matter.
     """
     from scipy import optimize
 

@@ -13,11 +13,7 @@ from privacy.errors import LedgerError
 
 
 def number(value: Any, where: str) -> float:
-    """A finite number; NaN for null.
-
-    Raises:
-        LedgerError: It is neither.
-    """
+    """A finite number; NaN for null."""
     if value is None:
         return math.nan
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -30,22 +26,14 @@ def number(value: Any, where: str) -> float:
 
 
 def numbers(values: Any, length: int, where: str) -> list[float]:
-    """At most so many numbers, NaN for those that are missing.
-
-    Raises:
-        LedgerError: It is no such list.
-    """
+    """At most so many numbers, NaN for those that are missing."""
     if not isinstance(values, list) or len(values) > length:
         raise LedgerError(f"{where} is {values!r}, but must be a list of at most {length}")
     return [number(value, where) for value in values] + [math.nan] * (length - len(values))
 
 
 def counts(values: Any, length: int, where: str) -> list[int]:
-    """So many counts.
-
-    Raises:
-        LedgerError: It is no such list.
-    """
+    """So many counts."""
     if isinstance(values, list) and len(values) == length:
         sound = [count for count in values if type(count) is int and 0 <= count < 2**62]
         if len(sound) == length:
@@ -54,11 +42,7 @@ def counts(values: Any, length: int, where: str) -> list[int]:
 
 
 def member(record: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    """An object within an object; empty if it is null or missing.
-
-    Raises:
-        LedgerError: It is something else.
-    """
+    """An object within an object; empty if it is null or missing."""
     value = record.get(key)
     if not (value is None or isinstance(value, Mapping)):
         raise LedgerError(f"{where} is {value!r}, but must be an object")
@@ -66,11 +50,7 @@ def member(record: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]
 
 
 def digest(value: Any, where: str) -> bytes:
-    """The 32 bytes of a SHA-256 in hexadecimal.
-
-    Raises:
-        LedgerError: It is none.
-    """
+    """The 32 bytes of a SHA-256 in hexadecimal."""
     try:
         found = bytes.fromhex(value)
     except (TypeError, ValueError):

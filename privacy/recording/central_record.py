@@ -33,16 +33,11 @@ _ROWS = 512
 
 
 class Sketcher:
-    """Sketches vectors of one length, always along the same signs and places.
+    """Sketches vectors of one length, at least 1, always along the same signs and places.
 
     The signs are the product of a sign a row and a sign a column of the vector, written as a
-    matrix of 256 columns: pairwise independent, in the memory of its rows.
-
-    Args:
-        length: P, at least 1.
-
-    Attributes:
-        places: Shape (min(8, P),): where the coordinates stand, ascending.
+    matrix of 256 columns: pairwise independent, in the memory of its rows. ``places``, shape
+    (min(8, P),), are where the coordinates stand, ascending.
     """
 
     def __init__(self, length: int) -> None:
@@ -54,14 +49,9 @@ class Sketcher:
         self._rows = torch.from_numpy(rng.integers(0, 2, (PROJECTIONS, rows), dtype=np.int8))
 
     def sketch(self, vector: Tensor) -> dict[str, Any]:
-        """Sketch a vector.
+        """L2 "norm", "projections" and "coordinates" of a vector, shape (P,), float32, on the CPU.
 
-        Args:
-            vector: Shape (P,), float32, on the CPU.
-
-        Returns:
-            "norm" (L2), "projections" and "coordinates", JSON-serialisable; a number that is not
-            finite is None.
+        JSON-serialisable; a number that is not finite is None.
         """
         squares, sums = 0.0, [0.0] * PROJECTIONS
         for start in range(0, vector.numel(), _ROWS * _COLUMNS):
@@ -86,8 +76,7 @@ class Sketcher:
 class CentralRecord:
     """Records a run's rounds: where the model stood, what was released, who took part.
 
-    Args:
-        central: Shape (P,): the central parameters, in the memory where they move.
+    ``central``, shape (P,), are the central parameters, in the memory where they move.
     """
 
     def __init__(self, central: Tensor) -> None:
@@ -99,14 +88,10 @@ class CentralRecord:
     ) -> dict[str, Any]:
         """Record of a round before its central step.
 
-        Args:
-            release: Shape (P,): what the mechanism released.
-            users: Shape (n,): who took part, ascending.
-            trained: Whose updates were taken in, in any order, as often as they were.
-
-        Returns:
-            "central" (digest and sketch of the parameters before the step), "release" (sketch),
-            "users_sha256" and "trained_sha256", which are equal where all goes well.
+        "central" has digest and sketch of the parameters before the step, "release" the sketch of
+        the release, shape (P,). "users_sha256" is of who took part, shape (n,), ascending;
+        "trained_sha256", which is equal where all goes well, of those whose updates were taken in,
+        in any order.
         """
         return {
             "central": central_state(self._central, self._sketcher),
@@ -117,23 +102,14 @@ class CentralRecord:
 
 
 def central_state(central: Tensor, sketcher: Sketcher | None = None) -> dict[str, Any]:
-    """Digest and sketch of central parameters.
-
-    Args:
-        central: Shape (P,), float32.
-        sketcher: Of that length; None to make one.
-    """
+    """Digest and sketch of central parameters, shape (P,), float32."""
     vector = central.detach().cpu().contiguous()
     sketch = (sketcher or Sketcher(vector.numel())).sketch(vector)
     return {"sha256": hashlib.sha256(vector.numpy().data).hexdigest(), **sketch}
 
 
 def users_digest(users: NDArray[np.int64]) -> str:
-    """SHA-256 of who took part, in hexadecimal.
-
-    Args:
-        users: Shape (n,): indices of users, ascending.
-    """
+    """SHA-256 of who took part, in hexadecimal: of indices of users, shape (n,), ascending."""
     return hashlib.sha256(np.ascontiguousarray(users, dtype="<i8").data).hexdigest()
 
 

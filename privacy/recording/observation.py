@@ -40,13 +40,9 @@ SEGMENTS = 16
 
 
 class Observer(SumWatch):
-    """Watches the rounds of one run.
+    """Watches the rounds of one run, whose sums are to be divided by ``cohort_size``.
 
-    Args:
-        cohort_size: The configured expected cohort, which every sum is to be divided by.
-        norm: Norm that updates are clipped in: "l1", "l2" or "linf".
-        probes_all: Whether every client of a round is probed, not one.
-        clips_to_bound: See ``privacy.description.Description``.
+    See ``SumWatch`` of the others; ``probes_all`` is its ``watches_all``.
     """
 
     def __init__(
@@ -60,16 +56,11 @@ class Observer(SumWatch):
         self._cohort_size = float(cohort_size)
 
     def observe(self, release: Release, aggregate: Aggregate) -> dict[str, Any]:
-        """Record of the round for the ledger, JSON-serialisable.
+        """Record of the round for the ledger, JSON-serialisable; what is not finite is None.
 
-        Args:
-            release: What the mechanism released.
-            aggregate: The sum that it was released from.
-
-        Returns:
-            "probe" (None if nobody was), "watched" (how many were), "unseen" (how far the sum moved
-            while no client was taken in; None where not all are probed), "reports" (None where
-            clients add no noise), "sum_norm" and "noise"; a number that is not finite is None.
+        Has "probe" (None if nobody was), "watched" (how many were), "unseen" (how far the sum moved
+        while no client was taken in; None where not all are probed), "reports" (None where clients
+        add no noise), "sum_norm" and "noise".
         """
         total, seen = clean_total(aggregate), self.result(aggregate)
         return {
@@ -133,28 +124,18 @@ class Observer(SumWatch):
 
 
 class ParticipationHistory:
-    """Users' participations by number and time, of which a sampler's law predicts statistics.
-
-    Args:
-        num_users: Users of the data.
-    """
+    """Users' participations by number and time, of which a sampler's law predicts statistics."""
 
     def __init__(self, num_users: int) -> None:
         self._counts = np.zeros(num_users, dtype=np.int64)
         self._last = np.zeros(num_users, dtype=np.int64)
 
     def add(self, users: NDArray[np.int64], round_number: int) -> dict[str, int | None]:
-        """Take in a round.
+        """Take in who was drawn in a round (from 1), shape (n,).
 
-        Args:
-            users: Shape (n,): who was drawn.
-            round_number: From 1.
-
-        Returns:
-            "returning": the sum over who was drawn of the rounds that each was in before;
-            "smallest_gap": the fewest rounds since one of them was last in; None if all are new;
-            "largest_count": the most rounds that one of them has been in, this one included; 0
-            for nobody. The largest of all lines is the most that any user was in.
+        "returning" is the sum over them of the rounds that each was in before; "smallest_gap" the
+        fewest rounds since one of them was last in, None if all are new; "largest_count" the most
+        rounds that one of them has been in, this one included, 0 for nobody.
         """
         returning = int(self._counts[users].sum())
         again = users[self._last[users] > 0]
@@ -172,11 +153,7 @@ class ParticipationHistory:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what ``state_dict`` gave, in the same shapes.
-
-        Raises:
-            PrivacyError: It is of other users.
-        """
+        """Restore what ``state_dict`` gave, in the same shapes; else ``PrivacyError``."""
         shapes = {name: tuple(state[name].shape) for name in ("counts", "last") if name in state}
         if set(state) != {"counts", "last"} or set(shapes.values()) != {self._counts.shape}:
             raise PrivacyError(
@@ -188,10 +165,6 @@ class ParticipationHistory:
 
 
 def segment_sums(noise: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sums of the segments of a vector, each over the root of its length; shape (16,) or shorter.
-
-    Args:
-        noise: Shape (P,).
-    """
+    """Sums of segments of a vector, shape (P,), over the roots of their lengths; (16,) at most."""
     ends = [len(noise) * k // SEGMENTS for k in range(SEGMENTS + 1)]
     return np.array([noise[a:b].sum() / math.sqrt(b - a) for a, b in pairwise(ends) if b > a])

@@ -22,31 +22,18 @@ def finite(value: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Observations of reports by clients that noise their updates themselves.
+    """Observations of reports by clients that noise their updates themselves."""
 
-    Attributes:
-        count: Reports.
-        shortest: Smallest L2 norm of one.
-        longest: Largest.
-        quietest: Smallest L2 norm of what a report has beyond its clipped update.
-        loudest: Largest.
-        directed: Reports about an update that is not zero.
-        along: Sum over those of the report's product with the unit update.
-        along_squares: Sum of the squares of these.
-        clipped: Sum of the norms of the clipped updates.
-        excess_squares: Sum of the squares of product less norm.
-    """
-
-    count: int
-    shortest: float
-    longest: float
-    quietest: float
-    loudest: float
-    directed: int
-    along: float
-    along_squares: float
-    clipped: float
-    excess_squares: float
+    count: int  # reports
+    shortest: float  # smallest L2 norm of one
+    longest: float  # largest
+    quietest: float  # smallest L2 norm of what a report has beyond its clipped update
+    loudest: float  # largest
+    directed: int  # reports about an update that is not zero
+    along: float  # sum over those of the report's product with the unit update
+    along_squares: float  # sum of the squares of these
+    clipped: float  # sum of the norms of the clipped updates
+    excess_squares: float  # sum of the squares of product less norm
 
     def merge(self, other: Reports) -> Reports:
         """Those of both."""
@@ -70,56 +57,38 @@ REPORT_KEYS = tuple(field.name for field in fields(Reports))
 
 
 class Probe(NamedTuple):
-    """Measurement of a client; a number is a scalar of float64 where it is still on a GPU.
+    """Measurement of a client; a number is a scalar of float64 where it is still on a GPU."""
 
-    Attributes:
-        norm: Of its update.
-        moved: How far the sum moved.
-        bit: How far the sum of bits moved.
-        clip_norm: The bound in force.
-        products: Of its report with itself, of its clipped update with itself, and of both; None
-            where it adds no noise.
-    """
-
-    norm: float | Tensor
-    moved: float | Tensor
-    bit: float
-    clip_norm: float
+    norm: float | Tensor  # of its update
+    moved: float | Tensor  # how far the sum moved
+    bit: float  # how far the sum of bits moved
+    clip_norm: float  # the bound in force
+    # Of its report with itself, of its clipped update with itself, and of both; None where it adds
+    # no noise.
     products: Sequence[float | Tensor] | None
 
 
 @dataclass(frozen=True, slots=True)
 class ShardObservation:
-    """Observation of a part of a round that was summed apart.
+    """Observation of a part of a round that was summed apart."""
 
-    Attributes:
-        worst: Its worst probe, and how wrong that was; None if nobody was probed.
-        unseen: How far its sum moved while no client was taken in; None where not all are probed.
-        total: Its sum, or some elements of that of a large model; None if nobody was there.
-        watched: Clients that were watched.
-        reports: Of clients that noise their updates themselves; None where none does.
-        probes: Clients that the others do not tell of so far; see ``settle``.
-        between: Moves of the sum that ``unseen`` does not hold so far.
-    """
-
+    # Its worst probe, and how wrong that was; None if nobody was probed.
     worst: tuple[float, dict[str, float | None]] | None
+    # How far its sum moved while no client was taken in; None where not all are probed.
     unseen: float | None
+    # Its sum, or some elements of that of a large model; None if nobody was there.
     total: Tensor | None
-    watched: int = 0
+    watched: int = 0  # clients that were watched
+    # Of clients that noise their updates themselves; None where none does.
     reports: Reports | None = None
-    probes: Sequence[Probe] = ()
-    between: Sequence[float | Tensor] = ()
+    probes: Sequence[Probe] = ()  # clients that the others do not tell of so far; see ``settle``
+    between: Sequence[float | Tensor] = ()  # moves of the sum that ``unseen`` does not hold so far
 
 
 def settle(parts: Iterable[ShardObservation], clips_to_bound: bool) -> list[ShardObservation]:
-    """Make of what was measured what is kept; a GPU is waited for once.
+    """Make of what ``SumWatch.seen`` gives of parts what is kept; a GPU is waited for once.
 
-    Args:
-        parts: As ``SumWatch.seen`` gives them.
-        clips_to_bound: See ``privacy.description.Description``.
-
-    Returns:
-        The same parts, without ``probes`` and ``between``.
+    The same parts come without ``probes`` and ``between``.
     """
     known = list(parts)
     scalars = {

@@ -32,11 +32,9 @@ _KEY = 20_251
 
 
 class StepSketcher:
-    """Sketches groups of three vectors, always along the same signs.
+    """Sketches groups of three vectors, always along the same signs, on a device.
 
-    Args:
-        shapes: Of the parameters, in the model's order.
-        device: Where the sketches are computed.
+    ``shapes`` are of the parameters, in the model's order.
     """
 
     def __init__(self, shapes: Sequence[torch.Size], device: torch.device) -> None:
@@ -66,17 +64,11 @@ class StepSketcher:
         parameters: Sequence[Tensor],
         batch_size: float,
     ) -> Tensor:
-        """Sketch a step.
+        """Norm and blocks of a step's sum, noise and parameters, shape (3, 1 + BLOCKS), float64.
 
-        Args:
-            sums: Sum of the clipped gradients, a tensor a parameter, of its shape.
-            gradients: What the optimizer stepped along.
-            parameters: Where the step ended.
-            batch_size: What the noised sum was to be divided by.
-
-        Returns:
-            Shape (3, 1 + BLOCKS), float64, on the sketcher's device: norm and blocks of sum, noise
-            and parameters.
+        ``sums`` are the clipped gradients', ``gradients`` what the optimizer stepped along and
+        ``parameters`` where the step ended: a tensor of each parameter's shape. The noised sum was
+        to be divided by ``batch_size``.
         """
         for views, tensors in zip(self._views, (sums, gradients, parameters), strict=True):
             for view, tensor in zip(views, tensors, strict=True):
@@ -100,9 +92,8 @@ class StepSketcher:
 class StepObserver:
     """Watches the steps of one epoch after another.
 
-    Args:
-        parameters: The model's trainable parameters, in the memory where they move.
-        batch_size: The expected batch, which every noised sum is to be divided by.
+    ``parameters`` are the trainable ones, in the memory where they move; every noised sum is to be
+    divided by ``batch_size``, the expected batch.
     """
 
     def __init__(self, parameters: Sequence[Tensor], batch_size: float) -> None:
@@ -132,9 +123,8 @@ class StepObserver:
     def record(self) -> dict[str, Any]:
         """Record of the epoch for the ledger, JSON-serialisable.
 
-        Returns:
-            A list of its steps under each key: "batch_sizes", "batch_digests", and of each of
-            ``VECTORS`` the sketches; a number that is not finite is None.
+        A list of its steps under "batch_sizes" and "batch_digests", and of sketches under each of
+        ``VECTORS``; a number that is not finite is None.
         """
         sketches = torch.stack(self._sketches).cpu().transpose(0, 1).tolist()
         return {

@@ -39,12 +39,9 @@ _CHUNK = 1 << 16
 
 
 class SumWatch:
-    """Watches the sum of a round, or of a part of one.
+    """Watches the sum of a round, or of a part of one, in the norm that updates are clipped in.
 
-    Args:
-        norm: Norm that updates are clipped in: "l1", "l2" or "linf".
-        watches_all: Whether every client is watched, not one.
-        clips_to_bound: See ``privacy.description.Description``.
+    ``watches_all`` says whether every client is watched, not one.
     """
 
     def __init__(self, norm: str, watches_all: bool, clips_to_bound: bool = True) -> None:
@@ -66,9 +63,8 @@ class SumWatch:
     def begin(self, chosen: int) -> None:
         """Begin a part of a round.
 
-        Args:
-            chosen: Which of the clients to come is watched, from 0, where not all are; negative or
-                too large for none.
+        Where not all are watched, the client to come of number ``chosen``, from 0, is; negative or
+        too large for none.
         """
         self._chosen, self._taken, self._sent = chosen, 0, None
         self._spare = [kept for kept in (self._known, self._noised) if kept is not None]
@@ -77,12 +73,7 @@ class SumWatch:
         self._probes, self._between = [], []
 
     def before(self, aggregate: Aggregate, update: Tensor) -> None:
-        """Look at the sum before a client's update is taken in, if the client is watched.
-
-        Args:
-            aggregate: The round's sum.
-            update: Shape (P,): the update as the client sends it.
-        """
+        """Look at the sum before an update, shape (P,), as a watched client sends it."""
         watched = self._all or self._taken == self._chosen
         self._taken += 1
         self._sent = None
@@ -98,12 +89,7 @@ class SumWatch:
         self._sent = norm_in_place(update.to(torch.float32), self._norm), aggregate.bit_sum
 
     def after(self, aggregate: Aggregate, clip_norm: float) -> None:
-        """See how far the sum has moved since ``before``, if that client was watched.
-
-        Args:
-            aggregate: The round's sum.
-            clip_norm: The bound in force.
-        """
+        """See how far the sum has moved since ``before``, if that client was watched."""
         if self._sent is None:
             return
         (norm, bit_before), self._sent = self._sent, None
@@ -126,14 +112,9 @@ class SumWatch:
         return replace(self._seen, total=some, probes=self._probes, between=self._between)
 
     def merge(self, parts: Iterable[ShardObservation], aggregate: Aggregate) -> None:
-        """Take in what was seen of all parts of a round, this one's too.
+        """Take in what was seen of all parts of a round, in their order, this one's too.
 
-        Args:
-            parts: In the order of the round's parts, whoever trained them.
-            aggregate: The sum of all parts.
-
-        Raises:
-            PrivacyError: The parts of a large model do not come to the sum.
+        ``PrivacyError``: the parts of a large model do not come to the sum.
         """
         known = self.settle(parts)
         # Who comes from now on, such as a canary, is no client of the round.
