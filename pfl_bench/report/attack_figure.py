@@ -21,9 +21,6 @@ def roc_picture(found: Mapping[str, Any]) -> canvas.Picture:
     """Draw one kind of ``attack.json``, on logarithmic axes.
 
     The band is that of Clopper-Pearson at 95 %, point by point, as if trials were independent.
-
-    Args:
-        found: The kind's part.
     """
     false = np.array(found["roc"]["false_positives"])
     true = np.array(found["roc"]["true_positives"])

@@ -23,15 +23,9 @@ _COUNTED = ("passed", "failed", "incomplete", "skipped")
 
 @dataclass(frozen=True)
 class AuditWords:
-    """One run's audit, ready for a page.
+    """One run's audit, ready for a page: stale if the ledger has changed since.
 
-    Attributes:
-        title: Row and seed.
-        status: "passed", "failed" or "incomplete".
-        counts: How many checks had which outcome, in words.
-        is_stale: Whether the ledger has changed since the audit.
-        checks: Name, outcome, claim and evidence of each check.
-        tuning: What a search over so many runs would cost, a sentence; empty where unknown.
+    ``tuning`` is a sentence on what a search over so many runs would cost, empty where unknown.
     """
 
     title: str
@@ -43,14 +37,7 @@ class AuditWords:
 
 
 def audits(groups: Mapping[str, Sequence[RunRecord]]) -> list[AuditWords]:
-    """Put the audits of all runs that have one into words.
-
-    Args:
-        groups: Runs by the name of their row.
-
-    Raises:
-        RunFolderError: An ``audit.json`` is damaged or of another version.
-    """
+    """Put the audits of all runs that have one into words; RunFolderError if one is damaged."""
     return [
         _words(name, run, document)
         for name, group in groups.items()
@@ -60,18 +47,7 @@ def audits(groups: Mapping[str, Sequence[RunRecord]]) -> list[AuditWords]:
 
 
 def audit_status(folder: Path) -> str:
-    """Status of a private run's audit, in words.
-
-    Args:
-        folder: The run's folder.
-
-    Returns:
-        "passed", "failed" or "incomplete"; "stale" where the ledger has changed since; "not
-        audited" without an audit.
-
-    Raises:
-        RunFolderError: ``audit.json`` is damaged or of another version.
-    """
+    """Status of a private run's audit; "stale" if its ledger has changed, or "not audited"."""
     document = _read(folder / AUDIT_FILE)
     if document is None:
         return "not audited"

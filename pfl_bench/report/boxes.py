@@ -25,10 +25,8 @@ class Box:
     """One distribution over clients; several seeds are averaged, number by number.
 
     Attributes:
-        label: What stands below it.
         percentiles: The 10th, 25th, 50th, 75th and 90th percentile over clients.
         mean: Mean over clients, each weighing the same.
-        num_runs: Runs that it is averaged over.
     """
 
     label: str
@@ -38,24 +36,14 @@ class Box:
 
 
 def box_keys(metric: str) -> tuple[str, ...]:
-    """Names in a summary's metrics that a box of a metric is made of; the mean's is the last.
-
-    Args:
-        metric: Name such as "test/accuracy".
-    """
+    """Names in a summary's metrics that a box of a metric is made of; the mean's is the last."""
     split, _, base = metric.partition("/")
     percentiles = (f"{split}/client_{base}_p{percent}" for percent in _PERCENTILES)
     return (*percentiles, f"{split}/{base}_by_client")
 
 
 def box_of(label: str, runs: Sequence[RunRecord], metric: str) -> Box | None:
-    """Make a row's box; None if no finished run has all of its numbers.
-
-    Args:
-        label: What stands below it.
-        runs: Runs of one row.
-        metric: Name such as "test/accuracy".
-    """
+    """Make a row's box of a metric; None if no finished run has all of its numbers."""
     found = []
     for run in runs:
         metrics = (run.summary or {}).get("metrics", {})
@@ -72,13 +60,7 @@ def box_of(label: str, runs: Sequence[RunRecord], metric: str) -> Box | None:
 
 
 def draw_boxes(identifier: str, metric: str, boxes: Sequence[Box]) -> Picture:
-    """Draw boxes side by side: p25 to p75, whiskers p10 to p90, line the median, mark the mean.
-
-    Args:
-        identifier: See ``canvas.Picture``.
-        metric: Label of the vertical axis.
-        boxes: At least one.
-    """
+    """Draw boxes side by side: p25 to p75, whiskers p10 to p90, line the median, mark the mean."""
     texts = [
         f"{box.label}: p10 {box.percentiles[0]:.4g}, p25 {box.percentiles[1]:.4g}, median "
         f"{box.percentiles[2]:.4g}, p75 {box.percentiles[3]:.4g}, p90 {box.percentiles[4]:.4g}, "

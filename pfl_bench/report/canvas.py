@@ -49,7 +49,6 @@ class Picture:
 
     Attributes:
         identifier: Prefix that keeps this picture's ids apart from the page's other pictures.
-        description: What a reader who cannot see the picture is told.
         paint: Draws on the axes it is given, with the colours of this module alone.
         size: Width and height in inches.
         titles: What a browser shows over an artist, by the artist's gid.
@@ -78,13 +77,7 @@ class Picture:
     def save(self, stem: Path, y_label: str = "", endings: Sequence[str] = ("svg", "pdf")) -> None:
         """Write the picture for a paper, as STEM.svg and STEM.pdf, with its legend.
 
-        Args:
-            stem: Path without the ending; existing files are replaced.
-            y_label: What the vertical axis has, where the picture does not say it.
-            endings: Of the two, which to write.
-
-        Raises:
-            OSError: A file cannot be written.
+        ``y_label`` names the vertical axis where the picture does not.
         """
         from matplotlib.colors import to_hex
         from matplotlib.lines import Line2D

@@ -22,13 +22,10 @@ class Price:
     """Cost of a row's runs until they reached a value; several seeds are averaged.
 
     Attributes:
-        num_runs: Runs that looked for the value.
-        num_reached: Runs that reached it.
         flops: Mean FLOPs of all clients together, of the runs that reached it; of all runs and
             until their ends if none did, and so on.
         bytes_down: Likewise, bytes that clients received.
         bytes_up: Likewise, bytes that clients sent.
-        steps: Mean number of rounds (central training: epochs).
         best: Best value of the metric in any run; None where nothing tells.
         seconds: Mean simulated seconds; None for runs without simulated devices.
     """
@@ -91,13 +88,7 @@ def budget_entries(run: RunRecord) -> list[Mapping[str, Any]]:
 
 
 def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | None:
-    """Cost of reaching a value; None if no finished run looked for it.
-
-    Args:
-        runs: Runs of one row.
-        metric: Name such as "test/accuracy".
-        target: The value.
-    """
+    """Cost of reaching a value of a metric; None if no finished run of the row looked for it."""
     seconds: list[float] = []
     reached: list[tuple[dict[str, float], float]] = []
     missed: list[tuple[dict[str, float], float]] = []

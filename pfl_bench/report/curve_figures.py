@@ -19,13 +19,7 @@ from pfl_bench.simulation.devices.trace_file import DEVICES
 
 
 def draw_curves(identifier: str, figure: Figure, rows: Rows) -> panels.DrawnFigure:
-    """Draw scalars of the rounds, a line a row: over rounds, or over the simulated time.
-
-    Args:
-        identifier: See ``canvas.Picture``.
-        figure: Of the kind "curves".
-        rows: Runs by what their row is called.
-    """
+    """Draw scalars of the rounds, a line a row: over rounds, or over the simulated time."""
     timed = figure.x == "simulated_time"
     unit = next((panels.step_unit(run) for runs in rows.values() for run in runs), "round")
     unit = "simulated hours" if timed else unit

@@ -23,14 +23,7 @@ SMALL, WIDE = (4.1, 2.5), (9.0, 3.4)
 
 @dataclass(frozen=True)
 class Line:
-    """One curve.
-
-    Attributes:
-        x: Rounds, epochs or hours.
-        y: Values there; non-finite ones are not drawn.
-        style: Index of the row, which fixes colour and dashes.
-        label: What the row is called.
-    """
+    """One curve; ``style`` is the index of its row. Non-finite values are not drawn."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -40,14 +33,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Band:
-    """A range around a curve, from low to high, over the same x.
-
-    Attributes:
-        x: Rounds or epochs.
-        low: Lower edge.
-        high: Upper edge.
-        style: Index of the row.
-    """
+    """A range around a curve, from low to high, over the same x."""
 
     x: Sequence[float]
     low: Sequence[float]
@@ -60,13 +46,9 @@ class Plot:
     """Content of one picture.
 
     Attributes:
-        x_label: What the horizontal axis has: "round", "epoch" or "simulated hours".
-        lines: Curves, drawn in this order.
-        bands: Ranges, drawn below the curves.
         y_limits: Fixed range of the vertical axis; None fits an end to the data.
         log: Whether the vertical axis is logarithmic; values up to 0 are then not drawn.
         counts: Whether the horizontal axis counts, and has marks at whole numbers alone.
-        points: About so many points of a curve are drawn.
     """
 
     x_label: str
@@ -88,14 +70,7 @@ def add_row(lines: list[Line], bands: list[Band], curve: Curve, style: int, labe
 def mean_curve(
     curves: Sequence[tuple[Sequence[int], Sequence[float]]],
 ) -> tuple[list[int], list[float]]:
-    """Average curves at the rounds at which every one of them has a finite value.
-
-    Args:
-        curves: Pairs of rounds and values.
-
-    Returns:
-        Rounds and means.
-    """
+    """Average pairs of rounds and values at the rounds at which every one has a finite value."""
     if not curves:
         return [], []
     tables = [dict(zip(x, y, strict=True)) for x, y in curves]
@@ -108,14 +83,7 @@ def mean_curve(
 def draw(
     identifier: str, description: str, plot: Plot, size: tuple[float, float] = SMALL
 ) -> Picture:
-    """Draw curves over rounds, or over time.
-
-    Args:
-        identifier: See ``canvas.Picture``.
-        description: See ``canvas.Picture``.
-        plot: What to draw.
-        size: Width and height in inches.
-    """
+    """Draw curves over rounds, or over time; ``size`` is width and height in inches."""
 
     def paint(axes: Axes) -> None:
         from matplotlib.ticker import MaxNLocator

@@ -22,14 +22,10 @@ from pfl_bench.report.table import Table
 def draw_figures(
     view: LoadedView, runs: Mapping[str, Sequence[RunRecord]], only: Sequence[str] | None = None
 ) -> list[DrawnFigure]:
-    """Draw a view's figures.
+    """Draw a view's figures from runs by the name of their row, finished or not.
 
-    Args:
-        view: The view.
-        runs: Runs by the name of their row in the viewed folder, finished or not; rows that are
-            not there, or have no run, are named below the figures that want them.
-        only: Rows that were asked for: figures show no others, and figures of none of them are
-            left out. None for all.
+    Rows that have no run are named below the figures that want them. If only some rows were asked
+    for, figures show no others, and figures of none of them are left out.
     """
     labels = {row.row: row.shown_as for row, _ in view.rows}
     drawn = []

@@ -18,10 +18,7 @@ def draw_front(
 ) -> Picture:
     """Draw private rows as points; those on the front of a unit are full, and joined by a line.
 
-    Args:
-        identifier: See ``canvas.Picture``.
-        rows: Name, epsilon, utility, unit ("user" or "example") and whether it is on the front.
-        metric: What utility is.
+    A row is its name, epsilon, utility, unit and whether it is on the front.
     """
     titles = {
         f"point{place}": f"{name}: {utility:.4g} at epsilon {epsilon:.4g}"

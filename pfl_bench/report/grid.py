@@ -14,16 +14,10 @@ _Group = Mapping[str, RowResult]
 
 
 def make_grid(rows: Sequence[RowResult], labels: Mapping[str, str]) -> Table:
-    """Arrange lines of a table, a metric of a row each, as a grid.
+    """Arrange lines of a table, a metric of a row each, as a grid of "published / measured".
 
-    Args:
-        rows: The lines, in any order.
-        labels: What each row's name is called, in the order of the columns; rows without a label
-            keep their names and come last.
-
-    Returns:
-        Cells "published / measured", and below them how many agree, and the epsilons. What all
-        metrics' names begin with stands in the corner alone.
+    Columns are in the order of ``labels``, which rename rows; the others come last. Below stand how
+    many agree, and the epsilons. What all metrics' names begin with is in the corner alone.
     """
     groups: dict[str, dict[str, RowResult]] = {name: {} for name in labels}
     for row in rows:

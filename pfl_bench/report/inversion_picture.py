@@ -16,15 +16,7 @@ _MOST_SHOWN = 8
 
 
 def save_picture(inverted: Inverted, path: Path) -> None:
-    """Write a PNG: a column an example, a row for the originals and for each reconstruction.
-
-    Args:
-        inverted: What was attacked, and what came of it.
-        path: The file; it is replaced.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write a PNG: a column an example, a row for the originals and for each reconstruction."""
     from matplotlib.figure import Figure
 
     rows: dict[str, Tensor] = {"original": inverted.originals}

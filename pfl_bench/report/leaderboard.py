@@ -44,14 +44,7 @@ READING = (
 
 @dataclass(frozen=True)
 class Board:
-    """One table of the leaderboard.
-
-    Attributes:
-        title: Data, in words.
-        about: Split, users and checksum, in words.
-        table: The rows, the ranked ones of each unit first.
-        picture: Utility against epsilon; None of fewer than two private rows.
-    """
+    """One table of the leaderboard, with its picture (None of fewer than two private rows)."""
 
     title: str
     about: str
@@ -60,22 +53,12 @@ class Board:
 
 
 def standings(runs: Sequence[RunRecord]) -> list[Record]:
-    """Put the experiments of runs into tables, and rank them.
-
-    Args:
-        runs: Runs; those that have no number to rank by are left out.
-
-    Returns:
-        What ``ranked`` gives of their records.
-    """
+    """Put the experiments of runs that have a number to rank by into tables, and rank them."""
     return ranked(records(run for run in runs if not _left_out(run)))
 
 
 def ranked(found: Iterable[Record]) -> list[Record]:
     """Put records into tables, and rank them.
-
-    Args:
-        found: Of ``pfl_bench.report.records``.
 
     Returns:
         A table each: "data", "metric", "lower_is_better", "attack" and "rows". A row is a record
@@ -280,15 +263,7 @@ def _short(commit: str) -> str:
 
 
 def write_leaderboard(runs: Sequence[RunRecord], out: Path, data_out: Path) -> list[Board]:
-    """Write the page, and the same as JSON.
-
-    Args:
-        runs: Runs; those that have no number to rank by are named and left out.
-        out: The HTML file, replaced as a whole; its folder is made when missing.
-        data_out: The JSON file; likewise.
-
-    Returns:
-        The tables of the page.
+    """Write the page, and the same as JSON; runs without a number to rank by are only named.
 
     Raises:
         RunFolderError: A summary or an audit is damaged.

@@ -37,15 +37,7 @@ class _Statement:
 
 
 def write_report(run_dirs: Sequence[Path], out: Path, save_to: Path | None = None) -> Path:
-    """Write the page.
-
-    Args:
-        run_dirs: Run folders, finished or not; several seeds of one row have the same name.
-        out: The file to write, replaced as a whole; its folder is made when missing.
-        save_to: See ``write_page``.
-
-    Returns:
-        ``out``.
+    """Write the page of run folders, finished or not; several seeds of one row have the same name.
 
     Raises:
         RunFolderError: There is no run folder, or one is missing or damaged.
@@ -63,17 +55,11 @@ def write_page(
     figures: Sequence[panels.DrawnFigure] = (),
     save_to: Path | None = None,
 ) -> Path:
-    """Write the page of runs that were read.
+    """Write the page of runs that were read, at least one, and return ``out``.
 
-    Args:
-        runs: At least one run.
-        out: See ``write_report``.
-        labels: Makes the table a grid of metrics by rows; what each row's name is called in it.
-        figures: A view's figures, shown before the learning curves.
-        save_to: Folder for each picture as SVG and PDF; None for none.
-
-    Returns:
-        ``out``.
+    ``labels`` makes the table a grid of metrics by rows; it says what each row's name is called
+    there. A view's ``figures`` come before the learning curves. In the folder ``save_to`` each
+    picture is an SVG and a PDF.
 
     Raises:
         RunFolderError: ``out`` is a folder.
@@ -95,17 +81,7 @@ def render(
     figures: Sequence[panels.DrawnFigure] = (),
     save_to: Path | None = None,
 ) -> str:
-    """Make the page's text.
-
-    Args:
-        runs: At least one run.
-        labels: See ``write_page``.
-        figures: See ``write_page``.
-        save_to: See ``write_page``.
-
-    Returns:
-        A whole HTML document.
-    """
+    """Make the page's text, a whole HTML document; arguments as of ``write_page``."""
     groups: dict[str, list[RunRecord]] = {}
     for run in told_apart(runs):
         groups.setdefault(run.name, []).append(run)
@@ -154,12 +130,7 @@ def render(
 
 
 def fill(template: str, **values: Any) -> str:
-    """Fill in a template of this package; it has the styles and the script of all pages.
-
-    Args:
-        template: Its file's name.
-        values: What it names.
-    """
+    """Fill in a template of this package; it has the styles and the script of all pages."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -30,13 +30,7 @@ _PRIVACY_CURVES = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture.
-
-    Attributes:
-        title: What is drawn.
-        picture: The picture.
-        chart: What the page's script draws in its place; None for a picture that stays.
-    """
+    """One picture, and the chart that the page's script draws in its place (None: it stays)."""
 
     title: str
     picture: canvas.Picture
@@ -50,15 +44,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """A row's colour and dashes, for a legend.
-
-    Attributes:
-        name: Name of the row.
-        color: CSS colour.
-        dasharray: SVG dashes, "none" for a solid line.
-        num_runs: Runs of the row that are drawn.
-        runs: What its runs are called in the page's numbers.
-    """
+    """A row's CSS colour and SVG dashes; ``runs`` is its name in the page's numbers."""
 
     name: str
     color: str
@@ -72,11 +58,8 @@ class DrawnFigure:
     """One figure of a view.
 
     Attributes:
-        title: What stands above it.
-        reading: How to read it.
         panels: The pictures; empty if nothing could be drawn.
         table: What is drawn, as numbers.
-        notes: What is missing, and other things that a reader must know.
         legend: How rows are drawn; empty where the pictures say it themselves.
         wide: Whether its one picture takes the page's width.
     """
@@ -92,12 +75,7 @@ class DrawnFigure:
 
 @dataclass(frozen=True)
 class Learning:
-    """Curves of the course of training that are shown, in one unit of steps.
-
-    Attributes:
-        panels: The pictures.
-        constants: Scalars that never change, as numbers; None without any.
-    """
+    """Curves of training in one unit of steps, and a table of scalars that never change."""
 
     panels: list[Panel]
     constants: Table | None
@@ -115,14 +93,10 @@ def legend(rows: Rows) -> list[LegendEntry]:
 
 
 def learning_panels(rows: Rows) -> dict[str, Learning]:
-    """Draw evaluation, training loss, clip norm and epsilons.
+    """Draw evaluation, training loss, clip norm and epsilons, by the name of the row.
 
-    Args:
-        rows: Runs by the name of their row.
-
-    Returns:
-        What there is to show: under "epoch" of central rows, under "round" of all others, whose
-        horizontal axes cannot be compared.
+    Under "epoch" of central rows, under "round" of all others, whose horizontal axes cannot be
+    compared.
     """
     styles = {name: style for style, name in enumerate(rows)}
     learning: dict[str, Learning] = {}
@@ -160,11 +134,7 @@ def widen(panels: Sequence[Panel]) -> list[Panel]:
 def client_panels(rows: Rows) -> list[Panel]:
     """Draw, a picture a row, how a metric is spread over clients: p10 to p90 around p50.
 
-    Args:
-        rows: Runs by the name of their row.
-
-    Returns:
-        The pictures, all with the same vertical axis; several seeds are averaged.
+    All have the same vertical axis; several seeds are averaged.
     """
     drawn: list[tuple[str, str, RunRecord, curves.Line, curves.Band]] = []
     for style, (name, runs) in enumerate(rows.items()):
@@ -205,14 +175,7 @@ def client_panels(rows: Rows) -> list[Panel]:
 
 
 def box_panels(rows: Rows) -> list[Panel]:
-    """Draw how final metrics are spread over clients: a picture a metric, a box a row.
-
-    Args:
-        rows: Runs by the name of their row.
-
-    Returns:
-        The pictures; none if no run has kept the percentiles.
-    """
+    """Draw how final metrics are spread over clients: a picture a metric, a box a row."""
     by_metric: dict[str, list[Box]] = {}
     for name, runs in rows.items():
         for metric in _final_headlines(runs):
@@ -244,12 +207,8 @@ def step_unit(run: RunRecord) -> str:
 def headline_keys(runs: Sequence[RunRecord]) -> list[str]:
     """Scalars of the rounds that show how well a row does.
 
-    Args:
-        runs: Runs of one row.
-
-    Returns:
-        The row's expected metrics on the split that was evaluated during training, "val" before
-        others; without any, one accuracy, or else one evaluation metric.
+    They are the row's expected metrics on the split that was evaluated during training, "val"
+    before others; without any, one accuracy, or else one evaluation metric.
     """
     logged = {key for run in runs for row in run.rounds for key in row if "/" in key}
     evaluated = sorted(filter(is_evaluation, logged))

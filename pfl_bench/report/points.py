@@ -17,13 +17,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 @dataclass(frozen=True)
 class Point:
-    """One row.
-
-    Attributes:
-        label: What the row is called.
-        price: What it paid; if the value was not reached, what it had paid at its end.
-        style: Index of the row, which fixes colour and mark.
-    """
+    """One row; if it did not reach the value, its price is what it had paid at its end."""
 
     label: str
     price: Price
@@ -31,12 +25,7 @@ class Point:
 
 
 def draw_points(identifier: str, points: Sequence[Point]) -> Picture:
-    """Draw rows as points; hollow ones did not reach the value and stand for all that they used.
-
-    Args:
-        identifier: See ``canvas.Picture``.
-        points: At least one.
-    """
+    """Draw rows as points; hollow ones did not reach the value and stand for all that they used."""
     texts = [
         f"{point.label}: {flops_text(point.price.flops)}, {bytes_text(point.price.bytes_up)} sent"
         + ("" if point.price.num_reached else ", not reached")

@@ -30,12 +30,6 @@ def records(runs: Iterable[RunRecord]) -> list[Record]:
     Runs belong together if name, configuration and data are the same: what may differ within a row
     (``pfl_bench.config.row_differences``) may differ here.
 
-    Args:
-        runs: Runs; unfinished ones are left out.
-
-    Returns:
-        A record an experiment, in the order in which they first occur.
-
     Raises:
         RunFolderError: A summary or an audit is damaged.
     """
@@ -50,11 +44,7 @@ def records(runs: Iterable[RunRecord]) -> list[Record]:
 def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Name runs so that none are taken for seeds of one row that differ in more.
 
-    Args:
-        runs: Runs, of which several experiments may have one name.
-
-    Returns:
-        The runs; each further experiment of a name has its place and its differences in the name.
+    Each further experiment of a name has its place and its differences in the name.
     """
     found: dict[str, dict[str, RunRecord]] = {}
     for run in runs:

@@ -48,12 +48,7 @@ _REMARKS = (Column("source", only="programs"), Column("note", only="programs"))
 
 
 def results_table(rows: Sequence[RowResult], has_epsilons: bool = True) -> Table:
-    """Make the table of results.
-
-    Args:
-        rows: The lines.
-        has_epsilons: Whether the table has the columns of epsilons.
-    """
+    """Make the table of results."""
     notes, marks = _footnotes(rows)
     columns = (*_COLUMNS, *(_EPSILONS if has_epsilons else ()), *_REMARKS)
     own = [row.measured_here for row in rows if row.published is not None]

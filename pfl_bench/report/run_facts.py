@@ -40,11 +40,7 @@ def run_table(runs: Sequence[RunRecord]) -> Table:
 
 
 def run_facts(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """Lists of a page about runs; files that differ in the seed alone are shown once.
-
-    Args:
-        runs: Runs, those of one row beside one another.
-    """
+    """Lists of a page about runs; files that differ in the seed alone are shown once."""
     shown: dict[str, RunRecord] = {}
     facts, size = [], 0
     for run in runs:

@@ -21,9 +21,6 @@ class RunRecord:
     """Content of a run folder.
 
     Attributes:
-        path: The run folder.
-        config_text: ``config.yaml`` as written.
-        config: ``config.yaml`` as parsed.
         rounds: Lines of ``metrics.jsonl``, each with "round"; non-finite numbers are floats.
         environment: ``environment.json``; empty when absent.
         statement: ``privacy.json``, and ``selection.json`` as "selection" where a sweep has chosen
@@ -113,14 +110,7 @@ class RunRecord:
         return self.statement is not None and self.statement.get("unit") != "none"
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """Rounds at which a scalar was logged, and its values there.
-
-        Args:
-            key: Name of the scalar, such as "val/accuracy".
-
-        Returns:
-            Two lists of the same length, empty if the scalar never occurs.
-        """
+        """Rounds at which a scalar such as "val/accuracy" was logged, and its values there."""
         points = [
             (int(row["round"]), value)
             for row in self.rounds
@@ -130,11 +120,7 @@ class RunRecord:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Find the run folders at and below a folder, sorted; nothing is read.
-
-    Raises:
-        RunFolderError: The folder is missing, or holds no run.
-    """
+    """Find the run folders at and below a folder, sorted; RunFolderError if there is none."""
     files = folder.rglob("config.yaml") if folder.is_dir() else iter(())
     found = sorted(file.parent for file in files if (file.parent / "environment.json").is_file())
     if not found:
@@ -146,13 +132,7 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def read_run(path: Path) -> RunRecord:
-    """Read a run folder.
-
-    Args:
-        path: The folder.
-
-    Returns:
-        What is there; a missing ``summary.json`` means an unfinished run.
+    """Read a run folder; a missing ``summary.json`` means an unfinished run.
 
     Raises:
         RunFolderError: The folder is missing, is none of ours, or has a damaged file.
@@ -200,11 +180,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def read_runs(paths: Sequence[Path], notice: Callable[[str], None]) -> list[RunRecord]:
-    """Read several run folders; one that cannot be read does not keep the others from being shown.
-
-    Args:
-        paths: The folders.
-        notice: Told of each folder that is left out, and why.
+    """Read several run folders; ``notice`` is told of each that cannot be read, which is left out.
 
     Raises:
         RunFolderError: None of them can be read.

@@ -43,9 +43,6 @@ class Curve:
     Attributes:
         x: Rounds, or means of another scalar at those rounds.
         y: Means there, all finite.
-        low: Lowest seed.
-        high: Highest seed.
-        num_runs: Runs that it is made of.
     """
 
     x: list[float]
@@ -66,8 +63,6 @@ class Chart:
 
     Attributes:
         x: "step", or a scalar of ``X_AXES``.
-        x_label: What the horizontal axis has.
-        y: Name of the scalar.
         lines: Name of the row's runs, what the row is called, and its style.
         band: Scalars of a range around the line; None for the range of the seeds.
         log: Whether the vertical axis begins as a logarithmic one.
@@ -98,16 +93,10 @@ def is_evaluation(key: str) -> bool:
 
 
 def curve_of(runs: Sequence[RunRecord], y: str, x: str = STEP, scale: float = 1.0) -> Curve | None:
-    """Average a row's seeds where all of them have finite values.
+    """Average a row's seeds where all of them have finite values; None if there is no such point.
 
-    Args:
-        runs: Runs of one row; those that never logged ``y`` are left out.
-        y: Name of the scalar.
-        x: "step" for rounds, else the scalar whose mean at each round is the horizontal axis.
-        scale: Factor of the horizontal axis.
-
-    Returns:
-        The curve; None if there is no such point.
+    Runs that never logged ``y`` are left out. The horizontal axis is rounds ("step"), or the scalar
+    ``x``, its mean at each round, times ``scale``.
     """
     tables = []
     for run in speaking(runs):
@@ -140,15 +129,10 @@ def _finite(run: RunRecord, key: str) -> dict[int, float]:
 
 
 def numbers(rows: Rows, kept: Sequence[str] = ()) -> str:
-    """The scalars of all runs, for the page's script.
+    """The scalars of all runs as a JSON object that is safe inside a ``script`` element.
 
-    Args:
-        rows: Runs by the name of their row.
-        kept: Scalars over clients that charts need; others of their kind are left out.
-
-    Returns:
-        A JSON object that is safe inside a ``script`` element: "rows", each with its unit and the
-        columns of its runs, thinned where there are many, and the axes to choose from.
+    It has "rows", each with its unit and the columns of its runs, thinned where there are many, and
+    the axes to choose from. Of scalars over clients there are those of ``kept`` alone.
     """
     chosen = {name: speaking(runs) for name, runs in rows.items()}
     keys = _varying(chosen, kept)

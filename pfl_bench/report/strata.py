@@ -17,13 +17,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Strata:
-    """The best and the worst values of one column in one run.
-
-    Attributes:
-        title: Row, seed, split and column.
-        count: How many values there are, which were left out, and what they are ordered by.
-        tables: The best, the best first, and the worst, the worst first; one where it holds all.
-    """
+    """The best and the worst values of one column in one run, one table where it holds all."""
 
     title: str
     count: str
@@ -31,11 +25,7 @@ class Strata:
 
 
 def strata_tables(runs: Sequence[RunRecord]) -> list[Strata]:
-    """Tables of all columns of a row's first finished run that has some.
-
-    Args:
-        runs: Runs of one row.
-    """
+    """Tables of all columns of a row's first finished run that has some."""
     for run in runs:
         if not run.strata or run.summary is None:
             continue

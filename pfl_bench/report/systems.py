@@ -30,14 +30,10 @@ _POINTS = 257
 
 
 def system_panels(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, list[Panel]]]:
-    """Draw what runs with simulated devices have kept of them.
+    """Draw what runs with simulated devices have kept of them: titles with their pictures.
 
-    Args:
-        groups: Runs by the name of their row.
-
-    Returns:
-        Titles with their pictures: metrics over simulated time, a first round of each row, and
-        each source of devices once. Empty for runs without devices.
+    They are metrics over simulated time, a first round of each row, and each source of devices
+    once.
 
     Raises:
         RunFolderError: A file of a run folder is damaged.
@@ -73,11 +69,7 @@ def system_panels(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, 
 
 
 def read_devices(folder: Path) -> Devices:
-    """Read the devices that a run has kept.
-
-    Raises:
-        RunFolderError: Their file is damaged.
-    """
+    """Read the devices that a run has kept; RunFolderError if their file is damaged."""
     try:
         return read_trace_file(folder / DEVICES)
     except DataError as error:
@@ -102,13 +94,8 @@ def _read_timelines(folder: Path) -> list[tuple[int, RoundTimeline]]:
 def device_panels(identifier: str, devices: Devices) -> list[Panel]:
     """Draw what devices can do and when they are available (FedScale's figures 4 and 5).
 
-    Args:
-        identifier: See ``canvas.Picture``.
-        devices: Made-up ones are named as generated in each title.
-
-    Returns:
-        The distributions of latency and bandwidth, the number available over the period, and the
-        distribution of the lengths of slots; the last two only if not all are always available.
+    These are the distributions of latency and bandwidth and, unless all are always available, the
+    number available over the period and the distribution of the lengths of slots.
     """
     slots = devices.availability
     made_up = " (generated)" if devices.is_generated else ""
@@ -128,14 +115,7 @@ def device_panels(identifier: str, devices: Devices) -> list[Panel]:
 def timeline_panel(
     identifier: str, title: str, timeline: RoundTimeline, is_generated: bool
 ) -> Panel:
-    """Draw what the participants of a round did when (FedScale's figure 15).
-
-    Args:
-        identifier: See ``canvas.Picture``.
-        title: What round it is.
-        timeline: At least one participant; a bar each, those who stopped first at the top.
-        is_generated: Whether the devices are made up.
-    """
+    """Draw what a round's participants did when, a bar each (FedScale's figure 15)."""
     order = np.argsort(timeline.stop, kind="stable")
     spans = np.stack([timeline.download_s, timeline.compute_s, timeline.upload_s])[:, order]
     begins = np.cumsum(spans, axis=0) - spans
@@ -184,16 +164,9 @@ def clock_panel(
     rows: Mapping[str, Sequence[RunRecord]],
     is_generated: bool,
 ) -> Panel | None:
-    """Draw a metric over the simulated time of runs (FedScale's figure 12a).
+    """Draw a metric over the simulated time of runs (FedScale's figure 12a), a line a row.
 
-    Args:
-        identifier: See ``canvas.Picture``.
-        metric: Name such as "val/accuracy".
-        rows: Runs by the name of their row; a line each.
-        is_generated: Whether the devices of any of them are made up.
-
-    Returns:
-        The picture; None if no run has both the metric and a clock.
+    None if no run has both the metric and a clock.
     """
     found = [
         (name, runs[0].name, style, curve)

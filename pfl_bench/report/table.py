@@ -43,8 +43,6 @@ class Column:
     """One column.
 
     Attributes:
-        heading: What stands above it.
-        is_number: Whether it is flush right.
         only: "people" for a column that CSV lacks, "programs" for one that CSV alone has.
         alias: What ``choose`` knows it by, too.
         shows_alias: Whether people read the alias above it.
@@ -62,12 +60,9 @@ class Cell:
     """A cell that is more than one text.
 
     Attributes:
-        text: What people read.
         value: What CSV has: a number, shortest text that reads back the same; None for nothing.
-        detail: Follows the text in parentheses; stands below it on a page.
         page_detail: Stands below both, on a page that has room for a detail.
         page_text: What a page has in the place of the text.
-        style: CSS classes on a page.
         note: Number of the table's note that belongs to it, from 1.
     """
 
@@ -90,9 +85,7 @@ class Table:
     """One table.
 
     Attributes:
-        columns: The columns.
         rows: A cell a column; a plain text is a cell whose value is that text.
-        notes: What stands below.
         has_numbered_notes: Whether cells refer to the notes by their numbers.
         title: What is in the table: LaTeX's caption and label.
         is_chosen: Whether the columns were asked for, so that none is left out.
@@ -113,14 +106,7 @@ class Table:
         to_left: Collection[int] = (0,),
         notes: Sequence[str] = (),
     ) -> Table:
-        """Make a table whose columns are all for everybody.
-
-        Args:
-            headings: A heading a column.
-            rows: A cell a column.
-            to_left: Places of the columns that are flush left; the others are flush right.
-            notes: What stands below.
-        """
+        """Make a table for everybody, flush right but in the columns ``to_left`` (their places)."""
         columns = tuple(Column(text, place not in to_left) for place, text in enumerate(headings))
         return cls(columns, tuple(map(tuple, rows)), tuple(notes))
 
@@ -131,9 +117,6 @@ class Table:
 
     def write(self, fmt: TableFormat) -> str:
         """Write the table in one of the formats of the command line, ending in a newline.
-
-        Args:
-            fmt: "md", "csv" or "latex".
 
         Raises:
             ValueError: ``fmt`` is none of the three.
@@ -161,14 +144,9 @@ class Table:
         return "\n".join([*text, *([""] if notes else []), *notes]) + "\n"
 
     def choose(self, names: Sequence[str], reader: Reader = "people") -> Table:
-        """The table with these columns alone, in this order.
+        """The table with these headings alone, in this order.
 
-        Args:
-            names: Headings.
-            reader: Whose columns there are to choose from: "programs" for CSV.
-
-        Raises:
-            ConfigError: A name is none of the headings.
+        There are those that ``reader`` has to choose from; another one is a ConfigError.
         """
         own = [(c, place) for place, c in enumerate(self.columns) if c.only in (None, reader)]
         places = {column.heading: place for column, place in own}
@@ -188,15 +166,7 @@ class Table:
         )
 
     def with_columns(self, columns: str | None, fmt: TableFormat | None) -> Table:
-        """The table as the command-line option ``--columns`` wants it.
-
-        Args:
-            columns: Headings between commas; None for the table as it is.
-            fmt: The format that is written.
-
-        Raises:
-            ConfigError: See ``choose``.
-        """
+        """The table as ``--columns`` wants it: headings between commas, or None for all."""
         if columns is None:
             return self
         names = [name.strip() for name in columns.split(",")]

@@ -11,13 +11,7 @@ _GAP = "  "
 
 @dataclass(frozen=True)
 class TextColumn:
-    """One column as texts.
-
-    Attributes:
-        heading: What stands above it.
-        cells: A cell's lines; what belongs to a number stands below it.
-        is_number: Whether it is flush right, and never broken.
-    """
+    """One column, and each cell's lines; one of numbers is flush right and never broken."""
 
     heading: str
     cells: Sequence[Sequence[str]]
@@ -27,9 +21,7 @@ class TextColumn:
 def side_by_side(columns: Sequence[TextColumn], width: int) -> list[str]:
     """Lines of columns; those that do not fit go on below, beside the first column again.
 
-    Args:
-        columns: At least one, all of the same length.
-        width: Characters of a line. A number of more is not cut.
+    A number of more than ``width`` characters is not cut.
     """
     limit = max(8, (width - len(_GAP)) // 2)
     boxes = [_box(column, limit) for column in columns]
@@ -50,12 +42,7 @@ def side_by_side(columns: Sequence[TextColumn], width: int) -> list[str]:
 
 
 def one_below_another(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
-    """Lines of headings and values, the values flush.
-
-    Args:
-        pairs: Headings and values.
-        width: Characters of a line.
-    """
+    """Lines of at most ``width`` characters of headings and values, the values flush."""
     indent = max((len(heading) for heading, _ in pairs), default=0) + len(_GAP)
     return [
         line

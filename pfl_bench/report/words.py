@@ -25,14 +25,7 @@ _ADJACENCY = {
 
 @dataclass(frozen=True)
 class Claim:
-    """One of the two epsilons, in words.
-
-    Attributes:
-        kind: "simulated" or "actual".
-        epsilon: The number, with delta beside it.
-        about: Whose guarantee it is.
-        detail: Population, cohort, sampling and noise.
-    """
+    """One of the two epsilons, in words."""
 
     kind: str
     epsilon: str
@@ -43,15 +36,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class StatementWords:
-    """A statement, ready for a page.
-
-    Attributes:
-        unit: What is protected.
-        claims: The simulated and the actual epsilon.
-        facts: Labels and values of everything else that the claims rest on.
-        not_covered: What an observer can learn outside the mechanism.
-        notes: Further sentences of the statement.
-    """
+    """A statement, ready for a page; the facts are what else the claims rest on."""
 
     unit: str
     claims: tuple[Claim, ...]
@@ -61,14 +46,10 @@ class StatementWords:
 
 
 def describe(statement: Mapping[str, Any]) -> StatementWords:
-    """Put a privacy statement into words.
+    """Put a privacy statement into words; members that it lacks are left out.
 
-    Args:
-        statement: Contents of ``privacy.json``; with those of ``selection.json`` as "selection" for
-            a run that a sweep has chosen.
-
-    Returns:
-        The words; members that the statement lacks are left out.
+    It is ``privacy.json``, with ``selection.json`` as "selection" for a run that a sweep has
+    chosen.
     """
     unit = str(statement.get("unit", "unknown"))
     clip = statement.get("clip")

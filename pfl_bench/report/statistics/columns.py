@@ -17,18 +17,12 @@ def column_statistics(store: Store) -> dict[str, Any]:
     """Count the values of a store's columns: the strata by which results can be told apart.
 
     A column is a field with one integer or bool an example, other than "targets", that has a list
-    of names or at most 256 values.
-
-    Args:
-        store: An open store; read in blocks.
+    of names or at most 256 values. ``DataError`` if a number has no name, or the file was cut.
 
     Returns:
         By column: "named", how many names its list has (None without one); and by split
         "splits": "distinct", how many values occur, and "counts", the examples of each value that
         occurs, by its name or number.
-
-    Raises:
-        DataError: A number has no name, or the file was cut.
     """
     names = {name: store.names(name) for name in store.name_lists}
     result: dict[str, Any] = {}

@@ -18,15 +18,7 @@ _STYLES = ("solid", "dashed", "dotted", "dashdot")
 
 
 def store_figures(statistics: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw what ``store_statistics`` gives.
-
-    Args:
-        statistics: The result of ``store_statistics``.
-
-    Returns:
-        Figures by name: "examples_per_user", "quantity_skew" and, with integer targets,
-        "labels".
-    """
+    """Draw "examples_per_user", "quantity_skew" and, of integer targets, "labels"."""
     parts = dict(statistics["splits"])
     if statistics["all_splits"] is not None and len(parts) > 1:
         parts[_ALL] = statistics["all_splits"]

@@ -22,11 +22,9 @@ def has_labels(split: StoreSplit) -> bool:
 
 
 def label_statistics(splits: Sequence[StoreSplit], num_classes: int) -> dict[str, Any]:
-    """Count labels and say how unequally users have them.
+    """Count labels of splits of different users, and say how unequally users have them.
 
-    Args:
-        splits: Splits of different users, taken as one; each ``has_labels``.
-        num_classes: Classes; labels are 0 to ``num_classes`` - 1.
+    A label outside 0 to ``num_classes`` - 1 is a ``DataError``, and so is a file that was cut.
 
     Returns:
         - "counts": class to occurrences, for classes that occur;
@@ -38,9 +36,6 @@ def label_statistics(splits: Sequence[StoreSplit], num_classes: int) -> dict[str
           that others lack.
 
         Users without any label are left out of both means, which are None if all users are.
-
-    Raises:
-        DataError: A label is outside 0 to ``num_classes`` - 1, or the file was cut.
     """
     pooled = np.zeros(num_classes, dtype=np.int64)
     for _, labels in _blocks(splits, num_classes):

@@ -22,12 +22,7 @@ _CHARACTERS_PER_INCH = 14
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of the pictures if it is not there.
-
-    Raises:
-        DataError: There is a file at, or on the way to, that path, or the system refuses to make
-            the folder there.
-    """
+    """Make the folder of the pictures if it is not there; DataError if that cannot be."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -63,17 +58,10 @@ def picture_style() -> AbstractContextManager[None]:
 def write_pictures(
     figures: Mapping[str, Figure], folder: Path, heading: str, notice: str | None
 ) -> list[Path]:
-    """Write each figure to ``folder/NAME.png``, whole or not at all.
+    """Write each figure to ``folder/NAME.png``, whole or not at all, in the order of ``figures``.
 
-    Args:
-        figures: Figures by name, drawn under ``picture_style``.
-        folder: An existing folder.
-        heading: What data it is: stands above every picture.
-        notice: What must be said wherever the data are shown: stands below every picture, in
-            red, and in the file's "Description"; None if there is nothing.
-
-    Returns:
-        The files, in the order of ``figures``.
+    ``heading``, what data it is, stands above every picture. ``notice``, what must be said wherever
+    the data are shown, stands below in red, and in the file's "Description".
     """
     paths = []
     for name, figure in figures.items():

@@ -19,11 +19,7 @@ _WIDE = 20
 
 
 def sizes_over_splits(splits: Sequence[StoreSplit]) -> NDArray[np.int64]:
-    """Examples of each user over all splits together, whether or not splits share users.
-
-    Returns:
-        Shape (U,), in no particular order; U counts a user of several splits once.
-    """
+    """Examples of each user over all splits, shape (U,), a user of several counted once."""
     if len(splits) == 1:
         return np.diff(splits[0].offsets)
     totals: Counter[str] = Counter()
@@ -35,11 +31,7 @@ def sizes_over_splits(splits: Sequence[StoreSplit]) -> NDArray[np.int64]:
 
 
 def size_statistics(sizes: NDArray[np.int64]) -> dict[str, Any]:
-    """Mean, spread and percentiles of users' sizes; ``store_statistics`` says which.
-
-    Args:
-        sizes: Shape (U,), examples of each user, at least one user.
-    """
+    """Mean, spread and percentiles of users' sizes, shape (U,); see ``store_statistics``."""
     mean, sd = float(sizes.mean()), float(sizes.std())
     percentiles = np.percentile(sizes, PERCENTILES)
     return {
@@ -56,9 +48,6 @@ def size_statistics(sizes: NDArray[np.int64]) -> dict[str, Any]:
 
 def quantity_skew(sizes: NDArray[np.int64]) -> dict[str, Any]:
     """Quantity skew: shares of all examples that the largest users hold.
-
-    Args:
-        sizes: Shape (U,), examples of each user, at least one each.
 
     Returns:
         - "largest_users": the smallest number k of largest users who hold at least as many
@@ -88,10 +77,7 @@ def quantity_skew(sizes: NDArray[np.int64]) -> dict[str, Any]:
 
 
 def size_histogram(sizes: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-    """Count users by size, in the same bins for all splits.
-
-    Args:
-        sizes: For each split the users' sizes, shape (U,), at least 1 each.
+    """Count users by size (arrays of shape (U,), at least 1 each), in the same bins for all splits.
 
     Returns:
         "edges", B + 1 integers: bin b has the sizes ``edges[b]`` to ``edges[b + 1] - 1``; the bins

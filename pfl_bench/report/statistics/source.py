@@ -24,14 +24,7 @@ _ROWS = (
 
 
 def source_lines(extra: Mapping[str, Any]) -> list[str]:
-    """Lay out what the source held and how that differs from what was published.
-
-    Args:
-        extra: The store's further facts.
-
-    Returns:
-        Lines, the first of them empty; none for a store that does not say what its source held.
-    """
+    """Lay out what the source held, and how that differs; no line if the store is silent."""
     source = next((fact for fact in extra.values() if _is_comparison(fact)), None)
     if source is None:
         return []

@@ -26,9 +26,6 @@ def store_statistics(store: Store) -> dict[str, Any]:
     Labels are the elements of the field "targets" if it is of integer kind: one an example, or
     several for targets of a shape or ragged ones; every element counts.
 
-    Args:
-        store: An open store; read in blocks of whole users.
-
     Returns:
         "path", "task", "facts" (as ``DataFacts``); "size_histogram" (``size_histogram``, with
         "all" for all splits together where there are several); "all_users", the first three of
@@ -43,9 +40,6 @@ def store_statistics(store: Store) -> dict[str, Any]:
           m3 / m2^1.5; None if all users are of one size);
         - "quantity_skew": as ``quantity_skew`` says;
         - "labels": None without integer targets, else as ``label_statistics`` says.
-
-    Raises:
-        DataError: The file is damaged, or was cut after it was opened.
 
     Source:
         Caldas et al. 2018 (LEAF), table 1, has users, examples, mean and standard deviation;

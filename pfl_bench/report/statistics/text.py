@@ -17,16 +17,10 @@ _ALL = "all"
 
 
 def format_statistics(statistics: Mapping[str, Any]) -> str:
-    """Lay out what ``store_statistics`` gives as a plain text table.
+    """Lay out what ``store_statistics`` gives as a plain text table, without a trailing newline.
 
-    Args:
-        statistics: The result of ``store_statistics``.
-
-    Returns:
-        Lines without a trailing newline: facts, a row a split, what the source held if the store
-        says so, the histogram of users' sizes, the commonest labels, and the columns. A row "all"
-        has all splits together where there are several; of labels and skew, where these are of
-        different users.
+    A row "all" has all splits together where there are several; of labels and skew, where these are
+    of different users.
     """
     facts = statistics["facts"]
     parts = dict(statistics["splits"])
