@@ -53,18 +53,7 @@ def assemble(
     names: Mapping[str, Sequence[str]],
     attributes: Mapping[str, Any],
 ) -> None:
-    """Write a whole store, in blocks, and synchronise it to disk.
-
-    Args:
-        path: The file to write; it must not exist.
-        spools: The data of each split, frozen.
-        fields: What each example has, by name.
-        names: Lists of names, checked.
-        attributes: Further attributes of the root: strings and integers.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write a whole store from frozen spools to a new file, in blocks, and synchronise it."""
     splits = ordered_splits(spools)
     arrays = [array for name in splits for array in _arrays(name, spools[name], fields)]
     arrays.extend(array for name in sorted(names) for array in _name_arrays(name, names[name]))

@@ -16,11 +16,7 @@ from pfl_bench.types import DataError
 
 
 def check_client_id(client_id: str, where: str) -> None:
-    """Refuse an identifier that is not plain text.
-
-    Raises:
-        DataError: Not a string, empty, with a NUL, or not encodable as UTF-8.
-    """
+    """Refuse an identifier that is no text, empty, has a NUL or is not valid Unicode."""
     if not isinstance(client_id, str) or not client_id or "\0" in client_id:
         raise DataError(
             f"{where}: the client identifier must be a non-empty string without NUL characters."
@@ -29,15 +25,7 @@ def check_client_id(client_id: str, where: str) -> None:
 
 
 def check_names(values: Sequence[str], where: str) -> list[str]:
-    """Refuse names that cannot be told apart or written.
-
-    Args:
-        values: The names, in the order of the numbers that they spell out.
-        where: File and list, for messages.
-
-    Raises:
-        DataError: A name is no string, is empty, is not encodable as UTF-8 or comes twice.
-    """
+    """Refuse, by a DataError, names that are no text, empty, no valid Unicode or come twice."""
     places: dict[str, int] = {}
     for place, value in enumerate(values):
         if not isinstance(value, str) or not value:
@@ -65,19 +53,11 @@ def _check_unicode(text: str, what: str) -> None:
 def columns_of(
     arrays: Mapping[str, Any], fields: Mapping[str, FieldSpec], num_classes: int | None, where: str
 ) -> tuple[int, dict[str, NDArray[Any]]]:
-    """Check what one ``append`` brings and turn it into the columns of a spool.
+    """Check what one ``append`` brings, and turn it into the columns of a spool.
 
-    Args:
-        arrays: One value a field, shape (n, *shape), or n 1-d arrays if ragged.
-        fields: The fields of the store.
-        num_classes: Classes of an integer field "targets"; None leaves it unchecked.
-        where: File, split and client, for messages.
-
-    Returns:
-        The number n of examples, and a C-contiguous array a column in the dtype of the file.
-
-    Raises:
-        DataError: As ``StoreWriter.append`` says.
+    These are the number n of examples, and a C-contiguous array a column in the dtype of the file.
+    ``num_classes`` is that of an integer field "targets"; None leaves it unchecked. ``DataError``
+    as ``StoreWriter.append`` says.
     """
     if arrays.keys() != fields.keys():
         missing, unknown = sorted(fields.keys() - arrays.keys()), sorted(arrays.keys() - fields)
@@ -183,9 +163,6 @@ def check_train_differs_from_test(
     Splits by example share clients rightly. But if every client of both has exactly the same
     examples in both, in whatever order, then the source was not split. The comparison stops at
     the first client that differs, so that it costs next to nothing on sound data.
-
-    Raises:
-        DataError: Every client of both splits has the same examples in both.
     """
     common = sorted(train.clients.keys() & test.clients.keys())
     if not common:

@@ -22,15 +22,10 @@ def checks_content(name: str) -> bool:
 
 
 def find_damage(path: Path, name: str) -> str | None:
-    """Read a file through, as its name says what it is.
+    """Read a file through, as its published name says what it is; returns what is wrong, or None.
 
-    Args:
-        path: The file.
-        name: Its published name: ``.gz`` and ``.tgz`` are unpacked, which verifies their CRC-32;
-            ``.json`` is parsed; any other file passes.
-
-    Returns:
-        What is wrong, or None.
+    ``.gz`` and ``.tgz`` are unpacked, which verifies their CRC-32; ``.json`` is parsed; others
+    pass.
     """
     if name.endswith((".gz", ".tgz")):
         try:
@@ -52,13 +47,9 @@ def find_damage(path: Path, name: str) -> str | None:
 
 
 def find_text_damage(path: Path) -> str | None:
-    """Read a text file through: all that can be asked of one whose length nobody states.
+    """Read a text file through, all that can be asked of one whose length nobody states.
 
-    Args:
-        path: The file; must be UTF-8, without NUL, with at least one line that is not blank.
-
-    Returns:
-        What is wrong, or None.
+    It must be UTF-8, without NUL, with at least one line that is not blank; returns what is wrong.
     """
     blank = True
     try:
@@ -73,13 +64,9 @@ def find_text_damage(path: Path) -> str | None:
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """Read a folder's ``SHA256SUMS``, in the format of sha256sum.
+    """Read a folder's ``SHA256SUMS``, in the format of sha256sum: by file name, "sha256:<hex>".
 
-    Returns:
-        By file name, "sha256:<hex>"; empty if there is no such file.
-
-    Raises:
-        DataError: It has a line of another kind.
+    It is empty if there is no such file; a line of another kind is a DataError.
     """
     path = folder / SUMS
     if not path.is_file():
@@ -98,13 +85,7 @@ def read_sums(folder: Path) -> dict[str, str]:
 
 
 def record_sum(folder: Path, name: str, digest: str) -> None:
-    """Write a file's sum into the folder's ``SHA256SUMS``, in one step.
-
-    Args:
-        folder: The folder.
-        name: Name of the file.
-        digest: "sha256:<hex>".
-    """
+    """Write a file's sum, "sha256:<hex>", into the folder's ``SHA256SUMS``, in one step."""
     sums = read_sums(folder) | {name: digest}
     lines = [f"{value.partition(':')[2]}  {key}\n" for key, value in sorted(sums.items())]
     write_atomically(folder / SUMS, "".join(lines))

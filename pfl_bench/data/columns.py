@@ -38,13 +38,7 @@ class Descriptor:
 
 
 class Column:
-    """One dataset: rows of one shape and dtype.
-
-    Args:
-        dataset: An open HDF5 dataset that ``open_column`` has checked.
-        descriptor: The store's descriptor.
-        where: File, split and field, for messages.
-    """
+    """One dataset that ``open_column`` has checked: rows of one shape and dtype."""
 
     def __init__(self, dataset: Any, descriptor: Descriptor, where: str) -> None:
         self._dataset = dataset
@@ -118,15 +112,9 @@ class Column:
 
 
 class RaggedColumn:
-    """A ragged field: items one after another, and where each example's items begin.
+    """A ragged field: items one after another, those of example e at ``bounds[e]:bounds[e + 1]``.
 
-    Args:
-        items: The items of all examples.
-        bounds: Example e owns the items ``bounds[e]:bounds[e + 1]``.
-        where: File, split and field, for messages.
-
-    Raises:
-        DataError: ``bounds`` does not begin at the first item or end at the last.
+    ``DataError`` if the bounds do not begin at the first item or end at the last.
     """
 
     def __init__(self, items: Column, bounds: Column, where: str) -> None:
@@ -177,13 +165,7 @@ def open_column(
 ) -> Column:
     """Check that a dataset is what the store says it is and lies within the file.
 
-    Args:
-        group: The split's HDF5 group.
-        name: Name of the dataset.
-        spec: Dtype and shape of a row.
-        rows: Rows that it must have; None for any number.
-        descriptor: The store's descriptor.
-        where: File, split and field, for messages.
+    ``rows`` is the number that it must have; None for any.
 
     Raises:
         DataError: The dataset is missing, has another dtype or shape, or reaches past the end.

@@ -27,6 +27,7 @@ from pfl_bench.data.checksums import (
 from pfl_bench.files import regular
 from pfl_bench.types import DataError, PluginError, RemoteFile
 
+# Called with a file's name, the bytes that are there and, if known, its bytes.
 Progress = Callable[[str, int, int | None], None]
 
 TIMEOUT_S = 30.0
@@ -52,15 +53,6 @@ def download(
     read through if its name says how (gzip's CRC-32, JSON). Where the server declares none, such
     content must do; a ``.txt`` must then be UTF-8 text of at least one line. Its SHA-256 goes into
     ``SHA256SUMS`` in the folder; what is recorded there is its digest from then on.
-
-    Args:
-        files: What to fetch.
-        target: Folder for the files; made if absent.
-        progress: Called with the file's name, the bytes that are there and, if known, its bytes.
-        advice: Ends the message when a file cannot be had: how to go on without it.
-
-    Returns:
-        The files' paths, in the order of ``files``.
 
     Raises:
         DataError: No mirror gives a file; a file of that name but other content is there;

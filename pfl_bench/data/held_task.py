@@ -26,15 +26,7 @@ _HELD: WeakValueDictionary[str, HeldTask] = WeakValueDictionary()
 class HeldTask:
     """Data, loss and model that were given as objects; ``pfl_bench.in_memory_task`` makes one.
 
-    Attributes:
-        name: What the user calls it.
-        splits: The splits by name.
-        facts: What is known of the data.
-        metrics: Names of the metric families.
-        loss: From outputs and targets to the mean loss of a batch.
-        make_model: Makes the model.
-        model_name: Name of what makes it.
-        code: Digest of the code of model and loss.
+    ``loss`` gives the mean of a batch, and ``code`` is the digest of the code of model and loss.
     """
 
     name: str
@@ -56,11 +48,7 @@ class HeldTask:
         return tuple(self.splits)
 
     def split(self, name: str) -> InMemorySplit:
-        """Open one split.
-
-        Raises:
-            DataError: There is no split of that name.
-        """
+        """Open one split; DataError if there is none of that name."""
         return split_named(name, self.splits, self.name)
 
     def section(self) -> dict[str, Any]:
@@ -71,10 +59,6 @@ class HeldTask:
         """Overrides by which a row trains the task, by dotted key with ``__`` for the dot.
 
         Published numbers go, and so do splits to evaluate that this task lacks.
-
-        Args:
-            row: The row as its file has it.
-            name: The row's, where it has none.
         """
         lists = {"splits": [], "final_splits": ["test"], **(row.get("evaluation") or {})}
         kept = {
@@ -113,11 +97,7 @@ class HeldOptions(BaseModel):
         self._task = _HELD.get(self.content + self.code)
 
     def task(self) -> HeldTask:
-        """The task.
-
-        Raises:
-            DataError: This process does not have it.
-        """
+        """The task; DataError if this process does not have it."""
         self._task = self._task or _HELD.get(self.content + self.code)
         if self._task is None:
             raise DataError(

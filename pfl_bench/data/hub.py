@@ -27,15 +27,6 @@ def download_from_hub(
     All files are of one commit, the newest. Their folders in the repository are left out. The
     variable HF_ENDPOINT names another Hub than https://huggingface.co.
 
-    Args:
-        dataset: What to fetch.
-        target: Folder for the files; made if absent.
-        progress: Called with the file's name, the bytes that are there and its bytes.
-        advice: Ends the message when a file cannot be had: how to go on without the Hub.
-
-    Returns:
-        The files' paths.
-
     Raises:
         DataError: ``huggingface_hub`` is not installed, the Hub cannot be reached or refuses, a
             file is there with other content, a digest or the number of rows is not as published,

@@ -17,11 +17,7 @@ Split = TypeVar("Split", bound="InMemorySplit")
 
 
 def split_named(name: str, splits: Mapping[str, Split], task: str) -> Split:
-    """Give one of a task's splits.
-
-    Raises:
-        DataError: There is no split of that name.
-    """
+    """Give one of a task's splits; DataError if there is none of that name."""
     if name not in splits:
         raise DataError(f"task {task} has no split {name!r}; choose from {', '.join(splits)}")
     return splits[name]

@@ -90,12 +90,7 @@ class FieldSpec:
 
 
 def check_split_name(name: str) -> None:
-    """Refuse a split name that cannot be an HDF5 group of its own.
-
-    Raises:
-        ValueError: The name is empty, has characters other than letters, digits, "_" and "-", or
-            is the layout's own.
-    """
+    """Refuse, by a ValueError, a split name that cannot be an HDF5 group of its own."""
     if name == NAMES:
         raise ValueError(
             f"split {name!r} has a name that the layout needs for lists of names; choose another."
@@ -108,11 +103,7 @@ def check_split_name(name: str) -> None:
 
 
 def check_field_names(names: Iterable[str]) -> None:
-    """Refuse field names that clash with one another or with the layout's own.
-
-    Raises:
-        ValueError: No field, a malformed name, a reserved name, or one that a ragged field needs.
-    """
+    """Refuse, by a ValueError, no fields, or names that clash, also with the layout's own."""
     names = list(names)
     if not names:
         raise ValueError("fields is empty: a store needs at least one field, such as 'inputs'.")
@@ -129,11 +120,7 @@ def check_field_names(names: Iterable[str]) -> None:
 
 
 def check_list_name(name: str) -> None:
-    """Refuse the name of a list of names that cannot be a dataset of its own.
-
-    Raises:
-        ValueError: The name is malformed, or one that the offsets of a list have.
-    """
+    """Refuse, by a ValueError, a name of a list of names that cannot be a dataset of its own."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name.endswith("_offsets"):
         raise ValueError(
             f"list of names {name!r}: a letter, then letters, digits, '_' or '-', and not "

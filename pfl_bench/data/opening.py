@@ -39,11 +39,7 @@ def damaged(path: Path, what: str) -> DataError:
 
 
 def open_file(path: Path) -> Any:
-    """Open an HDF5 file for reading.
-
-    Raises:
-        DataError: The file is missing, is a folder, is not HDF5, is cut, or cannot be opened.
-    """
+    """Open an HDF5 file for reading; DataError if it is missing, cut or not HDF5."""
     if not path.exists():
         raise DataError(
             f"{path}: no such file. Check the path, or make the store with "
@@ -182,16 +178,9 @@ def read_fields(announced: Mapping[str, Any], path: Path) -> dict[str, FieldSpec
 def read_offsets(
     group: Any, descriptor: Descriptor, counts: Mapping[str, int], where: str
 ) -> NDArray[np.int64]:
-    """Read and check where each user's examples begin.
+    """Read and check where each user's examples begin; shape (U + 1,), int64.
 
-    Args:
-        group: The split's HDF5 group.
-        descriptor: The store's descriptor.
-        counts: The announced number of "users" and "examples".
-        where: File and split, for messages.
-
-    Returns:
-        Shape (U + 1,), int64.
+    ``counts`` is the announced number of "users" and "examples".
 
     Raises:
         DataError: No user, a user without examples, or not what was announced.
@@ -221,12 +210,7 @@ def read_offsets(
 
 
 def decode_client_ids(text: NDArray[np.uint8], bounds: NDArray[np.int64], where: str) -> list[str]:
-    """Turn a split's identifiers into strings.
-
-    Args:
-        text: All identifiers in UTF-8, one after another.
-        bounds: Shape (U + 1,): user u's is ``text[bounds[u]:bounds[u + 1]]``.
-        where: File and split, for messages.
+    """Turn a split's identifiers, ``text[bounds[u]:bounds[u + 1]]`` in UTF-8, into strings.
 
     Raises:
         DataError: The bounds do not divide the text, it is not UTF-8, or the identifiers do not
@@ -240,12 +224,7 @@ def decode_client_ids(text: NDArray[np.uint8], bounds: NDArray[np.int64], where:
 
 
 def decode_names(text: NDArray[np.uint8], bounds: NDArray[np.int64], where: str) -> list[str]:
-    """Turn a list of names into strings.
-
-    Args:
-        text: All names in UTF-8, one after another.
-        bounds: Shape (V + 1,): name v is ``text[bounds[v]:bounds[v + 1]]``.
-        where: File and list, for messages.
+    """Turn a list of names, ``text[bounds[v]:bounds[v + 1]]`` in UTF-8, into strings.
 
     Raises:
         DataError: The bounds do not divide the text, it is not UTF-8, or a name comes twice.

@@ -92,12 +92,7 @@ class StoreSplit:
         return decode_client_ids(self._ids.read(0, self._ids.num_rows), bounds, self._where)
 
     def read(self, field: str, start: int, stop: int) -> Any:
-        """Read a field of the examples ``start:stop``.
-
-        Args:
-            field: Name of the field.
-            start: First example, counted over all users of the split.
-            stop: One past the last example.
+        """Read a field of the examples ``start:stop``, counted over all users of the split.
 
         Returns:
             A fresh writable array of shape (stop - start, *shape); for a ragged field a list of

@@ -31,11 +31,7 @@ class _Unpickler(pickle.Unpickler):
     """Admits plain values and builtin containers of them."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Look a name up that the pickle wants to use.
-
-        Raises:
-            _RefusedError: It is none of the builtin types that are admitted.
-        """
+        """Look up a name that the pickle wants to use; refused unless it is admitted."""
         if module in _MODULES and name in _TYPES:
             return getattr(builtins, name)
         raise _RefusedError(f"{module}.{name}")
@@ -51,13 +47,6 @@ class _RefusedError(Exception):
 
 def load_builtin_pickle(path: Path) -> Any:
     """Read a pickle of protocol 0 to 5 that holds plain data and nothing else.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The value: None, booleans, numbers, str, bytes and dict, list, tuple, set and frozenset of
-        them.
 
     Raises:
         DataError: The file is missing, is no pickle, is damaged or has more behind its end, wants

@@ -21,14 +21,6 @@ class Spool:
 
     A segment is what one ``append`` brought: rows of one client. A column is one temporary file;
     a ragged field has two, its items and the number of items of each example.
-
-    Args:
-        folder: Existing folder for the temporary files; the caller removes it.
-        split: Name of the split, part of the files' names.
-        fields: The fields of the store.
-
-    Raises:
-        OSError: A temporary file cannot be made.
     """
 
     def __init__(self, folder: Path, split: str, fields: Mapping[str, FieldSpec]) -> None:
@@ -59,13 +51,7 @@ class Spool:
         self._files[name] = open(folder / f"{split}.{name}.raw", "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115
 
     def append(self, client_id: str, count: int, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Add one segment.
-
-        Args:
-            client_id: Owner of the segment.
-            count: Examples in it.
-            columns: A C-contiguous array a column, in the dtype of the file.
-        """
+        """Add a segment of ``count`` examples: C-contiguous arrays in the dtype of the file."""
         for name, rows in columns.items():
             if rows.size:
                 self._files[name].write(rows.reshape(-1).view(np.uint8).data)
@@ -78,8 +64,7 @@ class Spool:
     def freeze(self) -> None:
         """End appending: hand the buffers to the operating system, index the segments.
 
-        Raises:
-            OSError: The disk is full, or an append was broken off and left columns unequal.
+        ``OSError`` if the disk is full, or an append was broken off and left columns unequal.
         """
         for name, file in self._files.items():
             file.flush()
@@ -140,11 +125,7 @@ class Spool:
         return sum(self.total_rows(name) * size for name, size in self._row_bytes.items())
 
     def segment_order(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Order of segments that sorts clients by ``ranks`` and keeps each client's own order.
-
-        Args:
-            ranks: Shape (U,), the place of each client, in the order of ``clients``.
-        """
+        """Order of segments that sorts clients by ``ranks``, shape (U,), stable within each."""
         return np.argsort(ranks[_as_int64(self._owners)], kind="stable").astype(np.int64)
 
     def segments_by_client(self) -> Callable[[str], NDArray[np.int64]]:
@@ -160,14 +141,9 @@ class Spool:
         return lambda client: order[ends[client - 1] if client else 0 : ends[client]]
 
     def gather(self, column: str, segments: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
-        """Read a column's rows in the order of ``segments``, in blocks of whole rows.
+        """Read a column's rows in the order of ``segments``, shape (S,), in blocks of whole rows.
 
-        Args:
-            column: Name of the column.
-            segments: Shape (S,), indices of segments.
-
-        Yields:
-            Bytes of whole rows, at most ``BLOCK_BYTES`` (or one row); valid until the next block.
+        A block is bytes, at most ``BLOCK_BYTES`` (or one row), and is valid until the next one.
         """
         row_bytes = self._row_bytes[column]
         starts = self._starts[self._units[column]][segments]

@@ -23,7 +23,6 @@ class Structure:
         positions: Byte at which each dataset's content begins; 0 if it has none.
         pieces: (position, bytes) of what HDF5 wrote, in that order: a later one may cover an
             earlier one.
-        size: Bytes of the whole file.
     """
 
     positions: tuple[int, ...]
@@ -35,11 +34,9 @@ def make_structure(
     datasets: Iterable[tuple[str, np.dtype[Any], tuple[int, ...]]],
     attributes: Mapping[str, str | int],
 ) -> Structure:
-    """Lay out a file of contiguous datasets; the same arguments give the same layout.
+    """Lay out a file of contiguous datasets (path, dtype, shape), with groups as needed.
 
-    Args:
-        datasets: Path, dtype and shape of each; groups are made as needed.
-        attributes: Attributes of the root. Strings of equal lengths give equal layouts.
+    The same arguments give the same layout, and so do attributes of the root of equal lengths.
     """
     recorder = _Recorder()
     plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)

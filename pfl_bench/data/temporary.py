@@ -20,17 +20,8 @@ _ENDING = re.compile(rf"^(?:(?:{'|'.join(_KINDS)})-(\d+)-\w+|(\d+)\.partial)$")
 class TemporaryFolder:
     """A hidden folder beside a result; those that killed processes left there are removed.
 
-    Its process holds a lock on it, which the system lets go of however the process ends.
-
-    Args:
-        out: The result that it is for.
-        kind: "partial", "gathering" or "comments", a part of its name.
-
-    Attributes:
-        path: The folder.
-
-    Raises:
-        OSError: It cannot be made.
+    Its process holds a lock on it, which the system lets go of however the process ends. The kind,
+    "partial", "gathering" or "comments", is a part of its name.
     """
 
     def __init__(self, out: Path, kind: str) -> None:
@@ -49,11 +40,10 @@ class TemporaryFolder:
 
 
 def lock_folder(folder: Path) -> int | None:
-    """Lock a folder for as long as this process lives.
+    """Lock a folder for as long as this process lives; returns a descriptor to close.
 
-    Returns:
-        A descriptor to close when it is not needed; None where another process has the lock, or
-        where folders cannot be locked, as on some network file systems.
+    It is None where another process has the lock, or where folders cannot be locked, as on some
+    network file systems.
     """
     descriptor = None
     try:

@@ -22,16 +22,9 @@ def read_splits(
 ) -> tuple[dict[str, InMemorySplit], SplitBy, str]:
     """Copy the examples of each split's users into tensors of their own.
 
-    Args:
-        given: By split, users with their examples, or None.
-        integer_targets: Whether targets are classes (int64) or numbers (float32); None for either,
-            as they are given.
-
-    Returns:
-        The splits, how they divide the data, and the digest of the content.
-
-    Raises:
-        DataError: Something of them cannot be trained on; the message names split and user.
+    Targets are classes (int64) or, if not ``integer_targets``, numbers (float32); None for either,
+    as they are given. The splits come with how they divide the data and the digest of the content.
+    ``DataError`` names the split and the user that cannot be trained on.
     """
     splits: dict[str, InMemorySplit] = {}
     digest = hashlib.sha256()

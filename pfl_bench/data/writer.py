@@ -132,9 +132,6 @@ class StoreWriter:
         Args:
             key: Name of the fact.
             value: Anything that JSON can hold; NaN and infinity are not JSON.
-
-        Raises:
-            ValueError: ``value`` is not JSON-serialisable.
         """
         try:
             self._extra[key] = parse_json(json.dumps(value, allow_nan=False))
