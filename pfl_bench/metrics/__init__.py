@@ -24,12 +24,7 @@ _DERIVED = re.compile(r"(_weighted)?_p\d+$|_by_client$|_mean$")
 
 
 def build_metrics(task: Task, names: Iterable[str] | None = None) -> list[Metric]:
-    """Build families of metrics, empty.
-
-    Args:
-        task: Its facts tell them of the data.
-        names: Theirs; None for the task's own.
-    """
+    """Build families of metrics by name, empty; None for the task's own."""
     wanted = task.metrics if names is None else names
     families = [plugins.load(plugins.METRIC, family) for family in wanted]
     return [family.build(family.Options(), task.facts) for family in families]
@@ -37,23 +32,14 @@ def build_metrics(task: Task, names: Iterable[str] | None = None) -> list[Metric
 
 @dataclass(frozen=True)
 class MetricDirections:
-    """Directions of metrics, as their families state them.
-
-    Attributes:
-        lower: Names of those that are better when lower.
-        headlines: Names of those that speak for a run, the first one first.
-    """
+    """Names of metrics that are better when lower, and of those that speak for a run."""
 
     lower: frozenset[str]
     headlines: tuple[str, ...]
 
     @classmethod
     def of(cls, families: Iterable[str]) -> MetricDirections:
-        """Directions that some families state, by their names.
-
-        Raises:
-            PluginError: One does not say it.
-        """
+        """Directions that some families state, by their names; PluginError if one does not."""
         lower: frozenset[str] = frozenset()
         headlines: dict[str, None] = {}
         for name in families:
@@ -83,13 +69,10 @@ class MetricDirections:
         return {"lower_is_better": sorted(self.lower), "headlines": list(self.headlines)}
 
     def lower_is_better(self, metric: str) -> bool:
-        """Whether the smaller value of a metric is the better one.
+        """Whether the smaller value of a metric, such as "val/client_loss_p90", is the better one.
 
         It is of what the families say, pooled or as it spreads over clients and strata, of the
         trainers' own losses, and of every standard deviation.
-
-        Args:
-            metric: Name such as "val/loss", "val/client_loss_p90" or "client_accuracy_sd".
         """
         name = metric.rpartition("/")[2]
         if name == "sd" or name.endswith("_sd"):
@@ -102,11 +85,5 @@ class MetricDirections:
 
 
 def lower_is_better(metric: str, summary: Mapping[str, Any] | None = None) -> bool:
-    """Whether the smaller value of a metric is the better one.
-
-    Args:
-        metric: Its name.
-        summary: Content of the ``summary.json`` of a run that measured it; None for what all
-            families say.
-    """
+    """Whether a metric is better when smaller, by a run's ``summary.json`` or else all families."""
     return MetricDirections.of_summary(summary).lower_is_better(metric)

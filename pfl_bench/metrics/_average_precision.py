@@ -24,9 +24,7 @@ class ClassCounts:
     """Counts that each class's metrics follow from; meaningless for a class that is not finite.
 
     Attributes:
-        num_examples: Number of examples, N.
         finite: Shape (K,), bool: all scores of the class are finite.
-        num_positives: Shape (K,), int64.
         predicted: Shape (K, T), int64: examples that score above each threshold.
         hits: Shape (K, T), int64: positives among those.
         average_precision: Shape (K,), float64; NaN for a class without positives or not finite.
@@ -42,12 +40,7 @@ class ClassCounts:
 
 @one_thread()
 def count_classes(scores: Scores, thresholds: NDArray[np.float32]) -> ClassCounts:
-    """Rank each class's examples, class by class.
-
-    Args:
-        scores: All scores; at least one row.
-        thresholds: Shape (T,), rising.
-    """
+    """Rank each class's examples, class by class; ``thresholds``, shape (T,), rise."""
     num_classes = scores.num_classes
     classes, values = scores.positives()
     num_positives = np.bincount(classes, minlength=num_classes)
@@ -76,13 +69,9 @@ def count_classes(scores: Scores, thresholds: NDArray[np.float32]) -> ClassCount
 
 @one_thread()
 def overall_average_precision(scores: Scores) -> float:
-    """Average precision of all pairs of example and class in one ranking.
+    """Average precision of all pairs of example and class, all finite, in one ranking.
 
-    Args:
-        scores: All scores, finite; at least one row.
-
-    Returns:
-        Its value in 0..1; NaN where there are no positives.
+    It is NaN where there are no positives.
     """
     values = np.sort(scores.positives()[1])
     at_least = np.zeros(len(values), np.int64)
@@ -108,13 +97,8 @@ def _sort_rows(block: Tensor) -> Tensor:
 def _count_at_least(rows: Tensor, row: Tensor, wanted: Tensor) -> Tensor:
     """Number of scores in its row that are at least each wanted one, which is among them.
 
-    Args:
-        rows: Shape (B, N), each row sorted.
-        row: Shape (P,), int64: where to look.
-        wanted: Shape (P,): what to look for.
-
-    Returns:
-        Shape (P,), int64.
+    ``rows``: shape (B, N), each sorted; ``row``: shape (P,), where to look; ``wanted``: shape (P,).
+    Returns shape (P,), int64.
     """
     # One binary search for all, since rows have different numbers of positives. The wanted score
     # is in the row, so the first place that is not below it exists.
@@ -142,14 +126,9 @@ def _average_precision(
     Positives that tie share one precision, which is what makes ties exact: it is the sum over
     distinct scores of the step in recall times the precision there.
 
-    Args:
-        classes: Shape (P,), rising.
-        values: Shape (P,), rising in each class.
-        at_least: Shape (P,): examples of the class that score at least as high.
-        num_positives: Shape (K,).
-
-    Returns:
-        Shape (K,); NaN for a class without positives.
+    ``classes``, shape (P,), rise; ``values``, shape (P,), rise in each class; ``at_least``, shape
+    (P,), counts the class's examples that score as high; ``num_positives`` has shape (K,). Returns
+    shape (K,), NaN for a class without positives.
     """
     first_of_tie = np.ones(len(values), np.bool_)
     first_of_tie[1:] = (values[1:] != values[:-1]) | (classes[1:] != classes[:-1])

@@ -21,9 +21,6 @@ class Growing:
 
     One array instead of one a batch: small arrays that outlive their batch's large ones keep the
     allocator from using that memory again, which cost as much as the scores themselves.
-
-    Args:
-        dtype: Type of the numbers.
     """
 
     def __init__(self, dtype: DTypeLike) -> None:
@@ -52,9 +49,6 @@ class Scores:
     takes time proportional to what is appended, whatever the size of batches. Of the targets only
     the positives are kept. Scores stay on the device of the first batch while ``HEADROOM_BYTES``
     are free there beside them; then all of them move to main memory, which changes no result.
-
-    Args:
-        num_classes: Number of classes, K.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -67,12 +61,7 @@ class Scores:
         self._positive_scores = Growing(np.float32)
 
     def append(self, scores: Tensor, targets: Tensor) -> None:
-        """Take rows in.
-
-        Args:
-            scores: Shape (n, K), on any device; kept as float32.
-            targets: Shape (n, K), on the same device; non-zero where the class is present.
-        """
+        """Take in scores of shape (n, K), kept as float32, and targets of that shape and device."""
         scores = scores.float()
         rows, classes = targets.nonzero(as_tuple=True)
         self._positive_classes.append(classes.cpu().numpy())

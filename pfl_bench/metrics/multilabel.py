@@ -84,11 +84,7 @@ class Options(BaseModel):
 
 
 class MultiLabel:
-    """The family's accumulator: keeps the logits, since exact ranking needs them all.
-
-    Args:
-        class_names: Name of each of the K classes.
-    """
+    """The family's accumulator: keeps the logits, since exact ranking needs them all."""
 
     def __init__(self, class_names: tuple[str, ...]) -> None:
         self._class_names = class_names

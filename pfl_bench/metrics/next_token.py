@@ -56,11 +56,7 @@ class Options(BaseModel):
 
 
 class NextToken:
-    """The family's accumulator.
-
-    Args:
-        never_right: Tokens whose prediction counts as wrong.
-    """
+    """The family's accumulator; predictions of the tokens ``never_right`` count as wrong."""
 
     def __init__(self, never_right: tuple[int, ...]) -> None:
         self._never_right = never_right
