@@ -55,9 +55,9 @@ def columns_of(
 ) -> tuple[int, dict[str, NDArray[Any]]]:
     """Check what one ``append`` brings, and turn it into the columns of a spool.
 
-    These are the number n of examples, and a C-contiguous array a column in the dtype of the file.
-    ``num_classes`` is that of an integer field "targets"; None leaves it unchecked. ``DataError``
-    as ``StoreWriter.append`` says.
+    It brings an array of shape (n, *shape) a field, or n 1-d arrays if ragged. The columns are
+    C-contiguous, in the dtype of the file, and come with n. ``num_classes`` is that of an integer
+    field "targets"; None leaves it unchecked. ``DataError`` as ``StoreWriter.append`` says.
     """
     if arrays.keys() != fields.keys():
         missing, unknown = sorted(fields.keys() - arrays.keys()), sorted(arrays.keys() - fields)

@@ -47,7 +47,7 @@ def size_statistics(sizes: NDArray[np.int64]) -> dict[str, Any]:
 
 
 def quantity_skew(sizes: NDArray[np.int64]) -> dict[str, Any]:
-    """Quantity skew: shares of all examples that the largest users hold.
+    """Quantity skew: shares of all examples that the largest users hold; sizes of shape (U,), >= 1.
 
     Returns:
         - "largest_users": the smallest number k of largest users who hold at least as many
