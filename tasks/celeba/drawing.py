@@ -26,11 +26,9 @@ class Looks:
     """Looks that all pictures of a person share.
 
     Attributes:
-        skin: Colour of the skin.
         hair: The attribute that names the colour of the hair, or "Bald".
         male: Whether drawn without long hair.
         beard: Whether the chin is dark.
-        glasses: Whether the person wears glasses.
         width: Width of the face as a share of its usual one.
         smiles: Chance of a smile.
     """
@@ -75,17 +73,10 @@ class Looks:
 def draw_face(
     looks: Looks, smiling: bool, open_mouth: bool, rng: np.random.Generator, size: tuple[int, int]
 ) -> bytes:
-    """Draw one picture of a person.
+    """Draw one picture of a person, as a JPEG of so many pixels in width and height.
 
-    Args:
-        looks: The person.
-        smiling: Whether the ends of the mouth point up; else it is straight or points down.
-        open_mouth: Whether teeth show.
-        rng: Draws pose, light and ground.
-        size: Width and height in pixels.
-
-    Returns:
-        A JPEG.
+    The ends of a smiling mouth point up, those of others straight on or down; an open one shows
+    teeth. ``rng`` draws pose, light and ground.
     """
     width, height = size
     light = rng.uniform(0.7, 1.15)

@@ -26,10 +26,7 @@ def find(source: Path, name: str) -> Path | None:
 
 
 class ImageSource:
-    """Reads images by name, from a folder or a zip; a context manager.
-
-    Args:
-        source: The folder that holds either.
+    """Reads images by name, from a folder or a zip in ``source``; a context manager.
 
     Attributes:
         path: The folder or the zip.

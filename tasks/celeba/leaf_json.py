@@ -18,9 +18,6 @@ LABEL = "Smiling"
 def read_json(source: Path) -> Iterator[tuple[str, str, list[str], NDArray[np.uint8]]]:
     """Read all files: ``x`` of a user are names of image files, ``y`` 0 or 1.
 
-    Args:
-        source: Folder that holds the files as ``find_files`` expects them.
-
     Yields:
         Split ("all" if the files are not split), celebrity, names of images, and shape (n,), the
         targets.

@@ -49,14 +49,8 @@ def leaf_cnn(num_classes: int, size: int, normalization: str, groups: int) -> nn
 
     Four times: convolution, normalisation, pooling, ReLU; then one linear layer.
 
-    Args:
-        num_classes: Number of logits.
-        size: Height and width of the images.
-        normalization: "group" or "none".
-        groups: Groups of "group".
-
-    Returns:
-        A network from shape (n, 3, size, size) to logits of shape (n, num_classes).
+    From shape (n, 3, size, size) to logits of shape (n, num_classes); ``normalization`` is "group"
+    or "none".
 
     Source: Caldas et al. 2018, LEAF, models/celeba/cnn.py, with GroupNorm for BatchNorm.
     """
@@ -74,12 +68,7 @@ def leaf_cnn(num_classes: int, size: int, normalization: str, groups: int) -> nn
 def cnn(num_classes: int, size: int) -> nn.Module:
     """Build the network of LEAF's paper, which is FEMNIST's; 57,862,594 parameters at 84 pixels.
 
-    Args:
-        num_classes: Number of logits.
-        size: Height and width of the images.
-
-    Returns:
-        A network from shape (n, 3, size, size) to logits of shape (n, num_classes).
+    From shape (n, 3, size, size) to logits of shape (n, num_classes).
 
     Source: Caldas et al. 2018, LEAF, appendix B: two convolutional layers followed by pooling, and
         a dense layer of 2,048 units; the kernels are those of models/femnist/cnn.py.
@@ -88,11 +77,7 @@ def cnn(num_classes: int, size: int) -> nn.Module:
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
-    """Build a model that gives logits of shape (n, num_classes).
-
-    Args:
-        options: Which model.
-        facts: Gives the number of classes and the inputs' shape, (3, size, size).
+    """Build a model from inputs of shape (3, size, size) to logits of shape (n, num_classes).
 
     Returns:
         The model, freshly initialised from torch's global generator.

@@ -62,7 +62,6 @@ class Problems:
     """Problems of single images, by kind: their number, and the first of them.
 
     Attributes:
-        counts: How many images have each problem.
         shown: The first of each, with the reason where there is one.
     """
 
@@ -177,7 +176,6 @@ class Entry:
 
     Attributes:
         split: The split; "all" if nothing is split.
-        celebrity: The celebrity.
         images: Names of the n images.
         targets: Shape (n,).
         columns: Shape (n, c), the other attributes.
@@ -197,7 +195,6 @@ class Lists:
     Attributes:
         label: The attribute to tell.
         columns: Names of the other attributes' columns.
-        entries: The images.
     """
 
     label: str

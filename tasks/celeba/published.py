@@ -17,12 +17,8 @@ FULL, PARTIAL, GENERATED = "celeba", "celeba-partial", "celeba-generated"
 def table1(sizes: Collection[int]) -> dict[str, Any]:
     """LEAF's counts over the celebrities with at least five images.
 
-    Args:
-        sizes: Images of each celebrity.
-
-    Returns:
-        As ``tasks.common.leaf.table1.compare``; the sentences are also of all images and
-        celebrities.
+    As ``tasks.common.leaf.table1.compare``, of the images of each celebrity; the sentences are also
+    of all images and celebrities.
     """
     num_images = sum(sizes)
     return leaf.compare(

@@ -47,10 +47,6 @@ class Options(StoredOptions):
 class CelebaTask(CrossEntropy, StoredTask):
     """Two classes, cross entropy; images are decoded when read and become numbers by the batch.
 
-    Args:
-        store: An open CelebA store.
-        options: As in ``Options``.
-
     Raises:
         ConfigError: More decoded images would be kept than the limit allows.
     """

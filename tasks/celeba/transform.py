@@ -8,11 +8,7 @@ from torch import Tensor
 
 
 class ToNumbers:
-    """Makes numbers of pixels, on the device of the model; draws nothing.
-
-    Args:
-        scale: Whether to bring 0..255 to -1..1; otherwise numbers stay as they are.
-    """
+    """Makes numbers of pixels, in -1..1 if ``scale``, else in 0..255; draws nothing."""
 
     def __init__(self, scale: bool) -> None:
         self.scale = scale

@@ -16,11 +16,8 @@ class StoreDescription:
     """Description of a store.
 
     Attributes:
-        task: Name of the task.
         variant: Machine name of the variant of the data.
         source: One line for a human.
-        num_classes: Classes of the target.
-        input_shape: Shape of one example's input.
         fields: What each example has in the store.
         extra: Further facts.
         names: Lists of names, as ``StoreWriter.set_names`` takes them.
@@ -38,13 +35,7 @@ class StoreDescription:
     def writer(
         self, out: Path, split_by: SplitBy, first: Mapping[str, Any] | None = None
     ) -> StoreWriter:
-        """A writer of such a store, not yet open.
-
-        Args:
-            out: The store.
-            split_by: How the splits divide the data.
-            first: Facts that go before ``extra``.
-        """
+        """A writer of such a store, not yet open; facts of ``first`` go before ``extra``."""
         writer = StoreWriter(
             out,
             task=self.task,

@@ -37,11 +37,8 @@ def choose_form(
 ) -> AnyForm:
     """Recognise the form of a folder.
 
-    Args:
-        source: The folder.
-        data_set: Its name, for messages.
-        forms: What there may be; none is looked for if there is no folder.
-        wanted: The form that is asked for; None to take the only one that is there.
+    ``data_set`` names it in messages; ``wanted`` is the form that is asked for, None for the only
+    one that is there.
 
     Raises:
         DataError: There is no such folder, it holds none of the forms, or more than one and none

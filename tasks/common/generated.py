@@ -20,10 +20,7 @@ def is_generated(source: Path) -> bool:
 def settings(options: BaseModel, sign: str = " = ", without: Set[str] = frozenset()) -> str:
     """The options that data were generated with, in one line.
 
-    Args:
-        options: All of them.
-        sign: Between name and value.
-        without: Names of those on which no byte depends.
+    ``without`` names those on which no byte depends.
     """
     shown = options.model_dump(exclude=set(without))
     return ", ".join(f"{name}{sign}{value}" for name, value in shown.items())

@@ -25,15 +25,9 @@ def find_idx(folder: Path, name: str) -> Path | None:
 
 
 def read_idx(path: Path, type_code: int, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Read an idx file of a known type and shape.
+    """Read an idx file of a known type and shape, in native byte order.
 
-    Args:
-        path: The file; read as gzip if it begins with gzip's signature.
-        type_code: Type of the values, a key of ``DTYPES``.
-        shape: The shape that the file must have.
-
-    Returns:
-        The values in native byte order.
+    It is read as gzip if it begins with gzip's signature; ``type_code`` is a key of ``DTYPES``.
 
     Raises:
         DataError: The file cannot be read, is of another type or shape, is cut, or goes on after

@@ -69,14 +69,8 @@ def check_classes(
 ) -> None:
     """Refuse labels of MNIST and of QMNIST that disagree.
 
-    Args:
-        mnist: MNIST's own label file.
-        theirs: Its labels, shape (n,).
-        path: QMNIST's label file.
-        labels: What ``read_labels`` made of it; the first n rows belong to the same images.
-
-    Raises:
-        DataError: They disagree.
+    ``theirs``, shape (n,), are the labels of ``mnist``, MNIST's own label file; the first n of
+    ``labels``, read of ``path``, belong to the same images.
     """
     classes = labels[: len(theirs), CLASS_COLUMN]
     differing = np.flatnonzero(theirs != classes)

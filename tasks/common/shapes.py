@@ -8,12 +8,7 @@ from pfl_bench.types import ConfigError, DataFacts
 def check_inputs(fits: bool, task: str, model: str, takes: str, facts: DataFacts) -> None:
     """Refuse data that a model does not take.
 
-    Args:
-        fits: Whether it takes them.
-        task: Name of the model's task.
-        model: Its name.
-        takes: What it takes, "inputs of shape (3, size, size)" say.
-        facts: What the task knows of the data.
+    ``takes`` is what it takes: "inputs of shape (3, size, size)", say.
 
     Raises:
         ConfigError: It does not.

@@ -23,14 +23,9 @@ def num_workers() -> int:
 def map_in_order(
     function: Callable[[Item], Result], items: Iterable[Item]
 ) -> Generator[tuple[Item, Result], None, None]:
-    """Apply a function on several threads; few items are in memory at once.
+    """Apply a function on several threads; gives each item and its result, in their order.
 
-    Args:
-        function: What is applied; an exception of it ends the work.
-        items: Read in the caller's thread.
-
-    Yields:
-        Each item and its result, in the order of the items.
+    Few items are in memory at once, read in the caller's thread; an exception ends the work.
     """
     waiting: deque[tuple[Item, Future[Result]]] = deque()
     with ThreadPoolExecutor(max_workers=num_workers()) as threads:

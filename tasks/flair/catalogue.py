@@ -54,9 +54,8 @@ class Catalogue:
 
     ``add`` takes them one after another, ``finish`` checks what needs all of them.
 
-    Args:
-        relationship: The published join of the labels; None where the source has none.
-        where: The source of the entries, for messages.
+    ``relationship`` is the published join of the labels, None where the source has none; ``where``
+    is the source of the entries, for messages.
     """
 
     def __init__(self, relationship: Relationship | None, where: str) -> None:
@@ -76,11 +75,7 @@ class Catalogue:
         return len(self.entries)
 
     def add(self, entry: Any, where: str) -> None:
-        """Take in the next entry.
-
-        Args:
-            entry: A mapping with ``FIELDS``.
-            where: File and place of the entry, for messages.
+        """Take in the next entry, a mapping with ``FIELDS``; ``where`` says its file and place.
 
         Raises:
             DataError: A field is missing, of another type, or has a value that cannot be; the
@@ -152,9 +147,6 @@ class Catalogue:
         With a relationship file the lists are the file's, so that a part of the data has the
         indices of the whole. Labels that no image has are left out where the others are as many
         as published: they are no classes of FLAIR.
-
-        Returns:
-            The labels.
 
         Raises:
             DataError: There is no entry, a user is in several splits, or there are more labels

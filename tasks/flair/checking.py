@@ -65,12 +65,10 @@ def too_large(size: int) -> Finding:
 
 
 def examine(data: bytes, side: int, check: Check) -> Finding:
-    """Look at one encoded image.
+    """Look at one encoded image: JPEG or PNG, whatever the file's name said.
 
-    Args:
-        data: The bytes: JPEG or PNG, whatever the file's name said.
-        side: Pixels that width and height must have.
-        check: "decode" also finds files that are cut; "headers" believes the header.
+    Its sides must have ``side`` pixels. "decode" also finds files that are cut; "headers" believes
+    the header.
     """
     kinds = []
     try:

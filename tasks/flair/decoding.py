@@ -32,11 +32,8 @@ class Decoder:
     what it does not take (CMYK, PNG). nvJPEG and libjpeg-turbo may differ by a few grey levels, so
     runs are repeated bit for bit only where the same one decodes.
 
-    Args:
-        where: "cpu", "gpu", or "auto": where the model lives.
-        stored_side: Height and width that every picture has.
-        resize: Side to which decoded pictures are scaled (bilinear, antialiased); None keeps
-            them as they are.
+    ``where`` is "cpu", "gpu", or "auto": where the model lives. Every picture has sides of
+    ``stored_side`` and is scaled to ``resize`` (bilinear, antialiased), if that is not None.
     """
 
     def __init__(
@@ -65,11 +62,7 @@ class Decoder:
             )
 
     def decode(self, pictures: Sequence[Bytes], names: Sequence[str]) -> Tensor:
-        """Decode pictures.
-
-        Args:
-            pictures: The bytes of each.
-            names: What messages call each.
+        """Decode pictures, which messages call by ``names``.
 
         Returns:
             Shape (n, 3, side, side), uint8, on the CPU or the GPU; channels last in memory.
@@ -146,9 +139,6 @@ def _decode_on_cpu(picture: Bytes, name: str) -> Tensor:
 
 def num_components(data: bytes) -> int | None:
     """Number of colour components of a JPEG: 1 grey, 3 colour, 4 CMYK; None if it is none.
-
-    Args:
-        data: The encoded picture.
 
     Source: ITU T.81, section B.2.2 (frame header syntax).
     """

@@ -192,16 +192,10 @@ GLYPHS, FINE_TO_COARSE = _read_tables()
 def draw_picture(
     fine_labels: Sequence[str], camera: Camera, rng: np.random.Generator, side: int
 ) -> bytes:
-    """Draw a picture of its labels.
+    """Draw a picture of its labels, as the bytes of an RGB JPEG.
 
-    Args:
-        fine_labels: Names out of ``GLYPHS``; each is drawn once.
-        camera: The user's camera.
-        rng: Draws places, sizes, angles, clutter and grain.
-        side: Width and height in pixels, at most ``GRAIN_SIDE``.
-
-    Returns:
-        The bytes of an RGB JPEG.
+    ``fine_labels`` are names out of ``GLYPHS``, each drawn once; ``rng`` draws places, sizes,
+    angles, clutter and grain; ``side``, in pixels, is at most ``GRAIN_SIDE``.
     """
     ground = _seen(camera.ground + rng.normal(0.0, 12.0, 3), camera)
     image = Image.new("RGB", (side, side), ground)
@@ -220,8 +214,7 @@ def draw_picture(
 def _grain(level: int) -> Image.Image:
     """A tile of grain, equal in red, green and blue; below 0 counts down from 256.
 
-    Args:
-        level: Its standard deviation, in ``GRAIN_STEPS``-ths of a grey level.
+    ``level`` is its standard deviation, in ``GRAIN_STEPS``-ths of a grey level.
     """
     normal = np.random.default_rng(0).standard_normal((GRAIN_SIDE, GRAIN_SIDE), dtype=np.float32)
     grey = np.rint(normal * (level / GRAIN_STEPS)).clip(-MOST_GRAIN, MOST_GRAIN)
@@ -292,14 +285,9 @@ def _draw_clutter(
 
 
 def _seen(inks: Floats, camera: Camera) -> Any:
-    """The colours that a camera makes of inks, as Pillow packs them into whole numbers.
+    """Colours that a camera makes of inks, shape (..., 3), as Pillow packs them into whole numbers.
 
-    Args:
-        inks: Shape (..., 3).
-        camera: The user's camera.
-
-    Returns:
-        Nested lists of shape (...), or one number for one ink.
+    Nested lists of shape (...), or one number for one ink.
     """
     seen = (inks * camera.gains).clip(MOST_GRAIN, 255 - MOST_GRAIN).astype(np.int64)
     return (seen @ PACKED).tolist()

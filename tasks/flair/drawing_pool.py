@@ -28,11 +28,9 @@ class Batch:
     """Pictures to draw.
 
     Attributes:
-        seed: Seed of everything that is drawn.
         first: Number of the first picture; the others follow it.
         labels: Fine labels of each.
         owners: Number of each one's user.
-        side: Width and height in pixels.
     """
 
     seed: int
@@ -43,11 +41,7 @@ class Batch:
 
 
 def draw_batch(batch: Batch) -> list[bytes]:
-    """Draw pictures, each by a generator of its own.
-
-    Returns:
-        The bytes of the JPEGs.
-    """
+    """Draw pictures, each by a generator of its own, as the bytes of JPEGs."""
     return [
         draw_picture(
             labels,
@@ -76,14 +70,9 @@ def choose_processes(wanted: int | None, num_images: int) -> int:
 
 
 def draw_in_order(batches: Iterator[Batch], processes: int) -> Generator[bytes, None, None]:
-    """Draw batches, a few of them at a time.
+    """Draw batches, a few of them at a time; gives the bytes of the JPEGs in order.
 
-    Args:
-        batches: What to draw.
-        processes: How many processes draw; with 1 this one does.
-
-    Yields:
-        The bytes of the JPEGs, in the order of the batches.
+    With one process, this one draws.
 
     Raises:
         DataError: A process has ended before its time.

@@ -42,7 +42,6 @@ class FolderImages:
     Attributes:
         table: What is known of each; its place is that of the suffix in ``SPELLINGS``.
         ids: Image id of each entry.
-        folder: Where they are.
     """
 
     table: ImageTable

@@ -147,12 +147,7 @@ def make_plan(options: Options) -> Plan:
 def image_counts(num_users: int, num_images: int) -> NDArray[np.int64]:
     """Images of each user, from the most to the fewest: quantiles of a log-normal, at least one.
 
-    Args:
-        num_users: Number of users, 1 or more.
-        num_images: Sum of all users' images, ``num_users`` or more.
-
-    Returns:
-        Shape (num_users,), int64.
+    Shape (num_users,), int64; their sum is ``num_images``, which is ``num_users`` or more.
     """
     normal = NormalDist(sigma=SIZE_SKEW)
     levels = [(user + 0.5) / num_users for user in reversed(range(num_users))]

@@ -24,7 +24,6 @@ class Relationship:
 
     Attributes:
         coarse_of: Coarse labels of each fine label, in the order of the file; published: one each.
-        coarse: All coarse labels.
     """
 
     coarse_of: dict[str, tuple[str, ...]]
@@ -56,9 +55,6 @@ def read_relationship(path: Path) -> Relationship:
     The two are separated by "->", a tab or the last comma (a fine label's name may have commas);
     brackets and quotes around a whole line or name are dropped; blank lines, and a first line that
     only names the columns, are passed over.
-
-    Args:
-        path: The file.
 
     Raises:
         DataError: It cannot be read, holds no pair, or a line holds something else than a pair;
@@ -134,11 +130,8 @@ def make_labels(
 ) -> Labels:
     """Sort the labels and join the two levels.
 
-    Args:
-        coarse: Names of all coarse labels.
-        fine: Names of all fine labels.
-        relationship: Which belong together; without it only fine labels that have a coarse
-            label's name are joined, the rest is ``UNKNOWN``.
+    Without a relationship only fine labels that have a coarse label's name are joined; the rest is
+    ``UNKNOWN``.
     """
     coarse_names, fine_names = sorted(set(coarse)), sorted(set(fine))
     if relationship is None:

@@ -15,18 +15,7 @@ PROGRESS_EVERY = 1000
 
 
 def read_metadata(source: Path, progress: Progress) -> Catalogue:
-    """Read the published metadata of a folder.
-
-    Args:
-        source: Folder with ``labels_and_metadata.json`` and ``label_relationship.txt``.
-        progress: Told the bytes read and the bytes there are.
-
-    Returns:
-        The entries, not yet finished.
-
-    Raises:
-        DataError: A file is missing, damaged, or an entry is wrong; the message names it.
-    """
+    """Read both published files of a folder into a catalogue, which is not yet finished."""
     for name in (METADATA, RELATIONSHIP):
         if not (source / name).is_file():
             raise DataError(

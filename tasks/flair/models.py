@@ -61,11 +61,7 @@ class Options(StrictOptions):
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
-    """Build a model that gives logits of shape (n, num_classes).
-
-    Args:
-        options: Which model, its start, and what of it is trained.
-        facts: Gives the number of classes and the shape of the inputs, (3, side, side).
+    """Build a model from inputs of shape (3, side, side) to logits of shape (n, num_classes).
 
     Returns:
         The model; what is random is drawn from torch's global generator. Parameters that are not

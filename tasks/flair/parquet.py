@@ -76,11 +76,7 @@ def _read_file(path: Path, catalogue: Catalogue) -> None:
 
 
 def read_images(job: Job) -> SpooledImages:
-    """Bring the images of all files into the spool.
-
-    Raises:
-        DataError: Files are damaged.
-    """
+    """Bring the images of all files into the spool."""
     paths = find_parquet(job.source)
     inputs = [
         Input(

@@ -181,11 +181,7 @@ def _texts(dataset: Any, where: str) -> list[str]:
 
 
 def read_images(job: Job) -> SpooledImages:
-    """Encode the pixels and bring them into the spool, some users at a time.
-
-    Raises:
-        DataError: The file is damaged.
-    """
+    """Encode the pixels and bring them into the spool, some users at a time."""
     path = _the_file(job.source)
     inputs = []
     try:
@@ -238,11 +234,9 @@ def _check_pixels(pixels: Any, count: int, where: str) -> None:
 
 
 def encode(pixels: NDArray[np.uint8], pixels_as: Literal["png", "jpeg"]) -> bytes:
-    """Encode an image.
+    """Encode an image of shape (height, width, 3).
 
-    Args:
-        pixels: Shape (height, width, 3).
-        pixels_as: "png" keeps every pixel; "jpeg" (quality 95, full colour resolution) is smaller.
+    "png" keeps every pixel; "jpeg" (quality 95, full colour resolution) is smaller.
     """
     from PIL import Image
 

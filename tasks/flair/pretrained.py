@@ -34,7 +34,6 @@ class PublishedWeights:
     """A published file of weights.
 
     Attributes:
-        url: Where it is published.
         file_name: Its name, which ends with the first digits of its SHA-256.
         digest_prefix: Those digits, hexadecimal, or all of them where they are known.
     """
@@ -66,11 +65,9 @@ def published_weights(name: str) -> PublishedWeights | None:
 def find_weights(name: str, given: str | None) -> tuple[Path, str]:
     """Find the file of a classifier's ImageNet weights, or download it to torch's cache.
 
-    Args:
-        name: A torchvision classifier.
-        given: Path of the file. One with the published name must have the published content; one
-            with another name may hold other weights of the same network. None: torch's cache is
-            looked at, then the file is downloaded.
+    A ``given`` file with the published name must have the published content; one with another name
+    may hold other weights of the same network. Without it torch's cache is looked at, then the file
+    is downloaded.
 
     Returns:
         The file's path, and why numbers of the published weights are not comparable: empty unless
@@ -158,10 +155,8 @@ def _download(weights: PublishedWeights, path: Path) -> None:
 def load_weights(module: nn.Module, path: Path, head: str) -> None:
     """Load all weights of a classifier but its last layer's, which is to be replaced.
 
-    Args:
-        module: A torchvision classifier as torchvision builds it; changed in place.
-        path: A state dict saved by ``torch.save``.
-        head: Name of the last layer.
+    ``module`` is as torchvision builds it, and changed in place; the file is a state dict saved by
+    ``torch.save``; ``head`` names the last layer.
 
     Raises:
         ConfigError: The file is no state dict, is damaged, or belongs to another network.

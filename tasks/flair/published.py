@@ -44,15 +44,9 @@ GENERATED, PIXELS = "flair-generated", "flair-pixels"
 def differences(
     counts: Mapping[str, Mapping[str, int]], num_coarse: int, num_fine: int
 ) -> list[str]:
-    """Compare the counts of a data set with FLAIR's published ones.
+    """Say of each count that differs from FLAIR's published one what both are.
 
-    Args:
-        counts: By split, the numbers of "users" and "examples".
-        num_coarse: Number of coarse labels.
-        num_fine: Number of fine labels.
-
-    Returns:
-        A sentence for each count that differs; empty if all are the published ones.
+    ``counts`` has the numbers of "users" and "examples" by split.
     """
     compared = [
         (f"{split} {what}", counts.get(split, {}).get(key, 0), published[split])
@@ -75,10 +69,8 @@ def drawing_line(drawing: int) -> str:
 def variant_of(form: str, *, mark: str | None, differs: bool) -> str:
     """Name the variant: what results on the data may be called.
 
-    Args:
-        form: In which form the data are.
-        mark: What the folder's mark says; None if the data are not generated.
-        differs: Whether counts differ from the published ones.
+    ``mark`` is what the folder's mark says, None if the data are not generated; ``differs`` tells
+    whether counts differ from the published ones.
     """
     if mark is not None:
         drawing = re.search(rf"^{drawing_line(0)[:-1]}(\d+)$", mark, re.MULTILINE)

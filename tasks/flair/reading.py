@@ -27,13 +27,9 @@ class Job:
     """Inputs of a reader of images.
 
     Attributes:
-        source: The folder.
         catalogue: The metadata, finished.
         side: Pixels that every image must have in width and height.
-        check: How images are checked.
         pixels_as: How pixels without a file are encoded.
-        spool: Keeps what was read.
-        progress: Told what is done, how much, and of how much.
     """
 
     source: Path
@@ -91,11 +87,7 @@ class Form(forms.Form):
 
 
 class ImageTable:
-    """Place of each entry's image, and the findings about it.
-
-    Args:
-        catalogue: The metadata, finished.
-    """
+    """Place of each entry's image, and the findings about it, of a finished catalogue."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
@@ -108,12 +100,7 @@ class ImageTable:
         self.notes: dict[str, list[str]] = {}
 
     def take(self, part: Part, place: int) -> None:
-        """Take in the images of a part.
-
-        Args:
-            part: What was read of an input.
-            place: Number by which the reader knows the input; at least 0.
-        """
+        """Take in the images of a part; ``place``, at least 0, is the reader's number for it."""
         start = 0
         for row, (image, size, checksum) in enumerate(
             zip(part.ids, part.sizes, part.sums, strict=True)
@@ -146,11 +133,7 @@ class ImageTable:
         return (len(data), zlib.crc32(data)) == expected
 
     def problems(self) -> tuple[Counter[str], dict[str, list[str]], set[int]]:
-        """Gather all findings.
-
-        Returns:
-            Counts by kind; by kind, what is to be named of each image; the unusable entries.
-        """
+        """Counts by kind; by kind, what is to be named of each image; the unusable entries."""
         named = {kind: list(names) for kind, names in self.notes.items()}
         bad: set[int] = set()
         ownerless = set(self._catalogue.without_user)
@@ -175,13 +158,7 @@ class ImageTable:
 
 @dataclass(frozen=True, slots=True)
 class SpooledImages:
-    """Images that wait in the spool.
-
-    Attributes:
-        table: Where each is.
-        blobs: The blob of each place.
-        spool: Reads them.
-    """
+    """Images that wait in the spool; ``blobs`` has the blob of each of the table's places."""
 
     table: ImageTable
     blobs: Sequence[Path]

@@ -61,9 +61,8 @@ class Part:
 class ImageSpool:
     """The hidden folder; a context manager that keeps other processes out of it.
 
-    Args:
-        out: The store that is to be written; the folder lies beside it.
-        basis: What the content depends on besides the inputs, JSON-serialisable.
+    It lies beside ``out``, the store that is to be written; ``basis``, JSON-serialisable, is what
+    its content depends on besides the inputs.
 
     Raises:
         DataError: The folder cannot be made, or another process works on the same output.
@@ -121,14 +120,10 @@ class ImageSpool:
                 path.unlink(missing_ok=True)
 
     def load(self, name: str, fingerprint: Any) -> Part | None:
-        """Find what is kept of an input.
+        """Find the part that is kept of an input; None if the input has to be read.
 
-        Args:
-            name: Name of the input.
-            fingerprint: JSON-serialisable; equal to what ``write`` was given if it is unchanged.
-
-        Returns:
-            The part; None if the input has to be read.
+        ``fingerprint``, JSON-serialisable, equals what ``write`` was given if the input is
+        unchanged.
         """
         blob, index = self._paths(name)
         try:

@@ -58,11 +58,6 @@ class Options(StrictOptions):
 def statistics(store: Store, options: Options, progress: Progress) -> dict[str, Any]:
     """Compute FLAIR's own statistics over all splits together, JSON-serialisable.
 
-    Args:
-        store: A FLAIR store.
-        options: Options.
-        progress: Told (what, done, total).
-
     Returns:
         - "notice": what must be said wherever the data are shown; None for FLAIR itself;
         - "images", "users";

@@ -67,12 +67,7 @@ def bounds_of(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def find_images(splits: Sequence[StoreSplit], label: int) -> LabelledImages:
-    """Find the images that have a coarse label.
-
-    Args:
-        splits: Splits of different users.
-        label: Index of the coarse label.
-    """
+    """Find the images that have a coarse label, in splits of different users."""
     places, sizes = [], []
     for number, split in enumerate(splits):
         has = np.concatenate(
@@ -97,11 +92,8 @@ def pixel_histograms(
 ) -> NDArray[np.float32]:
     """Decode the images, once each, and count their pixels.
 
-    Args:
-        images: n images.
-        channels: "rgb" for three channels, "luminance" for one: 0.299 R + 0.587 G + 0.114 B.
-        threads: Threads that decode; None for as many as there are processors.
-        progress: Told how many images are through.
+    ``images`` are n; "luminance" is 0.299 R + 0.587 G + 0.114 B; ``threads`` decode, None for as
+    many as there are processors; ``progress`` is told how many images are through.
 
     Returns:
         Shape (n, C, 256), float32, each of the C histograms sums to one: 3 kB an image of "rgb",
@@ -167,11 +159,8 @@ def distances(
 ) -> NDArray[np.float64]:
     """Distance of each user's mean histogram from the mean of all images.
 
-    Args:
-        histograms: Shape (n, C, 256), each histogram sums to one.
-        bounds: Shape (U + 1,): user u owns ``bounds[u]:bounds[u + 1]``, at least one image.
-        order: Shape (n,): the users own ``order``'s images instead of those in place; None for
-            the images in place.
+    ``histograms`` have shape (n, C, 256) and sum to one each. User u owns the images
+    ``bounds[u]:bounds[u + 1]``, at least one: of those in place, or of ``order``, shape (n,).
 
     Returns:
         Shape (U,), grey levels, 0 to 255.
@@ -203,12 +192,8 @@ def compare_partitions(
 ) -> dict[str, NDArray[np.float64]]:
     """Distances under the real partition and under random ones.
 
-    Args:
-        histograms: Shape (n, C, 256).
-        bounds: Shape (U + 1,), the real users.
-        draws: Random partitions of each kind, D.
-        rng: Draws them.
-        progress: Told how many partitions are through.
+    ``histograms`` have shape (n, C, 256), the real users' ``bounds`` shape (U + 1,); of each kind
+    there are ``draws`` random partitions, D.
 
     Returns:
         "actual", shape (1, U): the real users. "equal_size", shape (D, U): the images assigned at
@@ -230,8 +215,7 @@ def compare_partitions(
 def summarise(compared: dict[str, NDArray[np.float64]]) -> dict[str, Any]:
     """Means, percentiles and histograms of distances.
 
-    Args:
-        compared: What ``compare_partitions`` gives, shapes (D, U); a kind's draws are pooled.
+    ``compared`` is what ``compare_partitions`` gives, of shapes (D, U); a kind's draws are pooled.
 
     Returns:
         "partitions": by kind "mean", "sd" (population), "percentiles" (5, 25, 50, 75, 95),

@@ -17,15 +17,7 @@ _CHANNELS = {"rgb": "mean of red, green and blue", "luminance": "luminance"}
 
 
 def draw(statistics: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw all figures.
-
-    Args:
-        statistics: What ``tasks.flair.statistics.statistics`` gives.
-
-    Returns:
-        "coarse_labels", "fine_labels", "users_per_label", and "pixel_distances" if there are
-        distances.
-    """
+    """Draw all figures of ``statistics``, by name; "pixel_distances" if there are distances."""
     figures = {
         "coarse_labels": _coarse(statistics),
         "fine_labels": _fine(statistics["fine"]),

@@ -34,10 +34,7 @@ class LabelCounts:
     per_user: NDArray[np.int64]
 
     def as_json(self, names: Sequence[str]) -> dict[str, Any]:
-        """Counts and shares by name, the commonest label first.
-
-        Args:
-            names: The K labels.
+        """Counts and shares by name of the K labels, the commonest first.
 
         Returns:
             "counts" (images), "share_of_users" (of all users, 0 to 1), and "rare": labels that
@@ -53,12 +50,9 @@ class LabelCounts:
 
 
 def count_labels(splits: Sequence[StoreSplit], field: str, num_labels: int) -> LabelCounts:
-    """Count one level of labels over splits of different users.
+    """Count one level of labels, "coarse" or "fine", over splits of different users.
 
-    Args:
-        splits: Splits of a FLAIR store, read in blocks.
-        field: "coarse" or "fine": indices of each image's labels, none twice.
-        num_labels: K; indices are 0 to K - 1.
+    Splits are read in blocks; each image has indices of 0 to ``num_labels`` - 1, none twice.
 
     Raises:
         DataError: An index is K or more: the store is damaged.
@@ -97,10 +91,7 @@ def _blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 
 def describe(values: NDArray[np.int64]) -> dict[str, float | int | None]:
-    """Describe numbers as the published notebook does.
-
-    Args:
-        values: Shape (n,), n at least 1.
+    """Describe numbers, shape (n,), n at least 1, as the published notebook does.
 
     Returns:
         "mean", "std" (sample: divided by n - 1; None for one value), "min", "q25", "q50", "q75"
@@ -122,8 +113,7 @@ def describe(values: NDArray[np.int64]) -> dict[str, float | int | None]:
 def largest_share(sizes: NDArray[np.int64]) -> float:
     """Share of the users, the largest first, who hold at least as many images as all others.
 
-    Args:
-        sizes: Shape (U,), images of each user.
+    ``sizes`` are the images of each user, shape (U,).
     """
     held = np.cumsum(np.sort(sizes)[::-1])
     return float(np.searchsorted(2 * held, held[-1]) + 1) / len(sizes)

@@ -59,10 +59,7 @@ _DECIMALS = 6
 
 
 def compare(statistics: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Set each published number beside the store's.
-
-    Args:
-        statistics: What ``tasks.flair.statistics.statistics`` gives, of all splits.
+    """Set each published number beside that of ``statistics``, which are of all splits.
 
     Returns:
         For each number "quantity", "published", "here" (None if the store has no such label) and

@@ -33,11 +33,7 @@ def absent_tarballs(source: Path) -> list[str]:
 
 
 def read_images(job: Job) -> SpooledImages:
-    """Bring the images of all tarballs into the spool.
-
-    Raises:
-        DataError: Tarballs are damaged.
-    """
+    """Bring the images of all tarballs into the spool."""
     paths = find_tarballs(job.source)
     total = sum(path.stat().st_size for path in paths)
     inputs, before = [], 0

@@ -66,11 +66,7 @@ class Options(StrictOptions):
 class FlairSplit(PartitionedSplit):
     """One split of a FLAIR store.
 
-    Args:
-        stored: The store's split.
-        options: As in ``Options``.
-        decoder: Turns bytes into pixels.
-        classes: The stored label of each output; one for "binary".
+    ``classes`` has the stored label of each output; one for "binary".
     """
 
     def __init__(
@@ -121,11 +117,7 @@ class FlairSplit(PartitionedSplit):
 
 
 class FlairTask:
-    """Several labels a picture; mean binary cross entropy over labels and pictures.
-
-    Args:
-        store: An open FLAIR store.
-        options: As in ``Options``.
+    """Several labels a picture of a store; mean binary cross entropy over labels and pictures.
 
     Raises:
         ConfigError: The options do not fit the data.
@@ -212,9 +204,6 @@ def _classes(stored: DataFacts, options: Options) -> tuple[tuple[str, ...], list
 
 def build(options: Options) -> FlairTask:
     """Open a prepared store.
-
-    Args:
-        options: Options of the task.
 
     Raises:
         DataError: There is no such file, or it was prepared for another task or is damaged.

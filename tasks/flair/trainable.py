@@ -28,9 +28,8 @@ class LowRankAdapter(nn.Module):
     matrix of outputs by inputs, is W + B A with B from ``up`` and A from ``down``. A grouped
     convolution has an A and a B in each group.
 
-    Args:
-        layer: A convolution or a linear layer; its parameters are frozen.
-        rank: Rank of B A, in each group.
+    ``layer`` is a convolution or a linear layer, whose parameters are frozen; ``rank`` is that of B
+    A, in each group.
 
     Source: Hu et al. 2022, "LoRA", section 4.1, with alpha equal to the rank.
     """
@@ -84,12 +83,8 @@ def keep_trainable(
       get none, nor do layers whose weights the network uses without calling them, such as the
       projections of torch's attention.
 
-    Args:
-        module: The network.
-        train: See above.
-        head: Name of the last layer.
-        called: Names of the layers that a forward pass calls.
-        rank: Rank of the adapters, at least 1.
+    ``head`` names the last layer, ``called`` the layers that a forward pass calls; ``rank``, at
+    least 1, is that of the adapters.
 
     Raises:
         ConfigError: The network has no such layers.

@@ -35,9 +35,7 @@ class CropFlipNormalize:
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
         """Draw crops and flips.
 
-        Args:
-            count: Pictures.
-            rng: The client's stream; untouched without augmentation.
+        ``rng``, the client's stream, is untouched without augmentation.
 
         Returns:
             Shape (count, 4), int64: top, left, whether flipped left-right, whether upside down.
@@ -49,11 +47,9 @@ class CropFlipNormalize:
         return torch.from_numpy(draws)
 
     def __call__(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
-        """Transform a batch.
+        """Transform a batch of shape (n, 3, side, side), uint8.
 
-        Args:
-            inputs: Shape (n, 3, side, side), uint8.
-            draws: Shape (n, 4), of ``draw``, on the same device; None for evaluation.
+        ``draws`` are those of ``draw``, on the same device; None for evaluation.
 
         Returns:
             Shape (n, 3, crop, crop), float32, normalised; channels last in memory.

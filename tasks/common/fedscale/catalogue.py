@@ -20,9 +20,7 @@ class DataSet:
     """A data set of the catalogue.
 
     Attributes:
-        name: As in table 5.
         domain: "vision", "language", "speech" or "other": what the samples are about.
-        clients: Number of clients.
         samples: Number of samples, rounded as published.
         example_task: What it is used for, by the paper.
         source: Where its publisher has it.

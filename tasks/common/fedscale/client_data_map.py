@@ -45,12 +45,8 @@ def open_map(
 
     Memory grows with the pickle: about ten times its bytes.
 
-    Args:
-        source: Folder that holds ``train/`` and perhaps ``test/``.
-        path: The pickle; no code in it is run.
-        read_name: Reads the name of a file.
-        classes: Names of the classes, in the order of the targets.
-        progress: Told the files seen.
+    ``source`` holds ``train/`` and perhaps ``test/``; no code in the pickle is run; ``classes`` are
+    names in the order of the targets.
 
     Raises:
         DataError: The pickle holds something else, a folder is missing, or a file has another name,

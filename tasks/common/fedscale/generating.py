@@ -45,10 +45,9 @@ class Options(StrictOptions):
 
 
 def client_sizes(options: Options) -> NDArray[np.int64]:
-    """Draw each client's number of samples: log-normal, at least 1, at most 20 times the mean.
+    """Draw each client's number of samples: log-normal, 1 to 20 times the mean.
 
-    Returns:
-        Shape (num_users,).
+    Shape (num_users,).
     """
     rng = np.random.default_rng([options.seed, 0])
     mean = options.examples_per_user
@@ -70,20 +69,8 @@ def write_layout(
 
     The same options give byte for byte the same files, under the same versions of the libraries.
 
-    Args:
-        out: Folder to make; it may exist if it is empty.
-        options: How much of it.
-        draw: Draws a sample of a label.
-        names: Names of the labels, ``num_labels`` of them.
-        suffix: Of the samples' files, such as ".jpg".
-        what: What they are, and what they are not, such as "drawn shapes, not OpenImage".
-        progress: Told the samples drawn.
-
-    Returns:
-        Facts for printing, with "prepare_options", which are none.
-
-    Raises:
-        DataError: ``out`` is a file, or a folder that is not empty.
+    The samples' files end in ``suffix``; ``what`` says what they are and are not, such as "drawn
+    shapes, not OpenImage". See ``tasks`` for the rest.
     """
     sizes = client_sizes(options)
     ends = np.rint(np.cumsum([_SHARES[split] for split in SPLITS]) * len(sizes)).astype(int)

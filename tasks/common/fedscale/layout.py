@@ -51,13 +51,7 @@ class Row(NamedTuple):
 
 
 def find_mappings(source: Path) -> dict[str, Path]:
-    """Find the mapping of each split.
-
-    Args:
-        source: Folder of the data set, which holds ``client_data_mapping/``.
-
-    Returns:
-        Paths by split, "train" among them, in the order of ``SPLITS``.
+    """Find the mapping of each split, "train" among them, in the order of ``SPLITS``.
 
     Raises:
         DataError: There is no such folder or no mapping of train in it, or a split has two.
@@ -107,11 +101,7 @@ def sample_folder(source: Path, split: str) -> Path:
 def read_mapping(path: Path) -> Iterator[Row]:
     """Read a mapping row by row; memory does not grow with the file.
 
-    Args:
-        path: A CSV file with a header, UTF-8.
-
-    Yields:
-        The rows in the order of the file; blank lines are passed over.
+    It is a CSV file with a header, UTF-8; blank lines are passed over.
 
     Raises:
         DataError: The file cannot be read or is no such CSV, or a row has an empty or malformed
@@ -190,11 +180,7 @@ def published_as(gathering: Gathering) -> SplitBy | None:
 
 
 def split_by_of(clients: Iterable[Collection[str]]) -> SplitBy:
-    """Whether splits divide clients, or some client is in several.
-
-    Args:
-        clients: The clients of each split.
-    """
+    """Whether splits, given the clients of each, divide clients, or some client is in several."""
     seen: set[str] = set()
     for own in clients:
         if not seen.isdisjoint(own):

@@ -13,11 +13,9 @@ FULL_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Counts of a data set in FedScale's table 5.
+    """Counts of a data set in FedScale's table 5; its samples are rounded to ``rounding``.
 
     Attributes:
-        clients: Clients.
-        samples: Samples, rounded.
         rounding: What the samples are rounded to.
     """
 
@@ -36,10 +34,6 @@ def table5(found: Source, published: Counts) -> dict[str, Any]:
 
     The paper does not say whether it counts all splits, and its repository says "training
     datasets" of the same numbers; so both counts are given, and either may agree.
-
-    Args:
-        found: What was read.
-        published: What the paper counts.
 
     Returns:
         "table5": clients and samples of train and of all splits; "differs_from_published": a

@@ -50,7 +50,6 @@ class LeftOut:
     """Samples that did not come into the store.
 
     Attributes:
-        samples: Bad samples left out.
         first: Why, of the first of them.
         dropped_clients: Clients of train with too few samples.
         dropped_samples: Their samples.
@@ -75,14 +74,8 @@ def prefetch(
 ) -> Iterator[tuple[Sample, NDArray[Any]]]:
     """Read and check samples on several threads; they keep their order, few are in memory.
 
-    Args:
-        samples: The samples.
-        read: Turns bytes into what is stored, of any shape; called in several threads.
-        refuse: Whether a bad sample is refused; otherwise it is noted and left out.
-        left_out: Takes note of them.
-
-    Yields:
-        Samples with what was read of each.
+    ``read`` turns bytes into what is stored, of any shape, in several threads; what is not refused
+    is noted in ``left_out``.
 
     Raises:
         DataError: A sample is missing or damaged, and such are refused.

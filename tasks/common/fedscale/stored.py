@@ -41,15 +41,7 @@ class TaskOptions(StrictOptions):
 
 
 class PartitionedTask(StoredTask):
-    """A task whose training examples may be assigned to artificial clients.
-
-    Args:
-        store: An open store.
-        fields: As for ``StoredTask``.
-        convert: As for ``StoredTask``.
-        options: Which clients, and how much of them.
-        facts: As for ``StoredTask``.
-    """
+    """A task whose training examples may be assigned to artificial clients; see ``StoredTask``."""
 
     def __init__(
         self,

@@ -69,12 +69,7 @@ def open_layout(
 ) -> Source:
     """Look at a folder in FedScale's layout, and at all of its mappings.
 
-    Args:
-        source: The folder.
-        labels: Takes note of the labels.
-        options: Whether missing samples are refused.
-        progress: Told the rows read.
-        folder_of: From where a split's samples have their paths, given the folder and the split.
+    ``folder_of`` gives the folder from which a split's samples have their paths.
 
     Raises:
         DataError: A mapping or folder is missing, a row is wrong, or a sample has no file.
@@ -115,14 +110,8 @@ def write_store(
 
     Memory does not grow with the samples, but for some tens of bytes each.
 
-    Args:
-        out: The store; an existing one is replaced when all has gone well.
-        found: Where the samples come from.
-        options: What to drop, and what to do about bad samples.
-        read: Turns bytes into the value of the first field; called in several threads.
-        description: What the store says of itself; its fields are that of the samples, and
-            "targets".
-        progress: Told the samples that are through.
+    ``read`` turns bytes into the value of the first field, in several threads; the description's
+    fields are that of the samples, and "targets".
 
     Returns:
         Facts for printing: variant, splits with their counts, what was left out, and further ones.

@@ -98,7 +98,6 @@ class Survey:
     """Content of a mapping.
 
     Attributes:
-        num_rows: Samples.
         clients: Samples of each client, in the order in which clients come.
         missing: How many samples have no file.
         first_missing: Line and path of the first of them.
@@ -115,11 +114,8 @@ def survey(path: Path, labels: Labels, progress: Progress, samples: Path | None 
 
     Memory grows with the clients, and by some tens of bytes a row.
 
-    Args:
-        path: The mapping.
-        labels: Takes note of the labels; one for all mappings of a data set.
-        progress: Told the rows read.
-        samples: The folder in which each sample's file is looked for; None to look for none.
+    ``labels`` is one for all mappings of a data set; files of samples are looked for in
+    ``samples``, if it is given.
 
     Raises:
         DataError: A row is wrong, a sample comes twice, or there is no row.

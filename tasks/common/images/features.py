@@ -34,15 +34,10 @@ def featured(
     progress: Progress,
     normalization: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (1.0,)),
 ) -> tuple[About, Mapping[str, Images]]:
-    """The store of images that the options ask for.
+    """Give the store of images that the options ask for.
 
-    Args:
-        about: What the store of pixels would say.
-        splits: Images as published.
-        options: Which features.
-        progress: Told how far it is.
-        normalization: Mean and standard deviation of each channel, in which pixels in 0 to 1 are
-            measured before they are transformed.
+    ``normalization`` is the mean and standard deviation of each channel, in which pixels in 0 to 1
+    are measured before they are transformed.
     """
     if options.features == "pixels":
         return about, splits

@@ -26,11 +26,7 @@ def file_names(split: str) -> tuple[str, str]:
 
 
 def read_split(source: Path, split: str) -> Images:
-    """Read a split's two files, plain or with ``.gz``.
-
-    Args:
-        source: Folder with the files.
-        split: "train" or "test".
+    """Read the two files of "train" or "test", plain or with ``.gz``.
 
     Raises:
         DataError: A file is missing or damaged, or a label is no class.
@@ -51,9 +47,7 @@ def read_split(source: Path, split: str) -> Images:
 def are_published(splits: Mapping[str, Images], digests: Mapping[str, tuple[str, str]]) -> bool:
     """Whether splits are those of a publication: other data come in files of the same names.
 
-    Args:
-        splits: What ``read_split`` gave, by split.
-        digests: MD5 of each split's published images and labels, as unpacked files.
+    ``digests`` are MD5 of each split's published images and labels, as unpacked files.
     """
     return all(
         digests[name] == (_digest(images.inputs), _digest(images.targets))

@@ -52,15 +52,7 @@ class Options(StrictOptions):
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
-    """Build a model that gives logits of shape (n, num_classes).
-
-    Args:
-        options: Which model.
-        facts: Gives the number of classes and the shape of images.
-
-    Returns:
-        The model, freshly initialised from torch's global generator.
-    """
+    """Build a model that gives logits of shape (n, num_classes)."""
     if options.name in dp_models.NAMES:
         return dp_models.build_dp_model(options.name, options.groups, facts)
     channels, side, _ = facts.input_shape

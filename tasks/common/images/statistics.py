@@ -36,11 +36,6 @@ class Options(StrictOptions):
 def statistics(store: Store, options: Options, progress: Progress) -> dict[str, Any]:
     """Count the images of each client of train by class, JSON-serialisable.
 
-    Args:
-        store: A store of images.
-        options: Options.
-        progress: Told (what, done, total).
-
     Returns:
         - "notice": what must be said wherever the counts are shown; None for real clients;
         - "clients": how many there are;

@@ -37,11 +37,8 @@ class About:
     """Description of a store of images.
 
     Attributes:
-        task: Name of the task.
-        variant: Machine name of the variant.
         source: One line for a human.
         class_names: Names of the classes.
-        extra: Further facts.
     """
 
     task: str
@@ -54,13 +51,7 @@ class About:
 def write_images(out: Path, about: About, splits: Mapping[str, Images]) -> dict[str, Any]:
     """Write a store of whole splits, each of one user of that name.
 
-    Args:
-        out: The store.
-        about: What it says of itself.
-        splits: The images, by split; all with writers or none.
-
-    Returns:
-        Facts for printing.
+    All splits have writers, or none; gives facts for printing.
 
     Raises:
         DataError: The store cannot be written, or refuses an image.

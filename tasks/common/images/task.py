@@ -72,12 +72,9 @@ def build_task(
 ) -> ImageTask:
     """Make a row's clients.
 
-    Args:
-        store: An open store of images.
-        partition: The clients of train. In the other splits each writer is a client if they are
-            in train; otherwise all of a split is one client.
-        splits: Other splits than the store's, with its writers.
-        transform: Applied to batches; None to scale alone.
+    In the splits other than train each writer is a client if they are in train; otherwise all of a
+    split is one client. ``splits`` are others than the store's, with its writers; ``transform`` is
+    applied to batches, None to scale alone.
 
     Raises:
         ConfigError: The store does not know the writers who are asked for, or the partition cannot

@@ -18,24 +18,14 @@ class Scale:
         return torch.zeros((count, 1), dtype=torch.int64)
 
     def __call__(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
-        """Scale a batch.
-
-        Args:
-            inputs: Shape (n, ...), uint8; or floating-point numbers, which are taken as they are.
-            draws: Not used.
-
-        Returns:
-            The same shape, float32.
-        """
+        """Scale a batch, shape (n, ...), to float32; floating-point numbers stay as they are."""
         return inputs.float().div_(WHITE) if inputs.dtype == torch.uint8 else inputs.float()
 
 
 class CropFlip(Scale):
     """Training images are padded by mirroring, cropped at random, and flipped with probability 1/2.
 
-    Args:
-        side: Height and width of the images.
-        padding: Pixels that each edge is padded by.
+    Each edge is padded by ``padding`` pixels.
 
     Source: Li et al. 2022 (NIID-Bench), whose code pads CIFAR-10 by 4, mirrored, and crops to 32.
     """
@@ -54,14 +44,9 @@ class CropFlip(Scale):
         return torch.from_numpy(np.column_stack([places, rng.integers(0, 2, count)]))
 
     def __call__(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
-        """Crop, flip and scale a batch; scale it alone where nothing was drawn.
+        """Crop, flip and scale a batch, shape (n, C, side, side), to float32.
 
-        Args:
-            inputs: Shape (n, C, side, side).
-            draws: Shape (n, 3), of ``draw``, on the same device; None for evaluation.
-
-        Returns:
-            The same shape, float32.
+        ``draws`` are those of ``draw``, on the same device; None, in evaluation, scales alone.
         """
         if draws is None:
             return super().__call__(inputs, None)

@@ -31,10 +31,6 @@ class Gathering:
     files are hidden and gone when the block ends, however it ends. Memory does not grow with the
     examples, only with users and appends.
 
-    Args:
-        out: The file that is to be made of it: temporary files go beside it, and messages name it.
-        fields: What each example has, by name.
-
     Raises:
         DataError: The folder of ``out`` is missing or cannot be written.
     """
@@ -162,11 +158,9 @@ class Gathering:
         return Partition(self, plan)
 
     def read(self, split: str, users: NDArray[np.int64]) -> Iterator[Block]:
-        """Read users in blocks of some MB, or of one user.
+        """Read users, shape (u,), in blocks of some MB, or of one user; needs a partition.
 
-        Args:
-            split: A split that has users, of a gathering that has been partitioned.
-            users: Shape (u,), indices into ``clients``; ascending ones cost one pass.
+        ``users`` are indices into ``clients``; ascending ones cost one pass.
         """
         spool = self._spools[split]
         segments_of = spool.segments_by_number()

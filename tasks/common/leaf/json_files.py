@@ -40,7 +40,6 @@ class LeafUser:
     """One user of one file.
 
     Attributes:
-        user: The identifier.
         x: The inputs, as they are in the file.
         y: The targets, as many.
         hierarchy: What the user belongs to; None if the file says nothing of it.
@@ -70,15 +69,7 @@ def find_files(source: Path) -> dict[str, list[Path]]:
 
 
 def check_splits(source: Path, files: dict[str, list[Path]]) -> None:
-    """Refuse split files without those of train or test.
-
-    Args:
-        source: The folder, for messages.
-        files: As ``find_files`` gives them.
-
-    Raises:
-        DataError: One of the two is missing.
-    """
+    """Refuse split files, as ``find_files`` gives them, without those of train or test."""
     missing = [name for name in ("train", "test") if name not in files]
     if UNSPLIT not in files and missing:
         raise DataError(
@@ -95,14 +86,10 @@ def read_users(
 ) -> Iterator[LeafUser]:
     """Read a file's users, each as soon as its data are there.
 
-    Args:
-        path: The file.
-        tell_position: Told after each user how many bytes of the file have been read.
-        counts_all_splits: Whether "num_samples" counts a user's examples of all splits together,
-            as in LEAF's Reddit files: a user may then have fewer in this one, or none.
-
-    Yields:
-        Each user once, with at least one example; one who has none in this split is left out.
+    A user without an example in this split is left out. ``tell_position`` is told after each user
+    how many bytes have been read. With ``counts_all_splits``, "num_samples" counts a user's
+    examples of all splits together, as in LEAF's Reddit files: a user may then have fewer here, or
+    none.
 
     Raises:
         DataError: The file cannot be opened, is no JSON, is cut, or contradicts itself: users
@@ -156,19 +143,10 @@ def read_splits(
     progress: Progress | None = None,
     counts_all_splits: bool = False,
 ) -> Iterator[tuple[str, LeafUser, str]]:
-    """Read the users of all files.
+    """Read the users of all files: split, user, and what messages call it.
 
-    Args:
-        source: The folder, for messages.
-        files: As ``find_files`` gives them.
-        progress: Told the bytes read and the bytes there are.
-        counts_all_splits: As for ``read_users``, of files that are split.
-
-    Yields:
-        Split, user, and what messages call it: the file and the user.
-
-    Raises:
-        DataError: As ``check_splits`` and ``read_users`` say.
+    ``files`` are as ``find_files`` gives them; ``counts_all_splits`` is as for ``read_users``, of
+    files that are split.
     """
     check_splits(source, files)
     done, total = 0, sum(path.stat().st_size for paths in files.values() for path in paths)

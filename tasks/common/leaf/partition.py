@@ -26,17 +26,11 @@ def write_partition(
     progress: Progress,
     convert: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> dict[str, dict[str, int]]:
-    """Write a store of what was partitioned, whole or not at all.
+    """Write a store of what was partitioned, whole or not at all; gives counts by split.
 
-    Args:
-        out: The store.
-        partition: What goes into it; its facts go into the store's before the description's.
-        description: What the store says of itself.
-        progress: Told the users (of a split) written, and how many there are.
-        convert: Turns a part's arrays into the store's fields; None if they are the same.
-
-    Returns:
-        Numbers of "users" and "examples" by split.
+    The partition's facts go into the store before the description's. ``convert`` turns a part's
+    arrays into the store's fields, None if they are the same; ``progress`` is told the users of a
+    split written, and how many there are.
 
     Raises:
         DataError: The store cannot be written, or refuses an example.

@@ -67,10 +67,6 @@ class Partition:
     Artificial users come in groups of at most about ``GROUP_BYTES``, each of which costs a pass
     over the data; beside it there are four bytes an example in memory.
 
-    Args:
-        gathered: The examples, on disk.
-        plan: What becomes of them.
-
     Attributes:
         split_by: How the splits divide the data.
         facts: How they were split, what was dropped: for the store's ``extra``.
@@ -221,16 +217,10 @@ class Partition:
 def rank_examples(
     arrays: Mapping[str, Any], fields: Mapping[str, FieldSpec], client_id: str, seed: int
 ) -> NDArray[np.int64]:
-    """Order a user's examples by keyed digests of their content.
+    """Order a user's n examples by keyed digests of their content: shape (n,), a permutation.
 
-    Args:
-        arrays: Of each field an array of shape (n, *shape), or a list of n arrays if ragged.
-        fields: The fields, in the order in which they enter the digest.
-        client_id: The user.
-        seed: Seed of the split.
-
-    Returns:
-        Shape (n,), a permutation of 0..n - 1; equal examples stay neighbours.
+    ``arrays`` are as in a ``Part`` and enter the digest in the order of ``fields``; equal examples
+    stay neighbours.
     """
     key = hashlib.sha256(f"{seed}\0{client_id}".encode()).digest()
     digests: list[Any] = []

@@ -88,13 +88,7 @@ def systematic_bounds(
 
 
 def rank_users(client_ids: Sequence[str], seed: int, purpose: str = "") -> list[str]:
-    """Order users by keyed digests of their names.
-
-    Args:
-        client_ids: The users.
-        seed: Seed of the split.
-        purpose: What the order is for: other purposes give independent orders.
-    """
+    """Order users by keyed digests of their names; other purposes give independent orders."""
     key = f"{seed}\0{purpose}\0" if purpose else f"{seed}\0"
     return sorted(client_ids, key=lambda name: hashlib.sha256(f"{key}{name}".encode()).digest())
 
@@ -108,12 +102,7 @@ def make_plan(
 ) -> Plan:
     """Decide what becomes of examples; see ``Gathering.partition``.
 
-    Args:
-        clients: The users of each gathered split.
-        sizes: How many examples each of them has there; shape (U,).
-        options: What to drop, and how to split.
-        order_by: As ``Gathering.partition`` takes it.
-        published_as: As ``Gathering.partition`` takes it.
+    ``sizes`` are the examples of each of the ``clients`` of a gathered split, shape (U,).
     """
     if not clients:
         raise DataError(
@@ -256,14 +245,9 @@ def _choose_users(
 def totals_by_user(
     clients: Mapping[str, Sequence[str]], sizes: Mapping[str, NDArray[np.int64]]
 ) -> tuple[Sequence[str], NDArray[np.int64]]:
-    """Count examples over all splits.
+    """Each user once, in the order in which they came, with its examples over all splits.
 
-    Args:
-        clients: The users of each split.
-        sizes: How many examples each of them has there; shape (U,).
-
-    Returns:
-        Each user once, in the order in which they came, and how many examples it has.
+    ``sizes`` are the examples of each of the ``clients`` of a split, shape (U,).
     """
     if len(clients) == 1:
         (name, users), *_ = clients.items()

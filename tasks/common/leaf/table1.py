@@ -18,8 +18,6 @@ class Counts:
     """A row of the table.
 
     Attributes:
-        users: Users.
-        samples: Samples of all of them.
         mean: Samples of a user, on average.
         sd: Their standard deviation, the population's: divided by the users.
     """
@@ -39,11 +37,7 @@ REDDIT = Counts(1_660_820, 56_587_343, 34.07, 62.95)
 
 
 def count(sizes: Collection[int]) -> Counts:
-    """Count what the table counts; all of it is 0 where there are no users.
-
-    Args:
-        sizes: Samples of each user.
-    """
+    """Count what the table counts, of each user's samples; all of it is 0 without users."""
     own = np.fromiter(sizes, dtype=np.int64, count=len(sizes))
     if not len(own):
         return Counts(0, 0, 0.0, 0.0)
@@ -65,12 +59,10 @@ def compare(
 ) -> dict[str, Any]:
     """Set a source's counts beside its row of the table, as facts for the store.
 
-    Args:
-        sizes: Samples of each user, before any choice.
-        published: The row of the table.
-        counted: What one sample is and which are meant, for a human: "windows of all roles".
-        full: Whether this looks like all of the data; None to see it from the samples.
-        more: Further numbers to compare: what it is, how many here, how many were published.
+    ``sizes`` are the samples of each user, before any choice; ``counted`` tells a human what one
+    sample is and which are meant, as "windows of all roles". ``full`` says whether this looks like
+    all of the data, None to see it from the samples; ``more`` has further numbers to compare: what
+    it is, how many here, how many were published.
 
     Returns:
         "table1": "counted", the four numbers, and "published" with "title" and the same four, the

@@ -138,9 +138,7 @@ def assign(
 ) -> Assignment:
     """Assign examples to artificial clients.
 
-    Args:
-        options: By which rule.
-        labels: Shape (n,), the examples' classes in their published order.
+    ``labels``, shape (n,), are the examples' classes in their published order.
 
     Raises:
         ConfigError: The rule leaves a client without examples, or a class without a client.
@@ -165,12 +163,7 @@ def assign(
 
 
 def by_writer(writers: NDArray[np.int64], chosen: NDArray[np.int64]) -> Assignment:
-    """Make each writer a client.
-
-    Args:
-        writers: Shape (n,), who wrote each example.
-        chosen: The writers who are clients; each has an example at least.
-    """
+    """Make each of the chosen writers a client; ``writers``, shape (n,), says who wrote what."""
     own = np.sort(chosen)
     clients = [np.flatnonzero(writers == writer) for writer in own]
     return Assignment.of(clients, [f"writer-{writer:04d}" for writer in own])

@@ -22,16 +22,7 @@ _MOST_TRIES = 200
 
 
 def iid(labels: Indices, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Shuffle all examples and cut them into parts that differ by one example at most.
-
-    Args:
-        labels: Shape (n,).
-        num_clients: Parts.
-        rng: Source of all randomness.
-
-    Returns:
-        Each client's examples, indices into ``labels``.
-    """
+    """Shuffle all examples and cut them into parts that differ by one example at most."""
     shuffled = rng.choice(len(labels), len(labels), replace=False)
     return np.array_split(shuffled, num_clients)
 
@@ -44,17 +35,7 @@ def dirichlet(
     Of a client that has its equal part of all examples, the proportion is set to zero. All is drawn
     again until each client has ``FEWEST`` examples.
 
-    Args:
-        labels: Shape (n,), classes from 0.
-        num_clients: Clients.
-        alpha: Parameter of the distribution, above 0; small values give clients of few classes.
-        rng: Source of all randomness.
-
-    Returns:
-        Each client's examples, indices into ``labels``.
-
-    Raises:
-        ConfigError: No try in 200 gives each client ``FEWEST`` examples.
+    Small values of ``alpha``, which is above 0, give clients of few classes.
     """
     full = len(labels) / num_clients
     for _ in range(_tries(labels, num_clients)):
@@ -78,19 +59,10 @@ def dirichlet(
 def labels_per_client(
     labels: Indices, num_clients: int, labels_each: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """Give each client examples of k classes alone.
+    """Give each client examples of ``labels_each`` classes alone.
 
     Client i has class i modulo the number of classes; its others are drawn. A class is divided
     equally among the clients that have it.
-
-    Args:
-        labels: Shape (n,), classes from 0.
-        num_clients: Clients.
-        labels_each: k, 1 to the number of classes.
-        rng: Source of all randomness.
-
-    Returns:
-        Each client's examples, indices into ``labels``.
 
     Raises:
         ConfigError: There are fewer classes than k, or a class that no client has.
@@ -131,17 +103,7 @@ def quantity(
 
     The proportions are drawn again until each client has ``FEWEST`` examples.
 
-    Args:
-        labels: Shape (n,).
-        num_clients: Clients.
-        alpha: Parameter of the distribution, above 0; small values give unequal sizes.
-        rng: Source of all randomness.
-
-    Returns:
-        Each client's examples, indices into ``labels``.
-
-    Raises:
-        ConfigError: No try in 200 gives each client ``FEWEST`` examples.
+    Small values of ``alpha``, which is above 0, give unequal sizes.
     """
     shuffled = rng.permutation(len(labels))
     for _ in range(_tries(labels, num_clients)):

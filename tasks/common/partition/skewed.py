@@ -21,12 +21,9 @@ def skewed(
     label distribution drawn from a symmetric Dirichlet; the users' places are filled in random
     order, each with a class drawn from its user's distribution among the classes that are left.
 
-    Args:
-        labels: Shape (n,), classes from 0.
-        num_users: Number of users, 1 to n.
-        label_concentration: Parameter of the Dirichlet distribution, positive; small values give
-            users of one class, large ones users alike.
-        rng: Source of all randomness.
+    ``labels``, shape (n,), are classes from 0, and ``num_users`` 1 to n. Small values of
+    ``label_concentration``, the parameter of the Dirichlet distribution, give users of one class,
+    large ones users alike.
 
     Returns:
         The order of the examples, shape (n,), a permutation of 0..n - 1, and the offsets, shape

@@ -18,13 +18,9 @@ def equal_shares(num_examples: int, num_users: int) -> NDArray[np.int64]:
 
 
 class PartitionedSplit(StoredSplit):
-    """A split whose examples may be assigned at random to artificial users.
+    """A split whose examples may be assigned at random to artificial users; see ``StoredSplit``.
 
     Args:
-        stored: The store's split.
-        fields: As for ``StoredSplit``.
-        convert: As for ``StoredSplit``.
-        max_examples_per_user: As for ``StoredSplit``.
         seed: Seed of the permutation; None leaves the users as they are.
         offsets: Shape (U + 1,), of the artificial users; None for those of the store.
 
@@ -56,11 +52,7 @@ class PartitionedSplit(StoredSplit):
         return [f"iid-{user}" for user in range(self.num_users)]
 
     def read_user(self, user: int, rng: np.random.Generator) -> Examples:
-        """Read a user's examples, or a fresh random subset; see ``StoredSplit.read_user``.
-
-        Raises:
-            IndexError: There is no such user.
-        """
+        """Read a user's examples, or a fresh random subset; see ``StoredSplit.read_user``."""
         if not 0 <= user < self.num_users:
             raise IndexError(
                 f"user {user} of split {self.name!r}: there are users 0 to {self.num_users - 1}"
@@ -85,11 +77,7 @@ class PartitionedSplit(StoredSplit):
         return self._read(np.arange(start, stop))
 
     def read_examples(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Examples:
-        """Read chosen examples; see ``StoredSplit.read_examples``.
-
-        Raises:
-            IndexError: An index is outside the split.
-        """
+        """Read chosen examples; see ``StoredSplit.read_examples``."""
         return self._read(indices)
 
     def _read(self, indices: NDArray[np.int64]) -> Examples:

@@ -13,15 +13,10 @@ class BagOfWords(nn.Module):
     """Softmax regression on how often each word occurs, without making the counts.
 
     The row of counts times the weights is the sum of the weights of a tweet's words. Padding and
-    unknown words count for nothing, as in LEAF. The bias is a table with one row because Opacus
-    has a rule for such tables, and none for a parameter outside of a layer; and it is a sum of
-    looked-up rows, not an ``EmbeddingBag``, because Opacus' rule for that counts a word that
-    occurs twice once.
-
-    Args:
-        num_words: Words that count: the vocabulary without padding and unknown.
-        num_classes: Number of logits.
-        init: "zeros", or "normal", LEAF's standard normal.
+    unknown words count for nothing, as in LEAF, and not among ``num_words``. The bias is a table
+    with one row because Opacus has a rule for such tables, and none for a parameter outside of a
+    layer; and it is a sum of looked-up rows, not an ``EmbeddingBag``, because Opacus' rule for that
+    counts a word that occurs twice once. ``init`` is "zeros", or "normal", LEAF's standard normal.
     """
 
     def __init__(self, num_words: int, num_classes: int, init: str) -> None:

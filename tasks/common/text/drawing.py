@@ -61,12 +61,7 @@ def count_comments(users: int, comments: int | None) -> int:
 def comment_counts(num_users: int, num_comments: int) -> NDArray[np.int64]:
     """Comments of each user, ascending: 5 and a log-normal number, 1,000 at most.
 
-    Args:
-        num_users: Number of users.
-        num_comments: Sum of all users' comments, 5 to 1,000 a user.
-
-    Returns:
-        Shape (num_users,), int64.
+    Shape (num_users,), int64; their sum is ``num_comments``, 5 to 1,000 a user.
     """
     sigma = float(np.sqrt(np.log1p((SD_COMMENTS / (MEAN_COMMENTS - FEWEST)) ** 2)))
     levels = (np.arange(num_users) + 0.5) / num_users
@@ -108,14 +103,8 @@ def draw_blocks(
 ) -> Iterator[Block]:
     """Draw all users' comments, block by block, each from a stream of its own.
 
-    Args:
-        num_users: Number of users.
-        num_comments: Comments of all users.
-        num_words: Different tokens.
-        num_subreddits: Number of subreddits, each with a topic of its own.
-        mean_tokens: Mean number of tokens of a comment.
-        seed: Seed of all.
-        block_users: Users of a block.
+    There are ``num_words`` different tokens, ``mean_tokens`` a comment on average; each subreddit
+    has a topic of its own.
     """
     rng = np.random.default_rng([seed, 0])
     counts = rng.permutation(comment_counts(num_users, num_comments))

@@ -33,8 +33,7 @@ class Vectors(NamedTuple):
 def read_words(path: Path) -> list[str]:
     """Read the words of a file, in its order; of one that comes again, only the first.
 
-    Args:
-        path: GloVe text, or JSON as LEAF's ``embs.json`` (the name ends in ``.json``).
+    The file is GloVe text, or JSON as LEAF's ``embs.json`` (the name ends in ``.json``).
 
     Raises:
         DataError: There is no such file, or it is damaged; the message names the line.
@@ -55,10 +54,7 @@ def read_words(path: Path) -> list[str]:
 def read_vectors(path: Path, ids: Mapping[str, int], num_rows: int) -> Vectors:
     """Read the vectors of a vocabulary's words; memory grows with the vocabulary, not the file.
 
-    Args:
-        path: As for ``read_words``.
-        ids: Row of each word.
-        num_rows: V, more than every row.
+    ``path`` is as for ``read_words``; ``ids`` are the rows of the words, all below ``num_rows``, V.
 
     Raises:
         DataError: There is no such file, it is damaged, or it has none of the words.
@@ -94,14 +90,8 @@ def read_store_vectors(
 ) -> Tensor:
     """Read the vectors of a store's vocabulary, shape (V, D), float32.
 
-    Args:
-        path: As for ``read_words``.
-        store: Path of the store.
-        task: Its task.
-        counts: Which words have a vector; all others, padding and the unknown are zero.
-
-    Raises:
-        DataError: As ``read_vectors`` says.
+    ``path`` is as for ``read_words``. Words for which ``counts`` says no, padding and the unknown
+    are zero.
     """
     import torch
 

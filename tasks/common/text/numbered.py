@@ -31,10 +31,8 @@ def gather_texts(
 ) -> None:
     """Gather texts, which wait as bytes: a vocabulary of train is known only at the end.
 
-    Args:
-        gathering: Has the fields "text", "targets" and ``number``.
-        waiting: By split and user, each text, its label and its number.
-        number: The field that makes rows of the same text different ones for the partition.
+    ``waiting`` has, by split and user, each text, its label and its number; the field ``number``
+    makes rows of the same text different ones for the partition.
     """
     for (split, user), rows in waiting.items():
         texts, labels, numbers = zip(*rows, strict=True)
@@ -87,14 +85,10 @@ class NumberedWords:
                 progress("counting words (users)", done, None)
 
     def choose(self, counted: int, given: int | None) -> bool:
-        """Choose the vocabulary.
+        """Choose the vocabulary, and tell whether it has a word.
 
-        Args:
-            counted: Numbers in all if the words of train are counted.
-            given: Numbers in all if the words are a file's; None for all of them.
-
-        Returns:
-            Whether it has a word.
+        It has ``counted`` numbers in all if the words of train are counted, ``given`` if they are a
+        file's, None for all of them.
         """
         if self._given is None:
             self.vocabulary = choose_vocabulary(self.counts, counted)

@@ -14,15 +14,9 @@ from tasks.common.text.words import PAD_ID
 
 
 def padded_words(rows: Sequence[NDArray[np.uint32]], targets: NDArray[Any], width: int) -> Examples:
-    """Pad the numbered words of texts, or cut them, to one width.
+    """Pad the numbered words of n texts, or cut them, to one width, L.
 
-    Args:
-        rows: Numbers of each text's words, n rows.
-        targets: Shape (n,).
-        width: L.
-
-    Returns:
-        Inputs of shape (n, L) and targets of shape (n,), both int64.
+    Inputs of shape (n, L) and targets of shape (n,), both int64.
     """
     inputs = np.full((len(rows), width), PAD_ID, dtype=np.int64)
     for place, row in enumerate(rows):

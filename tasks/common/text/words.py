@@ -21,9 +21,7 @@ def split_words(text: str, lowercase: bool) -> list[str]:
     ``@name`` gives ``name``, an address gives several words, and HTML entities stay undecoded
     (``&lt;`` gives ``lt`` and ``;``).
 
-    Args:
-        text: The text.
-        lowercase: Whether to make it lower case first, which LEAF does not.
+    LEAF does not make it lower case first.
 
     Source: Caldas et al. 2018, LEAF, models/utils/language_utils.py (split_line).
     """
@@ -31,15 +29,10 @@ def split_words(text: str, lowercase: bool) -> list[str]:
 
 
 def choose_vocabulary(counts: Mapping[str, int], size: int) -> list[str]:
-    """Take the commonest words.
+    """Take the commonest words: the word of each of ``size`` numbers, 3 at least.
 
-    Args:
-        counts: How often each word occurs; a word that occurs never is not taken.
-        size: Numbers in all, the two special ones among them; at least 3.
-
-    Returns:
-        The word of each number: padding, unknown, then from the commonest on; of equally common
-        ones, the first by code points. Fewer than ``size`` if there are not as many words.
+    Padding and unknown come first, then words from the commonest on; of equally common ones, the
+    first by code points; none that never occurs. There are fewer if there are not as many words.
     """
     common = sorted((word for word in counts if counts[word]), key=lambda w: (-counts[w], w))
     return [*SPECIAL, *islice(common, size - len(SPECIAL))]

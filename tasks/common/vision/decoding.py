@@ -23,14 +23,7 @@ Decode = Callable[[bytes], NDArray[np.uint8]]
 def check_kept(pictures: int, side: int, what: str, smaller: str) -> None:
     """Refuse to keep more decoded pictures than the limit allows.
 
-    Args:
-        pictures: How many.
-        side: Height and width of each.
-        what: What messages call them: "pictures".
-        smaller: The option that makes them smaller.
-
-    Raises:
-        ConfigError: They take more.
+    Messages call them ``what``, as "pictures"; the option ``smaller`` makes them smaller.
     """
     needed = pictures * 3 * side**2
     if needed > KEPT_BYTES_LIMIT:
@@ -45,10 +38,8 @@ class DecodedPictures:
     """Turns the fields "image" and "targets" of a store into examples.
 
     Args:
-        store: The store.
         size: Height and width that ``decode`` gives.
         decode: Decodes and scales one picture.
-        keep: Whether decoded pictures are kept in memory.
         what: What messages call a picture, with its article.
 
     Raises:

@@ -16,13 +16,9 @@ _CUT_OFF = 0.87962566103423978
 def strided_cnn(num_classes: int, padding: int, activation: Activation) -> nn.Module:
     """Build two strided convolutions for images of 28 x 28 pixels; 26,010 parameters at 10 classes.
 
-    Args:
-        num_classes: Number of logits.
-        padding: Of the first convolution: 3 (which is TensorFlow's "same") or 2.
-        activation: Builds what follows each layer but the last; ``nn.Identity`` for nothing.
-
-    Returns:
-        A network from shape (n, 1, 28, 28) to logits of shape (n, num_classes).
+    From shape (n, 1, 28, 28) to logits of shape (n, num_classes). ``padding`` is that of the first
+    convolution: 3 (which is TensorFlow's "same") or 2; ``activation`` builds what follows each
+    layer but the last, ``nn.Identity`` for nothing.
 
     Source: Opacus, examples/mnist.py (padding 3, ReLU); TensorFlow Privacy,
         tutorials/mnist_dpsgd_tutorial.py (the same padding; none in its first version, ReLU later);
@@ -45,11 +41,7 @@ def strided_cnn(num_classes: int, padding: int, activation: Activation) -> nn.Mo
 def tanh_cnn(num_classes: int) -> nn.Module:
     """Build six convolutions for images of 32 x 32 pixels; 550,570 parameters at 10 classes.
 
-    Args:
-        num_classes: Number of logits.
-
-    Returns:
-        A network from shape (n, 3, 32, 32) to logits of shape (n, num_classes).
+    From shape (n, 3, 32, 32) to logits of shape (n, num_classes).
 
     Source: Tramer and Boneh 2021, table 11; Papernot et al. 2020 (tanh).
     """
@@ -66,9 +58,6 @@ def draw_he_normal(module: nn.Module) -> None:
     """Draw the weights of convolutions and linear layers as Keras' "he_normal", in place.
 
     Normal of variance 2 / inputs of a unit, cut off at two standard deviations; biases are zero.
-
-    Args:
-        module: Its other layers stay as they are.
 
     Source: He et al. 2015; Keras, initializers/random_initializers.py (VarianceScaling).
     """

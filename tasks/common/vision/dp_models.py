@@ -15,12 +15,7 @@ _MNIST = (0.1307,), (0.3081,)
 
 
 class FixedNormalization(nn.Module):
-    """Measures each channel of images in a given standard deviation from a given mean.
-
-    Args:
-        mean: Of each channel, in pixels in 0 to 1.
-        stddev: Of each channel, positive.
-    """
+    """Measures each channel of images, in 0 to 1, in a standard deviation from a mean."""
 
     mean: Tensor
     stddev: Tensor
@@ -44,9 +39,6 @@ def build_dp_model(name: str, groups: int | None, facts: DataFacts) -> nn.Module
             pixels a side, these normalised as ImageNet), "scatter_linear" or "scatter_cnn".
         groups: Of the last two: see ``scatter_model``.
         facts: Gives the shape of inputs and the number of classes.
-
-    Raises:
-        ConfigError: The data have other inputs.
     """
     shape, classes = tuple(facts.input_shape), facts.num_classes
     task = facts.variant.split("-")[0]

@@ -8,14 +8,8 @@ from torch import nn
 def two_convolutions(channels: int, side: int, num_classes: int, units: int = 2048) -> nn.Module:
     """Build two convolutional layers followed by pooling, and a dense layer.
 
-    Args:
-        channels: Of an image.
-        side: Height and width of an image.
-        num_classes: Number of logits.
-        units: Of the dense layer: 2,048 in LEAF, 512 in McMahan et al. 2017.
-
-    Returns:
-        A network from shape (n, channels, side, side) to logits of shape (n, num_classes).
+    From shape (n, channels, side, side) to logits of shape (n, num_classes). The dense layer has
+    2,048 units in LEAF, 512 in McMahan et al. 2017.
 
     Source: Caldas et al. 2018, LEAF, appendix B and models/femnist/cnn.py.
     """

@@ -10,13 +10,7 @@ def lenet(channels: int, side: int, num_classes: int) -> nn.Module:
 
     44,426 parameters for MNIST, 62,006 for CIFAR-10.
 
-    Args:
-        channels: Of an image.
-        side: Height and width of an image, at least 16.
-        num_classes: Number of logits.
-
-    Returns:
-        A network from shape (n, channels, side, side) to logits of shape (n, num_classes).
+    From shape (n, channels, side, side), sides of 16 or more, to logits of shape (n, num_classes).
 
     Source: Li et al. 2022 (NIID-Bench), section V; Flower's baseline niid_bench.
     """

@@ -24,9 +24,7 @@ class FrozenStatisticsNorm(nn.Module):
 
     In training and in evaluation it gives what BatchNorm gives in evaluation.
 
-    Args:
-        num_features: Channels, C: axis 1 of the inputs.
-        eps: Added to the variance.
+    ``num_features``, C, are the channels, axis 1 of the inputs.
 
     Attributes:
         weight: Shape (C,): scale, a parameter.
@@ -63,12 +61,7 @@ class FrozenStatisticsNorm(nn.Module):
     def forward_slots(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Normalise the images of L clients, each with a scale and bias of its own.
 
-        Args:
-            inputs: Shape (L * n, C, ...).
-            weights: "weight" and "bias", each of shape (L, C).
-
-        Returns:
-            The shape of ``inputs``.
+        Inputs, and outputs, have shape (L * n, C, ...); "weight" and "bias" have shape (L, C).
         """
         mean, variance = self.running_mean, self.running_var
         normal = functional.batch_norm(inputs, mean, variance, training=False, eps=self.eps)
@@ -90,12 +83,6 @@ def num_groups(channels: int) -> int:
     Otherwise the largest divisor of ``channels`` below 32 that leaves at least two channels a
     group; a group of one channel would be blank wherever the image has shrunk to one pixel.
 
-    Args:
-        channels: Channels of the layer, at least 1.
-
-    Returns:
-        A divisor of ``channels``, 1 to 32.
-
     Source: Wu and He 2018, "Group Normalization" (32 groups).
     """
     most = max(1, min(MAX_GROUPS, channels // 2))
@@ -108,10 +95,9 @@ def batchnorm_names(module: nn.Module) -> list[str]:
 
 
 def use_group_norm(module: nn.Module) -> None:
-    """Replace every BatchNorm, in place, by a GroupNorm of the same channels and epsilon.
+    """Replace every BatchNorm (1d, 2d, 3d), in place, by a GroupNorm of the same size and epsilon.
 
-    Args:
-        module: Its BatchNorm layers, 1d, 2d and 3d, are replaced; scales begin at 1, biases at 0.
+    Scales begin at 1, biases at 0.
 
     Raises:
         ConfigError: A layer with running statistics is left.
@@ -125,15 +111,9 @@ def use_group_norm(module: nn.Module) -> None:
 
 
 def for_one_channel(resnet: nn.Module) -> nn.Module:
-    """Give a ResNet of torchvision a first layer for one channel, and GroupNorm, in place.
+    """Give a fresh ResNet of torchvision a first layer for one channel, and GroupNorm, in place.
 
     BatchNorm's running statistics would leave a client outside the update.
-
-    Args:
-        resnet: Freshly initialised.
-
-    Returns:
-        It, for inputs of shape (n, 1, height, width).
     """
     first = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
     nn.init.kaiming_normal_(first.weight, mode="fan_out", nonlinearity="relu")
@@ -145,9 +125,7 @@ def for_one_channel(resnet: nn.Module) -> nn.Module:
 def freeze_statistics(module: nn.Module) -> None:
     """Replace every BatchNorm, in place, by one whose statistics stay as they are.
 
-    Args:
-        module: Its BatchNorm layers, 1d, 2d and 3d, are replaced; scales, biases and statistics
-            are taken over.
+    Scales, biases and statistics are taken over.
 
     Raises:
         ConfigError: A layer with running statistics is left, or one has none to freeze.

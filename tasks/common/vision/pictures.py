@@ -21,17 +21,12 @@ def opened(
 ) -> Iterator[Image.Image]:
     """Open a picture; whatever Pillow refuses it by, now or while it is used, is a PictureError.
 
-    Args:
-        content: The bytes.
-        formats: Pillow's names of the formats that it may have; None for all that Pillow reads.
-        what: What it is to be, for messages.
+    ``formats`` are Pillow's names of those that it may have, None for all that Pillow reads;
+    messages say that it is no ``what``.
 
     Yields:
         The picture. No more is to be done with it inside than to look at it and to decode it:
         what fails there is said of the picture.
-
-    Raises:
-        PictureError: It cannot be decoded.
     """
     from PIL import Image, UnidentifiedImageError
 

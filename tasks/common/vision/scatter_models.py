@@ -20,9 +20,7 @@ class Standardized(nn.Module):
     A channel whose variance is given as 0 counts nothing. It is a model of
     ``pfl_bench.types.NormalizesByStatistics``.
 
-    Args:
-        channels: K.
-        network: From normalised features, shape (n, K, height, width), to logits.
+    ``network`` goes from normalised features, shape (n, K, height, width), to logits.
 
     Attributes:
         mean: Shape (K,): a buffer, 0 before ``set_statistics``.
@@ -98,7 +96,7 @@ NAMES = tuple(_LAYERS)
 def scatter_model(
     name: str, shape: tuple[int, int, int], num_classes: int, groups: int | None
 ) -> nn.Module:
-    """Build a model of the scattering features of images of 28 or 32 pixels a side.
+    """Build a model from scattering features, shape (n, *shape), to logits (n, num_classes).
 
     Args:
         name: "scatter_linear" (39,700 parameters at 10 classes, of colour images 155,530), or
@@ -107,9 +105,6 @@ def scatter_model(
         num_classes: Number of logits.
         groups: Normalise each example by so many groups of its own channels; None to normalise by
             statistics that a private run releases.
-
-    Returns:
-        A model from shape (n, *shape) to logits of shape (n, num_classes).
 
     Raises:
         ValueError: The groups do not divide the channels.

@@ -25,12 +25,7 @@ def small_cnn(num_classes: int, channels: int = 3) -> nn.Module:
 
     It ends in the maximum over the image, as a label asks whether something is anywhere in it.
 
-    Args:
-        num_classes: Number of logits.
-        channels: Of an image.
-
-    Returns:
-        A network from shape (n, channels, side, side) to logits of shape (n, num_classes).
+    From shape (n, channels, side, side) to logits of shape (n, num_classes).
     """
     layers: list[nn.Module] = []
     for inputs, outputs in ((channels, 16), (16, 32), (32, 64)):
