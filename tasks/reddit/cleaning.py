@@ -96,14 +96,7 @@ class Cleaning(StrictOptions):
 
 
 class Cleaner:
-    """Applies the steps.
-
-    Args:
-        steps: Which of them.
-
-    Raises:
-        DataError: NLTK is needed and is not installed.
-    """
+    """Applies the steps; refuses to begin where NLTK is needed and is not installed."""
 
     def __init__(self, steps: Cleaning) -> None:
         self.steps = steps
@@ -125,11 +118,7 @@ class Cleaner:
         )
 
     def clean(self, body: str) -> list[str]:
-        """Clean and tokenize a comment.
-
-        Returns:
-            Its tokens, none with whitespace in it; [] if it is to be left out.
-        """
+        """Tokens of a cleaned comment, none with whitespace in it; [] if it is to be left out."""
         if body.strip() in GONE:
             return []
         steps = self.steps

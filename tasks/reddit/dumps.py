@@ -32,15 +32,7 @@ _KEYS = ("author", "body", "subreddit", "created_utc")
 
 @dataclass(frozen=True, slots=True)
 class Comment:
-    """Needed parts of one comment.
-
-    Attributes:
-        author: Name of the author.
-        body: The text.
-        subreddit: Name of the subreddit.
-        created: Seconds since 1970, UTC.
-        identifier: The comment's own; None if it is not told.
-    """
+    """Needed parts of one comment; ``created`` is in seconds since 1970, UTC."""
 
     author: str
     body: str
@@ -52,11 +44,9 @@ class Comment:
 def find_dumps(source: Path, pattern: str | None) -> list[Path]:
     """Find the dumps of a folder, sorted by name; [] if there are none.
 
-    Args:
-        source: The folder.
-        pattern: Which files (``RC_2017-*.zst``); None takes those with a dump's name (``RC_*``),
-            or without any such all with a fitting suffix. Where LEAF's JSON is, ``.json`` is not
-            one: LEAF's own files end so, and those that lie beside them.
+    The ``pattern`` says which (``RC_2017-*.zst``); None takes those with a dump's name (``RC_*``),
+    or without any such all with a fitting suffix. Where LEAF's JSON is, ``.json`` is not one:
+    LEAF's own files end so, and those that lie beside them.
     """
     files = sorted(path for path in source.glob(pattern or "*") if not path.is_dir())
     if pattern is not None:
@@ -79,18 +69,10 @@ def _has_suffix(path: Path) -> bool:
 def read_comments(
     path: Path, tell_position: Callable[[int], None] = lambda position: None
 ) -> Iterator[Comment | str]:
-    """Read a dump, a line in memory at a time.
+    """Read a dump, a line in memory at a time; now and then tell the bytes that were read.
 
-    Args:
-        path: The file.
-        tell_position: Told now and then how many bytes of the file have been read.
-
-    Yields:
-        Each comment; for an object that is no whole comment, what it lacks and in which line.
-
-    Raises:
-        DataError: The file is cut or damaged, or a line is not JSON; the message names the file
-            and the line.
+    Of an object that is no whole comment a text says what it lacks and in which line. A file that
+    is cut or damaged, or a line that is not JSON, is a DataError that names file and line.
     """
     with regular(path).open("rb") as file:
         for number, line in _lines(path, file):
@@ -134,11 +116,7 @@ def _comment(found: Any, number: int) -> Comment | str:
 
 
 def to_seconds(value: Any) -> int:
-    """Seconds since 1970 of ``created_utc``: a number in some dumps, text in others.
-
-    Raises:
-        ValueError: It is neither, or not whole.
-    """
+    """Whole seconds since 1970 of ``created_utc``, a number or text, or a ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("no number")
     if isinstance(value, float) and not value.is_integer():
@@ -191,13 +169,8 @@ def _content(path: Path, file: IO[bytes]) -> Iterator[bytes]:
     if path.suffix == ".zst":
         yield from _unzstd(path, file)
         return
-    stream: Any = file
-    if path.suffix == ".gz":
-        stream = gzip.GzipFile(fileobj=file)
-    elif path.suffix == ".bz2":
-        stream = bz2.BZ2File(file)
-    elif path.suffix == ".xz":
-        stream = lzma.LZMAFile(file)  # noqa: SIM115
+    unpack: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    stream: Any = unpack[path.suffix](file) if path.suffix in unpack else file
     # One read at a time: what a cut file holds before its end is given before the error.
     while chunk := stream.read1(_CHUNK):
         yield chunk

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from pfl_bench.data import StoreWriter, new_folder
+from pfl_bench.data import new_folder
 from pfl_bench.types import DataError
+from tasks.common.description import StoreDescription
 from tasks.common.generated import settings, write_mark
 from tasks.common.options import StrictOptions
 from tasks.common.progress import Progress
 from tasks.common.text.drawing import Block, count_comments, draw_blocks
-from tasks.reddit.sequences import BOS, EOS, PAD, PAD_ID, UNK, UNK_ID, store_fields
+from tasks.reddit.sequences import BOS, EOS, PAD, PAD_ID, UNK, UNK_ID, store_fields, to_masks
 
 STORE = "reddit.h5"
 LENGTH = 10
@@ -65,10 +66,9 @@ class Options(StrictOptions):
 
 
 def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Write generated comments, whole or not at all.
+    """Write generated comments; see ``tasks``. Refused also when the disk is full.
 
-    See ``tasks`` for arguments, facts and refusals. "prepare_options" is None where there is a
-    store already. Refused also when the disk is full.
+    "prepare_options" is None where there is a store already.
     """
     out = Path(out).resolve()
     try:
@@ -94,23 +94,14 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
 
 
 def write_store(path: Path, options: Options, progress: Progress) -> dict[str, int]:
-    """Write a store; memory does not grow with the comments.
-
-    Returns:
-        Numbers of sequences by split.
-
-    Raises:
-        DataError: The store cannot be written.
-    """
+    """Write a store, in memory that does not grow with the comments; its sequences by split."""
     words = [f"w{number}" for number in range(options.vocabulary_size - len(_SPECIAL))]
     width = len(str(options.subreddits - 1))
     sequences = dict.fromkeys(SPLITS, 0)
-    with StoreWriter(
-        path,
+    description = StoreDescription(
         task="reddit",
         variant="generated",
         source="made-up comments of Reddit's numbers, not Reddit",
-        split_by="example",
         num_classes=options.vocabulary_size,
         input_shape=(LENGTH,),
         fields=store_fields(LENGTH),
@@ -122,9 +113,12 @@ def write_store(path: Path, options: Options, progress: Progress) -> dict[str, i
             "generated": options.model_dump(),
             "artificial_users": True,
         },
-    ) as writer:
-        writer.set_names("vocabulary", [*_SPECIAL, *words])
-        writer.set_names("subreddit", [f"r{n:0{width}d}" for n in range(options.subreddits)])
+        names={
+            "vocabulary": [*_SPECIAL, *words],
+            "subreddit": [f"r{n:0{width}d}" for n in range(options.subreddits)],
+        },
+    )
+    with description.writer(path, "example") as writer:
         comments = dict.fromkeys(SPLITS, 0)
         for block in _blocks(options):
             arrays, firsts = _encode(block)
@@ -233,13 +227,12 @@ def _encode(block: Block) -> tuple[dict[str, NDArray[Any]], list[int]]:
     targets = tokens[1:].copy()
     targets[starts[1:] - 1] = PAD_ID
     inputs = tokens[:-1].reshape(-1, LENGTH)
-    powers = np.left_shift(1, np.arange(LENGTH)).astype(np.uint16)
     first = np.zeros(len(inputs), dtype=np.bool_)
     first[firsts[:-1]] = True
     arrays = {
         "tokens": inputs,
         "targets": targets.reshape(-1, LENGTH),
-        "counted": ((inputs != PAD_ID) @ powers).astype(np.uint16),
+        "counted": to_masks(inputs != PAD_ID),
         "first": first,
         "subreddit": np.repeat(block.subreddits, rows).astype(np.uint32),
     }

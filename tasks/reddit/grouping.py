@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple, Self
 
@@ -15,14 +16,7 @@ _BUFFER = 64 << 10
 
 
 class Cleaned(NamedTuple):
-    """A comment after cleaning.
-
-    Attributes:
-        created: Seconds since 1970.
-        subreddit: A number of the subreddit.
-        identifier: The comment's own; None if it is not known.
-        text: Its tokens with a blank between each two.
-    """
+    """A comment after cleaning; ``text`` is its tokens with a blank between each two."""
 
     created: int
     subreddit: int
@@ -31,18 +25,11 @@ class Cleaned(NamedTuple):
 
 
 class AuthorBuckets:
-    """Comments on disk, those of an author all in one of many files; a context manager.
+    """Comments on disk, those of an author all in one of ``num_buckets`` files; a context manager.
 
     Dumps are in the order of time, so an author's comments lie scattered; to bring them together a
     file at a time takes memory for one part in ``num_buckets`` of all comments (LEAF's month: about
-    12 GB of text).
-
-    Args:
-        out: Temporary files go beside this file.
-        num_buckets: Number of files.
-
-    Raises:
-        DataError: The folder of ``out`` is missing or cannot be written.
+    12 GB of text). The files lie beside ``out``; a folder that cannot be written is a DataError.
     """
 
     def __init__(self, out: Path, num_buckets: int = 256) -> None:
@@ -64,19 +51,13 @@ class AuthorBuckets:
 
     def __exit__(self, *exception: object) -> None:
         for file in self._files:
-            try:
+            with suppress(OSError):  # a full disk refuses the last buffer; the file goes anyway
                 file.close()
-            except OSError:
-                continue  # a full disk refuses the last buffer; the file is about to go
         if self._folder is not None:
             self._folder.remove()
 
     def add(self, author: str, comment: Cleaned) -> None:
-        """Take a comment in.
-
-        Raises:
-            DataError: The disk is full.
-        """
+        """Take a comment in; a full disk is a DataError."""
         number = zlib.crc32(author.encode()) % self._num_buckets
         try:
             self._files[number].write(json.dumps([author, *comment]) + "\n")
@@ -84,14 +65,9 @@ class AuthorBuckets:
             raise self._cannot_write(error) from error
 
     def authors(self) -> Iterator[tuple[str, list[Cleaned], int]]:
-        """Give each author once.
+        """Give each author once, with the comments in the order of time and how many were repeated.
 
-        Yields:
-            The author; the comments in the order of their times (equal times: as they came), none
-            twice; and how many came again, by their identifiers.
-
-        Raises:
-            DataError: The disk is full.
+        Comments of equal times stay as they came; repeated ones (by identifier) are left out.
         """
         for file in self._files:
             try:

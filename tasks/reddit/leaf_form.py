@@ -13,7 +13,7 @@ from tasks.common.leaf.json_files import LeafUser, read_splits
 from tasks.common.leaf.partition import Gathering
 from tasks.common.progress import Progress
 from tasks.reddit.dumps import to_seconds
-from tasks.reddit.sequences import pack
+from tasks.reddit.sequences import pack, to_masks
 
 _KEYS = ("target_tokens", "count_tokens", "subreddit", "created_utc")
 
@@ -26,22 +26,10 @@ def gather(
     subreddits: dict[str, int],
     progress: Progress,
 ) -> dict[str, Any]:
-    """Read all files.
+    """Read all ``files`` and number their ``subreddits``, which grows; returns facts for the store.
 
-    Args:
-        source: The folder, for messages.
-        files: The files by split, as ``tasks.common.leaf.json_files.find_files`` finds them.
-        length: Tokens that a sequence must have.
-        gathering: Takes the comments.
-        subreddits: Number of each subreddit; grows.
-        progress: Told the bytes read and the bytes there are.
-
-    Returns:
-        Facts for the store.
-
-    Raises:
-        DataError: A file is damaged or contradicts itself; the message names file, user and
-            comment, or the position.
+    A file that is damaged or contradicts itself is a DataError that names file, user and comment,
+    or the position; so is a sequence of another ``length``.
     """
     for split, leaf, where in read_splits(source, files, progress, counts_all_splits=True):
         gathering.append(split, leaf.user, **_comments(leaf, length, subreddits, where))
@@ -101,9 +89,8 @@ def _sequences(
             raise DataError(f"{here}: {key} has a token that is no text")
     if not all(count in (0, 1) for count in counts):
         raise DataError(f"{here}: count_tokens must be 0 or 1")
-    bits = np.array(counts, dtype=np.uint16).reshape(-1, length)
-    powers = np.left_shift(1, np.arange(length))
-    return pack(inputs, targets, here), (bits @ powers).astype(np.uint16)
+    flags = np.array(counts, dtype=np.uint16).reshape(-1, length)
+    return pack(inputs, targets, here), to_masks(flags)
 
 
 def _flat(value: Any, length: int, key: str, here: str) -> list[Any]:

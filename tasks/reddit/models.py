@@ -78,30 +78,17 @@ class NextTokens(nn.Module):
         return logits
 
     def cross_entropy_where(self, tokens: Tensor, wanted: Tensor, targets: Tensor) -> Tensor:
-        """Sum of the losses of some steps, without computing the logits of others.
+        """Sum of the losses of the steps that are ``wanted``, without the logits of others.
 
-        Args:
-            tokens: Shape (n, T), int64.
-            wanted: Shape (n, T), bool.
-            targets: Shape (k,), int64: of the k steps that are wanted, sequence by sequence.
+        ``tokens`` has the shape (n, T), int64, ``wanted`` (n, T), bool, and ``targets`` (k,),
+        int64: of the k steps that are wanted, sequence by sequence.
         """
         rows = self.lstm(self.embedding(tokens))[wanted]
         return linear_cross_entropy(self.output, rows, targets)
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
-    """Build a model that gives logits of shape (n, T, num_classes).
-
-    Args:
-        options: Which model, and its sizes.
-        facts: Gives the size of the vocabulary; its inputs must be sequences of shape (T,).
-
-    Returns:
-        The model, freshly initialised from torch's global generator.
-
-    Raises:
-        ConfigError: The data are not sequences.
-    """
+    """Build a model that gives logits of shape (n, T, num_classes) of sequences of shape (T,)."""
     fits = len(facts.input_shape) == 1
     check_inputs(fits, "reddit", options.name, "sequences of token numbers", facts)
     return NextTokens(facts.num_classes, options)

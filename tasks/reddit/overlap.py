@@ -23,10 +23,7 @@ class OverlapFinder:
     """Finds comments that are in two splits; a context manager.
 
     A comment is told by its user, subreddit, time and tokens: a digest of them, of 16 bytes, goes
-    to one of 64 temporary files without names, which are looked through one after another.
-
-    Args:
-        folder: Where the temporary files go; needs 17 bytes a comment.
+    to one of 64 temporary files without names in ``folder``, which are looked through one by one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,12 +42,7 @@ class OverlapFinder:
                 file.close()
 
     def add(self, part: Part, subreddits: NDArray[np.object_]) -> None:
-        """Take in the comments of a user in a split.
-
-        Args:
-            part: The comments.
-            subreddits: Names of the subreddits, by number, shape (S,).
-        """
+        """Take in a user's comments in a split; names of subreddits by number, shape (S,)."""
         if part.split not in self._splits:
             self._splits.append(part.split)
         split = bytes((self._splits.index(part.split),))
@@ -61,18 +53,10 @@ class OverlapFinder:
             raise self._cannot_write(error) from error
 
     def check(self, parts: Iterable[Part], subreddits: NDArray[np.object_], source: Path) -> int:
-        """Refuse data of which a comment is in two splits.
+        """Refuse data of which a comment is in two splits; returns the number of comments.
 
-        Args:
-            parts: What was taken in, once more, to name the user.
-            subreddits: Names of the subreddits, by number, shape (S,).
-            source: What the message names.
-
-        Returns:
-            Number of comments.
-
-        Raises:
-            DataError: A comment of a user is in two splits.
+        ``parts`` are those that were taken in, once more, to name the user; ``subreddits`` has the
+        names by number, shape (S,).
         """
         comments = repeated = 0
         example: bytes | None = None

@@ -46,19 +46,11 @@ SOURCES = {
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Read a folder of public files and write a store, whole or not at all.
+    """Read a folder of public files and write a store; see ``tasks``.
 
     Memory does not grow with the comments: it holds about a kilobyte of each user, one user of a
-    JSON file or a 256th part of a dump's comments, and two million distinct tokens. Beside
-    ``out`` there must be room for the text three times.
-
-    ``source`` is a folder in one of the forms of the README. For the other arguments, and for
-    what is given back, see ``tasks``.
-
-    Raises:
-        DataError: The folder holds none of the forms or both, a file is damaged, a comment is in
-            two splits; the message names file and user, or line.
-        ConfigError: An option has no effect on this form.
+    JSON file or a 256th part of a dump's comments, and two million distinct tokens. Beside ``out``
+    there must be room for the text three times.
     """
     source, out = Path(source), Path(out)
     forms = (
@@ -82,14 +74,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Contents that were read.
-
-    Attributes:
-        partition: The comments, partitioned.
-        to_check: The comments by the users who have them, if they are split as published.
-        subreddits: Names of the subreddits, by number, shape (n,).
-        facts: For the store.
-    """
+    """Contents that were read; ``to_check`` is None unless they are split as published."""
 
     partition: Partition
     to_check: Partition | None
@@ -164,13 +149,7 @@ def _check_disjoint(
 
 @dataclass(frozen=True, slots=True)
 class _Tally:
-    """Counts of the comments and subreddits to be written.
-
-    Attributes:
-        comments: Number of comments by split.
-        occurring: Whether each number of a subreddit has a comment, shape (n,): those that only
-            users who were dropped wrote in have none.
-    """
+    """Comments by split, and which of the n subreddits have a comment that is kept."""
 
     comments: Counter[str]
     occurring: NDArray[np.bool_]
@@ -243,9 +222,7 @@ def _sorted(
 ) -> tuple[NDArray[np.uint32], list[str]]:
     """Number the names that occur in their own order, so that it does not matter which came first.
 
-    Returns:
-        The new number of each, shape (n,), 0 for those that do not occur; and the names by their
-        new numbers.
+    Returns the new number of each, shape (n,), 0 for those that do not occur; and those that do.
     """
     ascending = sorted(np.flatnonzero(occurring).tolist(), key=names.tolist().__getitem__)
     order = np.zeros(len(names), dtype=np.uint32)

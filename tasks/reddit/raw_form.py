@@ -31,21 +31,10 @@ def gather(
     subreddits: dict[str, int],
     progress: Progress,
 ) -> dict[str, Any]:
-    """Clean all dumps and gather their comments by author, without the authors who have too many.
+    """Clean dumps and gather their comments by author; without the authors who have too many.
 
-    Args:
-        paths: The dumps; a comment that is in two of them (by its "id") is taken once.
-        options: How to clean, what to drop, and how to split.
-        gathering: Takes the comments.
-        subreddits: Number of each subreddit; grows.
-        progress: Told bytes read and bytes there are.
-
-    Returns:
-        Facts for the store: what was read, and what became of it.
-
-    Raises:
-        DataError: A dump is cut or damaged, holds no comments, or no comment is left.
-        ConfigError: No user could have so few comments and so many.
+    A comment that is in two dumps (by its "id") is taken once. ``subreddits``, the number of each,
+    grows. Returns facts for the store: what was read, and what became of it.
     """
     if options.max_comments is not None and options.max_comments < options.min_examples:
         raise ConfigError(
@@ -80,12 +69,7 @@ def gather(
 
 
 def partition(gathering: Gathering, options: Options) -> Partition:
-    """Drop, sample and, unless it is done, split.
-
-    Raises:
-        DataError: Nothing is left.
-        ConfigError: An option that would have no effect.
-    """
+    """Drop, sample and, unless it is done, split; refuses a seed on which nothing would depend."""
     if options.split_by == "user":
         return gathering.partition(options)
     draws = options.samples_users or options.partition == "iid"

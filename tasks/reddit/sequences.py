@@ -26,11 +26,7 @@ COMMENT_FIELDS = {
 
 
 def store_fields(length: int) -> dict[str, FieldSpec]:
-    """Fields of a sequence in the store.
-
-    Args:
-        length: Tokens of a sequence.
-    """
+    """Fields of a sequence of so many tokens in the store."""
     return {
         "tokens": FieldSpec("uint16", (length,)),
         "targets": FieldSpec("uint16", (length,)),
@@ -40,23 +36,22 @@ def store_fields(length: int) -> dict[str, FieldSpec]:
     }
 
 
+def to_masks(flags: NDArray[Any]) -> NDArray[np.uint16]:
+    """Flags of k sequences, shape (k, length), as masks of shape (k,): bit i is set for flag i."""
+    return (flags @ np.left_shift(1, np.arange(flags.shape[1]))).astype(np.uint16)
+
+
 def cut(tokens: Sequence[str], length: int) -> tuple[list[str], NDArray[np.uint16]]:
-    """Cut a comment into sequences, as LEAF does.
+    """Cut a comment into sequences of ``length`` tokens, as LEAF does.
 
     The inputs are ``<BOS>``, the tokens and ``<EOS>``, the targets one place further on, both
     padded. The targets of all inputs that are no padding count, also that of ``<EOS>``, which is
     ``<PAD>``.
 
-    Args:
-        tokens: The n tokens of the comment.
-        length: Tokens of a sequence.
+    Returns the first input and then all targets, without the padding at the end; and the mask of
+    each sequence, shape (k,): bit i is set if target i counts.
 
-    Returns:
-        The first input and then all targets, without the padding at the end; and the mask of each
-        sequence, shape (k,): bit i is set if target i counts.
-
-    Source:
-        LEAF's data/reddit/source/preprocess.py, ``create_seqs``.
+    Source: LEAF's data/reddit/source/preprocess.py, ``create_seqs``.
     """
     counted = len(tokens) + 2
     full = (1 << length) - 1
@@ -67,18 +62,9 @@ def cut(tokens: Sequence[str], length: int) -> tuple[list[str], NDArray[np.uint1
 
 
 def pack(inputs: Sequence[str], targets: Sequence[str], where: str) -> NDArray[np.uint8]:
-    """Write the inputs and targets of a comment as text.
+    """Write the inputs and targets of a comment, k * length tokens each, as text of shape (b,).
 
-    Args:
-        inputs: k * length tokens, those of all sequences one after another.
-        targets: As many; mostly the inputs one place further on, which are then not repeated.
-        where: What a message names.
-
-    Returns:
-        Shape (b,), the text's bytes.
-
-    Raises:
-        DataError: A token is empty, has a line feed in it or is not valid Unicode.
+    Targets that are the inputs one place further on, as mostly, are not repeated.
     """
     if inputs[1:] == targets[:-1]:
         everything = _without_padding([inputs[0], *targets])
@@ -99,15 +85,7 @@ def pack_tokens(tokens: Sequence[str], where: str) -> NDArray[np.uint8]:
 
 
 def unpack(text: NDArray[np.uint8], size: int) -> tuple[list[str], list[str]]:
-    """Read what ``pack`` wrote.
-
-    Args:
-        text: The text's bytes, shape (b,).
-        size: k * length.
-
-    Returns:
-        Inputs and targets, ``size`` tokens each.
-    """
+    """Read ``size`` inputs and as many targets of what ``pack`` wrote: ``text`` of shape (b,)."""
     tokens = text.tobytes().decode().split("\n")
     if len(tokens) > size + 1:
         return tokens[:size], tokens[size:]
@@ -123,17 +101,13 @@ def _without_padding(tokens: list[str]) -> list[str]:
 
 
 class Encoder:
-    """Turns comments into what the store has of their sequences.
+    """Turns comments into what the store has of their sequences, and counts input tokens.
 
     Args:
         ids: Number of each token of the vocabulary; others are unknown.
         length: Tokens of a sequence.
         subreddits: Number that each number of a subreddit has in the store.
         count_final_padding: Whether the target ``<PAD>`` of ``<EOS>`` counts, as LEAF has it.
-
-    Attributes:
-        num_tokens: Tokens, other than padding, that were inputs.
-        num_unknown: Those of them that are not in the vocabulary.
     """
 
     def __init__(
@@ -151,14 +125,7 @@ class Encoder:
         self.num_unknown = 0
 
     def __call__(self, comments: Mapping[str, Any]) -> dict[str, Any]:
-        """Encode comments.
-
-        Args:
-            comments: The ``COMMENT_FIELDS`` of m comments.
-
-        Returns:
-            The ``store_fields`` of their sequences, in their order.
-        """
+        """Turn the ``COMMENT_FIELDS`` of comments into the ``store_fields`` of their sequences."""
         lengths = np.array([len(masks) for masks in comments["counted"]])
         inputs: list[int] = []
         targets: list[int] = []
@@ -173,8 +140,7 @@ class Encoder:
         self.num_unknown += int((tokens == UNK_ID).sum())
         counted = np.concatenate(comments["counted"])
         if not self._count_padding:
-            powers = np.left_shift(1, np.arange(self._length))
-            counted &= ((wanted != PAD_ID) @ powers).astype(np.uint16)
+            counted &= to_masks(wanted != PAD_ID)
         first = np.zeros(len(tokens), dtype=np.bool_)
         first[np.cumsum(lengths) - lengths] = True
         subreddit = self._subreddits[np.asarray(comments["subreddit"])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +19,6 @@ from tasks.common.progress import Progress
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PUBLISHED = {
-    "users": REDDIT.users,
-    "comments": REDDIT.samples,
-    "mean": REDDIT.mean,
-    "sd": REDDIT.sd,
-}
 PERCENTILES = (10, 25, 50, 75, 90)
 _FIELDS = ("tokens", "first", "counted", "subreddit")
 _BLOCK_EXAMPLES = 1 << 18
@@ -86,9 +80,14 @@ def statistics(store: Store, options: Options, progress: Progress) -> dict[str, 
     found = int(np.count_nonzero(subreddits))
     largest = np.argsort(-subreddits, kind="stable")[: min(found, options.subreddits)]
     return {
-        "notice": _notice(store),
+        "notice": "made-up comments, not Reddit" if "generated" in store.facts.extra else None,
         "comments_per_user": _describe(np.fromiter(totals.values(), np.int64, len(totals))),
-        "published": dict(PUBLISHED),
+        "published": {
+            "users": REDDIT.users,
+            "comments": REDDIT.samples,
+            "mean": REDDIT.mean,
+            "sd": REDDIT.sd,
+        },
         "splits": splits,
         "subreddits": {
             "number": found,
@@ -103,18 +102,12 @@ def _count(
     subreddits: NDArray[np.int64],
     tell: Callable[[int], None],
 ) -> tuple[dict[str, int], list[int]]:
-    """Count a split; returns the counts of its sequences, and the comments of each user.
-
-    Args:
-        split: The split.
-        extra: Facts of the store: the numbers of padding and the unknown.
-        subreddits: Comments of each subreddit, shape (S,); grows.
-        tell: Told the sequences read, block by block.
-    """
-    counts = {"sequences": split.num_examples, "tokens": 0, "unknown_tokens": 0}
-    counts["counted_tokens"] = 0
+    """Count a split's sequences and each user's comments; adds to ``subreddits``, shape (S,)."""
+    counts = {"sequences": split.num_examples}
+    counts |= dict.fromkeys(("tokens", "unknown_tokens", "counted_tokens"), 0)
     firsts = []
-    for start, stop in _blocks(split):
+    for start in range(0, split.num_examples, _BLOCK_EXAMPLES):
+        stop = min(start + _BLOCK_EXAMPLES, split.num_examples)
         first = split.read("first", start, stop)
         firsts.append(np.flatnonzero(first) + start)
         tokens = split.read("tokens", start, stop)
@@ -126,15 +119,6 @@ def _count(
         tell(stop - start)
     sizes = np.diff(np.searchsorted(np.concatenate(firsts), split.offsets))
     return counts, sizes.tolist()
-
-
-def _notice(store: Store) -> str | None:
-    return "made-up comments, not Reddit" if "generated" in store.facts.extra else None
-
-
-def _blocks(split: StoreSplit) -> Iterator[tuple[int, int]]:
-    for start in range(0, split.num_examples, _BLOCK_EXAMPLES):
-        yield start, min(start + _BLOCK_EXAMPLES, split.num_examples)
 
 
 def _describe(sizes: NDArray[np.int64]) -> dict[str, Any]:

@@ -7,13 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pfl_bench.data import Store, StoredTask, open_store
 from pfl_bench.types import Examples
-from tasks.common.options import StrictOptions
+from tasks.common.options import StoredOptions
 from tasks.reddit.models import NextTokens
 
 TASK_NAME = "reddit"
@@ -22,32 +21,22 @@ NOT_COUNTED = -100
 FIELDS = ("tokens", "targets", "counted")
 
 
-class Options(StrictOptions):
-    """Options of the Reddit task.
+class Options(StoredOptions):
+    """Options of the Reddit task, beside those of all tasks on a store.
 
     Attributes:
-        data: Path of the store that ``pfl-bench data prepare reddit`` wrote.
-        max_examples_per_user: A user with more sequences gives a random subset of this size, drawn
-            anew at each read for training; None for no limit.
         reduction: Loss of a sequence: the "sum" over its counted tokens, as LEAF's rates of 8 are
             used here, or "mean": that sum by the length of the sequence, as LEAF's code is now.
     """
 
-    data: str
-    max_examples_per_user: int | None = Field(default=None, ge=1)
     reduction: Literal["sum", "mean"] = "sum"
 
 
 def to_examples(arrays: Mapping[str, Any]) -> Examples:
-    """Turn stored arrays into what models take.
+    """Turn stored arrays into inputs and targets, int64, of shape (n, L); -100 does not count.
 
-    Args:
-        arrays: "tokens" and "targets" of shape (n, L), uint16, and "counted" of shape (n,),
-            uint16: bit i is set if target i counts.
-
-    Returns:
-        Inputs of shape (n, L), int64, and targets of shape (n, L), int64, -100 where one does not
-        count.
+    "tokens" and "targets" have the shape (n, L) and "counted" (n,), all uint16; bit i of "counted"
+    is set if target i counts.
     """
     targets = arrays["targets"].astype(np.int64)
     places = np.arange(targets.shape[1], dtype=np.uint16)
@@ -56,13 +45,7 @@ def to_examples(arrays: Mapping[str, Any]) -> Examples:
 
 
 class RedditTask(StoredTask):
-    """Next-token prediction on sequences of a few tokens.
-
-    Args:
-        store: An open Reddit store.
-        max_examples_per_user: As in ``Options``.
-        reduction: As in ``Options``.
-    """
+    """Next-token prediction on sequences of a few tokens; arguments as in ``Options``."""
 
     metrics: tuple[str, ...] = ("next_token",)
 
@@ -78,16 +61,11 @@ class RedditTask(StoredTask):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean over sequences of the sum (or, by option, the mean) of their tokens' losses.
 
-        Args:
-            outputs: Shape (n, L, V), logits.
-            targets: Shape (n, L), int64, -100 where a token does not count.
+        ``outputs`` are logits of shape (n, L, V), ``targets`` int64 of shape (n, L), -100 where a
+        token does not count; without a counted token it is 0.
 
-        Returns:
-            A differentiable scalar; 0 of sequences without a counted token.
-
-        Source:
-            LEAF's models/reddit/stacked_lstm.py has both: the sum over time steps (commented out)
-            and the mean over them, each of the mean over a batch.
+        Source: LEAF's models/reddit/stacked_lstm.py has both: the sum over time steps (commented
+            out) and the mean over them, each of the mean over a batch.
         """
         total = functional.cross_entropy(
             outputs.flatten(0, 1), targets.flatten(), ignore_index=NOT_COUNTED, reduction="sum"
@@ -120,13 +98,6 @@ class RedditTask(StoredTask):
 
 
 def build(options: Options) -> RedditTask:
-    """Open a prepared store.
-
-    Args:
-        options: Options of the task.
-
-    Raises:
-        DataError: There is no such file, or it was prepared for another task or is damaged.
-    """
+    """Open a prepared store; refused as ``open_store`` says."""
     store = open_store(options.data, TASK_NAME)
     return RedditTask(store, options.max_examples_per_user, options.reduction)

@@ -23,12 +23,7 @@ _MOST_RUNS = 64
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens that a model knows.
-
-    Attributes:
-        tokens: The tokens by number; 0 is padding, 1 the unknown.
-        facts: Where it comes from.
-    """
+    """Tokens by number (0 is padding, 1 the unknown), and facts of where they come from."""
 
     tokens: Sequence[str]
     facts: Mapping[str, Any]
@@ -41,12 +36,9 @@ class Vocabulary:
 class TokenCounter:
     """Counts tokens exactly, in bounded memory; a context manager.
 
-    When ``most_in_memory`` distinct tokens have come, they are written, sorted, to a temporary
-    file without a name, and counting begins anew; the sorted runs are merged at the end.
-
-    Args:
-        folder: Where the temporary files go.
-        most_in_memory: Distinct tokens in memory; two million take about 250 MB.
+    When ``most_in_memory`` distinct tokens have come (two million take about 250 MB), they are
+    written, sorted, to a temporary file without a name in ``folder``, and counting begins anew; the
+    sorted runs are merged at the end.
     """
 
     def __init__(self, folder: Path, most_in_memory: int = 2_000_000) -> None:
@@ -90,15 +82,7 @@ class TokenCounter:
             ) from error
 
     def most_common(self, number: int) -> tuple[list[str], dict[str, int]]:
-        """The commonest tokens; of those that are as common, the first in the order of characters.
-
-        Args:
-            number: How many, at most.
-
-        Returns:
-            The tokens, from the commonest on, and "distinct_tokens", "counted_tokens" and
-            "tokens_in_vocabulary" (occurrences of the commonest).
-        """
+        """The ``number`` commonest tokens at most (ties by characters), and counts as facts."""
         sources = [*(_read(run) for run in self._runs), iter(sorted(self._counts.items()))]
         distinct = total = 0
 
@@ -131,20 +115,12 @@ def _merged(sources: Sequence[Iterator[tuple[str, int]]]) -> Iterator[tuple[str,
 
 
 def counted_vocabulary(counter: TokenCounter, size: int, rule: Rule) -> Vocabulary:
-    """Take the commonest tokens of the training comments.
+    """Take the commonest tokens of the training comments, at most ``size`` with the special ones.
 
-    Args:
-        counter: Has counted the inputs, ``<BOS>`` and ``<EOS>`` among them.
-        size: Tokens of the vocabulary, padding and the unknown among them; fewer if there are not
-            so many.
-        rule: "paper" fills all places; "leaf-code" leaves the last one empty, as LEAF's code does,
-            which spends one place on padding twice.
+    The rule "paper" fills all places; "leaf-code" leaves the last one empty, as LEAF's code does,
+    which spends one place on padding twice. ``<BOS>`` and ``<EOS>`` are counted among the inputs.
 
-    Raises:
-        DataError: Nothing was counted.
-
-    Source:
-        LEAF's data/reddit/build_vocab.py, for the order too.
+    Source: LEAF's data/reddit/build_vocab.py, for the order too.
     """
     words, facts = counter.most_common(size - (3 if rule == "leaf-code" else 2))
     if not words:
@@ -156,15 +132,11 @@ def counted_vocabulary(counter: TokenCounter, size: int, rule: Rule) -> Vocabula
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """Read a vocabulary from a file.
+    """Read a vocabulary from a file; a pickle, or anything else than what follows, is refused.
 
-    Args:
-        path: ``*.json`` with LEAF's object, ``{"vocab": {token: number}, "size", "pad_symbol",
-            "unk_symbol"}``, or a list of tokens; or a text file, one token a line. In the two
-            latter, padding and the unknown are put first and may be left out.
-
-    Raises:
-        DataError: There is no such file, it is a pickle, or it is not what is described above.
+    ``*.json`` has LEAF's object, ``{"vocab": {token: number}, "size", "pad_symbol",
+    "unk_symbol"}``, or a list of tokens; a text file has one token a line. In the two latter,
+    padding and the unknown are put first and may be left out.
     """
     if not path.is_file():
         raise DataError(f"vocabulary={path}: there is no such file; give a .json or text file")
