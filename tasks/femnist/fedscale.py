@@ -26,43 +26,21 @@ from tasks.common.fedscale.survey import Labels
 from tasks.common.leaf.partition import Gathering
 from tasks.common.progress import Progress
 from tasks.common.vision.pictures import PictureError, opened
-from tasks.femnist.forms import NUM_CHARACTERS, SIDE, Form, Reading
+from tasks.femnist.forms import CODES, MIDDLE_GREY, NUM_CHARACTERS, SIDE, Form, Reading
 from tasks.femnist.nist import RAW_SIDE, to_grey
 
 # Source: Lai et al. 2022 (FedScale), table 5.
 PUBLISHED = Counts(clients=3_400, samples=640_000, rounding=10_000)
-# In the order of LEAF's classes.
-CODES = tuple(
-    f"{ord(first) + place:02x}"
-    for first, count in (("0", 10), ("A", 26), ("a", 26))
-    for place in range(count)
-)
 _MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
-_MIDDLE_GREY = 127.5
 
 
 def read(
-    source: Path,
-    gathering: Gathering,
-    progress: Progress,
-    *,
-    bad_samples: BadSamples,
+    source: Path, gathering: Gathering, progress: Progress, *, bad_samples: BadSamples
 ) -> Reading:
-    """Read all pictures that the mappings list.
+    """Read all pictures that the mappings of ``source`` list; pictures that are dark are refused.
 
-    Args:
-        source: Folder with ``client_data_mapping/``, where the samples' paths begin.
-        gathering: Takes the examples.
-        progress: Told the rows, then the pictures done.
-        bad_samples: Whether a picture that is missing, unreadable or of another size is refused,
-            or left out and counted.
-
-    Returns:
-        What was found, left out, and how the counts compare with the published ones.
-
-    Raises:
-        DataError: A mapping is missing or wrong, a label is none of the 62, a picture is bad and
-            such are refused, or the ground is black.
+    A picture that is missing, unreadable or of another size is refused or, by ``bad_samples``, left
+    out and counted.
     """
     labels = Labels(CODES, largest=NUM_CHARACTERS - 1)
     options = Options(bad_samples=bad_samples)
@@ -82,7 +60,7 @@ def read(
             f"{source}: no picture of train could be read; the first that was left out: "
             f"{left_out.first[0]}"
         )
-    if brightness / done < _MIDDLE_GREY:
+    if brightness / done < MIDDLE_GREY:
         raise DataError(
             f"{source}: the pictures are dark (mean grey {brightness / done:.0f} of 255), but "
             "FEMNIST is black ink on a white ground, as NIST's files are: turn the pictures' greys "
@@ -114,17 +92,10 @@ def read_picture(content: bytes) -> NDArray[np.uint8]:
         return to_grey(image)
 
 
-def is_there(source: Path) -> bool:
-    """Whether the folder of mappings is there."""
-    return (source / FOLDER).is_dir()
-
-
-FORMS = (
-    Form(
-        name="fedscale",
-        looked_for=f"FedScale: {FOLDER}/train.csv (and val.csv, test.csv) beside the pictures",
-        is_there=is_there,
-        read=read,
-        options=("bad_samples",),
-    ),
+FORM = Form(
+    name="fedscale",
+    looked_for=f"FedScale: {FOLDER}/train.csv (and val.csv, test.csv) beside the pictures",
+    is_there=lambda source: (source / FOLDER).is_dir(),
+    read=read,
+    options=("bad_samples",),
 )

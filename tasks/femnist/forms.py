@@ -17,6 +17,14 @@ SIDE = 28
 NUM_PIXELS = SIDE * SIDE
 NUM_CHARACTERS = 62
 NUM_DIGITS = 10
+# Hexadecimal ASCII codes of the characters, in the order of LEAF's classes.
+CODES = tuple(
+    f"{ord(first) + place:02x}"
+    for first, count in (("0", 10), ("A", 26), ("a", 26))
+    for place in range(count)
+)
+# A ground takes most of a picture, so a mean below this is of ink on black.
+MIDDLE_GREY = 127.5
 # Grey levels; a pixel that was v / 255 in float32 is off by less than 0.0001.
 LOSSLESS_ERROR = 0.01
 
@@ -25,14 +33,7 @@ FIELDS = {"inputs": FieldSpec("uint8", (SIDE, SIDE)), "targets": FieldSpec("uint
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Findings of a reader while it gathered the examples.
-
-    Attributes:
-        source: One line for a human.
-        num_classes: Number of classes of the target.
-        split_by: How the publisher split the data; None if it is yet to be split.
-        extra: Further facts, JSON-serialisable.
-    """
+    """Findings of a reader: a line for a human, and facts; ``split_by`` is None of unsplit data."""
 
     source: str
     num_classes: int
@@ -57,17 +58,10 @@ class Form(forms.Form):
 
 
 def to_bytes(pixels: NDArray[Any], where: str) -> tuple[NDArray[np.uint8], float]:
-    """Turn pixels in [0, 1] into bytes.
+    """Turn pixels of shape (n, 784) or (n, 28, 28), 0 to 1, 1 = white, into bytes.
 
-    Args:
-        pixels: Shape (n, 784) or (n, 28, 28), real numbers, 1 = white.
-        where: What messages name: the file and the user.
-
-    Returns:
-        Images of shape (n, 28, 28), 255 = white, and the largest rounding error in grey levels.
-
-    Raises:
-        DataError: A value is no number or outside [0, 1].
+    Returns images of shape (n, 28, 28) and the largest rounding error in grey levels. Values that
+    are no numbers or outside [0, 1] are refused; the message names ``where``.
     """
     if pixels.dtype.kind not in "iuf":
         raise DataError(f"{where}: the pixels are not all numbers; they must be 0 to 1, 1 = white")
@@ -85,16 +79,7 @@ def to_bytes(pixels: NDArray[Any], where: str) -> tuple[NDArray[np.uint8], float
 
 
 def to_labels(values: NDArray[Any], num_classes: int, where: str) -> NDArray[np.uint8]:
-    """Turn labels, which may be floats such as 3.0, into bytes.
-
-    Args:
-        values: Shape (n,).
-        num_classes: Labels must be 0 to this less one.
-        where: What messages name: the file and the user.
-
-    Raises:
-        DataError: A label is no number, not whole or out of range.
-    """
+    """Turn labels of shape (n,), whole numbers or floats such as 3.0, into bytes; refuse others."""
     if values.dtype.kind not in "iuf" or values.ndim != 1:
         raise DataError(f"{where}: the labels are not all numbers 0..{num_classes - 1}")
     wrong = ~((values >= 0) & (values < num_classes) & (values == np.floor(values)))

@@ -9,13 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError, SplitBy
-from tasks.common.leaf.json_files import (
-    LOOKED_FOR,
-    UNSPLIT,
-    LeafUser,
-    find_files,
-    read_splits,
-)
+from tasks.common.leaf.json_files import LOOKED_FOR, UNSPLIT, LeafUser, find_files, read_splits
 from tasks.common.leaf.partition import Gathering
 from tasks.common.progress import Progress
 from tasks.femnist.forms import (
@@ -31,21 +25,7 @@ from tasks.femnist.forms import (
 
 
 def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
-    """Read all files.
-
-    Args:
-        source: Folder that holds the files as ``find_files`` expects them.
-        gathering: Takes the examples.
-        progress: Told the bytes read and the bytes there are.
-
-    Returns:
-        What was found; ``split_by`` is "user" if the splits' writers are disjoint, "example" if
-        they are the same, None if the files are not split.
-
-    Raises:
-        DataError: A file is damaged or contradicts itself; the message names file and user, or
-            the position.
-    """
+    """Read all files, in which writers are the same, disjoint, or not split."""
     files, error = find_files(source), 0.0
     for split, user, where in read_splits(source, files, progress):
         images, labels, rounding = _examples(user, where)
@@ -100,12 +80,10 @@ def _array(values: list[Any]) -> NDArray[Any]:
         return np.asarray([None])
 
 
-FORMS = (
-    Form(
-        name="leaf-json",
-        looked_for=LOOKED_FOR,
-        is_there=lambda source: bool(find_files(source)),
-        read=read,
-        is_leafs=True,
-    ),
+FORM = Form(
+    name="leaf-json",
+    looked_for=LOOKED_FOR,
+    is_there=lambda source: bool(find_files(source)),
+    read=read,
+    is_leafs=True,
 )

@@ -28,13 +28,7 @@ class Options(StrictOptions):
 
 
 def leaf_cnn(num_classes: int) -> nn.Module:
-    """Build LEAF's network for FEMNIST; 6,603,710 parameters at 62 classes.
-
-    Args:
-        num_classes: Number of logits.
-
-    Returns:
-        A network from shape (n, 1, 28, 28) to logits of shape (n, num_classes).
+    """Build LEAF's network for shape (n, 1, 28, 28); 6,603,710 parameters at 62 classes.
 
     Source: Caldas et al. 2018, LEAF, models/femnist/cnn.py.
     """
@@ -42,13 +36,7 @@ def leaf_cnn(num_classes: int) -> nn.Module:
 
 
 def cnn(num_classes: int) -> nn.Module:
-    """Build the network with dropout for EMNIST; 1,206,590 parameters at 62 classes.
-
-    Args:
-        num_classes: Number of logits.
-
-    Returns:
-        A network from shape (n, 1, 28, 28) to logits of shape (n, num_classes).
+    """Build the network with dropout for EMNIST, shape (n, 1, 28, 28); 1,206,590 parameters at 62.
 
     Source: Reddi et al. 2021, "Adaptive Federated Optimization", table 4 (EMNIST CR).
     """
@@ -68,17 +56,11 @@ def cnn(num_classes: int) -> nn.Module:
 
 
 def resnet18(num_classes: int) -> nn.Module:
-    """Build torchvision's ResNet-18 for one channel, with GroupNorm; 11,202,046 parameters at 62.
+    """Build torchvision's ResNet-18 for shape (n, 1, 28, 28); 11,202,046 parameters at 62.
 
     Its first layer and pooling are those for images of 224 pixels, as FedScale takes them, so the
-    last block sees one pixel. FedScale repeats the channel three times, and has BatchNorm, whose
-    statistics no update carries here.
-
-    Args:
-        num_classes: Number of logits.
-
-    Returns:
-        A network from shape (n, 1, 28, 28) to logits of shape (n, num_classes).
+    last block sees one pixel. It has GroupNorm; FedScale repeats the channel three times, and has
+    BatchNorm, whose statistics no update carries here.
 
     Source: He et al. 2016, "Deep Residual Learning for Image Recognition"; Lai et al. 2022
         (FedScale), table 4.
@@ -94,18 +76,7 @@ def softmax(num_classes: int) -> nn.Module:
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
-    """Build a model that gives logits of shape (n, num_classes).
-
-    Args:
-        options: Which model.
-        facts: Gives the number of classes; its inputs must be images of shape (1, 28, 28).
-
-    Returns:
-        The model, freshly initialised from torch's global generator.
-
-    Raises:
-        ConfigError: The data are not images of that shape.
-    """
+    """Build a model from images of shape (n, 1, 28, 28) to logits of shape (n, num_classes)."""
     fits = tuple(facts.input_shape) == IMAGE_SHAPE
     check_inputs(fits, "femnist", options.name, f"inputs of shape {IMAGE_SHAPE}", facts)
     builders = {"leaf_cnn": leaf_cnn, "cnn": cnn, "resnet18": resnet18, "softmax": softmax}

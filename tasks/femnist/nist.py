@@ -7,7 +7,6 @@ who wrote it: the same file is in both, so its MD5 joins them, as LEAF does.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from tasks.common.leaf.partition import Gathering
 from tasks.common.leaf.plan import UNSPLIT
 from tasks.common.progress import Progress
 from tasks.common.vision.pictures import PictureError, opened
-from tasks.femnist.forms import NUM_CHARACTERS, SIDE, Form, Reading
+from tasks.femnist.forms import CODES, NUM_CHARACTERS, SIDE, Form, Reading
 
 SEARCH_DEPTH = 3
 RAW_SIDE = 128
@@ -50,36 +49,15 @@ def find_folder(source: Path, name: str) -> Path | None:
 
 
 def class_of_code(code: str) -> int | None:
-    """Class of a hexadecimal ASCII code: digits 0..9, capitals 10..35, small letters 36..61.
-
-    Returns:
-        The class, or None if the code is not that of such a character.
-    """
-    if not re.fullmatch(r"[0-9a-fA-F]{2}", code):
-        return None
-    value = int(code, 16)
-    for first, last, start in (("0", "9", 0), ("A", "Z", 10), ("a", "z", 36)):
-        if ord(first) <= value <= ord(last):
-            return value - ord(first) + start
-    return None
+    """Class of a hexadecimal ASCII code, as in ``CODES``; None for that of another character."""
+    return CODES.index(code.lower()) if code.lower() in CODES else None
 
 
 def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
-    """Read all images that have a class .
+    """Read all images that have a class; ``by_write`` and ``by_class`` are at most 3 levels down.
 
     Images without a class, of two classes, unreadable or not 128 x 128 are left out, counted and
     named in the facts.
-
-    Args:
-        source: Folder that holds ``by_write`` and ``by_class``, at most three levels down.
-        gathering: Takes the examples.
-        progress: Told the files done.
-
-    Returns:
-        What was found and what was left out.
-
-    Raises:
-        DataError: A folder is missing or without images, or no image could be used.
     """
     by_write, by_class = (find_folder(source, name) for name in ("by_write", "by_class"))
     if by_write is None or by_class is None:
@@ -207,13 +185,10 @@ def is_there(source: Path) -> bool:
     return any(find_folder(source, name) for name in ("by_write", "by_class"))
 
 
-LOOKED_FOR = "NIST SD 19: by_write/hsf_*/<writer>/<type>/*.png with by_class/<hex>/hsf_*/*.png"
-FORMS = (
-    Form(
-        name="nist",
-        looked_for=LOOKED_FOR,
-        is_there=is_there,
-        read=read,
-        is_leafs=True,
-    ),
+FORM = Form(
+    name="nist",
+    looked_for="NIST SD 19: by_write/hsf_*/<writer>/<type>/*.png with by_class/<hex>/hsf_*/*.png",
+    is_there=is_there,
+    read=read,
+    is_leafs=True,
 )

@@ -22,28 +22,18 @@ from tasks.common.parquet import DamagedInputError, find_parquet, open_parquet
 from tasks.common.progress import Progress
 from tasks.common.vision.pictures import PictureError
 from tasks.femnist.fedscale import read_picture
-from tasks.femnist.forms import NUM_CHARACTERS, Form, Reading
+from tasks.femnist.forms import MIDDLE_GREY, NUM_CHARACTERS, Form, Reading
 
 COLUMNS = ("image", "writer_id", "character")
 NUM_IMAGES = 814_277
 ROWS_AT_ONCE = 4096
-_MIDDLE_GREY = 127.5
 
 
 def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
-    """Read all files; memory is bounded by some thousand rows.
+    """Read all files, directly in the folder or below it; memory is bounded by some thousand rows.
 
-    Args:
-        source: Folder that holds the files, directly or in folders.
-        gathering: Takes the examples.
-        progress: Told the rows read.
-
-    Returns:
-        What was found; the writers keep their identifiers.
-
-    Raises:
-        DataError: A file is damaged or lacks a column, a row is wrong, or the files are of several
-            splits.
+    The writers keep their identifiers. A damaged file, a wrong row or files of several splits are
+    refused.
     """
     paths = find_parquet(source)
     _refuse_splits(source, paths)
@@ -53,7 +43,7 @@ def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
         for first_row, batch in _batches(path):
             images, writers, targets = _examples(path, first_row, batch)
             if dark is None:
-                dark = float(images.mean()) < _MIDDLE_GREY
+                dark = float(images.mean()) < MIDDLE_GREY
             images = 255 - images if dark else images
             for writer in dict.fromkeys(writers):
                 rows = np.flatnonzero(writers == writer)
@@ -63,7 +53,7 @@ def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
             progress("reading parquet (images)", done, None)
     if not done:
         raise DataError(f"{source}: the parquet files hold no row; get them anew")
-    if brightness / done < _MIDDLE_GREY:
+    if brightness / done < MIDDLE_GREY:
         raise DataError(
             f"{source}: some pictures have a white ground and others a black one; FEMNIST's have "
             "one of the two: get the files anew"
@@ -145,12 +135,9 @@ def _examples(
     return np.stack(images), writers, np.array(batch["character"], dtype=np.uint8)
 
 
-FORMS = (
-    Form(
-        name="parquet",
-        looked_for="parquet files of the data set flwrlabs/femnist: *.parquet, directly or in "
-        "folders",
-        is_there=lambda source: bool(find_parquet(source)),
-        read=read,
-    ),
+FORM = Form(
+    name="parquet",
+    looked_for="parquet files of the data set flwrlabs/femnist: *.parquet, directly or in folders",
+    is_there=lambda source: bool(find_parquet(source)),
+    read=read,
 )

@@ -20,12 +20,12 @@ from tasks.femnist import fedscale, leaf_json, nist, parquet, qmnist, tff
 from tasks.femnist.forms import FIELDS, SIDE, Form
 
 FORMS: tuple[Form, ...] = (
-    *leaf_json.FORMS,
+    leaf_json.FORM,
     *tff.FORMS,
-    *nist.FORMS,
-    *qmnist.FORMS,
-    *fedscale.FORMS,
-    *parquet.FORMS,
+    nist.FORM,
+    qmnist.FORM,
+    fedscale.FORM,
+    parquet.FORM,
 )
 
 FILES = (
@@ -69,23 +69,11 @@ class Options(PartitionOptions):
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Read a folder of public files and write a store, whole or not at all.
+    """Read a folder of public files and write a store; see ``tasks``.
 
     Memory is bounded by the largest writer of one file, not by the data; beside ``out`` it needs
-    temporary space of about twice the store's size.
-
-    ``source`` is a folder in one of the forms of the README. For the other arguments see
-    ``tasks``.
-
-    Returns:
-        Facts for printing: variant, source, splits with their counts, what was dropped, and of
-        LEAF's own forms how the counts compare with the published ones.
-
-    Raises:
-        DataError: The folder holds none of the forms or several, or a file is damaged; the
-            message names file and user.
-        ConfigError: Options of the split were given for data that are split as published, or an
-            option that the form does not have.
+    temporary space of about twice the store's size. Of LEAF's own forms the facts say how the
+    counts compare with the published ones.
     """
     source, out = Path(source), Path(out)
     if out.is_dir():

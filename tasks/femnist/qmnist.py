@@ -33,10 +33,9 @@ class Part:
 
     Attributes:
         images: Name of the image file.
-        num_images: Images that the published file has.
+        num_images: Images that the published file has, of as many rows.
         labels: Name of QMNIST's label file.
         start: First image, and row, that is used.
-        stop: One after the last.
         classes: Name of MNIST's own label file, which must agree if it is there; None if none.
     """
 
@@ -44,24 +43,16 @@ class Part:
     num_images: int
     labels: str
     start: int
-    stop: int
     classes: str | None = None
 
 
-MNIST_TRAIN = Part(
-    "train-images-idx3-ubyte", NUM_ROWS, TRAIN_LABELS, 0, NUM_ROWS, "train-labels-idx1-ubyte"
-)
+MNIST_TRAIN = Part("train-images-idx3-ubyte", NUM_ROWS, TRAIN_LABELS, 0, "train-labels-idx1-ubyte")
 MNIST_TEST = Part(
-    "t10k-images-idx3-ubyte",
-    NUM_MNIST_TEST,
-    TEST_LABELS,
-    0,
-    NUM_MNIST_TEST,
-    "t10k-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte", NUM_MNIST_TEST, TEST_LABELS, 0, "t10k-labels-idx1-ubyte"
 )
 QMNIST_TEST_IMAGES = "qmnist-test-images-idx3-ubyte"
 # The first 10,000 of QMNIST's test images redo MNIST's: they are used only if those are absent.
-QMNIST_TEST = Part(QMNIST_TEST_IMAGES, NUM_ROWS, TEST_LABELS, NUM_MNIST_TEST, NUM_ROWS)
+QMNIST_TEST = Part(QMNIST_TEST_IMAGES, NUM_ROWS, TEST_LABELS, NUM_MNIST_TEST)
 PARTS = (MNIST_TRAIN, MNIST_TEST, QMNIST_TEST)
 LOOKED_FOR = (
     f"QMNIST: {TEST_LABELS}[.gz] with {MNIST_TEST.images}[.gz] and perhaps "
@@ -76,20 +67,7 @@ def is_there(source: Path) -> bool:
 
 
 def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
-    """Read all parts that are there .
-
-    Args:
-        source: Folder with the idx files.
-        gathering: Takes the examples, the ground turned to white.
-        progress: Told the images done.
-
-    Returns:
-        What was found: which parts were used and which were absent.
-
-    Raises:
-        DataError: A file is damaged, images lack QMNIST's labels, labels disagree, or no part is
-            complete.
-    """
+    """Read all parts that are there, the ground turned to white; refuse images without labels."""
     used, absent = [], []
     done = 0
     for part in PARTS:
@@ -102,10 +80,10 @@ def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
         images = read_idx(path, UBYTE, (part.num_images, SIDE, SIDE))
         labels = _labels(source, part, path)
         # MNIST has ink 255 on ground 0; LEAF's convention is the inverse.
-        images = 255 - images[part.start : part.stop]
-        _append(gathering, images, labels[part.start : part.stop])
+        images = 255 - images[part.start :]
+        _append(gathering, images, labels[part.start : part.num_images])
         used.append(path.name)
-        done += part.stop - part.start
+        done += len(images)
         progress("reading MNIST/QMNIST (images)", done, None)
     if not used:
         raise DataError(
@@ -143,4 +121,4 @@ def _append(gathering: Gathering, images: NDArray[np.uint8], labels: NDArray[np.
         gathering.append(UNSPLIT, f"qmnist-{writer:04d}", inputs=images[rows], targets=classes)
 
 
-FORMS = (Form(name="qmnist-digits", looked_for=LOOKED_FOR, is_there=is_there, read=read),)
+FORM = Form(name="qmnist-digits", looked_for=LOOKED_FOR, is_there=is_there, read=read)

@@ -21,25 +21,16 @@ class Options(StoredOptions):
 
 
 def to_examples(fields: Mapping[str, Any]) -> Examples:
-    """Turn stored bytes into what models take.
+    """Turn stored bytes into inputs of shape (n, 1, 28, 28), float32 in [0, 1], and int64 targets.
 
-    Args:
-        fields: "inputs", images of shape (n, 28, 28), 255 = white ground; "targets", shape (n,).
-
-    Returns:
-        Inputs of shape (n, 1, 28, 28), float32 in [0, 1], and int64 targets of shape (n,).
+    "inputs" has the shape (n, 28, 28), 255 = white ground, "targets" (n,).
     """
     inputs = torch.from_numpy(fields["inputs"]).unsqueeze(1).to(torch.float32).div_(WHITE)
     return Examples(inputs, torch.from_numpy(fields["targets"]).to(torch.int64))
 
 
 class FemnistTask(CrossEntropy, StoredTask):
-    """Classify handwritten characters; cross entropy loss.
-
-    Args:
-        store: An open FEMNIST store.
-        max_examples_per_user: As in ``Options``.
-    """
+    """Classify handwritten characters; cross entropy loss."""
 
     def __init__(self, store: Store, max_examples_per_user: int | None) -> None:
         # The store keeps images as (28, 28); models see a channel axis.

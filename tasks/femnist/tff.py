@@ -31,20 +31,9 @@ def _paths(source: Path, stem: str) -> dict[str, Path]:
 def read(
     source: Path, gathering: Gathering, progress: Progress, *, stem: str, num_classes: int
 ) -> Reading:
-    """Read the pair of files , one writer at a time.
+    """Read the pair of files ``<stem>_train.h5`` and ``<stem>_test.h5``, one writer at a time.
 
-    Args:
-        source: Folder with ``<stem>_train.h5`` and ``<stem>_test.h5``.
-        gathering: Takes the examples.
-        progress: Told the writers done and the writers there are.
-        stem: How the files' names begin.
-        num_classes: Labels are 0 to this less one.
-
-    Returns:
-        What was found; the split is inside each writer.
-
-    Raises:
-        DataError: A file is missing, damaged or not of this form.
+    Labels are 0 to ``num_classes`` less one; the split is inside each writer.
     """
     paths = _paths(source, stem)
     missing = [path.name for path in paths.values() if not path.is_file()]
