@@ -41,12 +41,7 @@ _MIN_ROLES = 2  # works with fewer are no plays
 
 @dataclass(slots=True)
 class Play:
-    """A play.
-
-    Attributes:
-        title: Its title.
-        roles: What each speaker says, line by line; names in upper case.
-    """
+    """A play, and what each speaker says, line by line; names in upper case."""
 
     title: str
     roles: dict[str, list[str]] = field(default_factory=dict)
@@ -61,17 +56,9 @@ def find_texts(source: Path) -> list[Path]:
 
 
 def read_text(path: Path) -> tuple[str, str]:
-    """Read a text, plain, gzipped or alone in a zip file.
+    """Read a text, plain, gzipped or alone in a zip file, and the MD5 of its bytes.
 
-    Args:
-        path: The file.
-
-    Returns:
-        The text with newlines of one character, and the MD5 of its bytes with such newlines.
-
-    Raises:
-        DataError: The file is damaged, too large for the text, or a zip file with other than one
-            text.
+    Newlines are one character in both.
     """
     try:
         with _open(path) as stream:
@@ -107,22 +94,12 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def parse(text: str, where: str) -> list[Play]:
-    """Find the plays and their roles.
+    """Find the plays and their roles, in the order of the text; each has at least two roles.
 
     All before the second line that names the author is passed over: it is about the edition, and
     the sonnets. A title stands two to seven lines above the author. A speaker's line has two
     spaces, the name and a full stop; the following lines belong to it as long as they are indented
     by four.
-
-    Args:
-        text: The complete works.
-        where: What messages name: the file.
-
-    Returns:
-        The plays in the order of the text, each with at least two roles.
-
-    Raises:
-        DataError: There is no play in it.
 
     Source: LEAF's data/shakespeare/preprocess. Its last rule, to stop at the line 124,195, changes
         nothing: what follows has no speakers.

@@ -65,18 +65,7 @@ class NextCharacter(nn.Module):
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
-    """Build a model that gives logits of shape (n, num_classes).
-
-    Args:
-        options: Which model, and its sizes.
-        facts: Gives the size of the alphabet; its inputs must be windows of shape (T,).
-
-    Returns:
-        The model, freshly initialised from torch's global generator.
-
-    Raises:
-        ConfigError: The data are not sequences.
-    """
+    """Build a model from windows, shape (n, T), to logits of shape (n, num_classes)."""
     fits = len(facts.input_shape) == 1
     check_inputs(fits, "shakespeare", options.name, "windows of character numbers", facts)
     return NextCharacter(facts.num_classes, options)

@@ -20,10 +20,8 @@ from tasks.common.leaf.partition import (
 )
 from tasks.common.progress import Progress
 from tasks.shakespeare import gutenberg
-from tasks.shakespeare.characters import CHARACTERS
-from tasks.shakespeare.options import Options
-from tasks.shakespeare.reading import Reading, read_leaf_json, read_plays
-from tasks.shakespeare.windows import LENGTH
+from tasks.shakespeare.reading import Options, Reading, read_leaf_json, read_plays
+from tasks.shakespeare.windows import CHARACTERS, LENGTH
 
 __all__ = ["FIELDS", "Options", "prepare"]
 
@@ -36,21 +34,10 @@ _DONE_WHILE_READ = ("split_by", "train_fraction", "val_fraction", "min_examples"
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Read a folder with the text or with LEAF's JSON and write a store, whole or not at all.
+    """Read a folder, or file, with the text or with LEAF's JSON and write a store; see ``tasks``.
 
     Memory is bounded by the text (5.5 MB) or the largest user of the JSON files, not by the
     windows; beside ``out`` it needs temporary space of about the store's size.
-
-    ``source`` is the folder, or the text's file. For the other arguments see ``tasks``.
-
-    Returns:
-        Facts for printing: variant, source, splits with their counts, LEAF's statistics of all
-        windows beside the published ones, what was dropped.
-
-    Raises:
-        DataError: The folder holds neither form or both, a file is damaged or of something else,
-            or nothing is left.
-        ConfigError: An option that these data cannot honour.
     """
     source, out = Path(source), Path(out)
     texts, files = _find(source)

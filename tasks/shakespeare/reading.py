@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,17 @@ from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
 from tasks.common.leaf.json_files import UNSPLIT, LeafUser, check_splits, read_users
-from tasks.common.leaf.partition import Gathering
+from tasks.common.leaf.partition import Gathering, PartitionOptions
+from tasks.common.leaf.table1 import SHAKESPEARE, compare
 from tasks.common.progress import Progress
 from tasks.shakespeare import gutenberg
-from tasks.shakespeare.characters import CHARACTERS, OTHER, encode
-from tasks.shakespeare.options import Options
-from tasks.shakespeare.published import describe
 from tasks.shakespeare.windows import (
+    CHARACTERS,
     LENGTH,
+    OTHER,
     client_name,
     cut,
+    encode,
     in_order,
     join_lines,
     positions,
@@ -30,6 +32,22 @@ from tasks.shakespeare.windows import (
 
 MIN_LINES = 3  # LEAF passes over roles with fewer
 NO_PLAY = "unknown"
+_BINS = np.arange(0, 20_001, 2000)
+
+
+class Options(PartitionOptions):
+    """Options of preparing Shakespeare, beside those of partitioning.
+
+    A split by example follows the text: a role's earliest windows are train, the next val, the
+    last test; no seed has to do with it.
+
+    Attributes:
+        remove_overlap: Whether the windows of val and test that share a character with a window of
+            a split before them are left out: the first 80 of each. False keeps them, and then test
+            is easier than it looks: their letters have been seen in training.
+    """
+
+    remove_overlap: bool = True
 
 
 @dataclass(slots=True)
@@ -90,18 +108,26 @@ class Reading:
         return facts
 
 
-def read_plays(path: Path, gathering: Gathering, options: Options, progress: Progress) -> Reading:
-    """Gather the roles of Gutenberg's text.
+def describe(sizes: Collection[int]) -> dict[str, Any]:
+    """Compare windows of each user with LEAF's table 1, and describe them as its stats tool does.
 
-    Args:
-        path: The text, plain, gzipped or zipped.
-        gathering: Takes the windows.
-        options: How to split them.
-        progress: Told the plays that are done.
-
-    Raises:
-        DataError: The file is damaged, or has no plays.
+    "table1" has beside ``compare``'s facts "sd_over_mean", "skewness" (population; None if all
+    users are alike), and "histogram": users with 0 to 1,999 windows, 2,000 to 3,999, ... 18,000 to
+    20,000 (larger users are in no bin, as in LEAF's).
     """
+    facts = compare(sizes, SHAKESPEARE, "windows of all roles, overlapping ones too")
+    mean, sd = facts["table1"]["mean"], facts["table1"]["sd"]
+    own = np.array(list(sizes), dtype=np.int64)
+    facts["table1"] |= {
+        "sd_over_mean": sd / mean,
+        "skewness": float((((own - mean) / sd) ** 3).mean()) if sd > 0 else None,
+        "histogram": {"edges": _BINS.tolist(), "users": np.histogram(own, _BINS)[0].tolist()},
+    }
+    return facts
+
+
+def read_plays(path: Path, gathering: Gathering, options: Options, progress: Progress) -> Reading:
+    """Gather the roles of Gutenberg's text, plain, gzipped or zipped."""
     text, digest = gutenberg.read_text(path)
     plays = gutenberg.parse(text, str(path))
     known = digest == gutenberg.EDITION_MD5
@@ -150,18 +176,7 @@ def read_leaf_json(
     options: Options,
     progress: Progress,
 ) -> Reading:
-    """Gather the users of LEAF's JSON files.
-
-    Args:
-        source: The folder, for messages.
-        files: The files by split.
-        gathering: Takes the windows.
-        options: How to split them, if they are not split.
-        progress: Told the files that are done.
-
-    Raises:
-        DataError: A file is damaged or of other data; the message names it and the user.
-    """
+    """Gather the users of LEAF's JSON files, and split them if they are not split."""
     check_splits(source, files)
     published = UNSPLIT not in files
     reading = Reading(

@@ -20,14 +20,7 @@ class Options(StoredOptions):
 
 
 def to_examples(fields: Mapping[str, Any]) -> Examples:
-    """Turn stored bytes into what models take.
-
-    Args:
-        fields: "inputs", uint8 of shape (n, 80), and "targets", uint8 of shape (n,).
-
-    Returns:
-        Inputs of shape (n, 80) and targets of shape (n,), both int64: numbers of characters.
-    """
+    """Turn stored bytes into characters of shape (n, 80) and targets of shape (n,), both int64."""
     return Examples(
         torch.from_numpy(fields["inputs"]).to(torch.int64),
         torch.from_numpy(fields["targets"]).to(torch.int64),

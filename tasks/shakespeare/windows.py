@@ -1,4 +1,4 @@
-"""Windows of 80 characters over what a role says, and their split in the order of the text."""
+"""Text as numbers of LEAF's 80 characters, cut into windows that are split in its order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,42 @@ from numpy.typing import NDArray
 
 from tasks.common.leaf.plan import bounds
 
+# In LEAF's order; a character's number is its place.
+CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+# Where LEAF's search for a character finds nothing it answers -1, and its one-hot vector of that
+# has its one in the last place: any other character is taken for the last of these.
+OTHER = len(CHARACTERS) - 1
+_OUTSIDE = 255
 LENGTH = 80
 SPLITS = ("train", "val", "test")
 _SPACES = re.compile(r"  +")
 _NAME = re.compile(r"\W+")
+
+
+def _table() -> NDArray[np.uint8]:
+    table = np.full(256, _OUTSIDE, dtype=np.uint8)
+    for number, character in enumerate(CHARACTERS):
+        table[ord(character)] = number
+    return table
+
+
+_TABLE = _table()
+
+
+def encode(text: str) -> tuple[NDArray[np.uint8], int]:
+    """Turn text into numbers of characters, 0 to 79, shape (len(text),).
+
+    Returns also how many characters are none of ``CHARACTERS``, which became ``OTHER``.
+    """
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    numbers = _TABLE[np.minimum(codes, 255)]
+    outside = (codes > 255) | (numbers == _OUTSIDE)
+    return np.where(outside, np.uint8(OTHER), numbers), int(np.count_nonzero(outside))
+
+
+def decode(numbers: NDArray[np.uint8]) -> str:
+    """Turn numbers of characters, shape (n,), back into text."""
+    return "".join(CHARACTERS[number] for number in numbers.tolist())
 
 
 def client_name(play: str, role: str) -> str:
@@ -27,14 +59,10 @@ def join_lines(lines: Sequence[str]) -> str:
 
 
 def cut(numbers: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Cut a text into windows, one a character from the 81st on.
+    """Cut a text of shape (m,) into windows, one a character from the 81st on.
 
-    Args:
-        numbers: Shape (m,), the text's characters.
-
-    Returns:
-        Inputs, shape (m - 80, 80), a view; and targets, the character after each, shape (m - 80,).
-        Both are empty for a text of at most 80 characters.
+    Returns inputs, shape (m - 80, 80), a view; and targets, shape (m - 80,), the character after
+    each. Both are empty for a text of at most 80 characters.
     """
     if len(numbers) <= LENGTH:
         return np.empty((0, LENGTH), dtype=np.uint8), np.empty(0, dtype=np.uint8)
@@ -42,19 +70,13 @@ def cut(numbers: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8
 
 
 def positions(inputs: NDArray[np.uint8], targets: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Places of windows in the text that they were cut from.
+    """Places, ascending from 0, of windows in the text that they were cut from, shape (n,).
 
     A window that goes on where the one before it ended by a character is at the next position. One
     that begins with the end of the one before it, as where windows between them are missing, is as
     much further on; one that repeats it is at the same place. Any other begins a text of its own,
     which shares no position with those before. Where most windows do not go on, each begins one.
-
-    Args:
-        inputs: Shape (n, 80).
-        targets: Shape (n,).
-
-    Returns:
-        Shape (n,), ascending, from 0.
+    ``inputs`` has the shape (n, 80), ``targets`` (n,).
     """
     goes_on = (inputs[1:, :-1] == inputs[:-1, 1:]).all(axis=1) & (inputs[1:, -1] == targets[:-1])
     steps = np.where(goes_on, 1, LENGTH + 1)
@@ -75,17 +97,11 @@ def in_order(places: NDArray[np.int64]) -> bool:
 def split_in_order(
     places: NDArray[np.int64], train_fraction: float, val_fraction: float, remove_overlap: bool
 ) -> dict[str, slice]:
-    """Split a role's windows: the earliest are train, the next val, the last test.
+    """Split a role's windows at ``places``, shape (n,): the earliest are train, the next val.
 
-    Args:
-        places: Shape (n,), n at least 1, as ``positions`` gives them.
-        train_fraction: Fraction for train, at least one window.
-        val_fraction: Fraction for val; what both leave is test.
-        remove_overlap: Whether windows of val and test that share a character of the text with a
-            window of a split before are left out; they are the first 80 of each.
-
-    Returns:
-        The windows of each split that gets any.
+    Train has at least one; splits that get none are absent. With ``remove_overlap``, windows of val
+    and test that share a character with a window of a split before are left out: the first 80 of
+    each.
     """
     train_end, val_end = bounds(len(places), train_fraction, val_fraction)
     parts = {"train": slice(0, train_end)}

@@ -13,11 +13,10 @@ from pfl_bench.cli.main import main
 from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError, HasColumns, Task
 from tasks.shakespeare import gutenberg
-from tasks.shakespeare.characters import decode
 from tasks.shakespeare.prepare import Options, prepare
 from tasks.shakespeare.task import Options as TaskOptions
 from tasks.shakespeare.task import build
-from tasks.shakespeare.windows import join_lines
+from tasks.shakespeare.windows import decode, join_lines
 from tests.helpers import REPOSITORY
 from tests.tasks.shakespeare_texts import (
     ADA,

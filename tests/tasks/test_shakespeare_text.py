@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pfl_bench.types import DataError
 from tasks.shakespeare import gutenberg, windows
-from tasks.shakespeare.characters import CHARACTERS, decode, encode
-from tasks.shakespeare.published import describe
+from tasks.shakespeare.reading import describe
+from tasks.shakespeare.windows import CHARACTERS, decode, encode
 from tests.tasks.shakespeare_texts import (
     ADA,
     ADA_AGAIN,
