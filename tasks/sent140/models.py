@@ -72,15 +72,11 @@ class Options(StrictOptions):
 class TweetLstm(nn.Module):
     """LEAF's network: word vectors, LSTM layers, a linear layer of 128, and one to the logits.
 
-    Args:
-        vectors: Shape (V, D): the vector of each number. Those of padding and of unknown words
-            are zero where the vectors come from a file.
-        train_vectors: Whether they are trained.
-        num_classes: Number of logits.
-        options: As in ``Options``.
+    The vectors have the shape (V, D); those of padding and of unknown words are zero where they
+    come from a file.
 
-    Source: Caldas et al. 2018, LEAF, models/sent140/stacked_lstm.py: no activation between the
-        two linear layers.
+    Source: Caldas et al. 2018, LEAF, models/sent140/stacked_lstm.py: no activation between the two
+        linear layers.
     """
 
     def __init__(
@@ -113,19 +109,10 @@ class TweetLstm(nn.Module):
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
-    """Build a model that gives logits of shape (n, num_classes).
+    """Build a model from numbered words to logits of shape (n, num_classes).
 
-    Args:
-        options: Which model.
-        facts: What the task knows of the data; names the store, and so the words.
-
-    Returns:
-        The model; what is random is drawn from torch's global generator. Vectors that are fixed
-        require no gradient.
-
-    Raises:
-        ConfigError: The data are not Sent140's.
-        DataError: The file of word vectors is missing, damaged, or of other words.
+    The facts name the store, and so the words of a file of vectors. Vectors that are fixed require
+    no gradient.
     """
     fits = len(facts.input_shape) == 1 and "vocabulary" in facts.extra
     check_inputs(fits, "sent140", options.name, "numbered words", facts)

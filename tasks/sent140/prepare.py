@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +17,9 @@ from tasks.common.forms import Form, choose_form
 from tasks.common.leaf.json_files import LOOKED_FOR, UNSPLIT, find_files
 from tasks.common.leaf.options import FORM_NAMES
 from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
+from tasks.common.leaf.table1 import SENT140, compare, looks_full
 from tasks.common.progress import Progress
 from tasks.common.text.numbered import NumberedWords, gather_texts
-from tasks.sent140.published import Tally
 from tasks.sent140.reading import Tweet, csv_files, read_csv, read_leaf
 
 FORMS = (
@@ -37,6 +39,24 @@ GATHERED = {
 }
 BUILT_SIZE = 10_000
 ROWS_AT_ONCE = 50_000
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts what a source holds, before anything is dropped: samples by user, neutral, by hand."""
+
+    counted: str = "tweets, neutral ones too"
+    users: Counter[str] = field(default_factory=Counter)
+    neutral: int = 0
+    manual: int = 0
+
+    def facts(self) -> dict[str, Any]:
+        """The counts of table 1, and by what they differ from it if this looks like all of it."""
+        return compare(self.users.values(), SENT140, self.counted)
+
+    def looks_full(self) -> bool:
+        """Whether the source looks like the whole data, not a part of them."""
+        return looks_full(self.users.total(), SENT140.samples)
 
 
 class Options(PartitionOptions):
@@ -64,21 +84,9 @@ class Options(PartitionOptions):
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Read a folder of public files and write a store, whole or not at all.
+    """Read a folder of public files and write a store; see ``tasks``.
 
     Memory grows with the users and with the different words, not with the tweets.
-
-    ``source`` is a folder with the CSV files, or with LEAF's JSON. For the other arguments see
-    ``tasks``.
-
-    Returns:
-        Facts for printing: variant, source, splits with their counts, what was dropped, and how
-        the counts compare with the published ones.
-
-    Raises:
-        DataError: The folder holds neither form or both, or a file is damaged; the message names
-            file and line.
-        ConfigError: Options of the split were given for data that are split as published.
     """
     source, out = Path(source), Path(out)
     form, tweets = _open(source, options)

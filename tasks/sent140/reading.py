@@ -47,14 +47,9 @@ def csv_files(source: Path) -> tuple[list[Path], list[Path]]:
 
 
 def read_csv(path: Path, manual: bool) -> Iterator[Tweet]:
-    """Read a published CSV file, a row at a time.
+    """Read a published CSV file (Latin-1, no header), a row at a time; the test file is ``manual``.
 
-    Args:
-        path: The file: Latin-1, six columns (polarity, id, date, query, user, text), no header.
-        manual: Whether it is the test file.
-
-    Raises:
-        DataError: A row is damaged; the message names the file and the line.
+    A damaged row is a DataError that names the file and the line.
     """
     quotes, unclosed = 0, False
 
@@ -111,9 +106,6 @@ def read_leaf(source: Path) -> Iterator[Tweet]:
     """Read LEAF's JSON: ``all_data`` files, or the folders of a split.
 
     LEAF's converter makes neutral tweets negative; they cannot be told apart here.
-
-    Raises:
-        DataError: A file is damaged; the message names it, the user and the sample.
     """
     for split, found, where in read_splits(source, find_files(source)):
         for place, (row, label) in enumerate(zip(found.x, found.y, strict=True)):

@@ -31,15 +31,7 @@ class Options(StoredOptions):
 
 
 class Sent140Task(CrossEntropy, StoredTask):
-    """Two classes, cross entropy.
-
-    Args:
-        store: An open Sent140 store.
-        options: As in ``Options``.
-
-    Raises:
-        DataError: The store lacks what models need to know of it.
-    """
+    """Two classes, cross entropy; a store without a vocabulary is refused."""
 
     def __init__(self, store: Store, options: Options) -> None:
         if "vocabulary" not in store.name_lists:

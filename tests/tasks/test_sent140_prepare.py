@@ -17,8 +17,7 @@ from tasks.common.leaf.table1 import SENT140
 from tasks.common.text.embeddings import read_vectors, read_words
 from tasks.common.text.words import choose_vocabulary, split_words, to_ids
 from tasks.sent140 import prepare as module
-from tasks.sent140.prepare import Options, prepare
-from tasks.sent140.published import Tally
+from tasks.sent140.prepare import Options, Tally, prepare
 from tests.helpers import REPOSITORY
 
 REAL = REPOSITORY.parent / "shared" / "data" / "sent140"
