@@ -34,15 +34,10 @@ class Subset:
 
 
 def counts(total: int, train_fraction: float, val_fraction: float) -> tuple[int, int, int]:
-    """Numbers, of ``total``, that go to train, val and test.
+    """Numbers, of ``total`` examples or users, at least 1, that go to train, val and test.
 
-    Train and val get their fraction rounded down (LEAF's rule for train), and each split that is
-    to have anything at least one, while there are enough: train first, then test, then val.
-
-    Args:
-        total: Number of examples or users, at least 1.
-        train_fraction: Above 0 to 1.
-        val_fraction: 0 or more; what both leave is test.
+    Train and val get their fraction rounded down (LEAF's rule for train), and each split that is to
+    have anything at least one, while there are enough: train first, then test, then val.
     """
     with_test = 1 - train_fraction - val_fraction > _NOTHING
     test_least = int(with_test and total >= 2)
@@ -57,14 +52,9 @@ def counts(total: int, train_fraction: float, val_fraction: float) -> tuple[int,
 def divide(
     pool: Pool, split_by: SplitBy, train_fraction: float, val_fraction: float, seed: int
 ) -> dict[str, Subset]:
-    """Split a pool; splits that get nothing are left out.
+    """Split a pool as ``counts`` says; splits that get nothing are left out.
 
-    Args:
-        pool: The examples.
-        split_by: "example" divides each user's examples, "user" assigns whole users.
-        train_fraction: As for ``counts``.
-        val_fraction: As for ``counts``.
-        seed: Seed of the split. A user's examples are shuffled by a stream of that user's name.
+    A user's examples are shuffled by a stream of that user's name.
     """
     users: dict[str, list[tuple[str, NDArray[np.int64]]]] = {name: [] for name in SPLITS}
     if split_by == "user":
@@ -85,18 +75,7 @@ def divide(
 
 
 def drop_small(pools: Mapping[str, Pool], min_examples: int) -> tuple[dict[str, Pool], int]:
-    """Drop users with fewer than ``min_examples`` examples, over all splits together.
-
-    Args:
-        pools: A pool a split.
-        min_examples: The least that is kept.
-
-    Returns:
-        The pools without them, and how many users were dropped.
-
-    Raises:
-        ConfigError: A split would have nobody left.
-    """
+    """Drop and count users with too few examples over all splits; each split must keep somebody."""
     totals: Counter[str] = Counter()
     for pool in pools.values():
         totals.update(dict(zip(pool.names, np.diff(pool.offsets).tolist(), strict=True)))
@@ -130,14 +109,10 @@ def whole(pool: Pool) -> Subset:
 def partition_evenly(
     share: Subset, num_users: int, seed: int, split: str, first: int = 0
 ) -> Subset:
-    """Assign a split's examples to ``num_users`` artificial users, in shares that differ by one.
+    """Assign a split's examples to artificial users, in shares that differ by one.
 
-    Args:
-        share: What the split has.
-        num_users: Users; only as many get something as there are examples.
-        seed: Seed of the partition.
-        split: Name of the split, which has draws of its own.
-        first: Number of the first user.
+    Only as many users get something as there are examples; ``first`` is the number of the first.
+    Each ``split`` has draws of its own.
     """
     rng = np.random.default_rng([seed, SPLITS.index(split)])
     pieces = np.array_split(rng.permutation(share.places), num_users)

@@ -63,17 +63,10 @@ class Pool:
 
 
 def task_sizes(num_tasks: int, seed: int) -> NDArray[np.int64]:
-    """Draw the tasks' numbers of examples: log-normal, at least 5 and at most 1,000.
+    """Draw the tasks' numbers of examples, shape (num_tasks,): log-normal, 5 to 1,000.
 
     The draws are those of LEAF's generator: from numpy's legacy generator, freshly seeded. All
     styles share them, so they differ in the examples and not in how many there are.
-
-    Args:
-        num_tasks: Number of tasks.
-        seed: Seed of the legacy generator, 0 to 2^32 - 1.
-
-    Returns:
-        Shape (num_tasks,), int64.
 
     Source: Caldas et al. 2018 (LEAF), appendix A, step 3 of each task.
     """
@@ -82,17 +75,10 @@ def task_sizes(num_tasks: int, seed: int) -> NDArray[np.int64]:
 
 
 def generate(recipe: Recipe) -> Pool:
-    """Generate all tasks.
+    """Generate all tasks, "0" to "T - 1"; the same recipe gives the same on the same platform.
 
-    Args:
-        recipe: What to generate.
-
-    Returns:
-        The examples, on the same platform the same for the same recipe; the tasks' names are "0"
-        to "T - 1", as LEAF's.
-
-    Source: Caldas et al. 2018 (LEAF), appendix A; the styles "code" and "first_code" take the
-        order of draws and the constants of LEAF's generator.
+    Source: Caldas et al. 2018 (LEAF), appendix A; the styles "code" and "first_code" take the order
+        of draws and the constants of LEAF's generator.
     """
     sizes = task_sizes(recipe.num_tasks, recipe.seed)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

@@ -20,18 +20,7 @@ _FEATURE_CLASSES = 1000  # labels beyond are taken for a mistake
 
 
 def read_pools(source: Path) -> dict[str, Pool]:
-    """Read a JSON file, or a folder of them.
-
-    Args:
-        source: A file (then it is not split), or a folder in one of LEAF's forms.
-
-    Returns:
-        A pool a split; under ``UNSPLIT`` alone if the data are not split.
-
-    Raises:
-        DataError: There is nothing to read, or a file is damaged or of other data; the message
-            names file and user.
-    """
+    """Read a JSON file, which is not split, or a folder of them; a pool a split, or ``UNSPLIT``."""
     if not source.exists():
         raise DataError(
             f"task synthetic: data {source} does not exist; give a JSON file or a folder with "

@@ -24,16 +24,9 @@ class Options(StrictOptions):
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
-    """Build a model that gives scores of shape (n, num_classes).
+    """Build a model from features to scores of shape (n, num_classes).
 
     The weights start as those of LEAF's TensorFlow layer: Glorot's uniform, biases 0.
-
-    Args:
-        options: Which model.
-        facts: Gives the number of features and of classes.
-
-    Returns:
-        The model, freshly initialised from torch's global generator.
 
     Source: Caldas et al. 2018 (LEAF), appendix B ("a perceptron with sigmoid activations").
     """

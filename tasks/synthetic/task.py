@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
+from pfl_bench.data import InMemorySplit
 from pfl_bench.types import ConfigError, DataFacts, SplitBy
 from tasks.common.classification import InMemoryTask
 from tasks.common.leaf.plan import published_split_by
@@ -18,14 +21,15 @@ from tasks.common.options import StrictOptions
 from tasks.synthetic.dividing import (
     SPLITS,
     UNSPLIT,
+    Subset,
     divide,
     drop_small,
     partition_evenly,
     whole,
 )
 from tasks.synthetic.generator import Pool, Recipe, Style, generate
-from tasks.synthetic.splits import CLUSTER, ArraySplit
 
+CLUSTER = "cluster"
 GENERATOR_OPTIONS = (
     "num_tasks",
     "cluster_probabilities",
@@ -108,13 +112,31 @@ class Options(StrictOptions):
         return self
 
 
+class ArraySplit(InMemorySplit):
+    """One split in memory: a share of a pool."""
+
+    def __init__(self, name: str, pool: Pool, share: Subset) -> None:
+        inputs, targets = (
+            torch.from_numpy(values[share.places]) for values in (pool.inputs, pool.targets)
+        )
+        super().__init__(name, inputs, targets, share.offsets, share.names)
+        self._clusters: NDArray[np.int64] | None = None
+        if pool.clusters is not None:
+            owners = np.repeat(np.arange(len(pool.names)), np.diff(pool.offsets))
+            self._clusters = pool.clusters[owners[share.places]]
+
+    def read_clusters(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Read the clusters, if known, of the examples ``start:stop``; shape (stop - start,)."""
+        self._check_range(start, stop)
+        if self._clusters is None:
+            raise ValueError(f"split {self.name!r}: the clusters of these data are not known")
+        return self._clusters[start:stop].copy()
+
+
 class SyntheticTask(InMemoryTask[ArraySplit]):
     """Classify generated points; users' true models differ. Cross entropy of the model's outputs.
 
-    Args:
-        splits: The splits by name.
-        facts: What is known of the data.
-        column_names: ("cluster",) if it is known which cluster each example's task is of.
+    The column "cluster" is there if it is known which cluster each example's task is of.
     """
 
     def __init__(
@@ -124,11 +146,7 @@ class SyntheticTask(InMemoryTask[ArraySplit]):
         self.column_names = column_names
 
     def read_column(self, split: str, name: str, start: int, stop: int) -> NDArray[np.int64]:
-        """Read the clusters of the examples ``start:stop`` of a split; shape (stop - start,).
-
-        Raises:
-            ConfigError: There is no such column.
-        """
+        """Read the clusters of the examples ``start:stop`` of a split; shape (stop - start,)."""
         if name not in self.column_names:
             raise ConfigError(
                 f"column '{name}': the synthetic data have no such column; there are: "
@@ -142,19 +160,7 @@ class SyntheticTask(InMemoryTask[ArraySplit]):
 
 
 def build(options: Options) -> SyntheticTask:
-    """Generate or read the data, and split them.
-
-    Args:
-        options: Options of the task.
-
-    Returns:
-        The task; splits that get nothing are absent.
-
-    Raises:
-        DataError: The file or folder of ``data`` is missing, damaged or of other data.
-        ConfigError: Options of the split were given for data that are split as published, or
-            ``min_examples`` leaves nobody.
-    """
+    """Generate or read the data, and split them; splits that get nothing are absent."""
     if options.data is None:
         pools = {UNSPLIT: generate(_recipe(options))}
         num_classes = options.num_classes
@@ -199,15 +205,9 @@ def build(options: Options) -> SyntheticTask:
 
 
 def _recipe(options: Options) -> Recipe:
-    return Recipe(
-        num_tasks=options.num_tasks,
-        cluster_probabilities=options.cluster_probabilities,
-        num_features=options.num_features,
-        num_classes=options.num_classes,
-        side_dimension=options.side_dimension or len(options.cluster_probabilities),
-        seed=options.seed,
-        style=options.style,
-    )
+    given = options.model_dump(include=set(GENERATOR_OPTIONS))
+    side = options.side_dimension or len(options.cluster_probabilities)
+    return Recipe(**given | {"side_dimension": side})
 
 
 def _splits(
@@ -252,8 +252,7 @@ def _extra(
         },
     }
     if options.data is None:
-        recipe = {name: getattr(options, name) for name in GENERATOR_OPTIONS}
-        extra |= recipe | {"side_dimension": _recipe(options).side_dimension}
+        extra |= asdict(_recipe(options))
     split: dict[str, Any] = {"by": published, "as": "published"}
     if published is None:
         split = {"as": "prepared here", "by": options.split_by}
