@@ -40,11 +40,9 @@ class Options(generating.Options):
 
 
 def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Write drawn shapes in FedScale's layout, whole or not at all.
+    """Write drawn shapes in FedScale's layout; see ``tasks``.
 
     A client's pictures share colours and size of shapes; which shapes it has most of is its own.
-
-    See ``tasks`` for arguments, facts and refusals.
     """
     names = list(SHAPES)[: options.num_labels]
 
@@ -58,17 +56,9 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
 def draw_shape(
     sides: int, filled: bool, own: np.random.Generator, rng: np.random.Generator, side: int
 ) -> bytes:
-    """Draw one picture.
+    """Draw one picture, a JPEG: a polygon of so many sides (0: a disc), filled or its outline.
 
-    Args:
-        sides: Sides of the polygon; 0 for a disc.
-        filled: Whether it is filled; else its outline is drawn.
-        own: Draws what all pictures of the client share.
-        rng: Draws place, turn and grain.
-        side: Pixels of the shorter side.
-
-    Returns:
-        A JPEG.
+    ``own`` draws what all pictures of the client share, ``rng`` place, turn and grain.
     """
     ground = own.integers(0, 110, 3)
     colour = own.integers(150, 256, 3)

@@ -40,16 +40,6 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
     BatchNorm's running statistics would leave a client outside the update, neither clipped nor
     averaged as the algorithm says; GroupNorm keeps none.
 
-    Args:
-        options: Which network.
-        facts: Gives the number of classes and the inputs' shape.
-
-    Returns:
-        The model, freshly initialised from torch's global generator.
-
-    Raises:
-        ConfigError: The data are no pictures in colour.
-
     Source: Ma et al. 2018 (ShuffleNet V2); Sandler et al. 2018 (MobileNetV2).
     """
     from torchvision.models import get_model

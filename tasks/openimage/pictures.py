@@ -15,11 +15,7 @@ _WHAT = f"picture in {' or '.join(FORMATS)}"
 
 
 def check_picture(content: bytes) -> NDArray[np.uint8]:
-    """Give a picture's n bytes back, shape (n,), if it can be decoded to its end.
-
-    Raises:
-        PictureError: It cannot.
-    """
+    """Give a picture's n bytes back, shape (n,), or a PictureError if they cannot be decoded."""
     with opened(content, FORMATS, _WHAT) as picture:
         small = [max(1, side // _DRAFT_FRACTION) for side in picture.size]
         picture.draft("L", (small[0], small[1]))
@@ -28,18 +24,7 @@ def check_picture(content: bytes) -> NDArray[np.uint8]:
 
 
 def decode_picture(content: bytes, size: int) -> NDArray[np.uint8]:
-    """Decode to RGB and scale (bilinear), whatever the proportions, as FedScale does.
-
-    Args:
-        content: The bytes.
-        size: Height and width to scale to.
-
-    Returns:
-        Shape (size, size, 3).
-
-    Raises:
-        PictureError: The picture cannot be decoded.
-    """
+    """Decode to RGB and scale (bilinear), whatever the proportions; shape (size, size, 3)."""
     with opened(content, FORMATS, _WHAT) as picture:
         colour = picture.convert("RGB")
         scaled = colour.resize((size, size), Image.Resampling.BILINEAR)

@@ -24,19 +24,9 @@ CLASSES = "classTags"
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Read a folder in FedScale's layout and write a store, whole or not at all.
+    """Read a folder in FedScale's layout and write a store; see ``tasks``.
 
     Pictures keep their bytes, JPEG or PNG. Memory does not grow with them.
-
-    ``source`` is a folder with ``client_data_mapping/`` and the pictures in ``train/``,
-    ``val/`` and ``test/``. For the other arguments see ``tasks``.
-
-    Returns:
-        Facts for printing: variant, splits with their counts, what was left out, and how the
-        counts compare with the published ones.
-
-    Raises:
-        DataError: A mapping or picture is missing or damaged; the message names file and line.
     """
     source = Path(source)
     pickled = find_map(source)

@@ -14,7 +14,7 @@ from pfl_bench.data import FieldSpec, Store, StoreWriter
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, DataFacts, TransformsBatches
 from tasks.openimage import generate, models, prepare, task
-from tasks.openimage.transform import MEAN, STD, FlipNormalize
+from tasks.openimage.task import MEAN, STD, FlipNormalize
 
 
 def silent(what: str, done: int, total: int | None) -> None:
