@@ -6,7 +6,7 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from lzma import LZMAError
 from pathlib import Path
 from typing import IO
@@ -24,18 +24,11 @@ from tasks.common.vision.pictures import PictureError, opened
 SIDE = 32
 SHAPE = (3, SIDE, SIDE)
 NUM_BYTES = 3 * SIDE * SIDE
+# fmt: off
 CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )
+# fmt: on
 PUBLISHED = {"train": 50_000, "test": 10_000}
 ARCHIVE = "cifar-10-binary.tar.gz"
 FOLDER = "cifar-10-batches-bin"
@@ -43,6 +36,7 @@ _BATCHES = {
     "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
     "test": ("test_batch.bin",),
 }
+_NAMES = tuple(name for names in _BATCHES.values() for name in names)
 _JPEG_TARS = ("*.tar", "*.tar.xz", "*.tar.gz", "*.tgz")
 _JPEG_NAME = re.compile(
     rf"(?:.*/)?(?P<split>train|test)/(?P<class>{'|'.join(CLASSES)})/(?P<name>[^/]+)\.jpe?g"
@@ -66,11 +60,7 @@ def _has_jpegs(source: Path) -> bool:
 
 
 def read_binary(source: Path, progress: Progress) -> dict[str, Images]:
-    """Read the binary files, from the archive or unpacked, in published order.
-
-    Raises:
-        DataError: A file is missing or damaged.
-    """
+    """Read the binary files, from the archive or unpacked, in published order."""
     folder, splits = _unpacked(source), {}
     read = _read_files(folder) if folder is not None else _read_archive(source / ARCHIVE)
     for split, names in _BATCHES.items():
@@ -106,17 +96,15 @@ def _rows(content: bytes, where: str) -> NDArray[np.uint8]:
 
 
 def _read_files(folder: Path) -> dict[str, bytes]:
-    names = (name for of_split in _BATCHES.values() for name in of_split)
-    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    return {name: (folder / name).read_bytes() for name in _NAMES if (folder / name).is_file()}
 
 
 def _read_archive(path: Path) -> dict[str, bytes]:
-    wanted = {name for names in _BATCHES.values() for name in names}
     with _open_tar(path) as members:
         return {
             name.rpartition("/")[2]: file.read()
             for name, file in members
-            if name.rpartition("/")[2] in wanted
+            if name.rpartition("/")[2] in _NAMES
         }
 
 
@@ -138,15 +126,11 @@ def read_jpegs(source: Path, progress: Progress) -> dict[str, Images]:
     """Read a folder, or a tar in it, of train/CLASS/NAME.jpg and test/CLASS/NAME.jpg.
 
     The images of a split come class by class, and by name within a class: the published order is
-    not known from such files.
-
-    Raises:
-        DataError: There is no image, an image is damaged or of another size, or train or test is
-            missing.
+    not known from such files. An image of another size is refused, and so is a missing split.
     """
     found: dict[tuple[str, int, str], NDArray[np.uint8]] = {}
     tar = None if (source / "train").is_dir() else _jpeg_tar(source)
-    with _open_tar(tar) if tar is not None else _open_folder(source) as files:
+    with _open_tar(tar) if tar is not None else nullcontext(_files_below(source)) as files:
         for name, file in files:
             match = _JPEG_NAME.fullmatch(name)
             if match is None:
@@ -168,15 +152,11 @@ def read_jpegs(source: Path, progress: Progress) -> dict[str, Images]:
     return splits
 
 
-@contextmanager
-def _open_folder(source: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
-    def files() -> Iterator[tuple[str, IO[bytes]]]:
-        for split in PUBLISHED:
-            for path in sorted((source / split).glob("*/*")):
-                with regular(path).open("rb") as file:
-                    yield path.relative_to(source).as_posix(), file
-
-    yield files()
+def _files_below(source: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    for split in PUBLISHED:
+        for path in sorted((source / split).glob("*/*")):
+            with regular(path).open("rb") as file:
+                yield path.relative_to(source).as_posix(), file
 
 
 def _decode(content: bytes, where: str) -> NDArray[np.uint8]:

@@ -38,17 +38,7 @@ class Options(FeatureOptions):
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Read a folder of public files and write a store, whole or not at all.
-
-    ``source`` is a folder in one of the forms of the README. For the other arguments see
-    ``tasks``.
-
-    Returns:
-        Facts for printing: variant, source and examples by split.
-
-    Raises:
-        DataError: The folder holds neither form or both, or a file is damaged.
-    """
+    """Read a folder in one of the forms of the README and write a store; see ``tasks``."""
     source = Path(source)
     is_copy = choose_form(source, "CIFAR-10", FORMS, options.form).name == "jpeg"
     splits = read_jpegs(source, progress) if is_copy else read_binary(source, progress)
