@@ -47,10 +47,7 @@ class Options(StrictOptions):
 
 
 def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Write generated reviews, whole or not at all.
-
-    See ``tasks`` for arguments, facts and refusals.
-    """
+    """Write generated reviews; see ``tasks``."""
     with new_folder(out, "reviews") as folder:
         counts = _write(folder / FOLDER, options, progress)
         write_mark(

@@ -43,10 +43,7 @@ class Options(StrictOptions):
 class SummedVectors(nn.Module):
     """Softmax regression on the sum of a review's word vectors, scaled to length 1.
 
-    Args:
-        vectors: Shape (V, D): the vector of each number, which stays as it is; zero for what does
-            not count.
-        num_classes: Number of logits.
+    The vectors, of shape (V, D), stay as they are; they are zero for what does not count.
 
     Source: FedScale's core/utils/word2vec.py (``sent2vec``).
     """
@@ -66,19 +63,9 @@ class SummedVectors(nn.Module):
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
-    """Build a model that gives logits of shape (n, num_classes).
+    """Build a model from numbered words to logits of shape (n, num_classes).
 
-    Args:
-        options: Which model.
-        facts: What the task knows of the data; names the store, and so the words.
-
-    Returns:
-        The model; what is random is drawn from torch's global generator. Word vectors require no
-        gradient.
-
-    Raises:
-        ConfigError: The data are not Amazon Review's.
-        DataError: The file of word vectors is missing, damaged, or of other words.
+    The facts name the store, and so the words. Word vectors require no gradient.
     """
     fits = len(facts.input_shape) == 1 and "vocabulary" in facts.extra
     check_inputs(fits, "amazon_review", options.name, "numbered words", facts)

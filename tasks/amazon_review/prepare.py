@@ -65,17 +65,9 @@ class Options(PartitionOptions):
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Read a folder of public files and write a store, whole or not at all.
+    """Read a folder of public files and write a store; see ``tasks``.
 
     Memory grows with the reviewers and with the different words, not with the reviews.
-
-    ``source`` is a folder in one of the forms of the README. For the other arguments, and for
-    what is given back, see ``tasks``.
-
-    Raises:
-        DataError: The folder holds neither form or both, or a file is damaged; the message names
-            file and line.
-        ConfigError: Options of the split were given for data that are split as published.
     """
     source, out = Path(source), Path(out)
     form = choose_form(source, "Amazon Review", FORMS, options.form).name

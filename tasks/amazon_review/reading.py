@@ -25,14 +25,7 @@ MAPPING_LOOKED_FOR = (
 
 
 class Review(NamedTuple):
-    """One review.
-
-    Attributes:
-        split: "train", "val" or "test" as published, or "all" where nothing is split.
-        user: The reviewer.
-        text: What the review says.
-        label: Its stars less one, 0 to 4.
-    """
+    """One review, as published or of the split "all"; its label is its stars less one, 0 to 4."""
 
     split: str
     user: str
@@ -54,9 +47,6 @@ def json_files(source: Path) -> list[Path]:
 def read_fedscale(source: Path) -> Iterator[Review]:
     """Read FedScale's mapping, whose second column holds the reviews themselves.
 
-    Raises:
-        DataError: A row is damaged or gives no stars; the message names file and line.
-
     Source: FedScale's core/utils/word2vec.py, which reads the columns by position and takes the
         label's name less one for the class.
     """
@@ -67,11 +57,7 @@ def read_fedscale(source: Path) -> Iterator[Review]:
 
 
 def read_json(path: Path) -> Iterator[Review]:
-    """Read a file of the publisher's, a line at a time; blank lines are passed over.
-
-    Raises:
-        DataError: A line is no review; the message names file and line.
-    """
+    """Read a file of the publisher's, a line at a time; blank lines are passed over."""
     number = 0
     try:
         with _open(path) as file:

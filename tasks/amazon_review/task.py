@@ -22,15 +22,7 @@ class Options(TaskOptions):
 
 
 class AmazonReviewTask(LabelledTask):
-    """Five classes, cross entropy.
-
-    Args:
-        store: An open Amazon Review store.
-        options: As in ``Options``.
-
-    Raises:
-        DataError: The store lacks what models need to know of it.
-    """
+    """Five classes, cross entropy; a store without a vocabulary is refused."""
 
     def __init__(self, store: Store, options: Options) -> None:
         if "vocabulary" not in store.name_lists or "vocabulary" not in store.facts.extra:

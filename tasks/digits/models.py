@@ -25,15 +25,7 @@ class Options(StrictOptions):
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
-    """Build a model that gives logits of shape (n, num_classes).
-
-    Args:
-        options: Which model, and its size.
-        facts: Gives the input shape and the number of classes.
-
-    Returns:
-        The model, freshly initialised from torch's global generator.
-    """
+    """Build a model that gives logits of shape (n, num_classes)."""
     num_inputs = prod(facts.input_shape)
     if options.name == "softmax":
         return nn.Sequential(nn.Flatten(), nn.Linear(num_inputs, facts.num_classes))

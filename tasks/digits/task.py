@@ -52,12 +52,7 @@ class DigitsTask(InMemoryTask[InMemorySplit]):
 def build(options: Options) -> DigitsTask:
     """Load the digits from scikit-learn's own installation and assign them to users.
 
-    Args:
-        options: Options of the task.
-
-    Returns:
-        The task, with splits "train", "val" and "test" of disjoint examples, and of disjoint users
-        unless they are split by example.
+    Splits have disjoint examples, and disjoint users unless they are split by example.
     """
     pixels, labels = _read_digits()
     inputs = (pixels / MAX_PIXEL).astype(np.float32)

@@ -51,16 +51,10 @@ class Options(FeatureOptions):
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Read a folder of public files and write a store, whole or not at all.
+    """Read a folder with the four files and write a store; see ``tasks``.
 
-    ``source`` is a folder with the four files. For the other arguments see ``tasks``. Files of
-    other content give the variant "fashion-mnist-other", whose numbers are not Fashion-MNIST's.
-
-    Returns:
-        Facts for printing: variant, source and examples by split.
-
-    Raises:
-        DataError: A file is missing or damaged.
+    Files of other content give the variant "fashion-mnist-other", whose numbers are not
+    Fashion-MNIST's.
     """
     splits = {}
     for done, name in enumerate(PARTS, start=1):

@@ -22,10 +22,7 @@ _SPEED_SPREAD, _SHIFT_FRAMES, _SPEED_UNIT = 0.2, 8, 1_000_000
 
 
 def mel_frequencies(count: int, highest: float) -> NDArray[np.float64]:
-    """Frequencies in Hz, 0 to ``highest`` > 1,000, at equal distances on Slaney's mel scale.
-
-    Returns:
-        Shape (count,).
+    """Frequencies in Hz, 0 to ``highest`` > 1,000, evenly on Slaney's mel scale; shape (count,).
 
     Source: Slaney 1998, Auditory Toolbox.
     """
@@ -54,11 +51,9 @@ class LogMel:
     """Log-mel spectrograms, of training clips after changes of speed and shifts in time.
 
     FedScale's code also stretches clips by a phase vocoder and mixes background noise in; these are
-    left out. It also changes the amplitude, which decibels below the loudest do not show.
-
-    Args:
-        augment: Whether training changes speed (by up to a fifth) and shifts (by up to 8 frames),
-            each with probability 1/2.
+    left out. It also changes the amplitude, which decibels below the loudest do not show. With
+    ``augment``, training changes speed (by up to a fifth) and shifts (by up to 8 frames), each with
+    probability 1/2.
 
     Source: FedScale's repository, dataloaders/transforms_wav.py and transforms_stft.py: 32 mels of
         a spectrum of 2,048 samples each 512, in decibels below the loudest.
@@ -70,14 +65,9 @@ class LogMel:
         self._window = torch.hann_window(WINDOW, periodic=True)
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
-        """Draw speeds and shifts.
+        """Draw speeds in millionths and frames to move by, to the left: shape (count, 2), int64.
 
-        Args:
-            count: Clips.
-            rng: The client's stream; untouched without augmentation.
-
-        Returns:
-            Shape (count, 2), int64: speed in millionths, and frames to move by, to the left.
+        The client's stream is untouched without augmentation.
         """
         draws = np.zeros((count, 2), dtype=np.int64)
         draws[:, 0] = _SPEED_UNIT
@@ -90,21 +80,17 @@ class LogMel:
         return torch.from_numpy(draws)
 
     def __call__(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
-        """Transform a batch.
+        """Transform a batch of shape (n, SAMPLE_RATE), int16; ``draws`` are None for evaluation.
 
-        Args:
-            inputs: Shape (n, SAMPLE_RATE), int16.
-            draws: Shape (n, 2), of ``draw``, on the same device; None for evaluation.
-
-        Returns:
-            Shape (n, 1, NUM_MELS, NUM_FRAMES), float32, in decibels, -80 to 0.
+        Returns shape (n, 1, NUM_MELS, NUM_FRAMES), float32, in decibels, -80 to 0.
         """
         if self._filters.device != inputs.device:
             self._filters = self._filters.to(inputs.device)
             self._window = self._window.to(inputs.device)
         sound = inputs.float().mul_(1.0 / 32768.0)
-        augmented = draws is not None and self.augment
-        if augmented and draws is not None:
+        if not self.augment:
+            draws = None
+        if draws is not None:
             sound = _at_speed(sound, draws[:, 0].float() / _SPEED_UNIT)
         spectrum = torch.stft(
             functional.pad(sound, (WINDOW // 2, WINDOW // 2)),
@@ -115,7 +101,7 @@ class LogMel:
             return_complex=True,
         )
         power = self._filters @ (spectrum.real.square() + spectrum.imag.square())
-        if augmented and draws is not None:
+        if draws is not None:
             power = _moved(power, draws[:, 1])
         decibels = power.clamp_min(_LEAST_POWER).log10().mul(10.0)
         loudest = decibels.amax(dim=(1, 2), keepdim=True)

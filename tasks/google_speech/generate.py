@@ -20,11 +20,9 @@ _PARTS, _PARTIALS, _LOUDEST = 3, 4, 9000.0
 
 
 def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Write generated words in FedScale's layout, whole or not at all.
+    """Write generated words in FedScale's layout; see ``tasks``.
 
     A word is three gliding tones; a speaker has a pitch, a pace and a hiss of its own.
-
-    See ``tasks`` for arguments, facts and refusals.
     """
     words = WORDS[: options.num_labels]
     what = "generated tones in FedScale's layout, not Google Speech"
@@ -36,15 +34,10 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
 
 
 def say(label: int, own: np.random.Generator, rng: np.random.Generator) -> NDArray[np.int16]:
-    """Say a word.
+    """Say a word in 0.8 to 1 second, shape (n,); ``label`` fixes how its tones glide.
 
-    Args:
-        label: Number of the word, which fixes how its tones glide.
-        own: Draws what all clips of the speaker share.
-        rng: Draws when the word begins, how loud it is, and its noise.
-
-    Returns:
-        Shape (n,), from 0.8 to 1 second.
+    ``own`` draws what all clips of the speaker share; ``rng`` when the word begins, how loud it is,
+    and its noise.
     """
     # The same glides in every data set, whatever its seed: semitones above the speaker's pitch.
     glides = np.random.default_rng([1804, 3209, label]).integers(0, 19, _PARTS + 1)

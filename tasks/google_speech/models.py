@@ -30,18 +30,8 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
     """Build a network from spectrograms, shape (n, 1, m, t), to logits, (n, num_classes).
 
     A ResNet is torchvision's but for the first convolution, which takes one channel, and GroupNorm:
-    BatchNorm's running statistics would leave a client outside the update.
-
-    Args:
-        options: Which network.
-        facts: Gives the number of classes and the inputs' shape.
-
-    Returns:
-        The model, freshly initialised from torch's global generator; 21,296,355 parameters of
-        "resnet34" at 35 words.
-
-    Raises:
-        ConfigError: The data are no spectrograms of one channel.
+    BatchNorm's running statistics would leave a client outside the update. "resnet34" has
+    21,296,355 parameters at 35 words.
 
     Source: He et al. 2016; FedScale's repository, utils/models/specialized/resnet_speech.py.
     """

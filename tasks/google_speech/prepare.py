@@ -30,19 +30,10 @@ FILES_NOTE = (
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Read a folder and write a store, whole or not at all.
+    """Read a folder and write a store; see ``tasks``.
 
-    Samples stay as published, int16. Memory does not grow with them.
-
-    ``source`` is a folder in FedScale's layout, with Google's archive, or with what is in that.
-    For the other arguments see ``tasks``.
-
-    Returns:
-        Facts for printing: variant, splits with their counts, what was left out, and how the
-        counts compare with the published ones.
-
-    Raises:
-        DataError: A mapping, list or clip is missing or damaged; the message names it.
+    Samples stay as published, int16. Memory does not grow with them. ``source`` is a folder in
+    FedScale's layout, with Google's archive, or with what is in that.
     """
     source = Path(source)
     pickled = find_map(source)

@@ -43,15 +43,8 @@ def open_release(source: Path, options: Options, progress: Progress) -> Source:
     """Look at the names of all clips.
 
     The split is the publisher's, which keeps all clips of a speaker together: two lists name those
-    of val and test, train is the rest. A client is a speaker.
-
-    Args:
-        source: Folder with the archive, or with what is in it.
-        options: Whether listed clips that are missing are refused.
-        progress: Told the files seen.
-
-    Raises:
-        DataError: The archive is damaged, a list is missing, or a listed clip is.
+    of val and test, train is the rest. A client is a speaker. Listed clips that are missing are
+    refused or left out, by the options.
     """
     split_of: dict[str, str] = {}
     lists: set[str] = set()

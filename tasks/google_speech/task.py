@@ -28,12 +28,7 @@ class Options(TaskOptions):
 
 
 class GoogleSpeechTask(LabelledTask):
-    """One word a clip, cross entropy; spectrograms are computed by the batch.
-
-    Args:
-        store: An open Google Speech store.
-        options: As in ``Options``.
-    """
+    """One word a clip, cross entropy; spectrograms are computed by the batch."""
 
     def __init__(self, store: Store, options: Options) -> None:
         self.transform = LogMel(options.augment)

@@ -16,16 +16,9 @@ _MAX_SAMPLES = 60 * SAMPLE_RATE
 
 
 def read_wav(content: bytes) -> NDArray[np.int16]:
-    """Read the samples of a WAV file: 16 kHz, one channel, 16 bits.
+    """Read the samples of a WAV file, shape (n,), n at least 1: 16 kHz, one channel, 16 bits.
 
-    Args:
-        content: The file's bytes.
-
-    Returns:
-        Shape (n,), n at least 1.
-
-    Raises:
-        SampleError: It is no such file, or is cut.
+    Another file, or one that is cut, is a SampleError.
     """
     try:
         with wave.open(io.BytesIO(content)) as file:

@@ -22,13 +22,5 @@ class Options(HeldOptions):
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
-    """Make the model, freshly initialised from torch's global generator.
-
-    Args:
-        options: Name and digests.
-        facts: Not needed: the callable knows its data.
-
-    Raises:
-        DataError: This process does not have the task.
-    """
+    """Make the model, drawn from torch's global generator; refused without the task."""
     return options.task().make_model()

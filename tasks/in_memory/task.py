@@ -16,12 +16,5 @@ class Options(HeldOptions):
 
 
 def build(options: Options) -> HeldTask:
-    """Give the task that this process has.
-
-    Args:
-        options: Name and digests.
-
-    Raises:
-        DataError: This process does not have it.
-    """
+    """Give the task that this process has; refused if it has none of those digests."""
     return options.task()

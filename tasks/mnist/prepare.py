@@ -38,18 +38,11 @@ class Options(FeatureOptions):
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Read a folder of public files and write a store, whole or not at all.
+    """Read a folder of public files and write a store; see ``tasks``.
 
     ``source`` is a folder with MNIST's four files; with QMNIST's two label files beside them, the
-    store knows who wrote each digit. For the other arguments see ``tasks``.
-
-    Files of other content give the variant "mnist-other", whose numbers are not MNIST's.
-
-    Returns:
-        Facts for printing: variant, source, examples by split, and the number of writers.
-
-    Raises:
-        DataError: A file is missing or damaged, or labels disagree.
+    store knows who wrote each digit. Files of other content give the variant "mnist-other", whose
+    numbers are not MNIST's.
     """
     source, splits = Path(source), {}
     for done, name in enumerate(PARTS, start=1):

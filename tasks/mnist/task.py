@@ -39,10 +39,9 @@ class Options(ImageOptions):
                 f"val_fraction {self.val_fraction:g} and test_fraction {self.test_fraction:g} "
                 "leave no writer for train; their sum must be below 1"
             )
-        fields = type(self).model_fields
-        for name in ("val_fraction", "test_fraction", "split_seed"):
-            if self.splits == "published" and getattr(self, name) != fields[name].default:
-                raise ValueError(f"{name}: for splits 'writers' alone; remove it, or set splits")
+        changed = self.changed("val_fraction", "test_fraction", "split_seed")
+        if self.splits == "published" and changed:
+            raise ValueError(f"{changed[0]}: for splits 'writers' alone; remove it, or set splits")
         return self
 
 

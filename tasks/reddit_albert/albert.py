@@ -17,11 +17,7 @@ WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 def import_transformers() -> Any:
-    """Import ``transformers``.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
+    """Import ``transformers``, or say how to install it."""
     try:
         import transformers
     except ImportError as error:
@@ -33,14 +29,10 @@ def import_transformers() -> Any:
 
 
 def random_albert(vocabulary_size: int, sizes: dict[str, Any]) -> nn.Module:
-    """Build ALBERT with random weights, drawn from torch's global generator.
+    """Build ALBERT with weights drawn from torch's global generator.
 
-    Args:
-        vocabulary_size: Tokens, V.
-        sizes: Settings of ``transformers.AlbertConfig``.
-
-    Raises:
-        ConfigError: ``transformers`` is not installed, or the sizes do not go together.
+    The ``sizes`` are settings of ``transformers.AlbertConfig``; those that do not go together are
+    refused.
     """
     transformers = import_transformers()
     try:
@@ -54,16 +46,9 @@ def random_albert(vocabulary_size: int, sizes: dict[str, Any]) -> nn.Module:
 
 
 def load_albert(folder: Path, vocabulary_size: int) -> nn.Module:
-    """Load ALBERT from a folder, with the sizes that its configuration says.
+    """Load ALBERT from a folder as albert-base-v2 is published, with the sizes that it says.
 
-    Args:
-        folder: Holds ``config.json`` and ``model.safetensors`` (or ``pytorch_model.bin``), as
-            albert-base-v2 is published.
-        vocabulary_size: Tokens of the data, V.
-
-    Raises:
-        ConfigError: ``transformers`` is not installed.
-        DataError: A file is missing or damaged, or is of another model or vocabulary.
+    A missing or damaged file, another model or another vocabulary are refused.
     """
     transformers = import_transformers()
     _check_folder(folder, vocabulary_size)

@@ -54,10 +54,7 @@ class Options(StrictOptions):
 
 
 def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Write generated comments, whole or not at all.
-
-    See ``tasks`` for arguments, facts and refusals. Refused also when the disk is full.
-    """
+    """Write generated comments; see ``tasks``. Refused also when the disk is full."""
     try:
         with new_folder(out, "comments") as folder:
             _write(folder, options, progress)

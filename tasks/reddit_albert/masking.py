@@ -56,25 +56,16 @@ class HideTokens:
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
         """Draw three numbers a token: whether, behind what, and behind which other token.
 
-        Args:
-            count: Blocks.
-            rng: The client's stream.
-
-        Returns:
-            Shape (count, 3 * L), int64.
+        Their shape is (count, 3 * L), int64.
         """
         return torch.from_numpy(rng.integers(0, _RANGE, (count, 3 * self._length)))
 
     def __call__(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
-        """Hide tokens of a batch.
+        """Hide tokens of a batch of shape (n, L), int64, by draws of shape (n, 3 * L).
 
-        Args:
-            inputs: Shape (n, L), int64.
-            draws: Shape (n, 3 * L), of ``draw``; None where reading has hidden them already.
-
-        Returns:
-            Shape (n, L, 2), int64: what the model reads, and what it need not tell: ``HIDDEN``
-            where it is to tell the token, everywhere without draws.
+        Without draws, reading has hidden them already. Returns shape (n, L, 2), int64: what the
+        model reads, and what it need not tell: ``HIDDEN`` where it is to tell the token, everywhere
+        without draws.
         """
         if draws is None:
             return torch.stack([inputs, torch.full_like(inputs, HIDDEN)], dim=2)
@@ -92,16 +83,6 @@ class MaskedSplit:
 
     What evaluation hides of an example depends on nothing but the split's name and the example's
     place, so that results are comparable from round to round and from run to run.
-
-    Args:
-        stored: Blocks of tokens, inputs and targets alike.
-        transform: Hides tokens.
-
-    Attributes:
-        name: Name of the split.
-        offsets: Shape (U + 1,): user u owns the examples ``offsets[u]:offsets[u + 1]``.
-        num_users: Number of users, U.
-        num_examples: Number of examples of all users.
     """
 
     def __init__(self, stored: StoredSplit, transform: HideTokens) -> None:
@@ -114,31 +95,19 @@ class MaskedSplit:
         self.num_examples: int = stored.num_examples
 
     def client_ids(self) -> Sequence[str]:
-        """The users' identifiers, in the order of ``offsets``."""
+        """Identifiers of the users, in the order of ``offsets``."""
         return self._stored.client_ids()
 
     def read_user(self, user: int, rng: np.random.Generator) -> Examples:
-        """Read a user's blocks, or a fresh random subset; see ``StoredSplit.read_user``.
-
-        Raises:
-            IndexError: There is no such user.
-        """
+        """Read a user's blocks, or a fresh random subset; see ``StoredSplit.read_user``."""
         return self._stored.read_user(user, rng)
 
     def read_examples(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Examples:
-        """Read chosen blocks for training; see ``StoredSplit.read_examples``.
-
-        Raises:
-            IndexError: An index is outside the split.
-        """
+        """Read chosen blocks for training; see ``StoredSplit.read_examples``."""
         return self._stored.read_examples(indices, rng)
 
     def read_range(self, start: int, stop: int) -> Examples:
-        """Read the blocks ``start:stop`` of all users as evaluation sees them, tokens hidden.
-
-        Raises:
-            ValueError: The range is not within the split.
-        """
+        """Read the blocks ``start:stop`` of all users as evaluation sees them, tokens hidden."""
         tokens = self._stored.read_range(start, stop).inputs
         if not len(tokens):
             return Examples(tokens, tokens)

@@ -69,9 +69,8 @@ class Options(StrictOptions):
 class HiddenTokens(nn.Module):
     """Scores every token of the vocabulary at each place of a block.
 
-    Args:
-        albert: ``transformers.AlbertForMaskedLM``. Its output layer and its embedding of tokens are
-            one parameter, and all its layers are one layer.
+    The output layer of ``transformers.AlbertForMaskedLM`` and its embedding of tokens are one
+    parameter, and all its layers are one layer.
 
     Source: Lan et al. 2020, "ALBERT: A Lite BERT for Self-supervised Learning of Language
         Representations".
@@ -82,15 +81,11 @@ class HiddenTokens(nn.Module):
         self.albert = albert
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits of each place.
+        """Logits of each place, shape (n, L, V).
 
-        Args:
-            inputs: Shape (n, L, 2), int64, of ``masking.HideTokens``: tokens as they are read
-                (blocks have no padding), and what need not be told.
-
-        Returns:
-            Shape (n, L, V). Where nothing is hidden, all but certain of the token: its loss is 0,
-            and no gradient comes from there.
+        The inputs have the shape (n, L, 2), int64, of ``masking.HideTokens``: tokens as they are
+        read (blocks have no padding), and what need not be told. Where nothing is hidden, the
+        logits are all but certain of the token: its loss is 0, and no gradient comes from there.
         """
         read, told = inputs.unbind(dim=2)
         logits: Tensor = self.albert(input_ids=read).logits
@@ -102,19 +97,7 @@ class HiddenTokens(nn.Module):
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
-    """Build a model that gives logits of shape (n, L, num_classes).
-
-    Args:
-        options: Its sizes or weights.
-        facts: Gives the size of the vocabulary; its inputs must be blocks of shape (L,).
-
-    Returns:
-        The model; what is random is drawn from torch's global generator.
-
-    Raises:
-        ConfigError: The data are not blocks of tokens, or ``transformers`` is not installed.
-        DataError: The weights are missing, damaged, or of another vocabulary.
-    """
+    """Build a model from blocks of tokens, (n, L, 2), to logits of shape (n, L, num_classes)."""
     fits = len(facts.input_shape) == 1
     check_inputs(fits, "reddit_albert", "albert", "blocks of token numbers", facts)
     if options.weights is not None:

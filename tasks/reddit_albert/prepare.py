@@ -51,21 +51,14 @@ class _Text(NamedTuple):
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Read a folder of text files and write a store, whole or not at all.
+    """Read a folder of text files and write a store; see ``tasks``.
 
     A client's text is cut into blocks of ``[CLS]``, ``block_size`` - 2 tokens and ``[SEP]``; what
     is left at its end is dropped, as in FedScale. Memory grows with the clients, the different
     words, and the largest client's text.
 
-    ``source`` is a folder with ``train/`` (and ``val/``, ``test/``) of text files, each a
-    client's and named like the client; or one with the files themselves, which are then split
-    here. For the other arguments, and for what is given back, see ``tasks``.
-
-    Raises:
-        DataError: The folder holds no such files, one of them is no text in UTF-8, or no client
-            has enough tokens for a block.
-        ConfigError: Options contradict each other or the data, or ``transformers`` is not
-            installed and its tokenizer is asked for.
+    ``source`` is a folder with ``train/`` (and ``val/``, ``test/``) of text files, each a client's
+    and named like the client; or one with the files themselves, which are then split here.
     """
     source, out = Path(source), Path(out)
     texts = _find(source)
@@ -132,14 +125,9 @@ def _gather(
 
 
 def cut(numbers: NDArray[np.int64], block_size: int) -> NDArray[np.uint16]:
-    """Cut a client's tokens into full blocks, without what is left at the end.
+    """Cut a client's tokens, shape (t,), into full blocks, without what is left at the end.
 
-    Args:
-        numbers: Shape (t,).
-        block_size: L, at least 3.
-
-    Returns:
-        Shape (t // (L - 2), L), each row from ``[CLS]`` to ``[SEP]``.
+    Their shape is (t // (L - 2), L), each row from ``[CLS]`` to ``[SEP]``; L is at least 3.
     """
     inside = block_size - 2
     full = len(numbers) // inside

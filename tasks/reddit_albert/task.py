@@ -43,13 +43,6 @@ class RedditAlbertTask(PartitionedTask):
 
     Metrics are those of the family "next_token", of the hidden tokens alone: "perplexity" and
     "loss" are the published ones.
-
-    Args:
-        store: An open store of this task.
-        options: As in ``Options``.
-
-    Raises:
-        DataError: The vocabulary has special tokens alone.
     """
 
     metrics: tuple[str, ...] = ("next_token",)
@@ -67,25 +60,16 @@ class RedditAlbertTask(PartitionedTask):
 
     # Not a stored split, but one that hides what evaluation reads.
     def split(self, name: str) -> MaskedSplit:  # type: ignore[override]
-        """Open one split, whose tokens are hidden when evaluation reads them.
-
-        Raises:
-            DataError: The store has no split of that name.
-        """
+        """Open one split, whose tokens are hidden when evaluation reads them."""
         return MaskedSplit(super().split(name), self.transform)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean over blocks of what ``example_losses`` gives.
+        """Mean over blocks of what ``example_losses`` gives; a differentiable scalar.
 
         FedScale's is the mean over the hidden tokens of all blocks of a batch, by which a block
         with more of them weighs more; here each block stands for itself, as example-level DP needs.
-
-        Args:
-            outputs: Shape (n, L, V), logits.
-            targets: Shape (n, L), int64: all tokens (training), or -100 where one was not hidden.
-
-        Returns:
-            A differentiable scalar.
+        ``outputs`` are logits of shape (n, L, V); ``targets`` int64 of shape (n, L): all tokens
+        (training), or -100 where one was not hidden.
         """
         return self.example_losses(outputs, targets).mean()
 

@@ -33,9 +33,7 @@ class Tokenizer(Protocol):
 class Words:
     """The commonest words of the training texts, in small letters; all others are unknown.
 
-    Args:
-        counts: How often each word occurs.
-        size: Tokens in all, the special ones among them.
+    The ``size`` counts the special tokens too.
     """
 
     def __init__(self, counts: Counter[str], size: int) -> None:
@@ -47,32 +45,22 @@ class Words:
 
     def __call__(self, text: str) -> list[int]:
         """Numbers of a text's words."""
-        return [self._ids.get(word, UNKNOWN_ID) for word in words_of(text)]
-
-
-def words_of(text: str) -> list[str]:
-    """Words of a text, in small letters; see ``tasks.common.text.words.split_words``."""
-    return split_words(text, lowercase=True)
+        return [self._ids.get(word, UNKNOWN_ID) for word in split_words(text, lowercase=True)]
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
     """Number of occurrences of each word."""
     counts: Counter[str] = Counter()
     for text in texts:
-        counts.update(words_of(text))
+        counts.update(split_words(text, lowercase=True))
     return counts
 
 
 class Pieces:
-    """ALBERT's own tokenizer, of a folder that the user has.
+    """ALBERT's own tokenizer, of a folder with one of ``FILES``, as albert-base-v2 is published.
 
-    Args:
-        folder: Holds ``tokenizer.json`` or the SentencePiece model ``spiece.model``, as
-            albert-base-v2 is published.
-
-    Raises:
-        ConfigError: ``transformers``, or ``sentencepiece`` for its model, is not installed.
-        DataError: The files are missing, damaged, or of another model.
+    ``transformers``, or ``sentencepiece`` for its model, that is not installed is a ConfigError;
+    files that are missing, damaged, or of another model are a DataError.
     """
 
     def __init__(self, folder: Path) -> None:
