@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from tasks.google_speech.words import INPUT_SHAPE, SAMPLE_RATE
+from tasks.google_speech.wav import INPUT_SHAPE, SAMPLE_RATE
 
 WINDOW, HOP = 2048, 512
 # Frames centred on each multiple of HOP, the first on 0: 1 + SAMPLE_RATE // HOP of them.

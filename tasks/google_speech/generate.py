@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from tasks.common.fedscale import generating
 from tasks.common.fedscale.generating import Options
 from tasks.common.progress import Progress
-from tasks.google_speech.wav import write_wav
-from tasks.google_speech.words import SAMPLE_RATE, WORDS
+from tasks.google_speech.wav import SAMPLE_RATE, WORDS, write_wav
 
 __all__ = ["Options", "generate"]
 

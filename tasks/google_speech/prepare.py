@@ -16,8 +16,7 @@ from tasks.common.fedscale.survey import Labels
 from tasks.common.generated import GENERATED_FACTS, is_generated
 from tasks.common.progress import Progress
 from tasks.google_speech.release import ARCHIVE, FILES, is_release, open_release
-from tasks.google_speech.wav import read_wav
-from tasks.google_speech.words import INPUT_SHAPE, WORDS
+from tasks.google_speech.wav import INPUT_SHAPE, WORDS, read_wav
 
 __all__ = ["FILES", "FILES_NOTE", "Options", "prepare"]
 

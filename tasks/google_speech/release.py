@@ -14,7 +14,7 @@ from tasks.common.fedscale.samples import Sample
 from tasks.common.fedscale.streaming import Options, Source
 from tasks.common.fedscale.survey import Survey
 from tasks.common.progress import Progress
-from tasks.google_speech.words import WORDS
+from tasks.google_speech.wav import WORDS
 
 ARCHIVE = "speech_commands_v0.02.tar.gz"
 # Digest: as torchaudio and TensorFlow Datasets have it.

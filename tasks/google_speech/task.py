@@ -12,7 +12,7 @@ from pfl_bench.data import Store, open_store
 from pfl_bench.types import Examples
 from tasks.common.fedscale.stored import LabelledTask, TaskOptions
 from tasks.google_speech.features import LogMel
-from tasks.google_speech.words import INPUT_SHAPE, SAMPLE_RATE
+from tasks.google_speech.wav import INPUT_SHAPE, SAMPLE_RATE
 
 TASK_NAME = "google_speech"
 

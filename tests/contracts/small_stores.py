@@ -211,7 +211,7 @@ def write_openimage(path: Path) -> None:
 
 def write_google_speech(path: Path) -> None:
     """Half a second of noise, of 35 words."""
-    from tasks.google_speech.words import WORDS
+    from tasks.google_speech.wav import WORDS
 
     rng = np.random.default_rng(0)
     with StoreWriter(

@@ -19,8 +19,7 @@ from pfl_bench.types import ConfigError, DataError, DataFacts, TransformsBatches
 from tasks.common.fedscale.samples import SampleError
 from tasks.google_speech import generate, models, prepare, release, task
 from tasks.google_speech.features import LogMel, mel_filters, mel_frequencies
-from tasks.google_speech.wav import read_wav, write_wav
-from tasks.google_speech.words import SAMPLE_RATE, WORDS
+from tasks.google_speech.wav import SAMPLE_RATE, WORDS, read_wav, write_wav
 from tests.contracts.small_stores import write_google_speech
 from tests.helpers import REPOSITORY
 
