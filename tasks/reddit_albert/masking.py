@@ -39,13 +39,9 @@ _EVALUATION_SEED = 0
 
 
 class HideTokens:
-    """Hides tokens of batches (``types.BatchTransform``).
+    """Hides tokens of batches (``types.BatchTransform``), blocks of L tokens.
 
-    Args:
-        probability: Of each ordinary token to be hidden; special ones, unknown words among them,
-            never are.
-        length: Tokens of a block, L.
-        vocabulary_size: Tokens, V.
+    Special tokens, unknown words among them, are never hidden.
     """
 
     def __init__(self, probability: float, length: int, vocabulary_size: int) -> None:

@@ -17,8 +17,6 @@ from tasks.common.fedscale.stored import PartitionedTask, TaskOptions
 from tasks.reddit_albert.masking import FIRST_WORD, NOT_COUNTED, HideTokens, MaskedSplit
 
 TASK_NAME = "reddit_albert"
-
-
 FIELDS = ("tokens",)
 
 

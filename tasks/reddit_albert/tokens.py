@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pfl_bench.types import ConfigError, DataError
 from tasks.common.text.words import choose_vocabulary, split_words
@@ -13,21 +13,6 @@ from tasks.reddit_albert.albert import import_transformers
 from tasks.reddit_albert.masking import FIRST_WORD, SPECIAL, UNKNOWN_ID
 
 FILES = ("tokenizer.json", "spiece.model")
-
-
-class Tokenizer(Protocol):
-    """Turns text into numbers."""
-
-    @property
-    def vocabulary(self) -> list[str]:
-        """The token of each number, ``SPECIAL`` first."""
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """Facts of the tokens, for the store."""
-
-    def __call__(self, text: str) -> list[int]:
-        """Numbers of a text's tokens, without those that begin and end a block."""
 
 
 class Words:
@@ -98,6 +83,10 @@ class Pieces:
         # Of texts longer than the model takes, it would warn.
         found = self._tokenizer(text, add_special_tokens=False, verbose=False)
         return list(found["input_ids"])
+
+
+# Has the token of each number (``SPECIAL`` first), and facts for the store.
+Tokenizer = Words | Pieces
 
 
 def _need_sentencepiece() -> None:
