@@ -147,9 +147,7 @@ class Cleaner:
 
 def _tweet_tokenizer() -> Callable[[str], list[str]]:
     try:
-        from nltk.tokenize.casual import (
-            TweetTokenizer,
-        )
+        from nltk.tokenize.casual import TweetTokenizer
     except ImportError as error:
         raise DataError(
             f"tokenizer=tweet needs the package nltk, which is not there ({error}); "

@@ -17,7 +17,8 @@ from pfl_bench.types import DataError
 from tasks.common.leaf.json_files import find_files
 
 SUFFIXES = (".json", ".jsonl", ".ndjson")
-PACKED = (".gz", ".bz2", ".xz", ".zst")
+# Of any content; that of .gz must have a suffix of its own.
+PACKED = (".bz2", ".xz", ".zst")
 LOOKED_FOR = (
     "raw comment dumps, a JSON object a line: RC_* (such as RC_2017-12.xz), *.json, *.jsonl or "
     "*.ndjson, as they are or with .gz, .bz2, .xz or .zst; or *.zst, *.bz2, *.xz"
@@ -59,11 +60,7 @@ def find_dumps(source: Path, pattern: str | None) -> list[Path]:
 
 
 def _has_suffix(path: Path) -> bool:
-    name = path.name
-    for packed in PACKED:
-        if name.endswith(packed):
-            return packed != ".gz" or name.removesuffix(packed).endswith(SUFFIXES)
-    return name.endswith(SUFFIXES)
+    return path.name.endswith(PACKED) or path.name.removesuffix(".gz").endswith(SUFFIXES)
 
 
 def read_comments(

@@ -41,10 +41,6 @@ class NextTokens(nn.Module):
     5,563,280 parameters with the options' defaults and a vocabulary of 10,000. All start uniform in
     [-0.1, 0.1], but the biases of the LSTM from zero, those of the forget gates too.
 
-    Args:
-        vocabulary_size: Tokens, V.
-        options: Sizes.
-
     Source: Caldas et al. 2018, LEAF, appendix B and models/reddit/stacked_lstm.py. That code
     differs in three ways: its embedding has the size of the LSTM; a client's batches start from the
     state that the batch before ended in, here from zeros; and steps behind the end of a comment

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
 from tasks.common.leaf.parts import Part
+from tasks.reddit.vocabulary import cannot_write
 
 _DIGEST = 16
 _RECORD = np.dtype([("digest", f"V{_DIGEST}"), ("split", "u1")])
@@ -50,10 +51,10 @@ class OverlapFinder:
             for digest in comment_digests(part, subreddits):
                 self._files[digest[0] & 63].write(digest + split)
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise cannot_write(self._folder, error) from error
 
-    def check(self, parts: Iterable[Part], subreddits: NDArray[np.object_], source: Path) -> int:
-        """Refuse data of which a comment is in two splits; returns the number of comments.
+    def check(self, parts: Iterable[Part], subreddits: NDArray[np.object_], source: Path) -> None:
+        """Refuse data of which a comment is in two splits.
 
         ``parts`` are those that were taken in, once more, to name the user; ``subreddits`` has the
         names by number, shape (S,).
@@ -64,7 +65,7 @@ class OverlapFinder:
             try:
                 file.seek(0)
             except OSError as error:
-                raise self._cannot_write(error) from error
+                raise cannot_write(self._folder, error) from error
             records = np.frombuffer(file.read(), dtype=_RECORD)
             comments += len(records)
             unique, inverse = np.unique(records["digest"], return_inverse=True)
@@ -76,35 +77,16 @@ class OverlapFinder:
             repeated += len(shared)
             if len(shared) and example is None:
                 example = unique[shared[0]].tobytes()
-        if example is not None:
-            self._refuse(parts, subreddits, source, example, (repeated, comments))
-        return comments
-
-    def _cannot_write(self, error: OSError) -> DataError:
-        return DataError(
-            f"cannot write temporary data into {self._folder} ({error.strerror}); free space or "
-            "choose another disk by --out"
-        )
-
-    def _refuse(
-        self,
-        parts: Iterable[Part],
-        subreddits: NDArray[np.object_],
-        source: Path,
-        example: bytes,
-        numbers: tuple[int, int],
-    ) -> None:
-        users: dict[str, list[str]] = {}
-        for part in parts:
-            if example in comment_digests(part, subreddits):
-                users.setdefault(part.client_id, []).append(part.split)
-        user, splits = next(iter(users.items()))
+        if example is None:
+            return
+        # A digest has the user in it, so all of these are of one user.
+        found = [p for p in parts if example in comment_digests(p, subreddits)]
         raise DataError(
-            f"{source}: the splits are not disjoint: {numbers[0]} comments, of {numbers[1]} in "
-            f"all splits, are in several, such as one of user {user!r} in {' and '.join(splits)}; "
-            "results on such a test split would be results on training comments. LEAF's small "
-            "download once had the same comments in train, val and test: get the "
-            "present files, or prepare a raw dump, which is split here"
+            f"{source}: the splits are not disjoint: {repeated} comments, of {comments} in all "
+            f"splits, are in several, such as one of user {found[0].client_id!r} in "
+            f"{' and '.join(part.split for part in found)}; results on such a test split would be "
+            "results on training comments. LEAF's small download once had the same comments in "
+            "train, val and test: get the present files, or prepare a raw dump, which is split here"
         )
 
 

@@ -23,20 +23,8 @@ from tasks.reddit.dumps import LOOKED_FOR as DUMPS_LOOKED_FOR
 from tasks.reddit.dumps import find_dumps
 from tasks.reddit.options import DUMP_OPTIONS, Options
 from tasks.reddit.overlap import OverlapFinder
-from tasks.reddit.sequences import (
-    COMMENT_FIELDS,
-    PAD_ID,
-    UNK_ID,
-    Encoder,
-    store_fields,
-    unpack,
-)
-from tasks.reddit.vocabulary import (
-    TokenCounter,
-    Vocabulary,
-    counted_vocabulary,
-    read_vocabulary,
-)
+from tasks.reddit.sequences import COMMENT_FIELDS, PAD_ID, UNK_ID, Encoder, store_fields, unpack
+from tasks.reddit.vocabulary import TokenCounter, Vocabulary, counted_vocabulary, read_vocabulary
 
 SOURCES = {
     "leaf-json": "Reddit comments in LEAF's JSON form",
@@ -66,8 +54,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         if is_generated(source):
             form = "generated"
             found.facts.update(GENERATED_FACTS)
-        if found.to_check is not None:
-            _check_disjoint(found.to_check, found.subreddits, source, out, progress)
+        _check_disjoint(found, source, out, progress)
         tally, counted = _count(found, out, options, given is None, progress)
         return _write(out, form, options, found, given or counted, tally, progress)
 
@@ -133,18 +120,14 @@ def _check_options(form: str, options: Options) -> None:
             )
 
 
-def _check_disjoint(
-    partition: Partition,
-    subreddits: NDArray[np.object_],
-    source: Path,
-    out: Path,
-    progress: Progress,
-) -> None:
+def _check_disjoint(found: _Found, source: Path, out: Path, progress: Progress) -> None:
+    if found.to_check is None:
+        return
     with OverlapFinder(out.absolute().parent) as finder:
-        for done, part in enumerate(partition, start=1):
-            finder.add(part, subreddits)
-            progress("comparing splits (users by split)", done, partition.num_parts)
-        finder.check(partition, subreddits, source)
+        for done, part in enumerate(found.to_check, start=1):
+            finder.add(part, found.subreddits)
+            progress("comparing splits (users by split)", done, found.to_check.num_parts)
+        finder.check(found.to_check, found.subreddits, source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +193,15 @@ def _write(
         extra=extra,
         names={"vocabulary": vocabulary.tokens, "subreddit": names},
     )
-    counts = write_partition(out, found.partition, description, progress, encoder)
-    tokens = {"tokens": encoder.num_tokens, "unknown_tokens": encoder.num_unknown}
-    split_facts = found.partition.facts
-    head = {"variant": form, "source": SOURCES[form], "splits": counts}
-    return {**head, **split_facts, **extra, **tokens}
+    return {
+        "variant": form,
+        "source": SOURCES[form],
+        "splits": write_partition(out, found.partition, description, progress, encoder),
+        **found.partition.facts,
+        **extra,
+        "tokens": encoder.num_tokens,
+        "unknown_tokens": encoder.num_unknown,
+    }
 
 
 def _sorted(

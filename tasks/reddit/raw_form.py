@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,10 @@ def gather(
     with AuthorBuckets(gathering.out) as buckets:
         numbers: dict[str, int] = {}
         for path in paths:
-            tell = partial(_tell, progress, done, total)
+
+            def tell(position: int, before: int = done) -> None:
+                progress("reading dumps (bytes)", before + position, total)
+
             incomplete += _clean_dump(path, cleaner, buckets, numbers, facts, tell)
             done += path.stat().st_size
         _keep(buckets, list(numbers), options, gathering, subreddits, facts)
@@ -93,17 +95,13 @@ def partition(gathering: Gathering, options: Options) -> Partition:
     return partition
 
 
-def _tell(progress: Progress, before: int, total: int, position: int) -> None:
-    progress("reading dumps (bytes)", before + position, total)
-
-
 def _clean_dump(
     path: Path,
     cleaner: Cleaner,
     buckets: AuthorBuckets,
     numbers: dict[str, int],
     facts: Counter[str],
-    tell: Any,
+    tell: Callable[[int], None],
 ) -> list[str]:
     """Clean a dump's comments; returns the first of those that lack something."""
     incomplete: list[str] = []

@@ -67,7 +67,9 @@ def pack(inputs: Sequence[str], targets: Sequence[str], where: str) -> NDArray[n
     Targets that are the inputs one place further on, as mostly, are not repeated.
     """
     if inputs[1:] == targets[:-1]:
-        everything = _without_padding([inputs[0], *targets])
+        everything = [inputs[0], *targets]
+        while len(everything) > 1 and everything[-1] == PAD:
+            everything.pop()
     else:
         everything = [*inputs, *targets]
     return pack_tokens(everything, where)
@@ -91,13 +93,6 @@ def unpack(text: NDArray[np.uint8], size: int) -> tuple[list[str], list[str]]:
         return tokens[:size], tokens[size:]
     tokens += [PAD] * (size + 1 - len(tokens))
     return tokens[:-1], tokens[1:]
-
-
-def _without_padding(tokens: list[str]) -> list[str]:
-    end = len(tokens)
-    while end > 1 and tokens[end - 1] == PAD:
-        end -= 1
-    return tokens[:end]
 
 
 class Encoder:

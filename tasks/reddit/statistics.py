@@ -38,11 +38,6 @@ class Options(StrictOptions):
 def statistics(store: Store, options: Options, progress: Progress) -> dict[str, Any]:
     """Compute Reddit's statistics, JSON-serialisable.
 
-    Args:
-        store: A Reddit store.
-        options: Options.
-        progress: Told (what, done, total).
-
     Returns:
         - "notice": what must be said wherever the data are shown; None for real comments;
         - "comments_per_user": of all splits together "users", "comments", "mean", "sd"
@@ -51,9 +46,6 @@ def statistics(store: Store, options: Options, progress: Progress) -> dict[str, 
         - "splits": of each "users", "comments", "sequences", "tokens" (inputs that are no
           padding), "unknown_tokens" and "counted_tokens";
         - "subreddits": the number of those that have a comment, and "largest": name to comments.
-
-    Raises:
-        DataError: The store is no Reddit store, or is damaged.
     """
     missing = [name for name in _FIELDS if name not in store.fields]
     if missing or "subreddit" not in store.name_lists:

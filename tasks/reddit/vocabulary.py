@@ -33,6 +33,14 @@ class Vocabulary:
         return {token: number for number, token in enumerate(self.tokens)}
 
 
+def cannot_write(folder: Path, error: OSError) -> DataError:
+    """The refusal where temporary data cannot be written."""
+    return DataError(
+        f"cannot write temporary data into {folder} ({error.strerror}); free space or choose "
+        "another disk by --out"
+    )
+
+
 class TokenCounter:
     """Counts tokens exactly, in bounded memory; a context manager.
 
@@ -76,10 +84,7 @@ class TokenCounter:
             run.writelines(f"{count} {token}\n" for token, count in pairs)
             run.flush()
         except OSError as error:
-            raise DataError(
-                f"cannot write temporary data into {self._folder} ({error.strerror}); free space "
-                "or choose another disk by --out"
-            ) from error
+            raise cannot_write(self._folder, error) from error
 
     def most_common(self, number: int) -> tuple[list[str], dict[str, int]]:
         """The ``number`` commonest tokens at most (ties by characters), and counts as facts."""
