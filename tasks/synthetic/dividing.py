@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import ConfigError, SplitBy
+from tasks.common.leaf.plan import SPLITS
 from tasks.synthetic.generator import Pool
 
-SPLITS = ("train", "val", "test")
-UNSPLIT = "all"
 _NOTHING = 1e-9  # what is left of 1 after fractions that sum to 1 in decimal
 
 

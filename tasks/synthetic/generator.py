@@ -22,17 +22,7 @@ _WORLD, _TASK = 0, 1  # streams of the style "paper"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Recipe of the data to generate.
-
-    Attributes:
-        num_tasks: Tasks (LEAF: devices), T.
-        cluster_probabilities: k positive numbers that sum to 1.
-        num_features: Features without the intercept, d.
-        num_classes: Classes, K.
-        side_dimension: Dimension of cluster centres, s; LEAF's code has s = k.
-        seed: Seed of everything.
-        style: As ``task.Options`` says.
-    """
+    """Recipe of the data, as ``task.Options`` says, but with ``side_dimension`` known."""
 
     num_tasks: int
     cluster_probabilities: Sequence[float]

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.common.leaf.json_files import LOOKED_FOR, find_files, read_splits
-from tasks.synthetic.dividing import UNSPLIT
+from tasks.common.leaf.json_files import LOOKED_FOR, UNSPLIT, find_files, read_splits
 from tasks.synthetic.generator import Pool
 
 # Features and labels of each user, a piece a file.

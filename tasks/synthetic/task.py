@@ -16,17 +16,9 @@ from pydantic import Field, field_validator, model_validator
 from pfl_bench.data import InMemorySplit
 from pfl_bench.types import ConfigError, DataFacts, SplitBy
 from tasks.common.classification import InMemoryTask
-from tasks.common.leaf.plan import published_split_by
+from tasks.common.leaf.plan import SPLITS, UNSPLIT, published_split_by
 from tasks.common.options import StrictOptions
-from tasks.synthetic.dividing import (
-    SPLITS,
-    UNSPLIT,
-    Subset,
-    divide,
-    drop_small,
-    partition_evenly,
-    whole,
-)
+from tasks.synthetic.dividing import Subset, divide, drop_small, partition_evenly, whole
 from tasks.synthetic.generator import Pool, Recipe, Style, generate
 
 CLUSTER = "cluster"
