@@ -7,6 +7,7 @@ has words that all reviews share, words that its reviewer likes, and words that 
 from __future__ import annotations
 
 import csv
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,13 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
 
 def _write(folder: Path, options: Options, progress: Progress) -> dict[str, int]:
     folder.mkdir()
-    files = {split: (folder / f"{split}.csv").open("w", encoding="utf-8") for split, _ in SPLITS}
-    counts = dict.fromkeys(files, 0)
-    try:
-        writers = {split: csv.writer(file) for split, file in files.items()}
-        for writer in writers.values():
-            writer.writerow((COLUMNS[0], "data_path", *COLUMNS[2:]))
+    counts = {split: 0 for split, _ in SPLITS}
+    with ExitStack() as files:
+        writers = {}
+        for split in counts:
+            file = files.enter_context((folder / f"{split}.csv").open("w", encoding="utf-8"))
+            writers[split] = csv.writer(file)
+            writers[split].writerow((COLUMNS[0], "data_path", *COLUMNS[2:]))
         for user in range(options.users):
             rng = np.random.default_rng([options.seed, user])
             reviews = _reviews(options, rng)
@@ -81,9 +83,6 @@ def _write(folder: Path, options: Options, progress: Progress) -> dict[str, int]
                     writers[split].writerow((user, text, label + 1, label))
                 counts[split] += end - start
             progress("writing reviewers", user + 1, options.users)
-    finally:
-        for file in files.values():
-            file.close()
     return counts
 
 

@@ -15,13 +15,12 @@ from tasks.amazon_review.reading import (
     JSON_LOOKED_FOR,
     MAPPING_LOOKED_FOR,
     Review,
-    has_mapping,
     json_files,
     read_fedscale,
     read_json,
 )
 from tasks.common.description import StoreDescription
-from tasks.common.fedscale.layout import published_as
+from tasks.common.fedscale.layout import FOLDER, published_as
 from tasks.common.forms import Form, choose_form
 from tasks.common.generated import GENERATED_FACTS, is_generated
 from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
@@ -29,7 +28,7 @@ from tasks.common.progress import Progress
 from tasks.common.text.numbered import NumberedWords, gather_texts
 
 FORMS = (
-    Form("fedscale", MAPPING_LOOKED_FOR, has_mapping),
+    Form("fedscale", MAPPING_LOOKED_FOR, lambda source: (source / FOLDER).is_dir()),
     Form("json", JSON_LOOKED_FOR, lambda source: bool(json_files(source))),
 )
 FIELDS = {"tokens": FieldSpec("uint32", ragged=True), "targets": FieldSpec("uint8")}

@@ -33,11 +33,6 @@ class Review(NamedTuple):
     label: int
 
 
-def has_mapping(source: Path) -> bool:
-    """Whether a folder is in FedScale's form."""
-    return (source / FOLDER).is_dir()
-
-
 def json_files(source: Path) -> list[Path]:
     """The publisher's files of a folder, by name."""
     ends = (".json", ".jsonl", ".json.gz", ".jsonl.gz")

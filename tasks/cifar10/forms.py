@@ -24,11 +24,7 @@ from tasks.common.vision.pictures import PictureError, opened
 SIDE = 32
 SHAPE = (3, SIDE, SIDE)
 NUM_BYTES = 3 * SIDE * SIDE
-# fmt: off
-CLASSES = (
-    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
-)
-# fmt: on
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PUBLISHED = {"train": 50_000, "test": 10_000}
 ARCHIVE = "cifar-10-binary.tar.gz"
 FOLDER = "cifar-10-batches-bin"

@@ -32,18 +32,12 @@ FILES = tuple(
     for name, digest in _DIGESTS.items()
 )
 FILES_NOTE = "Fashion-MNIST as published (MIT)."
+# fmt: off
 CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
     "Ankle boot",
 )
+# fmt: on
 
 
 class Options(FeatureOptions):

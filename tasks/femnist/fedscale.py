@@ -75,11 +75,7 @@ def read(
 
 
 def read_picture(content: bytes) -> NDArray[np.uint8]:
-    """Decode a PNG to grey levels of shape (28, 28), 255 = white.
-
-    Raises:
-        PictureError: It is no PNG, is cut, has another size or another kind of pixels.
-    """
+    """Decode a PNG to grey levels of shape (28, 28), 255 = white; refuse other sizes and kinds."""
     with opened(content, ("PNG",), "PNG") as image:
         if image.size not in ((SIDE, SIDE), (RAW_SIDE, RAW_SIDE)):
             raise PictureError(

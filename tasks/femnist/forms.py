@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ class Reading:
     source: str
     num_classes: int
     split_by: SplitBy | None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,14 +29,10 @@ NUM_MNIST_TEST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Images that belong to consecutive rows of one of QMNIST's label files.
+    """Images of consecutive rows, from ``start`` on, of one of QMNIST's label files.
 
-    Attributes:
-        images: Name of the image file.
-        num_images: Images that the published file has, of as many rows.
-        labels: Name of QMNIST's label file.
-        start: First image, and row, that is used.
-        classes: Name of MNIST's own label file, which must agree if it is there; None if none.
+    The image file has ``num_images``; ``classes`` is MNIST's own label file, which must agree if it
+    is there.
     """
 
     images: str

@@ -38,12 +38,8 @@ class NextCharacter(nn.Module):
     817,872 parameters with the options' defaults and 80 characters. All weights start from Glorot's
     uniform distribution, biases from zero, but those of the forget gates from 1.
 
-    Args:
-        num_characters: Size of the alphabet, K.
-        options: Sizes.
-
     Source: Caldas et al. 2018, LEAF, appendix B and models/shakespeare/stacked_lstm.py, whose
-    initial values are TensorFlow's defaults and which clips no gradient.
+        initial values are TensorFlow's defaults and which clips no gradient.
     """
 
     def __init__(self, num_characters: int, options: Options) -> None:

@@ -16,20 +16,12 @@ CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 # has its one in the last place: any other character is taken for the last of these.
 OTHER = len(CHARACTERS) - 1
 _OUTSIDE = 255
+_TABLE = np.full(256, _OUTSIDE, dtype=np.uint8)
+_TABLE[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS))
 LENGTH = 80
 SPLITS = ("train", "val", "test")
 _SPACES = re.compile(r"  +")
 _NAME = re.compile(r"\W+")
-
-
-def _table() -> NDArray[np.uint8]:
-    table = np.full(256, _OUTSIDE, dtype=np.uint8)
-    for number, character in enumerate(CHARACTERS):
-        table[ord(character)] = number
-    return table
-
-
-_TABLE = _table()
 
 
 def encode(text: str) -> tuple[NDArray[np.uint8], int]:
