@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from pfl_bench import plugins
 from pfl_bench.client.flat_model import batchnorm_layers
 from pfl_bench.config.loading import ResolvedConfig, load_config
-from pfl_bench.federated.parts import build_mechanism, build_model, build_task
+from pfl_bench.federated.parts import build_model, build_task
 from pfl_bench.files import read_json, write_json
 from pfl_bench.runs.audit_file import AUDIT_FILE, AUDIT_VERSION, LEDGER_FILE, ledger_digest
 from pfl_bench.runs.audit_inputs import (
@@ -27,20 +26,18 @@ from pfl_bench.runs.audit_inputs import (
 )
 from pfl_bench.runs.audit_rebuilt import Opened, read_seed, rebuild
 from pfl_bench.runs.audit_replay import make_replay
+from pfl_bench.runs.base_plan import compose_by, configured_of
 from pfl_bench.runs.checkpoint import steps_saved
 from pfl_bench.runs.membership import read_attacks
 from pfl_bench.runs.recomputation import SECONDS, Mode, Recomputation
 from pfl_bench.runs.recompute import recompute_run
 from pfl_bench.runs.recompute_dp_sgd import recompute_dp_sgd
 from pfl_bench.types import RunFolderError, UserInputError
-from privacy.amplification import Composition, Participation
 from privacy.audit.auditor import audit_with_evidence
 from privacy.audit.check import OUTCOMES, Check, verdict
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import (
     AuditInputs,
-    Compose,
-    Configured,
     DataAtHand,
     Replay,
     SeedRecord,
@@ -48,17 +45,10 @@ from privacy.audit.inputs import (
 )
 from privacy.audit.outside import COVERS, TunedRuns, tuned_runs
 from privacy.audit.selected import check_selection
-from privacy.description import DP_SGD
-from privacy.errors import PrivacyError
 from privacy.ledger import iterate_ledger
-from privacy.mechanism import Mechanism, NoiseScale
-from privacy.noise.feature_statistics import FeatureStatistics
-from privacy.plan.example_level import example_level_composition
 from privacy.plan.plan import tensor_digest
 from privacy.statement.statement import PrivacyStatement
 
-# DP-SGD is Opacus' own, and no plug-in.
-_EXAMPLE_LEVEL = "dp_sgd"
 # For so long an audit computes steps of DP-SGD again.
 _RECOMPUTE_SECONDS = 3.0
 
@@ -68,8 +58,6 @@ class RunAudit:
     """An audit of a run folder.
 
     Attributes:
-        inputs: What the ledger was held against.
-        checks: What was found.
         tuned: The bound for a search; None where the ledger could not be read.
         selected_by: Metric by which the reported model was chosen; None for the last one.
         ledger_sha256: Digest of the ledger that was read; empty if there is none.
@@ -140,18 +128,17 @@ def audit_run(
     recompute: Mode = "none",
     seconds: float = SECONDS,
 ) -> RunAudit:
-    """Audit a run and write ``audit.json`` into its folder.
+    """Audit a run, finished or not, and write ``audit.json`` into its folder.
 
     Args:
-        folder: The run's folder, finished or not.
+        folder: The run's folder.
         num_tuned_runs: Runs of a search, this one among them, whose joint epsilon is wanted.
         data: The data file, where it is no longer where the configuration says.
         recompute: Which rounds are computed again.
         seconds: Time that a sample of them may take.
 
     Raises:
-        RunFolderError: It is no run folder, or its run claims no privacy.
-        UserInputError: A file of it is damaged.
+        UserInputError: It is no run folder, its run claims no privacy, or a file of it is damaged.
         privacy.errors.PrivacyError: The statement is damaged, or ``num_tuned_runs`` is not allowed.
     """
     resolved, statement = _read_claim(folder, data)
@@ -279,105 +266,6 @@ def _inputs(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]
         missing=missing_files(folder, statement["status"] == "final", is_federated),
         plugins=plugin_records(environment, resolved),
     )
-
-
-def configured_of(resolved: ResolvedConfig) -> Configured:
-    """Settings of a private run, as its configuration has them."""
-    config, privacy = resolved.config, resolved.config.privacy
-    assert privacy is not None
-    federated, central = config.federated, config.central
-    if central is not None:
-        return Configured(
-            unit="example",
-            mechanism=_EXAMPLE_LEVEL,
-            mechanism_options=_example_level_options(resolved),
-            sampling=central.sampling,
-            separation=1,
-            population_size=None,
-            hypothetical_population=False,
-            cohort_size=central.batch_size,
-            noise_cohort_size=None,
-            num_rounds=central.num_epochs,
-            weighting="uniform",
-            budget_epsilon=privacy.epsilon,
-            noise_multiplier=privacy.noise_multiplier,
-            delta=privacy.delta,
-            accountant=privacy.accountant,
-            description=DP_SGD,
-        )
-    assert federated is not None
-    name = resolved.tree["privacy"]["mechanism"]["name"]
-    options = resolved.mechanism_options
-    noise_cohort = privacy.noise_cohort_size or federated.cohort_size
-    scale = NoiseScale(
-        0.0,
-        federated.cohort_size,
-        noise_cohort,
-        num_rounds=federated.num_rounds,
-        separation=federated.separation,
-    )
-    population = privacy.population_size
-    return Configured(
-        unit="user",
-        mechanism=name,
-        mechanism_options={} if options is None else options.model_dump(mode="json"),
-        sampling=federated.sampling,
-        separation=federated.separation,
-        population_size=population if isinstance(population, int) else None,
-        hypothetical_population=privacy.hypothetical_population,
-        cohort_size=federated.cohort_size,
-        noise_cohort_size=privacy.noise_cohort_size,
-        num_rounds=federated.num_rounds,
-        weighting=federated.weighting,
-        budget_epsilon=privacy.epsilon,
-        noise_multiplier=privacy.noise_multiplier,
-        delta=privacy.delta,
-        accountant=privacy.accountant,
-        description=build_mechanism(name, options, scale).description,
-        max_participations=federated.max_participations,
-    )
-
-
-def _example_level_options(resolved: ResolvedConfig) -> dict[str, Any]:
-    privacy = resolved.config.privacy
-    assert privacy is not None
-    options = {"clip_norm": resolved.tree["privacy"]["mechanism"]["clip_norm"]}
-    if privacy.statistics is not None:
-        options["statistics"] = privacy.statistics.model_dump()
-    return options
-
-
-def compose_by(configured: Configured) -> Compose:
-    """Composition of rounds of a recorded mechanism, by the mechanism, built anew."""
-
-    def composition(
-        name: str,
-        options: Mapping[str, Any],
-        participation: Participation,
-        noise_multiplier: float,
-        rounds: int,
-    ) -> Composition:
-        if name == _EXAMPLE_LEVEL:
-            recorded = options.get("statistics")
-            try:
-                statistics = None if recorded is None else FeatureStatistics(**recorded)
-            except TypeError as error:
-                raise PrivacyError(f"the statistics are recorded as {recorded!r}") from error
-            composed = example_level_composition(statistics)
-            return composed(participation, noise_multiplier, rounds)
-        module = plugins.load(plugins.MECHANISM, name)
-        scale = NoiseScale(
-            0.0,
-            participation.cohort_size,
-            participation.cohort_size,
-            num_rounds=configured.num_rounds,
-            separation=participation.min_separation,
-        )
-        read = module.Options.model_validate_json(json.dumps(dict(options)))
-        mechanism: Mechanism = module.build(read, scale)
-        return mechanism.composition(participation, noise_multiplier, rounds)
-
-    return composition
 
 
 def _data(

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.federated.parts import build_mechanism
 from pfl_bench.files import read_json, write_json
+from pfl_bench.runs.base_plan import compose_of, plan_of_statement
 from pfl_bench.runs.shadows import Plan, ShadowUsers, read_users
 from pfl_bench.types import ConfigError, RunFolderError
-from privacy.amplification import Composition, Participation
 from privacy.audit.inputs import as_number
+from privacy.audit.selected import plan_composition
 from privacy.empirical.membership import (
     Score,
     allowed_curve,
@@ -33,7 +33,6 @@ from privacy.empirical.membership import (
 )
 from privacy.empirical.membership_scores import lira, rmia
 from privacy.empirical.trade_off import TradeOff, trade_off_of
-from privacy.mechanism import NoiseScale
 
 ATTACK_FILE = "attack.json"
 ATTACK_VERSION = 1
@@ -51,8 +50,7 @@ class ClaimedCurve:
     """Trade-off curve that a row's mechanism claims of one user.
 
     Attributes:
-        trade_off: None where nothing is claimed, or the claim has no known trade-off function.
-        why_none: In words.
+        trade_off: None, for the reason ``why_none``, without a claim or a known trade-off function.
         epsilon: Stated of the shadow runs themselves ("actual"), at ``delta``; NaN without.
         delta: Of the statement; 0 without.
     """
@@ -64,11 +62,7 @@ class ClaimedCurve:
 
 
 def check_kind(kind: str, count: int) -> None:
-    """Check that there are shadow runs enough.
-
-    Raises:
-        ConfigError: There are too few.
-    """
+    """Refuse (ConfigError) fewer shadow runs than a kind of attack needs."""
     if count < _FEWEST[kind]:
         raise ConfigError(
             f"--shadows {count}: the attack {kind} compares each run with the others, in and out, "
@@ -77,11 +71,7 @@ def check_kind(kind: str, count: int) -> None:
 
 
 def settings_digest(resolved: ResolvedConfig) -> str:
-    """Digest of what a configuration trains, its seed and evaluation apart.
-
-    Args:
-        resolved: Of a row, a run, or a shadow run.
-    """
+    """Digest of what a row, a run or a shadow run trains, its seed and evaluation apart."""
     tree = json.loads(json.dumps(resolved.training_tree))
     for key in ("seed", "evaluation", "checkpoint"):
         tree.pop(key, None)
@@ -170,17 +160,9 @@ def _keep(out: Path, kind: str, found: Mapping[str, Any]) -> None:
 
 
 def read_attacks(folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | None:
-    """The attacks on a run's users that ``pfl-bench attack`` left in its folder, by kind.
+    """The attacks by kind that ``pfl-bench attack`` left in a run's folder; None for none.
 
-    Args:
-        folder: The run's.
-        resolved: Its configuration.
-
-    Returns:
-        None where there is none.
-
-    Raises:
-        RunFolderError: The file is damaged, or was made of other settings.
+    RunFolderError if the file is damaged, or was made of other settings.
     """
     path = folder / "attack" / ATTACK_FILE
     document = read_json(path)
@@ -231,11 +213,7 @@ def _curve(claim: TradeOff | None) -> dict[str, list[float]] | None:
 def read_claim(plans: Sequence[Plan]) -> ClaimedCurve:
     """The claim of the shadow runs' own statements, whose population and noise are the row's.
 
-    Args:
-        plans: The shadow runs, finished.
-
-    Raises:
-        RunFolderError: One is not finished, or claims something else than the first.
+    RunFolderError if a shadow run is not finished, or claims something else than the first.
     """
     claims = [_summary(folder).get("privacy") for folder, _ in plans]
     for (folder, _), claim in zip(plans, claims, strict=True):
@@ -248,16 +226,15 @@ def read_claim(plans: Sequence[Plan]) -> ClaimedCurve:
         return ClaimedCurve(None, "the row claims no privacy of users", float("nan"), 0.0)
     actual = first["actual"]
     epsilon, delta = as_number(actual["epsilon"]), float(actual["delta"] or 0.0)
-    composition = _composition(plans[0][1], first)
+    row = plans[0][1]
+    composition = plan_composition(compose_of(row), plan_of_statement(row, first), "actual")
     trade_off = trade_off_of(composition)
-    why = (
-        ""
-        if trade_off is not None
-        else (
+    why = ""
+    if trade_off is None:
+        why = (
             f"no trade-off function is known under {composition.adjacency}, or the claim allows "
             "anything"
         )
-    )
     return ClaimedCurve(trade_off, why, epsilon, delta)
 
 
@@ -271,17 +248,3 @@ def _summary(folder: Path) -> dict[str, Any]:
     if summary is None:
         raise RunFolderError(f"{folder}: the shadow run is not finished; give the command again")
     return summary
-
-
-def _composition(resolved: ResolvedConfig, claim: Mapping[str, Any]) -> Composition:
-    """Composition of the rounds of a run at its own noise, by the mechanism, built anew."""
-    options, actual = resolved.config.federated, claim["actual"]
-    assert options is not None  # shadow_plans made it
-    cohort = float(actual["cohort_size"])
-    scale = NoiseScale(
-        0.0, cohort, cohort, num_rounds=options.num_rounds, separation=options.separation
-    )
-    name = resolved.tree["privacy"]["mechanism"]["name"]
-    mechanism = build_mechanism(name, resolved.mechanism_options, scale)
-    users = Participation(options.scheme, int(actual["population_size"]), cohort)
-    return mechanism.composition(users, float(actual["noise_multiplier"]), int(claim["rounds"]))

@@ -26,8 +26,7 @@ import numpy as np
 from pfl_bench.config.sweeps import Combination, LoadedSweep
 from pfl_bench.files import read_json, write_json
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.runs.audit import configured_of
-from pfl_bench.runs.base_plan import compose_of, plan_of_statement, planned
+from pfl_bench.runs.base_plan import compose_of, configured_of, plan_of_statement, planned
 from pfl_bench.types import ConfigError, RunFolderError
 from privacy.accountant import compose_epsilon
 from privacy.audit.inputs import SIDES, as_number
@@ -49,14 +48,10 @@ NOT_COVERED = (
 
 
 def drawn_trials(sweep: LoadedSweep, out: Path) -> tuple[list[Combination], dict[str, Any]]:
-    """Draw the trials of a sweep, or find them drawn, and record them.
-
-    Args:
-        sweep: With a selection.
-        out: Folder of the sweep; ``selection.json`` is written there.
+    """Draw the trials of a sweep, or find them drawn, and record them in ``out``.
 
     Returns:
-        The trials in the order in which they were drawn, and the record.
+        The trials in the order in which they were drawn, and the record, ``selection.json``.
 
     Raises:
         ConfigError: The validation data are the training users' own.
@@ -167,7 +162,7 @@ def _price(
 def record_choice(
     record: Mapping[str, Any], trials: Sequence[Combination], chosen: int, value: float, out: Path
 ) -> None:
-    """Write the selection into the folder of the sweep, and into that of the selected trial.
+    """Write the selection into the folders of the sweep and of the selected trial.
 
     Args:
         record: What ``drawn_trials`` gave.
@@ -206,14 +201,9 @@ def best_of(values: Sequence[float], is_lower_better: bool) -> int | None:
 def composed_epsilons(
     runs: Sequence[tuple[Combination, Mapping[str, Any]]], accountant: str
 ) -> tuple[dict[str, float | str], dict[str, str]]:
-    """Joint epsilons of several runs, if all of them are published.
+    """Joint epsilons of several runs with their statements, if all of them are published.
 
-    Args:
-        runs: Combinations with their statements, as ``privacy.json`` has them.
-        accountant: "rdp", "pld" or "prv".
-
-    Returns:
-        By setting the epsilon at the smallest of their deltas; and why there is none.
+    Gives by setting the epsilon at the smallest of their deltas; and why there is none.
     """
     epsilons: dict[str, float | str] = {}
     problems: dict[str, str] = {}
