@@ -17,13 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from pfl_bench.files import read_json, read_metrics, read_text
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.audit_file import LEDGER_FILE
 from pfl_bench.runs.audit_inputs import METRICS_FILE
-from pfl_bench.runs.stop import STOP_FILE, request_stop
+from pfl_bench.runs.stop import STOP_FILE, is_busy, request_stop
 from pfl_bench.types import RunFolderError
 from privacy.audit.inputs import as_number
 from privacy.empirical.step_bets import StepBets
@@ -57,15 +55,9 @@ def watch(
 ) -> Watched:
     """Watch a run until it ends, or is stopped for a violation.
 
-    Args:
-        folder: The run's.
-        every: Seconds between two looks, positive.
-        tell: Called with what a person wants to know.
-        data: As in ``audit_run``.
-
-    Raises:
-        UserInputError: It is no private run's folder, or a file of it is damaged.
-        OSError: The run cannot be told to stop.
+    ``every`` is the positive number of seconds between two looks; ``tell`` is called with what a
+    person wants to know, ``data`` is as in ``audit_run``. UserInputError if it is no private run's
+    folder, or a file of it is damaged.
     """
     seen = Watched()
     while True:
@@ -82,19 +74,6 @@ def watch(
         time.sleep(every)
 
 
-def is_busy(folder: Path) -> bool:
-    """Whether a process works in a run's folder."""
-    lock = FileLock(folder / ".lock", timeout=0)
-    if not (folder / ".lock").exists():
-        return False
-    try:
-        lock.acquire()
-    except Timeout:
-        return True
-    lock.release()
-    return False
-
-
 def look(
     folder: Path,
     seen: Watched,
@@ -102,14 +81,10 @@ def look(
     data: str | None = None,
     is_last: bool = False,
 ) -> None:
-    """Take in the rounds since the last look; note the first violation.
+    """Take in the rounds since the last look; note the first violation in ``seen``.
 
-    Args:
-        folder: The run's.
-        seen: What was seen so far, changed in place.
-        tell: As in ``watch``.
-        data: As in ``audit_run``.
-        is_last: Whether the record is audited whatever the round.
+    The record is audited whatever the round if ``is_last``; ``tell`` and ``data`` are as in
+    ``watch``.
     """
     if not (folder / "config.yaml").is_file():
         raise RunFolderError(

@@ -1,8 +1,13 @@
-"""Stopping a run from outside: a file in its folder, which the run looks for before each round."""
+"""A run seen from outside: whether a process works on it, and having it stop by a file.
+
+The run looks for the file in its folder before each round.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from pfl_bench.files import read_json, write_json
 from pfl_bench.types import StoppedError
@@ -10,30 +15,25 @@ from pfl_bench.types import StoppedError
 STOP_FILE = "stop.json"
 
 
+def is_busy(folder: Path) -> bool:
+    """Whether a process works in a run's folder."""
+    if not (folder / ".lock").exists():
+        return False
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
 def request_stop(folder: Path, reason: str) -> None:
-    """Have a run stop before its next round; a reason that is there already stays.
-
-    Args:
-        folder: The run's.
-        reason: A clause, for a person.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Have a run stop before its next round, for a reason; one that is there already stays."""
     if not (folder / STOP_FILE).exists():
         write_json(folder / STOP_FILE, {"reason": reason})
 
 
 def check_stop(folder: Path, step: str) -> None:
-    """Check that nobody has asked a run to stop.
-
-    Args:
-        folder: The run's.
-        step: What would come next, such as "round 7".
-
-    Raises:
-        StoppedError: Somebody has.
-    """
+    """Raise StoppedError if somebody has asked a run to stop before ``step``, such as "round 7"."""
     if not (folder / STOP_FILE).exists():
         return
     document = read_json(folder / STOP_FILE) or {}

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from pfl_bench.runs.launchers.job import Failure, JobRecord, Run, read_record, read_result
 from pfl_bench.runs.launchers.launchers import Launcher
 from pfl_bench.runs.log import finished_before
+from pfl_bench.runs.stop import is_busy
 from pfl_bench.types import UserInputError
 
 
@@ -83,7 +84,7 @@ class _Queue:
             if folder in under_way:
                 print(f"{folder}: job {under_way[folder].job_id} has it already", file=sys.stderr)
                 self._watch(folder, under_way[folder])
-            elif _is_held(folder):
+            elif is_busy(folder):
                 self._states[folder] = "running elsewhere"
             elif not self._is_settled(self._waiting[folder]):
                 self._states[folder] = "waiting"
@@ -154,7 +155,7 @@ class _Queue:
         since = self._gone.setdefault(folder, time.monotonic())
         if time.monotonic() - since < self._launcher.patience:
             return
-        if _is_held(folder):
+        if is_busy(folder):
             # Its watcher was killed, and it was not.
             self._states[folder] = "running"
             return
@@ -194,17 +195,6 @@ class _Queue:
             f"{rest}. To stop one: {self._launcher.stop_command} NUMBER",
             file=sys.stderr,
         )
-
-
-def _is_held(folder: Path) -> bool:
-    """Whether a process is writing this run now."""
-    if not (folder / ".lock").exists():
-        return False
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            return False
-    except Timeout:
-        return True
 
 
 @contextlib.contextmanager
