@@ -7,7 +7,6 @@ import re
 import stat
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -59,8 +58,8 @@ _ARITHMETIC = (
     ("hardware", "accelerator", "resume on a machine with {}"),
     ("hardware", "cuda", "install a torch built for CUDA {}"),
 )
-# Others on the machine must not read a private run's seed and ledger.
 _OF_FILES = (FileNotFoundError, RunFolderError, LedgerError)
+# Others on the machine must not read a private run's seed and ledger.
 _OWNER_ONLY = 0o700
 # What no run goes on without.
 _BEGINNING = (
@@ -71,18 +70,15 @@ _BEGINNING = (
     ("engine", "name", "resume by this engine (federated.engine, engine_lanes): {}"),
 )
 _NO_SEED: dict[str, Any] = {"value": "", "parts": {}}
+_MEND_RECORD = "Restore the file from a copy, or start in a new folder with --out"
 # What a killed writer of these leaves; readers of a folder write the other two without its lock.
 _PARTIAL = re.compile(r"^\.(?!report\.html\.|audit\.json\.).+\.(\d+)\.partial$")
 
 
 class RunFolder:
-    """One run's folder, locked while the context is open.
+    """One run's folder, made when missing and locked while the context is open.
 
-    Args:
-        path: The folder; made when missing.
-
-    Raises:
-        RunFolderError: Another process holds it, or it cannot be written.
+    RunFolderError on entry if another process holds it, or it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,12 +115,7 @@ class RunFolder:
                 if found and path.is_file() and not is_running(int(found[1])):
                     path.unlink(missing_ok=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Release the folder; what was made for a run that was refused is removed."""
         # Only now nobody else has it: filelock takes an unlinked file for no lock.
         (self.path / ".lock").unlink(missing_ok=True)
@@ -145,18 +136,9 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def prepare(self, resolved: ResolvedConfig, resume: bool) -> dict[str, Any] | None:
-        """Decide whether the run may start here.
+        """Decide whether a configuration may start here: the summary if it is finished, else None.
 
-        Args:
-            resolved: The configuration that is about to run.
-            resume: Whether the user asked to go on with what is there.
-
-        Returns:
-            The summary of this very run, if the folder holds it finished; else None.
-
-        Raises:
-            RunFolderError: The folder holds something else, or an unfinished run without
-                ``resume``.
+        RunFolderError if the folder holds something else, or an unfinished run without ``resume``.
         """
         summary = self.look(resolved, resume)
         return None if summary is None else self._compared_anew(summary, resolved)
@@ -185,7 +167,7 @@ class RunFolder:
                 f"{self.path}: holds an unfinished run of this configuration; add --resume to go "
                 "on with it, or give another folder with --out"
             )
-        return None if summary is None else dict(summary)
+        return summary
 
     def _compared_anew(self, summary: dict[str, Any], resolved: ResolvedConfig) -> dict[str, Any]:
         """Compare a finished run with what the row publishes now, as today's rules have it."""
@@ -203,8 +185,7 @@ class RunFolder:
     def record(self, resolved: ResolvedConfig) -> list[str]:
         """Write the configuration, which makes this the folder of that run.
 
-        Returns:
-            What a person must know: a private run's folder that others could read until now.
+        Gives what a person must know: that others could read a private run's folder until now.
         """
         self._is_private = resolved.config.setting in _PRIVATE
         notices = self._close_to_others() if self._is_private else []
@@ -240,28 +221,16 @@ class RunFolder:
             before = read_yaml(recorded)
         except ConfigError as error:
             raise RunFolderError(f"{recorded}: damaged: {error}") from None
-        return [
-            f"{key} ({old!r} -> {new!r})"
-            for key, old, new in tree_differences(
-                with_defaults(before), resolved.tree, NOT_COMPARED
-            )
-        ]
+        found = tree_differences(with_defaults(before), resolved.tree, NOT_COMPARED)
+        return [f"{key} ({old!r} -> {new!r})" for key, old, new in found]
 
     def check_environment(self, now: dict[str, Any]) -> list[str]:
         """Check that an unfinished run goes on with the data and the arithmetic it began with.
 
         Rounds of a private run that are computed anew must come out the same: its versions and
-        instructions must be those that it began with.
-
-        Args:
-            now: What ``environment`` gives today.
-
-        Returns:
-            What a person must know of what has changed.
-
-        Raises:
-            RunFolderError: Data, device, threads or engine, or versions and instructions of a
-                private run, are others than recorded; or the record is missing or damaged.
+        instructions must be those that it began with. ``now`` is what ``environment`` gives today;
+        what has changed otherwise is returned for a person. RunFolderError if that is refused, or
+        if the record is missing or damaged.
         """
         recorded = self._recorded_environment()
         if recorded is None:
@@ -276,7 +245,9 @@ class RunFolder:
                 )
         changed = []
         for section, key, mend in _ARITHMETIC:
-            before, today = _values(recorded, now, section, key)
+            today = (now[section] if section else now).get(key)
+            # An older folder may lack it.
+            before = (recorded.get(section, {}) if section else recorded).get(key, today)
             if before != today:
                 changed.append((f"{key} {before} -> {today}", mend.format(before)))
         plugins = recorded.get("plugins")
@@ -325,43 +296,34 @@ class RunFolder:
             if newest(self.checkpoints) or (ledger.exists() and ledger.stat().st_size):
                 raise RunFolderError(
                     f"{path}: missing, though the run has begun: nothing tells with which data and "
-                    "versions. Restore the file from a copy, or start in a new folder with --out"
+                    f"versions. {_MEND_RECORD}"
                 )
             return None
-        for section in ("data", "model", "hardware", "engine", "packages"):
-            if not isinstance(recorded.get(section), dict):
-                raise RunFolderError(
-                    f"{path}: damaged: '{section}' is no mapping. Restore the file from a copy, or "
-                    "start in a new folder with --out"
-                )
-        lacking = [f"{a}.{b}" for a, b, _ in _BEGINNING if b not in recorded[a]]
-        if lacking:
-            raise RunFolderError(
-                f"{path}: damaged: it lacks {', '.join(lacking)}. Restore the file from a copy, or "
-                "start in a new folder with --out"
-            )
-        seed = recorded.get("private_seed", None if self._is_private else _NO_SEED)
-        if not (
-            isinstance(seed, dict)
-            and isinstance(seed.get("value"), str)
-            and isinstance(seed.get("parts"), dict)
-        ):
-            raise RunFolderError(
-                f"{path}: damaged: 'private_seed' has no value and parts. Restore the file from a "
-                "copy, or start in a new folder with --out"
-            )
+        damage = self._damage(recorded)
+        if damage:
+            raise RunFolderError(f"{path}: damaged: {damage}. {_MEND_RECORD}")
         if not isinstance(recorded.get("resumptions", []), list):
             raise RunFolderError(
                 f"{path}: damaged: 'resumptions' is no list; remove it, or restore the file"
             )
         return recorded
 
-    def check_metrics(self, done: int) -> None:
-        """Check that ``metrics.jsonl`` has a line of each round that a resumed run has behind it.
+    def _damage(self, recorded: dict[str, Any]) -> str:
+        """Flaw of a recorded environment, by which no run can go on; empty for none."""
+        for section in ("data", "model", "hardware", "engine", "packages"):
+            if not isinstance(recorded.get(section), dict):
+                return f"'{section}' is no mapping"
+        lacking = [f"{a}.{b}" for a, b, _ in _BEGINNING if b not in recorded[a]]
+        if lacking:
+            return f"it lacks {', '.join(lacking)}"
+        seed: Any = recorded.get("private_seed", None if self._is_private else _NO_SEED)
+        has_parts = isinstance(seed, dict) and isinstance(seed.get("parts"), dict)
+        if not (has_parts and isinstance(seed.get("value"), str)):
+            return "'private_seed' has no value and parts"
+        return ""
 
-        Raises:
-            RunFolderError: It is missing, damaged or cut.
-        """
+    def check_metrics(self, done: int) -> None:
+        """Refuse (RunFolderError) a ``metrics.jsonl`` without a line of each of ``done`` rounds."""
         path = self.path / "metrics.jsonl"
         rounds = {row["round"] for row in read_metrics(path)}
         lacking = next((index for index in range(1, done + 1) if index not in rounds), None)
@@ -375,31 +337,17 @@ class RunFolder:
 
     def flush_metrics(self) -> None:
         """Have ``metrics.jsonl`` on the disk, before the checkpoint that goes on from its lines."""
-        descriptor = os.open(self.path / "metrics.jsonl", os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with (self.path / "metrics.jsonl").open("rb") as file:
+            os.fsync(file.fileno())
 
     def write_environment(self, now: dict[str, Any], done: int) -> None:
-        """Record versions, hardware, commit and data of this start of the run.
+        """Record this start of the run, after ``done`` rounds (central training: epochs).
 
         What the run began with stays; each resumption is added under "resumptions".
-
-        Args:
-            now: What ``environment`` gives today.
-            done: Rounds (central training: epochs) that the run has behind it.
         """
-        recorded = self._recorded_environment()
-        if recorded is None:
+        content = self._recorded_environment()
+        if content is None:
             content = now
         else:
-            again = [*recorded.get("resumptions", []), {"after": done, **now}]
-            content = {**recorded, "resumptions": again}
+            content["resumptions"] = [*content.get("resumptions", []), {"after": done, **now}]
         write_json(self.path / "environment.json", content)
-
-
-def _values(before: dict[str, Any], now: dict[str, Any], section: str, key: str) -> tuple[Any, Any]:
-    """Recorded and present value of a key; twice the present one if an older folder lacks it."""
-    today = (now[section] if section else now).get(key)
-    return (before.get(section, {}) if section else before).get(key, today), today
