@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,24 +31,19 @@ class RowResult:
     """One line of a table: a metric of a row, over all its seeds.
 
     Attributes:
-        name: Name of the row.
         setting: "central", "federated", "private_federated" or "central_dp".
         variant: Variant of the data; several are joined by ", ".
         metric: Full name of the metric, such as "test/accuracy"; followed by what is taken of it,
             where that is not its last value.
-        published: The published value, None where nothing is published.
+        published: None where nothing is published.
         source: Where it is published: paper, table, cell.
         measured: One value a seed, in the order of the seeds.
         status: "reproduced", "as measured before", "differs", "undecided", "says nothing",
             "diverged", "edited", "not the row", "not comparable" or "nothing published".
         epsilon_simulated: Epsilon of the simulated deployment, largest over seeds; may be inf.
         epsilon_actual: Epsilon of the run itself, largest over seeds; may be inf.
-        delta_simulated: Delta of ``epsilon_simulated``.
         note: What a reader must know to read the line; may be empty.
-        delta_actual: Delta of ``epsilon_actual``.
-        published_sd: Standard deviation of the published value over its seeds; None where that is
-            not published.
-        published_seeds: Those seeds.
+        published_sd: Over ``published_seeds`` seeds; None where that is not published.
         margin: Largest absolute difference that does not matter; None where nothing is published.
         measured_here: Whether the published value is one of this toolkit.
         chance: What guessing gives; None where nothing says it.
@@ -127,15 +123,9 @@ class RowResult:
 def judge(
     measured: Sequence[float], published: Published, measured_here: bool
 ) -> tuple[str, Comparison]:
-    """Compare what some seeds measured with an expected number.
+    """Compare what one seed or more measured with an expected number: verdict and comparison.
 
-    Args:
-        measured: One value a seed, at least one.
-        published: The expected number.
-        measured_here: Whether it is one of this toolkit.
-
-    Returns:
-        The verdict, which of such a number is "as measured before"; and the comparison.
+    An agreement with a number of this toolkit is "as measured before".
     """
     found = equivalence(measured, published)
     status: str = found.outcome
@@ -143,67 +133,39 @@ def judge(
 
 
 def as_float(value: Any) -> float | None:
-    """Read a number as run folders write it: non-finite ones are strings.
-
-    Args:
-        value: A JSON value.
-
-    Returns:
-        The number, or None when ``value`` is none.
-    """
+    """Read a number as run folders write it, non-finite as texts; None of what is no number."""
     if isinstance(value, bool):
         return None
-    if isinstance(value, int | float):
-        return float(value)
-    if isinstance(value, str) and value in {"nan", "inf", "-inf"}:
-        return float(value)
-    return None
+    is_number = isinstance(value, int | float) or value in ("nan", "inf", "-inf")
+    return float(value) if is_number else None
 
 
 def rows_from_summaries(summaries: Sequence[Mapping[str, Any]]) -> list[RowResult]:
-    """Group summaries by row over seeds, and compare each row with what is published.
+    """Group ``summary.json`` objects by row over seeds, and compare rows with what is published.
 
-    Runs of one name and of other settings are no seeds of one row.
-
-    A row with k expected values gives k lines. A row without gives one: that of its headline
-    metric.
-
-    Args:
-        summaries: Contents of ``summary.json``, one a run, in any order of seeds.
-
-    Returns:
-        The lines, rows in the order in which they first occur.
-
-    Raises:
-        RunFolderError: A summary lacks what a line needs.
+    Runs of one name and of other settings are no seeds of one row. A row with k expected values
+    gives k lines, a row without gives one: that of its headline metric. Rows come in the order in
+    which they first occur; RunFolderError if a summary lacks what a line needs.
     """
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    groups = defaultdict[tuple[Any, ...], list[Mapping[str, Any]]](list)
     for index, summary in enumerate(summaries):
         check_summary(summary, index)
-        key = (summary["name"], summary.get("settings_sha256"))
-        groups.setdefault(key, []).append(summary)
+        groups[summary["name"], summary.get("settings_sha256")].append(summary)
     rows: list[RowResult] = []
     for runs in groups.values():
         runs.sort(key=lambda run: int(run["seed"]))
         expected = [entry for run in runs for entry in run["expected"]]
-        if expected:
-            wanted = list(dict.fromkeys((str(e["metric"]), _statistic(e)) for e in expected))
-        else:
-            wanted = [(metric, "last") for metric in headline_metrics(runs[0])]
+        wanted = dict.fromkeys((str(entry["metric"]), _statistic(entry)) for entry in expected)
+        wanted = wanted or {(metric, "last"): None for metric in headline_metrics(runs[0])}
         rows += [_row(runs, metric, statistic) for metric, statistic in wanted]
     return rows
 
 
 def mark_edited(summary: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Take the outcome from a run whose configuration is not that of its summary.
+    """Take the outcome from a run whose ``config.yaml`` is not that of its summary.
 
-    Args:
-        summary: Content of its ``summary.json``.
-        config: Content of its ``config.yaml``.
-
-    Returns:
-        The summary; with the reason as "edited" and as that of each verdict, where the digest of
-        the settings or the seed is another.
+    Where the digest of the settings or the seed is another, the reason is added as "edited" and as
+    that of each verdict.
     """
     found = {key: value for key, value in summary.items() if key != "edited"}
     now = (settings_digest(config), config.get("seed"))
@@ -223,14 +185,10 @@ def _statistic(entry: Mapping[str, Any]) -> str:
 
 
 def headline_metrics(summary: Mapping[str, Any]) -> list[str]:
-    """Name the metric that speaks for a run without expected values.
+    """Name the metric that speaks for a run without expected values; none without any metric.
 
-    Args:
-        summary: Content of its ``summary.json``.
-
-    Returns:
-        One name, or none if there is no metric: of the test split, else of any, the first that
-        the families of metrics name for it, else the first of all.
+    It is of the test split, else of any: the first that the families of metrics name, else the
+    first.
     """
     metrics = summary.get("metrics", {})
     names = [name for name in metrics if name.startswith("test/")] or list(metrics)
@@ -242,15 +200,7 @@ def headline_metrics(summary: Mapping[str, Any]) -> list[str]:
 
 
 def check_summary(summary: Mapping[str, Any], index: int = 0) -> None:
-    """Check the members that a line is made of.
-
-    Args:
-        summary: Content of a ``summary.json``.
-        index: Its place among several, for the message.
-
-    Raises:
-        RunFolderError: One is missing or is something else than pfl-bench writes.
-    """
+    """Refuse (RunFolderError) a summary that lacks members of which lines are made."""
     kinds: dict[str, Any] = {
         "name": str,
         "setting": str,
@@ -282,19 +232,18 @@ def check_summary(summary: Mapping[str, Any], index: int = 0) -> None:
 
 def _row(runs: Sequence[Mapping[str, Any]], metric: str, statistic: str) -> RowResult:
     """Make one line out of the runs of one row."""
-    key = {"metric": metric, "statistic": statistic}
-    entries = [
-        entry
+    entries_by_run = [
+        [e for e in run["expected"] if e["metric"] == metric and _statistic(e) == statistic]
         for run in runs
-        for entry in run["expected"]
-        if entry["metric"] == metric and _statistic(entry) == statistic
     ]
-    values = [_measured(run, key) for run in runs]
+    entries = [entry for of_run in entries_by_run for entry in of_run]
+    key = {"metric": metric, "statistic": statistic}
+    values = [_measured(run, key, of_run) for run, of_run in zip(runs, entries_by_run, strict=True)]
     measured = tuple(value for value in values if value is not None)
     first = entries[0] if entries else {}
-    published = as_float(first.get("published"))
-    variants = list(dict.fromkeys(run["variant"] for run in runs))
-    epsilons = {side: _largest_epsilon(runs, side) for side in ("simulated", "actual")}
+    variants = _distinct(run["variant"] for run in runs)
+    epsilon_simulated, delta_simulated = _largest_epsilon(runs, "simulated")
+    epsilon_actual, delta_actual = _largest_epsilon(runs, "actual")
     status, why = _status(entries, measured)
     diverged = _distinct(filter(None, (describe_divergence(run.get("diverged")) for run in runs)))
     if status != "diverged":
@@ -303,21 +252,21 @@ def _row(runs: Sequence[Mapping[str, Any]], metric: str, statistic: str) -> RowR
         status = "diverged"
     edited = _distinct(run["edited"] for run in runs if run.get("edited"))
     if edited:
-        status, why = "edited", [*dict.fromkeys([*edited, *why])]
+        status, why = "edited", _distinct([*edited, *why])
     return RowResult(
         name=runs[0]["name"],
         setting=runs[0]["setting"],
         variant=", ".join(variants),
         metric=f"{metric} (best over rounds)" if statistic == BEST else metric,
-        published=published,
+        published=as_float(first.get("published")),
         source=first.get("source"),
         measured=measured,
         status=status,
-        epsilon_simulated=epsilons["simulated"][0],
-        epsilon_actual=epsilons["actual"][0],
-        delta_simulated=epsilons["simulated"][1],
+        epsilon_simulated=epsilon_simulated,
+        epsilon_actual=epsilon_actual,
+        delta_simulated=delta_simulated,
         note="; ".join([*why, *_notes(runs, values, variants)]),
-        delta_actual=epsilons["actual"][1],
+        delta_actual=delta_actual,
         published_sd=as_float(first.get("sd")),
         published_seeds=first.get("seeds"),
         margin=as_float(first.get("tolerance")),
@@ -327,26 +276,18 @@ def _row(runs: Sequence[Mapping[str, Any]], metric: str, statistic: str) -> RowR
 
 
 def measured_value(summary: Mapping[str, Any], wanted: Mapping[str, Any]) -> float | None:
-    """A run's measured number of a metric: its final value, or the best over its rounds.
-
-    Args:
-        summary: The run's "metrics" and, for the best over its rounds, "best".
-        wanted: "metric" and "statistic", such as an expected number has them.
-    """
+    """A run's number of a "metric" and "statistic": its final value, or the best over rounds."""
     metric = wanted["metric"]
     if _statistic(wanted) == BEST:
         return as_float((summary.get("best") or {}).get(metric, {}).get("value"))
     return as_float(summary["metrics"].get(metric))
 
 
-def _measured(run: Mapping[str, Any], wanted: Mapping[str, Any]) -> float | None:
+def _measured(
+    run: Mapping[str, Any], wanted: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]
+) -> float | None:
     value = measured_value(run, wanted)
-    if value is not None:
-        return value
-    for entry in run["expected"]:
-        if entry["metric"] == wanted["metric"] and _statistic(entry) == wanted["statistic"]:
-            return as_float(entry.get("measured"))
-    return None
+    return as_float(entries[0].get("measured")) if value is None and entries else value
 
 
 def _status(
