@@ -11,14 +11,7 @@ LEDGER_FILE = "ledger.jsonl"
 
 
 def ledger_digest(folder: Path) -> str:
-    """SHA-256 of a run's ledger, in hexadecimal: an audit of another digest is stale.
-
-    Args:
-        folder: The run's folder.
-
-    Returns:
-        The digest; empty if there is no ledger.
-    """
+    """SHA-256 of a run's ledger in hexadecimal, empty without one: audits of others are stale."""
     path = folder / LEDGER_FILE
     if not path.is_file():
         return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,9 @@ METRICS_FILE = "metrics.jsonl"
 
 
 def read_saved(folder: Path) -> tuple[Saved | None, int | None]:
-    """Read the newest checkpoint.
+    """Parts of the newest checkpoint that an audit needs, and its private seed; None without any.
 
-    Args:
-        folder: The run's folder.
-
-    Returns:
-        What an audit needs of it, and the private seed that it has; None where there is none.
-
-    Raises:
-        RunFolderError: It is damaged.
+    RunFolderError if it is damaged.
     """
     state = load_latest(folder / "checkpoints")
     if state is None:
@@ -56,11 +49,7 @@ def read_saved(folder: Path) -> tuple[Saved | None, int | None]:
 
 
 def read_environment(folder: Path) -> dict[str, Any]:
-    """Content of ``environment.json``; empty if there is none.
-
-    Raises:
-        RunFolderError: It is damaged.
-    """
+    """Content of ``environment.json``; empty if there is none, RunFolderError if it is damaged."""
     return read_json(folder / "environment.json") or {}
 
 
@@ -75,11 +64,7 @@ def plugin_records(
 
 
 def read_metric_columns(folder: Path) -> Metrics | None:
-    """The scalars of ``metrics.jsonl`` that an audit compares; None if there is no such file.
-
-    Raises:
-        RunFolderError: A line is damaged.
-    """
+    """The scalars of ``metrics.jsonl`` that an audit compares; None if there is no such file."""
     if not (folder / METRICS_FILE).is_file():
         return None
     rows = read_metrics(folder / METRICS_FILE)
@@ -93,10 +78,7 @@ def read_metric_columns(folder: Path) -> Metrics | None:
 def central_optimizer(resolved: ResolvedConfig, data: DataAtHand) -> CentralOptimizer | str:
     """The central step as configured; in words, why it is not taken anew.
 
-    Args:
-        resolved: The run's configuration.
-        data: Has the number of users and of parameters, which an algorithm of its own gradient is
-            told when it begins.
+    An algorithm with a gradient of its own is told the numbers of users and parameters of ``data``.
     """
     options = resolved.config.federated
     if options is None:
@@ -171,26 +153,20 @@ class _OwnGradient:
 def missing_files(folder: Path, is_final: bool, is_federated: bool) -> dict[str, str]:
     """Files that a run's folder lacks, and what each would show.
 
-    Args:
-        folder: The run's folder.
-        is_final: Whether the statement is of a run that has ended.
-        is_federated: Whether the run is federated, whose seed the environment holds.
+    A summary is wanted if the statement ``is_final``, of a run that has ended; the environment,
+    which has the seed, if the run ``is_federated``.
     """
-    return dict(_missing(folder, is_final, is_federated))
-
-
-def _missing(folder: Path, is_final: bool, is_federated: bool) -> Iterator[tuple[str, str]]:
+    missing = {}
     if not any((folder / "checkpoints").glob("step-*.pt")):
-        yield (
-            "checkpoints",
-            (
-                "whether the model that the run ended with follows from the recorded releases, and "
-                "whether the ledger is the one that the model was saved beside"
-            ),
+        missing["checkpoints"] = (
+            "whether the model that the run ended with follows from the recorded releases, and "
+            "whether the ledger is the one that the model was saved beside"
         )
-    if not (folder / METRICS_FILE).is_file():
-        yield METRICS_FILE, "whether cohorts, bounds and noise of each round were really so"
-    if is_federated and not (folder / "environment.json").is_file():
-        yield "environment.json", "from which seed cohorts and noise were drawn"
-    if is_final and not (folder / "summary.json").is_file():
-        yield "summary.json", "which line of the ledger was the last, and which model was evaluated"
+    shows = {METRICS_FILE: "whether cohorts, bounds and noise of each round were really so"}
+    if is_federated:
+        shows["environment.json"] = "from which seed cohorts and noise were drawn"
+    if is_final:
+        shows["summary.json"] = (
+            "which line of the ledger was the last, and which model was evaluated"
+        )
+    return missing | {name: text for name, text in shows.items() if not (folder / name).is_file()}

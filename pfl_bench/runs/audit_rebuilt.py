@@ -36,12 +36,8 @@ def read_seed(
 ) -> SeedRecord:
     """Read a run's private seed from all places that have it, and its parts once more.
 
-    Args:
-        folder: The run's.
-        resolved: Its configuration.
-        environment: What ``environment.json`` says.
-        saved: The seed that the newest checkpoint has.
-        opened: Data and model; in words, why they are not at hand.
+    ``saved`` is the newest checkpoint's; ``opened`` are data and model, or why they are not at
+    hand.
     """
     recorded = environment.get("private_seed")
     recorded = recorded if isinstance(recorded, Mapping) else {}
@@ -100,14 +96,8 @@ def rebuild(
 ) -> Rebuilt | str:
     """State anew what a run guarantees, from its configuration and its data alone.
 
-    Args:
-        folder: The run's, of which nothing is read.
-        resolved: Its configuration.
-        status: Whether the run has ended.
-        opened: Data and model; in words, why they are not at hand.
-
-    Returns:
-        The statement, or why the configuration has none; in words, why that is not known.
+    Of ``folder`` nothing is read. Gives the statement, or why the configuration has none; in words,
+    such as those of ``opened``, why that is not known.
     """
     if isinstance(opened, str):
         return opened

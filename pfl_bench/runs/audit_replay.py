@@ -33,16 +33,10 @@ def make_replay(
     num_users: int | None,
     num_parameters: int | None,
 ) -> Replay | str:
-    """Say what can be drawn anew.
+    """The draws that can be made anew of a federated run; in words, why none can be.
 
-    Args:
-        resolved: The configuration, with a ``federated`` section.
-        seed: The private seed; None where no file has it.
-        num_users: Users of the training split; None where the data are not at hand.
-        num_parameters: P; None where the model is not at hand.
-
-    Returns:
-        The draws; in words, why nothing can be drawn.
+    ``seed`` is None where no file has it, ``num_users`` (of the training split) where the data are
+    not at hand, ``num_parameters`` where the model is not.
     """
     options = resolved.config.federated
     assert options is not None

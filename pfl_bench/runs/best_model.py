@@ -11,13 +11,7 @@ from pfl_bench.metrics import MetricDirections
 
 
 class BestModel:
-    """Keeps the model that was best by a metric so far.
-
-    Args:
-        metric: Name of the metric; None to keep nothing.
-        model: The model's memory, in which the candidates are looked at.
-        directions: Which metrics are better when lower.
-    """
+    """Keeps the model that was best by a metric so far; nothing where the metric is None."""
 
     def __init__(self, metric: str | None, model: FlatModel, directions: MetricDirections) -> None:
         self._metric = metric

@@ -21,16 +21,10 @@ _NAME = re.compile(r"^step-(\d{8})\.pt$")
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any], keep: int) -> Path:
-    """Save a checkpoint and remove the oldest beyond ``keep``.
+    """Save tensors, numbers, texts, lists and mappings; remove the oldest files beyond ``keep``.
 
-    Args:
-        folder: The run's checkpoints; made when missing.
-        step: Rounds (central training: epochs) that are done.
-        state: Tensors, numbers, texts, lists and mappings of them.
-        keep: Checkpoints that stay.
-
-    Raises:
-        OSError: The folder is not writable or the disk is full; older checkpoints stay.
+    ``step`` is the rounds (central training: epochs) that are done. The folder is made when
+    missing. OSError if it is not writable or the disk is full; older checkpoints stay.
     """
     folder.mkdir(exist_ok=True)
     content = {"version": VERSION, "step": step, **state}
@@ -54,21 +48,13 @@ def _write(content: dict[str, Any], file: BinaryIO) -> None:
 
 
 def load_latest(folder: Path) -> dict[str, Any] | None:
-    """Load the newest checkpoint, or None when there is none.
-
-    Raises:
-        RunFolderError: The newest is damaged, was altered or is of another version.
-    """
+    """Load the newest checkpoint as ``load`` does, or None when there is none."""
     path = newest(folder)
     return None if path is None else load(path)
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Load a checkpoint.
-
-    Raises:
-        RunFolderError: It is damaged, was altered or is of another version.
-    """
+    """Load a checkpoint; RunFolderError if it is damaged, was altered or is of another version."""
     if not path.is_file():  # a pipe would be waited for
         raise RunFolderError(
             f"{path}: no regular file; delete it to resume from the checkpoint before it"
@@ -103,15 +89,9 @@ def load(path: Path) -> dict[str, Any]:
 def restoring(folder: Path, state: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[None]:
     """Check a state's form, and let the block restore it.
 
-    Args:
-        folder: The run's checkpoints.
-        state: From ``load_latest``.
-        fresh: What the run would save before its first step, when mappings may still be empty and
-            values None.
-
-    Raises:
-        RunFolderError: The state does not fit, its central parameters are not finite, or the
-            block fails: trainers, optimizers and plug-ins raise what they like at foreign states.
+    ``fresh`` is what the run would save before its first step, when mappings may still be empty and
+    values None. RunFolderError if the state does not fit, its central parameters are not finite, or
+    the block fails: trainers, optimizers and plug-ins raise what they like at foreign states.
     """
     try:
         problem = _misfit({key: state[key] for key in state if key in fresh}, dict(fresh), "")

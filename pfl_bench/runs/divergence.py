@@ -24,18 +24,11 @@ _MENDS = {
 
 
 class DivergenceWatch:
-    """Notes the first loss by which training has diverged.
+    """Notes the first loss by which training has diverged from the initial model's, ``start``.
 
     It looks at what is recorded anyway. In a private run that is outside the guarantee, and so is
-    what is noted here.
-
-    Args:
-        start: Loss of the initial model.
-        unit: What a step of the trainer is called.
-
-    Attributes:
-        found: The "metric", its "value", the "round" (the "unit" says of what kind) and the loss at
-            the "start"; None while nothing diverged.
+    what is noted here. ``found`` is None, or the "metric", its "value", the "round" (the "unit"
+    says of what kind) and the loss at the "start".
     """
 
     def __init__(self, start: float, unit: str = "round") -> None:
@@ -44,15 +37,10 @@ class DivergenceWatch:
         self.found: dict[str, Any] | None = None
 
     def look(self, index: int, scalars: Mapping[str, float]) -> bool:
-        """Look at the losses of a round, or of an evaluation after it.
+        """Whether training has diverged by the losses of a round or evaluation, and had not before.
 
-        Args:
-            index: The round.
-            scalars: What was recorded, by name. A round in which clients lost their updates and
-                none was left has no training loss, and counts as one whose loss is not finite.
-
-        Returns:
-            Whether training has diverged by them, and had not before.
+        A round in which clients lost their updates and none was left has no training loss, and
+        counts as one whose loss is not finite.
         """
         if self.found is not None:
             return False
@@ -78,12 +66,7 @@ class DivergenceWatch:
         return {"start": self._start, "found": self.found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` gave.
-
-        Raises:
-            TypeError: What was found is no mapping.
-            KeyError: It lacks a part.
-        """
+        """Restore what ``state_dict`` gave; KeyError or TypeError of another state."""
         found = state["found"]
         if found is not None:
             found = {key: found[key] for key in ("metric", "round", "unit", "value", "start")}

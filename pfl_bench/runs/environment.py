@@ -38,12 +38,8 @@ def environment(
 ) -> dict[str, Any]:
     """Describe versions, hardware, commit and data.
 
-    Args:
-        facts: What is known of the data.
-        device: Where the model lives.
-        initial_digest: Digest of the model that the run begins with.
-        engine: What trains clients; None where there are none.
-        processes: What several processes are called; empty for one.
+    ``engine`` trains clients, None where there are none; ``processes`` is what several processes
+    are called, empty for one.
     """
     hardware: dict[str, Any] = {
         "machine": platform.machine(),

@@ -75,21 +75,16 @@ class Comparison:
 
 
 def equivalence(measured: Sequence[float], published: Published) -> Comparison:
-    """Compare the numbers of some seeds with a published number.
+    """Compare the numbers of one seed or more with a published number.
 
     The interval is that of Welch's t where both spreads are known. One seed is compared as one more
     published run is, with the published spread. A published number without spread is taken as
     printed, and so the interval is that of our mean alone, which needs two seeds; one seed that is
     more than ten margins away differs.
 
-    Args:
-        measured: One value a seed, at least one.
-        published: The published number.
-
-    Returns:
-        "reproduced" if the interval lies within the margin, "differs" if it lies outside of it on
-        one side, else "undecided", also where the interval excludes 0. Values that are not finite
-        differ from everything.
+    The outcome is "reproduced" if the interval lies within the margin, "differs" if it lies outside
+    of it on one side, else "undecided", also where the interval excludes 0. Values that are not
+    finite differ from everything.
     """
     difference = math.fsum(measured) / len(measured) - published.value
     margin = published.margin * (1 + _SLACK) + 1e-12
@@ -128,13 +123,8 @@ def _more_seeds(sd: float | None, seeds: int, published: Published, wanted: floa
 def half_width(sd: float | None, seeds: int, published: Published) -> float | None:
     """Half the ``LEVEL`` interval of the difference of our mean and the published one.
 
-    Args:
-        sd: Standard deviation of our seeds with ``ddof=1``; not used of one seed.
-        seeds: How many they are.
-        published: The published number.
-
-    Returns:
-        The half width; None of one seed where no spread is published.
+    ``sd`` is that of our seeds with ``ddof=1``, not used of one seed. None of one seed where no
+    spread is published.
 
     Source: Welch 1947, The generalization of Student's problem; of one seed, the t interval of a
         future observation of a normal sample: Hahn and Meeker 1991, section 4.7.
@@ -154,11 +144,7 @@ def half_width(sd: float | None, seeds: int, published: Published) -> float | No
 def welch(sd: float, seeds: int, other_sd: float, other_seeds: int) -> tuple[float, float]:
     """Standard error of a difference of two means, and its degrees of freedom.
 
-    Args:
-        sd: Standard deviation of one sample with ``ddof=1``.
-        seeds: Its size, at least 2.
-        other_sd: As ``sd``, of the other one; not both are 0.
-        other_seeds: As ``seeds``.
+    Standard deviations have ``ddof=1`` and are not both 0; each sample has at least 2 seeds.
 
     Source: Welch 1947; Satterthwaite's degrees.
     """

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -188,12 +187,7 @@ class RunLog:
         """Use as a context, so that the bar is taken down whatever happens."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Close the file and the bar."""
         self._file.close()
         if self._display is not None:
