@@ -30,7 +30,6 @@ class Looks:
         male: Whether drawn without long hair.
         beard: Whether the chin is dark.
         width: Width of the face as a share of its usual one.
-        smiles: Chance of a smile.
     """
 
     skin: Colour

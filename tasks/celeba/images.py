@@ -26,14 +26,7 @@ def find(source: Path, name: str) -> Path | None:
 
 
 class ImageSource:
-    """Reads images by name, from a folder or a zip in ``source``; a context manager.
-
-    Attributes:
-        path: The folder or the zip.
-
-    Raises:
-        DataError: There is neither, or the zip is damaged.
-    """
+    """Reads images by name, from the folder or zip in ``source``; a context manager."""
 
     def __init__(self, source: Path) -> None:
         folder, archive = find(source, FOLDER), find(source, ARCHIVE)

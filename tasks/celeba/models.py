@@ -77,14 +77,7 @@ def cnn(num_classes: int, size: int) -> nn.Module:
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
-    """Build a model from inputs of shape (3, size, size) to logits of shape (n, num_classes).
-
-    Returns:
-        The model, freshly initialised from torch's global generator.
-
-    Raises:
-        ConfigError: The data are not square images in colour.
-    """
+    """Build a model from inputs of shape (3, size, size) to logits of shape (n, num_classes)."""
     shape = tuple(facts.input_shape)
     fits = len(shape) == 3 and shape[0] == 3 and shape[1] == shape[2]
     check_inputs(fits, "celeba", options.name, "inputs of shape (3, size, size)", facts)

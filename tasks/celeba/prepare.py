@@ -16,21 +16,8 @@ from pfl_bench.data import FieldSpec
 from pfl_bench.types import ConfigError, DataError
 from tasks.celeba.images import ARCHIVE, FOLDER, PLACES, ImageSource, find, why_unreadable
 from tasks.celeba.leaf_json import LABEL, read_json
-from tasks.celeba.published import (
-    FULL,
-    GENERATED,
-    LEAST_IMAGES,
-    PARTIAL,
-    looks_full,
-    table1,
-)
-from tasks.celeba.tables import (
-    ATTRIBUTES,
-    IDENTITIES,
-    Attributes,
-    read_attributes,
-    read_identities,
-)
+from tasks.celeba.published import FULL, GENERATED, LEAST_IMAGES, PARTIAL, looks_full, table1
+from tasks.celeba.tables import ATTRIBUTES, IDENTITIES, Attributes, read_attributes, read_identities
 from tasks.common.description import StoreDescription
 from tasks.common.forms import Form, choose_form
 from tasks.common.generated import GENERATED_FACTS, GENERATED_MARK
@@ -59,11 +46,7 @@ class Options(PartitionOptions):
 
 @dataclass(slots=True)
 class Problems:
-    """Problems of single images, by kind: their number, and the first of them.
-
-    Attributes:
-        shown: The first of each, with the reason where there is one.
-    """
+    """Problems of single images, by kind: their number, and the first of them with the reason."""
 
     counts: Counter[str] = field(default_factory=Counter)
     shown: dict[str, list[str]] = field(default_factory=dict)
@@ -143,11 +126,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
 
 
 def _gather(
-    images: ImageSource,
-    lists: Lists,
-    gathering: Gathering,
-    problems: Problems,
-    progress: Progress,
+    images: ImageSource, lists: Lists, gathering: Gathering, problems: Problems, progress: Progress
 ) -> Counter[str]:
     """Gather the images that can be used; returns how many each celebrity has."""
     sizes: Counter[str] = Counter()
@@ -190,12 +169,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """Images of each person, and their attributes.
-
-    Attributes:
-        label: The attribute to tell.
-        columns: Names of the other attributes' columns.
-    """
+    """Images of each person, the attribute to tell, and the columns of their other attributes."""
 
     label: str
     columns: list[str]

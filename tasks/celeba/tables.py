@@ -30,12 +30,7 @@ class Attributes:
 
 
 def read_attributes(path: Path) -> Attributes:
-    """Read the attributes: a line with the number of images, one with names, one an image.
-
-    Raises:
-        DataError: The file is damaged or holds another number of images than it announces; the
-            message names the line.
-    """
+    """Read the attributes: a line with the number of images, one with names, one an image."""
     lines = _lines(path)
     announced, names = next(lines, (0, [])), next(lines, (0, []))
     if len(announced[1]) != 1 or not _is_number(announced[1][0]):
@@ -72,14 +67,7 @@ def read_attributes(path: Path) -> Attributes:
 
 
 def read_identities(path: Path) -> dict[str, str]:
-    """Read the celebrity of each image: lines such as "000001.jpg 2880".
-
-    Returns:
-        The celebrity's number, as text, by the image's file name.
-
-    Raises:
-        DataError: The file is damaged; the message names the line.
-    """
+    """Read each image's celebrity, a number as text, from lines such as "000001.jpg 2880"."""
     identities: dict[str, str] = {}
     for number, words in _lines(path):
         where = f"{path}, line {number}"

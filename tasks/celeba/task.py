@@ -45,11 +45,7 @@ class Options(StoredOptions):
 
 
 class CelebaTask(CrossEntropy, StoredTask):
-    """Two classes, cross entropy; images are decoded when read and become numbers by the batch.
-
-    Raises:
-        ConfigError: More decoded images would be kept than the limit allows.
-    """
+    """Two classes, cross entropy; images are decoded when read and become numbers by the batch."""
 
     def __init__(self, store: Store, options: Options) -> None:
         side = (options.size, options.size)

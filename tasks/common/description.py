@@ -18,8 +18,6 @@ class StoreDescription:
     Attributes:
         variant: Machine name of the variant of the data.
         source: One line for a human.
-        fields: What each example has in the store.
-        extra: Further facts.
         names: Lists of names, as ``StoreWriter.set_names`` takes them.
     """
 
@@ -53,11 +51,7 @@ class StoreDescription:
 
 
 class SplitCounts:
-    """Users and examples by split, counted while they are written.
-
-    Attributes:
-        counts: By split the numbers of "users" and "examples".
-    """
+    """Numbers of "users" and "examples" by split, counted while they are written."""
 
     def __init__(self) -> None:
         self.counts: dict[str, dict[str, int]] = {}

@@ -35,14 +35,10 @@ AnyForm = TypeVar("AnyForm", bound=Form)
 def choose_form(
     source: Path, data_set: str, forms: Iterable[AnyForm], wanted: str | None
 ) -> AnyForm:
-    """Recognise the form of a folder.
+    """Recognise the form of a folder; refused if it holds none, or several without a wish.
 
     ``data_set`` names it in messages; ``wanted`` is the form that is asked for, None for the only
     one that is there.
-
-    Raises:
-        DataError: There is no such folder, it holds none of the forms, or more than one and none
-            is asked for.
     """
     if not source.is_dir():
         what = "is a file" if source.exists() else "does not exist"

@@ -25,13 +25,9 @@ def find_idx(folder: Path, name: str) -> Path | None:
 
 
 def read_idx(path: Path, type_code: int, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Read an idx file of a known type and shape, in native byte order.
+    """Read an idx file of a known type and shape, in native byte order; nothing may follow.
 
     It is read as gzip if it begins with gzip's signature; ``type_code`` is a key of ``DTYPES``.
-
-    Raises:
-        DataError: The file cannot be read, is of another type or shape, is cut, or goes on after
-            the values.
 
     Source: Y. LeCun, "The MNIST database", section on file formats.
     """

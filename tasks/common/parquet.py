@@ -21,11 +21,7 @@ def find_parquet(source: Path) -> list[Path]:
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
-    """Open a file as a ``pyarrow.parquet.ParquetFile``.
-
-    Raises:
-        DamagedInputError: Arrow cannot read it, now or in the block.
-    """
+    """Open a ``pyarrow.parquet.ParquetFile``; what Arrow raises is a ``DamagedInputError``."""
     import pyarrow
     from pyarrow.parquet import ParquetFile
 

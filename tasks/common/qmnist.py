@@ -50,9 +50,6 @@ def read_labels(path: Path) -> NDArray[np.int32]:
     Returns:
         Shape (60,000, 8). The first 10,000 rows of the test file are MNIST's test images, all rows
         of the other one MNIST's training images, in order.
-
-    Raises:
-        DataError: The file is damaged, or a class or writer is none.
     """
     labels: NDArray[np.int32] = read_idx(path, INT, (NUM_ROWS, NUM_COLUMNS))
     classes, writers = labels[:, CLASS_COLUMN], labels[:, WRITER_COLUMN]

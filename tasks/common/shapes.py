@@ -9,9 +9,6 @@ def check_inputs(fits: bool, task: str, model: str, takes: str, facts: DataFacts
     """Refuse data that a model does not take.
 
     ``takes`` is what it takes: "inputs of shape (3, size, size)", say.
-
-    Raises:
-        ConfigError: It does not.
     """
     if not fits:
         raise ConfigError(

@@ -46,11 +46,7 @@ class Decoder:
         self.side = stored_side if resize is None else resize
 
     def use_device(self, device: torch.device) -> None:
-        """Take note of where the model lives.
-
-        Raises:
-            ConfigError: Decoding on a GPU was asked for, and the model is elsewhere.
-        """
+        """Take note of where the model lives; refused if that is no GPU, and one was asked for."""
         if device.type == "cuda" and self._where != "cpu":
             self._gpu = device
             # In force from here on: filters that come and go are not safe in reading threads.

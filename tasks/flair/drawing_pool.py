@@ -25,13 +25,7 @@ FEWEST_FOR_PROCESSES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Pictures to draw.
-
-    Attributes:
-        first: Number of the first picture; the others follow it.
-        labels: Fine labels of each.
-        owners: Number of each one's user.
-    """
+    """Pictures to draw, from number ``first`` on: fine labels and number of the user of each."""
 
     seed: int
     first: int
@@ -73,9 +67,6 @@ def draw_in_order(batches: Iterator[Batch], processes: int) -> Generator[bytes, 
     """Draw batches, a few of them at a time; gives the bytes of the JPEGs in order.
 
     With one process, this one draws.
-
-    Raises:
-        DataError: A process has ended before its time.
     """
     if processes == 1:
         for batch in batches:

@@ -10,14 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from pfl_bench.types import DataError
-from tasks.flair.checking import (
-    MAX_IMAGE_BYTES,
-    NO_IMAGE,
-    Finding,
-    RawImage,
-    examined,
-    too_large,
-)
+from tasks.flair.checking import MAX_IMAGE_BYTES, NO_IMAGE, Finding, RawImage, examined, too_large
 from tasks.flair.metadata import read_metadata
 from tasks.flair.reading import Form, ImageTable, Job
 from tasks.flair.spool import Part
@@ -37,12 +30,7 @@ FILES_A_PART = 1000
 
 @dataclass(frozen=True, slots=True)
 class FolderImages:
-    """Images that stay in their files.
-
-    Attributes:
-        table: What is known of each; its place is that of the suffix in ``SPELLINGS``.
-        ids: Image id of each entry.
-    """
+    """Images that stay in their files; the table's places are suffixes in ``SPELLINGS``."""
 
     table: ImageTable
     ids: list[str]

@@ -89,7 +89,6 @@ class Plan:
     """Labels of each user, before anything is drawn.
 
     Attributes:
-        splits: Split of each user.
         owners: Shape (n,), int64, the user of each image.
         coarse: Shape (n, 17), the columns in the order of ``COARSE``.
         fine: Shape (n, 51), the columns in the order of ``FINE``.

@@ -20,11 +20,7 @@ _QUOTES = "'\""
 
 @dataclass(frozen=True, slots=True)
 class Relationship:
-    """Coarse labels that each fine label belongs to.
-
-    Attributes:
-        coarse_of: Coarse labels of each fine label, in the order of the file; published: one each.
-    """
+    """Coarse labels that each fine label belongs to (published: one), in the order of the file."""
 
     coarse_of: dict[str, tuple[str, ...]]
     coarse: frozenset[str]
@@ -36,12 +32,10 @@ class Relationship:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The label lists of a store; a label's index is its place in the list.
+    """Sorted lists of labels, in which a label's place is its index in a store.
 
-    Attributes:
-        coarse: Names of the coarse labels, sorted.
-        fine: Names of the fine labels, sorted.
-        fine_to_coarse: Index of each fine label's coarse label; ``UNKNOWN`` where no file says it.
+    ``fine_to_coarse`` has the index of each fine label's coarse label; ``UNKNOWN`` where no file
+    says it.
     """
 
     coarse: list[str]
@@ -55,10 +49,6 @@ def read_relationship(path: Path) -> Relationship:
     The two are separated by "->", a tab or the last comma (a fine label's name may have commas);
     brackets and quotes around a whole line or name are dropped; blank lines, and a first line that
     only names the columns, are passed over.
-
-    Raises:
-        DataError: It cannot be read, holds no pair, or a line holds something else than a pair;
-            the message names the line.
     """
     pairs: dict[str, list[str]] = {}
     try:

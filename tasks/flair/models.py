@@ -15,11 +15,7 @@ from torch import Tensor, nn
 from pfl_bench.types import ConfigError, DataFacts
 from tasks.common.names import did_you_mean
 from tasks.common.options import StrictOptions
-from tasks.common.vision.normalization import (
-    batchnorm_names,
-    freeze_statistics,
-    use_group_norm,
-)
+from tasks.common.vision.normalization import batchnorm_names, freeze_statistics, use_group_norm
 from tasks.common.vision.small_cnn import SMALL_CNN, small_cnn
 from tasks.flair.pretrained import find_weights, load_weights
 from tasks.flair.trainable import Train, keep_trainable
@@ -66,10 +62,6 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
     Returns:
         The model; what is random is drawn from torch's global generator. Parameters that are not
         to be trained require no gradient.
-
-    Raises:
-        ConfigError: There is no such network or weights, it does not take images of that size, or
-            the options do not go together.
     """
     if options.name == SMALL_CNN:
         module = small_cnn(facts.num_classes)

@@ -36,9 +36,6 @@ def read_entries(source: Path, progress: Progress) -> Catalogue:
     """Read all columns but the images.
 
     The relationship file is no part of this form; it is read if it lies in ``source``.
-
-    Raises:
-        DataError: A file is damaged or lacks a column, or a row is wrong.
     """
     catalogue = Catalogue(relationship_of(source), str(source))
     paths = find_parquet(source)

@@ -54,11 +54,7 @@ def _is_foreign(path: Path) -> bool:
 
 
 def read_entries(source: Path, progress: Progress) -> Catalogue:
-    """Read users, image ids and labels; the relationship file, if it lies in ``source``.
-
-    Raises:
-        DataError: There are several files, or the file is damaged or of another layout.
-    """
+    """Read users, image ids and labels; the relationship file, if it lies in ``source``."""
     path = _the_file(source)
     catalogue = Catalogue(relationship_of(source), str(path))
     try:
@@ -120,12 +116,7 @@ def _label_names(file: Any, level: str, path: Path) -> list[str]:
 
 
 def _read_user(
-    group: Any,
-    split: str,
-    user: str,
-    names: dict[str, list[str]],
-    catalogue: Catalogue,
-    where: str,
+    group: Any, split: str, user: str, names: dict[str, list[str]], catalogue: Catalogue, where: str
 ) -> None:
     import h5py
 

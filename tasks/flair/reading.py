@@ -77,8 +77,6 @@ class Form(forms.Form):
 
     Attributes:
         source: One line for a human that says where the data come from.
-        read_entries: Reads the metadata.
-        read_images: Reads and checks all images.
     """
 
     source: str

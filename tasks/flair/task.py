@@ -117,11 +117,7 @@ class FlairSplit(PartitionedSplit):
 
 
 class FlairTask:
-    """Several labels a picture of a store; mean binary cross entropy over labels and pictures.
-
-    Raises:
-        ConfigError: The options do not fit the data.
-    """
+    """Several labels a picture of a store; mean binary cross entropy over labels and pictures."""
 
     metrics: tuple[str, ...] = ("multilabel",)
 
@@ -157,19 +153,11 @@ class FlairTask:
         )
 
     def use_device(self, device: torch.device) -> None:
-        """Decode where the model lives, if the options say so.
-
-        Raises:
-            ConfigError: They ask for a GPU and the model is elsewhere.
-        """
+        """Decode where the model lives, if the options say so; refused if they cannot be met."""
         self._decoder.use_device(device)
 
     def split(self, name: str) -> FlairSplit:
-        """Open one split.
-
-        Raises:
-            DataError: The store has no split of that name.
-        """
+        """Open one split."""
         if name not in self._splits:
             raise DataError(
                 f"task flair: {self._options.data} has no split {name!r}; there are: "

@@ -85,9 +85,6 @@ def keep_trainable(
 
     ``head`` names the last layer, ``called`` the layers that a forward pass calls; ``rank``, at
     least 1, is that of the adapters.
-
-    Raises:
-        ConfigError: The network has no such layers.
     """
     if train == "all":
         return

@@ -47,10 +47,6 @@ def open_map(
 
     ``source`` holds ``train/`` and perhaps ``test/``; no code in the pickle is run; ``classes`` are
     names in the order of the targets.
-
-    Raises:
-        DataError: The pickle holds something else, a folder is missing, or a file has another name,
-            a class that is not known, or no client.
     """
     clients = _read_map(path)
     numbers = {name: number for number, name in enumerate(classes)}
@@ -83,11 +79,7 @@ def open_map(
 
 
 def read_classes(path: Path) -> list[str]:
-    """Read Oort's ``classTags``: a class a line, in the order of the targets.
-
-    Raises:
-        DataError: The file is missing, or names none or one twice.
-    """
+    """Read Oort's ``classTags``: a class a line, in the order of the targets."""
     try:
         names = [line.strip() for line in regular(path).read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:

@@ -36,7 +36,6 @@ class Row(NamedTuple):
     """One row of a mapping.
 
     Attributes:
-        client_id: Whose sample it is.
         sample_path: Where the sample is, below the folder of its split.
         label_name: What its label is called; empty where the file names none.
         label_id: Number of the label, from 0; ``NO_LABEL`` where the file has -1 or nothing.
@@ -51,11 +50,7 @@ class Row(NamedTuple):
 
 
 def find_mappings(source: Path) -> dict[str, Path]:
-    """Find the mapping of each split, "train" among them, in the order of ``SPLITS``.
-
-    Raises:
-        DataError: There is no such folder or no mapping of train in it, or a split has two.
-    """
+    """Find the mapping of each split, "train" among them, in the order of ``SPLITS``."""
     folder = source / FOLDER
     if not folder.is_dir():
         raise DataError(
@@ -83,11 +78,7 @@ def find_mappings(source: Path) -> dict[str, Path]:
 
 
 def sample_folder(source: Path, split: str) -> Path:
-    """Folder of a split's samples.
-
-    Raises:
-        DataError: There is none.
-    """
+    """Folder of a split's samples; refused if there is none."""
     for name in SPELLINGS[split]:
         if (source / name).is_dir():
             return source / name
@@ -102,10 +93,6 @@ def read_mapping(path: Path) -> Iterator[Row]:
     """Read a mapping row by row; memory does not grow with the file.
 
     It is a CSV file with a header, UTF-8; blank lines are passed over.
-
-    Raises:
-        DataError: The file cannot be read or is no such CSV, or a row has an empty or malformed
-            field; the message names the file and the line.
     """
     try:
         # utf-8-sig: what spreadsheets write begins with a byte order mark.

@@ -31,8 +31,6 @@ class Sample(NamedTuple):
     """A sample on its way into a store.
 
     Attributes:
-        split: Its split.
-        client_id: Whose it is.
         target: Number of its class.
         where: File and line (or member of an archive) that named it, for messages.
         content: Its bytes, or the file that has them.
@@ -47,13 +45,7 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class LeftOut:
-    """Samples that did not come into the store.
-
-    Attributes:
-        first: Why, of the first of them.
-        dropped_clients: Clients of train with too few samples.
-        dropped_samples: Their samples.
-    """
+    """Samples that did not come into the store, and why the first of them did not."""
 
     samples: int = 0
     first: list[str] = field(default_factory=list)
@@ -76,9 +68,6 @@ def prefetch(
 
     ``read`` turns bytes into what is stored, of any shape, in several threads; what is not refused
     is noted in ``left_out``.
-
-    Raises:
-        DataError: A sample is missing or damaged, and such are refused.
     """
 
     def load(sample: Sample) -> NDArray[Any] | str:

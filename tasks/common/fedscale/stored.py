@@ -64,11 +64,7 @@ class PartitionedTask(StoredTask):
             self.facts: DataFacts = replace(self.facts, variant=variant, artificial_users=True)
 
     def split(self, name: str) -> StoredSplit:
-        """Open one split.
-
-        Raises:
-            DataError: The store has no split of that name.
-        """
+        """Open one split."""
         if name == "train" and self._partitioned is not None:
             return self._partitioned
         return super().split(name)

@@ -37,13 +37,7 @@ class Options(StrictOptions):
 
 @dataclass(slots=True)
 class Source:
-    """Facts of a data set that were found before its samples are read.
-
-    Attributes:
-        surveys: Of each split.
-        samples: Gives all samples, once.
-        class_names: Names of the classes.
-    """
+    """Facts of a data set found before its samples, which ``samples`` gives once, are read."""
 
     surveys: Mapping[str, Survey]
     samples: Callable[[], Iterable[Sample]]
@@ -70,9 +64,6 @@ def open_layout(
     """Look at a folder in FedScale's layout, and at all of its mappings.
 
     ``folder_of`` gives the folder from which a split's samples have their paths.
-
-    Raises:
-        DataError: A mapping or folder is missing, a row is wrong, or a sample has no file.
     """
     mappings = find_mappings(source)
     surveys: dict[str, Survey] = {}
@@ -106,19 +97,12 @@ def write_store(
     description: StoreDescription,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Read all samples and write a store of them.
+    """Read all samples and write a store of them; gives facts for printing.
 
     Memory does not grow with the samples, but for some tens of bytes each.
 
     ``read`` turns bytes into the value of the first field, in several threads; the description's
     fields are that of the samples, and "targets".
-
-    Returns:
-        Facts for printing: variant, splits with their counts, what was left out, and further ones.
-
-    Raises:
-        DataError: A sample is missing or damaged (if such are refused), no client of train is
-            left, or the store cannot be written.
     """
     left_out = LeftOut()
     dropped = _too_small(found.surveys["train"], options.min_examples, left_out)

@@ -38,12 +38,7 @@ class Labels:
         self._by_name: dict[str, tuple[int, str]] = {}
 
     def target(self, path: Path, row: Row) -> int:
-        """The target of a row.
-
-        Raises:
-            DataError: It has no label, a number or name that is not known, or one that contradicts
-                an earlier row.
-        """
+        """The target of a row; refused if it has none, or contradicts classes or earlier rows."""
         if self._largest is not None and row.label_id > self._largest:
             raise DataError(
                 f"{path}, line {row.line}: label_id {row.label_id} of sample {row.sample_path!r}; "
@@ -99,7 +94,6 @@ class Survey:
 
     Attributes:
         clients: Samples of each client, in the order in which clients come.
-        missing: How many samples have no file.
         first_missing: Line and path of the first of them.
     """
 
@@ -110,15 +104,12 @@ class Survey:
 
 
 def survey(path: Path, labels: Labels, progress: Progress, samples: Path | None = None) -> Survey:
-    """Read a mapping through, without its samples.
+    """Read a mapping through, without its samples; none may come twice.
 
     Memory grows with the clients, and by some tens of bytes a row.
 
     ``labels`` is one for all mappings of a data set; files of samples are looked for in
     ``samples``, if it is given.
-
-    Raises:
-        DataError: A row is wrong, a sample comes twice, or there is no row.
     """
     found = Survey()
     digests = array("Q")
@@ -140,11 +131,7 @@ def survey(path: Path, labels: Labels, progress: Progress, samples: Path | None 
 
 
 def sample_file(path: Path, row: Row, samples: Path) -> Path:
-    """Path of a row's sample.
-
-    Raises:
-        DataError: Its path leads out of the folder.
-    """
+    """Path of a row's sample, which may not lead out of the folder."""
     relative = Path(row.sample_path)
     if relative.is_absolute() or ".." in relative.parts:
         raise DataError(

@@ -26,11 +26,7 @@ def file_names(split: str) -> tuple[str, str]:
 
 
 def read_split(source: Path, split: str) -> Images:
-    """Read the two files of "train" or "test", plain or with ``.gz``.
-
-    Raises:
-        DataError: A file is missing or damaged, or a label is no class.
-    """
+    """Read the two files of "train" or "test", plain or with ``.gz``."""
     count = PARTS[split][1]
     images, labels = (_found(source, name) for name in file_names(split))
     inputs = read_idx(images, UBYTE, (count, SIDE, SIDE))

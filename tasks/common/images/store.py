@@ -34,12 +34,7 @@ class Images:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Description of a store of images.
-
-    Attributes:
-        source: One line for a human.
-        class_names: Names of the classes.
-    """
+    """Description of a store of images; ``source`` is one line for a human."""
 
     task: str
     variant: str
@@ -52,9 +47,6 @@ def write_images(out: Path, about: About, splits: Mapping[str, Images]) -> dict[
     """Write a store of whole splits, each of one user of that name.
 
     All splits have writers, or none; gives facts for printing.
-
-    Raises:
-        DataError: The store cannot be written, or refuses an image.
     """
     if out.is_dir():
         raise DataError(

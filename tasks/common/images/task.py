@@ -43,11 +43,7 @@ class ImageOptions(StrictOptions):
 
 
 class ImageTask(InMemoryTask[InMemorySplit]):
-    """Classify images; cross entropy loss.
-
-    Attributes:
-        transform: From bytes to what models take.
-    """
+    """Classify images, whose bytes ``transform`` turns into numbers; cross entropy loss."""
 
     def __init__(self, *arguments: Any, transform: BatchTransform) -> None:
         super().__init__(*arguments)
@@ -75,10 +71,6 @@ def build_task(
     In the splits other than train each writer is a client if they are in train; otherwise all of a
     split is one client. ``splits`` are others than the store's, with its writers; ``transform`` is
     applied to batches, None to scale alone.
-
-    Raises:
-        ConfigError: The store does not know the writers who are asked for, or the partition cannot
-            be made.
     """
     facts = store.facts
     is_noisy = isinstance(partition, FeatureNoise)

@@ -30,9 +30,6 @@ class Gathering:
     how many examples a user has) are known only at the end, so examples wait here. The temporary
     files are hidden and gone when the block ends, however it ends. Memory does not grow with the
     examples, only with users and appends.
-
-    Raises:
-        DataError: The folder of ``out`` is missing or cannot be written.
     """
 
     def __init__(self, out: Path, fields: Mapping[str, FieldSpec]) -> None:

@@ -37,13 +37,7 @@ _BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class LeafUser:
-    """One user of one file.
-
-    Attributes:
-        x: The inputs, as they are in the file.
-        y: The targets, as many.
-        hierarchy: What the user belongs to; None if the file says nothing of it.
-    """
+    """One user of one file: inputs, as many targets, and the hierarchy, if the file has one."""
 
     user: str
     x: list[Any]
@@ -90,11 +84,6 @@ def read_users(
     how many bytes have been read. With ``counts_all_splits``, "num_samples" counts a user's
     examples of all splits together, as in LEAF's Reddit files: a user may then have fewer here, or
     none.
-
-    Raises:
-        DataError: The file cannot be opened, is no JSON, is cut, or contradicts itself: users
-            without data, data without a user, a user twice, lists that differ in length from what
-            is announced. The message names the file and the user, or the position.
     """
     import ijson
 

@@ -31,9 +31,6 @@ def write_partition(
     The partition's facts go into the store before the description's. ``convert`` turns a part's
     arrays into the store's fields, None if they are the same; ``progress`` is told the users of a
     split written, and how many there are.
-
-    Raises:
-        DataError: The store cannot be written, or refuses an example.
     """
     written = SplitCounts()
     with description.writer(out, partition.split_by, partition.facts) as writer:

@@ -24,8 +24,6 @@ class Part:
     """A user's examples of one split.
 
     Attributes:
-        split: Name of the split.
-        client_id: The user.
         arrays: Of each field an array of shape (n, *shape), or a list of n arrays if ragged.
     """
 
@@ -68,11 +66,9 @@ class Partition:
     over the data; beside it there are four bytes an example in memory.
 
     Attributes:
-        split_by: How the splits divide the data.
         facts: How they were split, what was dropped: for the store's ``extra``.
         artificial_users: Whether examples were assigned to users who never had them.
         num_parts: Number of parts: users, counted in each split.
-        counts: Users and examples by split.
     """
 
     def __init__(self, gathered: Readable, plan: Plan) -> None:
@@ -151,11 +147,9 @@ class Partition:
                 yield Part(split, client_id, {f: rows[mine] for f, rows in group.items()})
 
     def _shuffled_positions(self, split: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Shuffle a split's examples.
+        """Shuffle a split's examples, users in the order of their names.
 
-        Returns:
-            The position of each example, those of users who come earlier by name before others; and
-            where each kept user's examples begin in it.
+        Gives the position of each example, and where each kept user's examples begin.
         """
         plan = self._plan
         name = split if plan.published else UNSPLIT

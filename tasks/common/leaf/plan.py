@@ -29,8 +29,6 @@ class Plan:
     """Plan of what becomes of the gathered examples.
 
     Attributes:
-        options: The options it follows from.
-        split_by: How the splits divide the data.
         published: Whether they are the publisher's.
         order_by: Field that orders a user's examples; None for keyed digests.
         kept: Of each gathered split, which users are kept: ascending indices, shape (u,).
@@ -38,7 +36,6 @@ class Plan:
             order of ``kept`` of the gathered split that it is made from.
         artificial_users: Of each split to come, the first of its artificial users and the one
             after its last; empty if users are natural.
-        facts: For the store.
     """
 
     options: PartitionOptions
@@ -52,10 +49,9 @@ class Plan:
 
 
 def bounds(count: int, train_fraction: float, val_fraction: float) -> tuple[int, int]:
-    """Ends of train and of val among ``count`` ranked things.
+    """Ends of train and of val among ``count`` ranked things, a <= b.
 
-    Returns:
-        Two numbers a <= b: the first a are train (at least one), those up to b val, the rest test.
+    The first a are train (at least one), those up to b val, the rest test.
     """
     train_end = max(1, min(count, int(train_fraction * count + 0.5)))
     # A hair above the product: 0.8 + 0.1 is a little less than 0.9 in binary.
@@ -73,9 +69,8 @@ def systematic_bounds(
     all examples on average; were ends rounded to the nearest, users of 3 to 5 examples would never
     give one to the last split. What a user gives does not depend on other users.
 
-    Returns:
-        Two numbers a <= b: the first a are train (at least one, which lifts its fraction over users
-        of few examples), those up to b val, the rest test.
+    The first of them are train (at least one, which lifts its fraction over users of few examples),
+    those from its end to val's are val, the rest test.
 
     Source: Madow 1949, systematic sampling, with one point a stratum.
     """

@@ -15,12 +15,7 @@ FULL_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A row of the table.
-
-    Attributes:
-        mean: Samples of a user, on average.
-        sd: Their standard deviation, the population's: divided by the users.
-    """
+    """A row of the table; ``mean`` and ``sd`` (the population's) are of a user's samples."""
 
     users: int
     samples: int

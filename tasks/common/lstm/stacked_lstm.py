@@ -71,14 +71,9 @@ class LstmLayer(nn.Module):
             self.bias[hidden_size : 2 * hidden_size] = forget_bias
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Run the layer over all steps.
+        """Run the layer over all steps: shape (n, T, I), float32, to shape (n, T, H).
 
-        Args:
-            inputs: Shape (n, T, I), float32. Fastest where it is a transposed (T, n, I), as the
-                outputs of a layer are.
-
-        Returns:
-            Shape (n, T, H): the output of each step.
+        Fastest where the inputs are a transposed (T, n, I), as the outputs of a layer are.
         """
         weights = (self.weight_ih, self.weight_hh, self.bias)
         if under_torch_func((inputs, *weights)):
@@ -94,12 +89,7 @@ class LstmLayer(nn.Module):
     def forward_slots(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Run the layers of L clients, of weights with L as their first axis; see ``lstm_slots``.
 
-        Args:
-            inputs: Shape (L * n, T, I).
-            weights: By name.
-
-        Returns:
-            Shape (L * n, T, H).
+        Shape (L * n, T, I) to shape (L * n, T, H).
         """
         return lstm_slots(inputs, weights["weight_ih"], weights["weight_hh"], weights["bias"])
 
@@ -115,14 +105,8 @@ class LstmLayer(nn.Module):
 class StackedLstm(nn.Module):
     """Layers of an LSTM, one on the outputs of the other.
 
-    Args:
-        input_size: Features of a step of the lowest layer.
-        hidden_size: Units of each layer, H.
-        num_layers: Number of layers.
-        dropout: Probability that an output of a layer (of each, as in LEAF's cells; PyTorch leaves
-            out the last) is dropped in training.
-        forget_bias: See ``LstmLayer``.
-        init_scale: See ``LstmLayer``.
+    ``hidden_size``, H, is that of each layer. Each output of a layer (of the last, too, as in
+    LEAF's cells; PyTorch leaves it out) is dropped in training with probability ``dropout``.
     """
 
     def __init__(

@@ -136,12 +136,9 @@ class Assignment:
 def assign(
     options: Iid | Dirichlet | Labels | Quantity | FeatureNoise, labels: NDArray[np.int64]
 ) -> Assignment:
-    """Assign examples to artificial clients.
+    """Assign examples to artificial clients; refused if a client or class would get none.
 
     ``labels``, shape (n,), are the examples' classes in their published order.
-
-    Raises:
-        ConfigError: The rule leaves a client without examples, or a class without a client.
     """
     rng, number = np.random.default_rng(options.seed), options.num_clients
     if isinstance(options, Dirichlet):

@@ -63,9 +63,6 @@ def labels_per_client(
 
     Client i has class i modulo the number of classes; its others are drawn. A class is divided
     equally among the clients that have it.
-
-    Raises:
-        ConfigError: There are fewer classes than k, or a class that no client has.
     """
     num_classes = len(np.unique(labels))
     if labels_each > num_classes:

@@ -10,10 +10,7 @@ SIZE_SPREAD = 1.0
 
 
 def skewed(
-    labels: NDArray[np.int64],
-    num_users: int,
-    label_concentration: float,
-    rng: np.random.Generator,
+    labels: NDArray[np.int64], num_users: int, label_concentration: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Assign every example to exactly one user; every user gets at least one.
 

@@ -44,11 +44,7 @@ class Block:
 
 
 def count_comments(users: int, comments: int | None) -> int:
-    """Comments of all users: as given, or LEAF's mean of 34 a user.
-
-    Raises:
-        ValueError: There are too few or too many for so many users.
-    """
+    """Comments of all users: as given, if they suffice, or LEAF's mean of 34 a user."""
     number = 34 * users if comments is None else comments
     if not FEWEST * users <= number <= MOST * users:
         raise ValueError(

@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 
 class Vectors(NamedTuple):
-    """Vectors of the words of a vocabulary.
+    """Vectors of a vocabulary's words.
 
-    Attributes:
-        values: Shape (V, D), float32; zero where the file has no vector.
-        found: Shape (V,), whether the file has one.
+    ``values`` has shape (V, D), zero where the file has no vector; ``found``, shape (V,), says
+    where.
     """
 
     values: NDArray[np.float32]
@@ -34,9 +33,6 @@ def read_words(path: Path) -> list[str]:
     """Read the words of a file, in its order; of one that comes again, only the first.
 
     The file is GloVe text, or JSON as LEAF's ``embs.json`` (the name ends in ``.json``).
-
-    Raises:
-        DataError: There is no such file, or it is damaged; the message names the line.
     """
     _check(path)
     words: dict[str, None] = {}
@@ -55,9 +51,6 @@ def read_vectors(path: Path, ids: Mapping[str, int], num_rows: int) -> Vectors:
     """Read the vectors of a vocabulary's words; memory grows with the vocabulary, not the file.
 
     ``path`` is as for ``read_words``; ``ids`` are the rows of the words, all below ``num_rows``, V.
-
-    Raises:
-        DataError: There is no such file, it is damaged, or it has none of the words.
     """
     _check(path)
     found = np.zeros(num_rows, dtype=np.bool_)

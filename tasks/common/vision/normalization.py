@@ -98,9 +98,6 @@ def use_group_norm(module: nn.Module) -> None:
     """Replace every BatchNorm (1d, 2d, 3d), in place, by a GroupNorm of the same size and epsilon.
 
     Scales begin at 1, biases at 0.
-
-    Raises:
-        ConfigError: A layer with running statistics is left.
     """
 
     def convert(layer: _BatchNorm) -> nn.Module:
@@ -126,9 +123,6 @@ def freeze_statistics(module: nn.Module) -> None:
     """Replace every BatchNorm, in place, by one whose statistics stay as they are.
 
     Scales, biases and statistics are taken over.
-
-    Raises:
-        ConfigError: A layer with running statistics is left, or one has none to freeze.
     """
 
     def convert(layer: _BatchNorm) -> nn.Module:

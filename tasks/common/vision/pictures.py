@@ -24,9 +24,8 @@ def opened(
     ``formats`` are Pillow's names of those that it may have, None for all that Pillow reads;
     messages say that it is no ``what``.
 
-    Yields:
-        The picture. No more is to be done with it inside than to look at it and to decode it:
-        what fails there is said of the picture.
+    No more is to be done with it inside than to look at it and to decode it: what fails there is
+    said of the picture.
     """
     from PIL import Image, UnidentifiedImageError
 
