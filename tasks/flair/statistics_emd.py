@@ -24,6 +24,7 @@ from pfl_bench.data import StoreSplit
 from pfl_bench.types import DataError
 from tasks.common.progress import Progress
 from tasks.common.vision.pictures import PictureError, opened
+from tasks.flair.statistics_labels import blocks_of_users
 
 Channels = Literal["rgb", "luminance"]
 
@@ -98,9 +99,6 @@ def pixel_histograms(
     Returns:
         Shape (n, C, 256), float32, each of the C histograms sums to one: 3 kB an image of "rgb",
         704 MB for the 228,923 images of FLAIR's commonest label.
-
-    Raises:
-        DataError: An image cannot be decoded; the message names it.
     """
     count = len(images.places)
     result = np.empty((count, 3 if channels == "rgb" else 1, LEVELS), dtype=np.float32)
@@ -157,21 +155,15 @@ def distances(
     bounds: NDArray[np.int64],
     order: NDArray[np.int64] | None = None,
 ) -> NDArray[np.float64]:
-    """Distance of each user's mean histogram from the mean of all images.
+    """Distance of each user's mean histogram from the mean of all images: shape (U,), 0 to 255.
 
     ``histograms`` have shape (n, C, 256) and sum to one each. User u owns the images
     ``bounds[u]:bounds[u + 1]``, at least one: of those in place, or of ``order``, shape (n,).
-
-    Returns:
-        Shape (U,), grey levels, 0 to 255.
     """
     population = np.cumsum(histograms.mean(axis=0, dtype=np.float64), axis=-1)
     result = np.empty(len(bounds) - 1)
-    first = 0
-    while first < len(result):
-        # Whole users, so that memory is bounded by a block or by the largest user.
-        fits = int(np.searchsorted(bounds, bounds[first] + _SUMMED_AT_ONCE, side="right")) - 1
-        last = max(fits, first + 1)
+    # Whole users, so that memory is bounded by a block or by the largest user.
+    for first, last in blocks_of_users(bounds, _SUMMED_AT_ONCE):
         block = slice(bounds[first], bounds[last])
         rows = histograms[block] if order is None else histograms[order[block]]
         starts = bounds[first:last] - bounds[first]
@@ -179,7 +171,6 @@ def distances(
         means = sums / np.diff(bounds[first : last + 1])[:, None, None]
         apart = np.abs(np.cumsum(means, axis=-1) - population)
         result[first:last] = apart.sum(axis=-1).mean(axis=-1)
-        first = last
     return result
 
 

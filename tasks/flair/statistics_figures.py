@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
@@ -32,16 +33,21 @@ def _coarse(statistics: Mapping[str, Any]) -> Figure:
     counts = statistics["coarse"]["counts"]
     figure = Figure(figsize=(6.4, 0.9 + 0.26 * len(counts)))
     axes = figure.add_subplot()
-    bars = axes.barh(range(len(counts)), list(counts.values()))
-    axes.bar_label(bars, [f"{count:,}" for count in counts.values()], padding=3, fontsize=8)
-    axes.set_yticks(range(len(counts)), list(counts))
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    axes.margins(x=0.12, y=0.02)
+    _draw_bars(axes, counts, ",", "C0")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_title("Coarse labels")
     axes.set_xlabel(f"images that have the label, of {statistics['images']:,}")
     return figure
+
+
+def _draw_bars(axes: Axes, values: Mapping[str, float], written: str, color: str) -> None:
+    """Draw a bar a name, the first on top, with its value in the format ``written``."""
+    bars = axes.barh(range(len(values)), list(values.values()), color=color)
+    axes.bar_label(bars, [format(v, written) for v in values.values()], padding=3, fontsize=8)
+    axes.set_yticks(range(len(values)), list(values))
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.margins(x=0.12, y=0.02)
 
 
 def _fine(fine: Mapping[str, Any]) -> Figure:
@@ -74,13 +80,7 @@ def _users(statistics: Mapping[str, Any]) -> Figure:
     coarse, fine = statistics["coarse"]["share_of_users"], statistics["fine"]["share_of_users"]
     figure = Figure(figsize=(9.6, 4.8))
     left, right = figure.subplots(1, 2)
-    shares = sorted(coarse.items(), key=lambda item: -item[1])
-    bars = left.barh(range(len(shares)), [share for _, share in shares], color="C2")
-    left.bar_label(bars, [f"{share:.1%}" for _, share in shares], padding=3, fontsize=8)
-    left.set_yticks(range(len(shares)), [name for name, _ in shares])
-    left.invert_yaxis()
-    left.grid(visible=False, axis="y")
-    left.margins(x=0.12, y=0.02)
+    _draw_bars(left, dict(sorted(coarse.items(), key=lambda item: -item[1])), ".1%", "C2")
     left.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     left.set_title("Users who have a coarse label")
     left.set_xlabel(f"share of the {statistics['users']:,} users")

@@ -53,14 +53,11 @@ def count_labels(splits: Sequence[StoreSplit], field: str, num_labels: int) -> L
     """Count one level of labels, "coarse" or "fine", over splits of different users.
 
     Splits are read in blocks; each image has indices of 0 to ``num_labels`` - 1, none twice.
-
-    Raises:
-        DataError: An index is K or more: the store is damaged.
     """
     images, users = np.zeros((2, num_labels), dtype=np.int64)
     per_image, per_user = [], []
     for split in splits:
-        for first, last in _blocks(split.offsets):
+        for first, last in blocks_of_users(split.offsets, _BLOCK_EXAMPLES):
             start, stop = int(split.offsets[first]), int(split.offsets[last])
             lists = split.read(field, start, stop)
             lengths = np.array([len(labels) for labels in lists], dtype=np.int64)
@@ -80,11 +77,14 @@ def count_labels(splits: Sequence[StoreSplit], field: str, num_labels: int) -> L
     return LabelCounts(images, users, np.concatenate(per_image), np.concatenate(per_user))
 
 
-def _blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Ranges of whole users with some ten thousand images each; a larger user is one range."""
+def blocks_of_users(offsets: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of whole users with so many images at most each, or of one larger user.
+
+    User u has the images ``offsets[u]:offsets[u + 1]``, and ``offsets`` the shape (U + 1,).
+    """
     first, users = 0, len(offsets) - 1
     while first < users:
-        fits = int(np.searchsorted(offsets, offsets[first] + _BLOCK_EXAMPLES, side="right")) - 1
+        fits = int(np.searchsorted(offsets, offsets[first] + most, side="right")) - 1
         last = max(fits, first + 1)
         yield first, last
         first = last
