@@ -7,6 +7,8 @@ are drawn (``drawing.py``), the people are made up, and ``GENERATED.txt`` in the
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,13 +89,13 @@ def _write(folder: Path, options: Options, progress: Progress) -> dict[str, Any]
     rows: list[str] = []
     identities: list[str] = []
     smiles = 0
-    with _Album(folder, options.archive) as album:
+    with _album(folder, options.archive) as add:
         for place, owner in enumerate(owners.tolist()):
             draws = np.random.default_rng([options.seed, 3, place])
             looks, name = people[owner], f"{place + 1:06d}.jpg"
             smiling = bool(draws.random() < looks.smiles)
             open_mouth = bool(draws.random() < (OPEN_WHEN_SMILING if smiling else OPEN_OTHERWISE))
-            album.add(name, draw_face(looks, smiling, open_mouth, draws, SIZE))
+            add(name, draw_face(looks, smiling, open_mouth, draws, SIZE))
             holds = looks.attributes()
             holds |= {"Smiling"} if smiling else set()
             holds |= {"Mouth_Slightly_Open"} if open_mouth else set()
@@ -122,27 +124,14 @@ def _write(folder: Path, options: Options, progress: Progress) -> dict[str, Any]
     }
 
 
-class _Album:
-    """Destination of the images: a folder or a zip, whose bytes do not depend on the clock."""
-
-    def __init__(self, folder: Path, archive: str) -> None:
-        self._folder = folder / FOLDER
-        self._zip: zipfile.ZipFile | None = None
-        if archive == "zip":
-            # JPEGs do not compress further.
-            self._zip = zipfile.ZipFile(folder / ARCHIVE, "w", zipfile.ZIP_STORED)
-        else:
-            self._folder.mkdir()
-
-    def add(self, name: str, data: bytes) -> None:
-        if self._zip is None:
-            (self._folder / name).write_bytes(data)
-        else:
-            self._zip.writestr(zipfile.ZipInfo(f"{FOLDER}/{name}"), data)
-
-    def __enter__(self) -> _Album:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._zip is not None:
-            self._zip.close()
+@contextmanager
+def _album(folder: Path, archive: str) -> Iterator[Callable[[str, bytes], object]]:
+    """Adds images to a folder, or to a zip, whose bytes do not depend on the clock."""
+    if archive == "folder":
+        images = folder / FOLDER
+        images.mkdir()
+        yield lambda name, data: (images / name).write_bytes(data)
+        return
+    # JPEGs do not compress further.
+    with zipfile.ZipFile(folder / ARCHIVE, "w", zipfile.ZIP_STORED) as packed:
+        yield lambda name, data: packed.writestr(zipfile.ZipInfo(f"{FOLDER}/{name}"), data)
