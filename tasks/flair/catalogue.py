@@ -75,12 +75,7 @@ class Catalogue:
         return len(self.entries)
 
     def add(self, entry: Any, where: str) -> None:
-        """Take in the next entry, a mapping with ``FIELDS``; ``where`` says its file and place.
-
-        Raises:
-            DataError: A field is missing, of another type, or has a value that cannot be; the
-                image came before; a label is not in the relationship file.
-        """
+        """Take in the next entry, a mapping with ``FIELDS``; ``where`` says its file and place."""
         image, user, split = _checked(entry, where)
         where = f"{where} (image {image!r})"
         if image in self.entries:
@@ -147,10 +142,6 @@ class Catalogue:
         With a relationship file the lists are the file's, so that a part of the data has the
         indices of the whole. Labels that no image has are left out where the others are as many
         as published: they are no classes of FLAIR.
-
-        Raises:
-            DataError: There is no entry, a user is in several splits, or there are more labels
-                than the store can number.
         """
         if not self.entries:
             raise DataError(f"{self._where}: describes no image; get the metadata anew")
@@ -215,32 +206,26 @@ def _checked(entry: Any, where: str) -> tuple[str, str, int]:
         )
     image, user = _as_text(entry["image_id"]), _as_text(entry["user_id"])
     if not _is_plain_name(image):
-        raise DataError(
-            f"{where}: the field 'image_id' is {_shown(image)}; it must be a text that can be a "
-            f"file's name, or a whole number: {_MEND}"
-        )
+        must = "a text that can be a file's name, or a whole number"
+        raise _wrong("image_id", image, must, where)
     _check_readable(image, "image_id", where)
     where = f"{where} (image {image!r})"
     if user is not None and (not isinstance(user, str) or "\0" in user or _has_surrogate(user)):
-        raise DataError(
-            f"{where}: the field 'user_id' is {_shown(user)}; it must be a text or a whole "
-            f"number: {_MEND}"
-        )
+        raise _wrong("user_id", user, "a text or a whole number", where)
     _check_readable(user or "", "user_id", where)
     for name in ("labels", "fine_grained_labels"):
         labels = entry[name]
         if not isinstance(labels, list) or not all(isinstance(x, str) and x for x in labels):
-            raise DataError(
-                f"{where}: the field {name!r} is {_shown(labels)}; it must be a list of label "
-                f"names: {_MEND}"
-            )
+            raise _wrong(name, labels, "a list of label names", where)
     partition = entry["partition"]
     if not isinstance(partition, str) or partition not in SPLIT_OF_PARTITION:
-        raise DataError(
-            f"{where}: the field 'partition' is {_shown(partition)}; it must be one of "
-            f"{', '.join(SPLIT_OF_PARTITION)} (dev means val): {_MEND}"
-        )
+        must = f"one of {', '.join(SPLIT_OF_PARTITION)} (dev means val)"
+        raise _wrong("partition", partition, must, where)
     return image, user or "", SPLITS.index(SPLIT_OF_PARTITION[partition])
+
+
+def _wrong(field: str, value: Any, must: str, where: str) -> DataError:
+    return DataError(f"{where}: the field {field!r} is {_shown(value)}; it must be {must}: {_MEND}")
 
 
 def _as_text(value: Any) -> Any:

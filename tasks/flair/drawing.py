@@ -201,7 +201,8 @@ def draw_picture(
     image = Image.new("RGB", (side, side), ground)
     canvas = ImageDraw.Draw(image)
     _draw_clutter(canvas, camera, rng, side)
-    _draw_glyphs(canvas, sorted(fine_labels, key=_depth_and_name), camera, rng, side)
+    in_order = sorted(fine_labels, key=lambda fine: (GLYPHS[fine].depth, fine))
+    _draw_glyphs(canvas, in_order, camera, rng, side)
     left, top = rng.integers(0, GRAIN_SIDE - side + 1, 2).tolist()
     grain = _grain(round(camera.noise * GRAIN_STEPS)).crop((left, top, left + side, top + side))
     out = io.BytesIO()
@@ -228,10 +229,6 @@ def _free_places(tried: list[list[list[float]]]) -> list[list[float]]:
     for places in tried[1:]:
         taken.append(max(places, key=lambda place: min(map(math.dist, repeat(place), taken))))
     return taken
-
-
-def _depth_and_name(fine: str) -> tuple[int, str]:
-    return GLYPHS[fine].depth, fine
 
 
 def _draw_glyphs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,22 +49,23 @@ FILES = (
         for name in (f"small_images-{n:02d}.tar.gz" for n in range(published.NUM_TARBALLS))
     ),
 )
+_LICENCE = (
+    "FLAIR's annotations are under CC BY-NC 4.0. The images belong to their owners, each under the "
+    "licence that ATTRIBUTION.txt of the repository apple/ml-flair names for its image id: check "
+    "it before you show or pass on an image."
+)
 HUB = HubDataset(
     "apple/flair",
     "*.parquet",
     sum(published.IMAGES.values()),
-    "FLAIR's annotations are under CC BY-NC 4.0. The images belong to their owners, each under the "
-    "licence that ATTRIBUTION.txt of the repository apple/ml-flair names for its image id: check "
-    "it before you show or pass on an image.",
+    _LICENCE,
 )
 FILES_NOTE = (
     "No digests of these files are published. Each was held against the length that the server "
     "declared, if it did; the tarballs were read through (gzip's CRC-32), the JSON was parsed, and "
     "a .txt of undeclared length was read as UTF-8 text. Their SHA-256 are in SHA256SUMS beside "
     "them, and later calls compare with it.\n"
-    "FLAIR's annotations are under CC BY-NC 4.0. The images belong to their owners, each under the "
-    "licence that ATTRIBUTION.txt of the repository apple/ml-flair names for its image id: check "
-    "it before you show or pass on an image. The tarballs need not be unpacked."
+    f"{_LICENCE} The tarballs need not be unpacked."
 )
 
 
@@ -141,8 +143,10 @@ def _make(form: Form, job: Job, labels: Labels, out: Path, options: Options) -> 
     problems, named, bad = images.table.problems()
     if bad and options.bad_images == "refuse":
         raise DataError(_refusal(job.source, form, problems, named, len(bad)))
-    counts = _counts(job.catalogue, bad)
-    differs = published.differences(counts, len(labels.coarse), len(labels.fine))
+    good = SplitCounts()
+    for split, _, entries in _usable(job.catalogue, bad):
+        good.add(split, len(entries))
+    differs = published.differences(good.counts, len(labels.coarse), len(labels.fine))
     path = job.source / GENERATED_MARK
     mark = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
     extra = {
@@ -170,7 +174,7 @@ def _make(form: Form, job: Job, labels: Labels, out: Path, options: Options) -> 
     return {
         "variant": variant,
         "source": origin,
-        "splits": counts,
+        "splits": good.counts,
         "labels": {
             "coarse": len(labels.coarse),
             "fine": len(labels.fine),
@@ -221,13 +225,12 @@ def _refusal(
     )
 
 
-def _counts(catalogue: Catalogue, bad: set[int]) -> dict[str, dict[str, int]]:
-    good = SplitCounts()
-    for split, _, entries in catalogue.users():
-        num_good = sum(entry not in bad for entry in entries.tolist())
-        if num_good:
-            good.add(split, num_good)
-    return good.counts
+def _usable(catalogue: Catalogue, bad: set[int]) -> Iterator[tuple[str, str, list[int]]]:
+    """Split, name and usable entries of each user who has any."""
+    for split, user, entries in catalogue.users():
+        good = [entry for entry in entries.tolist() if entry not in bad]
+        if good:
+            yield split, user, good
 
 
 def _write(writer: StoreWriter, job: Job, images: Images, bad: set[int]) -> None:
@@ -235,8 +238,7 @@ def _write(writer: StoreWriter, job: Job, images: Images, bad: set[int]) -> None
     catalogue = job.catalogue
     ids = list(catalogue.entries)
     done, total = 0, len(catalogue) - len(bad)
-    for split, user, entries in catalogue.users():
-        good = [entry for entry in entries.tolist() if entry not in bad]
+    for split, user, good in _usable(catalogue, bad):
         for first in range(0, len(good), IMAGES_AN_APPEND):
             some = good[first : first + IMAGES_AN_APPEND]
             writer.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 from collections import OrderedDict
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -21,7 +22,7 @@ CHUNK_BYTES = 1 << 20
 TIMEOUT_S = 30.0
 # Of torchvision's files; of others the digits in the name are all that is published.
 SHA256 = {
-    "resnet18-f37072fd.pth": "f37072fd47e89c5e827621c5baffa7500819f7896bbacec160b1a16c560e07ec",
+    "resnet18-f37072fd.pth": "f37072fd47e89c5e827621c5baffa7500819f7896bbacec160b1a16c560e07ec"
 }
 # Classifiers beside the trunk, which are not built.
 AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
@@ -46,8 +47,7 @@ class PublishedWeights:
 def published_weights(name: str) -> PublishedWeights | None:
     """Look up torchvision's first ImageNet weights of a classifier, its ``IMAGENET1K_V1``.
 
-    Returns:
-        The weights; None if torchvision has none, or none whose file name holds a digest.
+    None if torchvision has none, or none whose file name holds a digest.
     """
     from torchvision.models import get_model_weights
 
@@ -72,10 +72,6 @@ def find_weights(name: str, given: str | None) -> tuple[Path, str]:
     Returns:
         The file's path, and why numbers of the published weights are not comparable: empty unless
         a given file has another content.
-
-    Raises:
-        ConfigError: There is no such file, published or given, its content is damaged, or it
-            cannot be downloaded.
     """
     weights = published_weights(name)
     if given is not None:
@@ -111,16 +107,13 @@ def _departure(path: Path, weights: PublishedWeights | None) -> str:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            while piece := file.read(CHUNK_BYTES):
-                digest.update(piece)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read ({error}); give it with model.weights=PATH"
-        ) from (error)
-    return digest.hexdigest()
+        ) from error
 
 
 def _check_digest(path: Path, weights: PublishedWeights, mend: str) -> None:
@@ -138,8 +131,7 @@ def _download(weights: PublishedWeights, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with urlopen(weights.url, timeout=TIMEOUT_S) as answer, partial.open("wb") as file:
-            while piece := answer.read(CHUNK_BYTES):
-                file.write(piece)
+            shutil.copyfileobj(answer, file, CHUNK_BYTES)
         _check_digest(partial, weights, "run again, or give it with model.weights=PATH")
         partial.replace(path)
     except (OSError, HTTPException) as error:
@@ -157,9 +149,6 @@ def load_weights(module: nn.Module, path: Path, head: str) -> None:
 
     ``module`` is as torchvision builds it, and changed in place; the file is a state dict saved by
     ``torch.save``; ``head`` names the last layer.
-
-    Raises:
-        ConfigError: The file is no state dict, is damaged, or belongs to another network.
     """
     state = _read_state(path)
     entries: OrderedDict[str, Tensor] = OrderedDict()

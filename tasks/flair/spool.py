@@ -37,7 +37,6 @@ class Part:
 
     Attributes:
         blob: File of the images' bytes, in the order of the lists.
-        ids: Image ids.
         sizes: Bytes of each image in the blob; 0 if it is not there.
         sums: CRC-32 of each.
         findings: By place in the lists, what is not fine.
@@ -63,9 +62,6 @@ class ImageSpool:
 
     It lies beside ``out``, the store that is to be written; ``basis``, JSON-serialisable, is what
     its content depends on besides the inputs.
-
-    Raises:
-        DataError: The folder cannot be made, or another process works on the same output.
     """
 
     def __init__(self, out: Path, basis: Any) -> None:
@@ -137,18 +133,14 @@ class ImageSpool:
             return None  # not there, or not ours: read the input
 
     def write(self, name: str, fingerprint: Any, images: Iterable[RawImage]) -> Part:
-        """Keep all images of an input; what ``images`` raises leaves nothing of it.
-
-        Raises:
-            DataError: The disk is full.
-        """
+        """Keep all images of an input; what ``images`` raises leaves nothing of it."""
         blob, index = self._paths(name)
         part = Part(blob)
         try:
-            with _writing(blob, self._out) as file:
+            with self._writing(blob) as file:
                 for image in images:
                     data = image.data or b""
-                    with _disk_errors(blob, self._out):
+                    with self._disk_errors():
                         file.write(data)
                     part.add(image, len(data), zlib.crc32(data))
             content = {
@@ -159,7 +151,7 @@ class ImageSpool:
                 "findings": {k: [v.kinds, v.detail] for k, v in part.findings.items()},
             }
             staged = index.with_suffix(".new")
-            with _writing(staged, self._out) as file, _disk_errors(staged, self._out):
+            with self._writing(staged) as file, self._disk_errors():
                 file.write(json.dumps(content, separators=(",", ":")).encode())
             staged.replace(index)
         except BaseException:
@@ -185,30 +177,28 @@ class ImageSpool:
         stem = hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
         return self.folder / f"{stem}.blob", self.folder / f"{stem}.index"
 
+    @contextlib.contextmanager
+    def _writing(self, path: Path) -> Iterator[BinaryIO]:
+        """Open a file for writing; synchronised to disk when all has gone well."""
+        with self._disk_errors():
+            file = path.open("wb")
+        try:
+            yield file
+            with self._disk_errors():
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            with contextlib.suppress(OSError):  # closing repeats a write that failed
+                file.close()
 
-@contextlib.contextmanager
-def _writing(path: Path, out: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing; synchronised to disk when all has gone well."""
-    with _disk_errors(path, out):
-        file = path.open("wb")
-    try:
-        yield file
-        with _disk_errors(path, out):
-            file.flush()
-            os.fsync(file.fileno())
-    finally:
-        with contextlib.suppress(OSError):  # closing repeats a write that failed
-            file.close()
-
-
-@contextlib.contextmanager
-def _disk_errors(path: Path, out: Path) -> Iterator[None]:
-    """Say what to do about a disk that is full."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"{out}: cannot write temporary data into {path.parent} ({error.strerror}); preparing "
-            "needs about twice the images' size beside the store: free space, or choose another "
-            "disk by --out"
-        ) from error
+    @contextlib.contextmanager
+    def _disk_errors(self) -> Iterator[None]:
+        """Say what to do about a disk that is full."""
+        try:
+            yield
+        except OSError as error:
+            raise DataError(
+                f"{self._out}: cannot write temporary data into {self.folder} ({error.strerror}); "
+                "preparing needs about twice the images' size beside the store: free space, or "
+                "choose another disk by --out"
+            ) from error
