@@ -6,18 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.common.fedscale.streaming import Source
-
-# Data with fewer samples than this share of the published ones are a part of them.
-FULL_SHARE = 0.9
+from tasks.common.leaf import table1
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Counts of a data set in FedScale's table 5; its samples are rounded to ``rounding``.
-
-    Attributes:
-        rounding: What the samples are rounded to.
-    """
+    """Counts of a data set in FedScale's table 5; its samples are rounded to ``rounding``."""
 
     clients: int
     samples: int
@@ -26,7 +20,7 @@ class Counts:
 
 def looks_full(found: Source, published: Counts) -> bool:
     """Whether so many samples look like the whole data, not a part of them."""
-    return found.num_samples >= FULL_SHARE * published.samples
+    return table1.looks_full(found.num_samples, published.samples)
 
 
 def table5(found: Source, published: Counts) -> dict[str, Any]:

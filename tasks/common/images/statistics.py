@@ -42,9 +42,6 @@ def statistics(store: Store, options: Options, progress: Progress) -> dict[str, 
         - "mean", "sd" (population), "min", "max": of their numbers of images;
         - "classes": names of the classes;
         - "counts": by client, the first of them, the images of each class.
-
-    Raises:
-        ConfigError: The partition cannot be made.
     """
     images = read_store(store)["train"]
     found = clients_of("train", images, options.partition)
