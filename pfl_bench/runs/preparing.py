@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pfl_bench.client import precision
 from pfl_bench.client.costs import StepFlops, measure_step
 from pfl_bench.config.evaluation import EvaluationOptions
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.evaluation.evaluator import Evaluator, families_of
 from pfl_bench.evaluation.splits import initial_loss
+from pfl_bench.federated.aggregation import Aggregation
 from pfl_bench.federated.autotune.settle import settle
 from pfl_bench.federated.parts import FederatedParts, RunParts, build_run
 from pfl_bench.federated.workers.start import start_workers
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.environment import environment
-from pfl_bench.trainers.building import build_trainer
 from pfl_bench.types import ConfigError, DepartsFromRow, Task, Trainer, WorkerGroup
 
 
@@ -29,9 +30,6 @@ class PreparedRun:
     Attributes:
         parts: What it is made of; of a federated run its ``FederatedParts``, in which nothing is
             left to "auto".
-        trainer: Trains it.
-        evaluator: Evaluates it.
-        group: Its processes.
         step: FLOPs of a training step.
         directions: Which of its metrics are better when lower.
         initial_loss: Loss of the initial model on examples of the training split.
@@ -103,7 +101,7 @@ def prepare(
     if group is None:
         group = start_workers(parts.resolved, parts.model.device)
         stack.callback(group.close)
-    trainer = build_trainer(parts, folder, notice, group)
+    trainer = _build_trainer(parts, folder, notice, group)
     stack.callback(trainer.close)
     evaluator = Evaluator(
         config, parts.task, parts.model, parts.forward, trainer.personal, group, trainer.beside
@@ -119,3 +117,34 @@ def _check_splits(options: EvaluationOptions, task: Task) -> None:
                     f"evaluation.{key}: the data have no split '{name}'; there are: "
                     f"{', '.join(task.split_names)}"
                 )
+
+
+def _build_trainer(
+    parts: RunParts, folder: Path, notice: Callable[[str], None], group: WorkerGroup
+) -> Trainer:
+    """Build the trainer that the configuration's sections ask for."""
+    config = parts.resolved.config
+    slow = precision.slow_notice(config.precision, parts.model.device)
+    if slow is not None:
+        notice(slow)
+    if isinstance(parts, FederatedParts):
+        from pfl_bench.federated.trainer import FederatedTrainer
+
+        if type(parts.aggregation) is not Aggregation:
+            name = parts.resolved.tree["federated"]["aggregation"]["name"]
+            notice(
+                f"aggregation: {name} looks at each client's update, which "
+                "nothing hides from the centre: this run has no privacy guarantee of any kind"
+            )
+        return FederatedTrainer(parts, folder, notice, group)
+    if config.central is not None:
+        from pfl_bench.trainers.central import CentralTrainer
+
+        return CentralTrainer(parts, folder, notice)
+    if config.local is not None:
+        from pfl_bench.trainers.local_only import LocalTrainer
+
+        return LocalTrainer(parts, folder, notice)
+    from pfl_bench.trainers.mocha.trainer import MultitaskTrainer
+
+    return MultitaskTrainer(parts, folder, notice)
