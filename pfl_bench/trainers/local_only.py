@@ -15,20 +15,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pfl_bench.client.forward import Forward
+from pfl_bench.client.precision import new_loss_sum
 from pfl_bench.evaluation.fine_tuning import Batch, take_steps
 from pfl_bench.evaluation.personalized_clients import PersonalizedClients
+from pfl_bench.evaluation.splits import measured_names
 from pfl_bench.federated.parts import RunParts
+from pfl_bench.metrics import build_metrics
 from pfl_bench.rng import Purpose, seed_torch, stream
-from pfl_bench.trainers.model_selection import ClientModelSelector
 from pfl_bench.trainers.personalized import ExpectedWork, PersonalizedModels
-from pfl_bench.types import ConfigError, Examples
+from pfl_bench.types import ConfigError, Examples, Task
 
 # Chosen models that fit into so much are kept; larger ones are trained again when wanted.
 MAX_KEPT_BYTES = 64 * 2**20
@@ -48,20 +51,13 @@ class _Client:
 class LocalTrainer(PersonalizedModels):
     """Trains clients' own models; a round is the next ``clients_per_round`` clients.
 
-    All rates of a client start from the same initial model and see the same batches. A client
-    takes the rate, and with ``choose_epoch`` the epoch, of lowest loss (or highest accuracy) on its
-    own ``val`` examples, or if it has none on its training examples; a tie goes to the earlier rate
-    and epoch. A rate whose loss is not finite is out; a client left with none keeps the initial
-    model.
+    All rates of a client start from the same initial model, that of ``parts``, which is the working
+    copy, and see the same batches. A client takes the rate, and with ``choose_epoch`` the epoch, of
+    lowest loss (or highest accuracy) on its own ``val`` examples, or if it has none on its training
+    examples; a tie goes to the earlier rate and epoch. A rate whose loss is not finite is out; a
+    client left with none keeps the initial model.
 
-    Args:
-        parts: What the run is made of, with a ``local`` section. The model is the working copy; its
-            initial values are every client's start.
-        folder: Not used.
-        notice: Called with what a person must know.
-
-    Raises:
-        ConfigError: The settings do not fit the data or one another.
+    ConfigError if the settings do not fit the data or one another.
     """
 
     def __init__(
@@ -125,13 +121,9 @@ class LocalTrainer(PersonalizedModels):
         return found
 
     def advance(self, index: int) -> dict[str, float]:
-        """Train the next clients over the whole grid.
+        """Train the next clients over the whole grid in round ``index``, 1-based; gives scalars.
 
-        Args:
-            index: The round, 1-based.
-
-        Returns:
-            The round's scalars; "local/rate_<rate>" counts the clients that chose each so far.
+        "local/rate_<rate>" counts the clients that chose each so far.
         """
         started = time.perf_counter()
         options = self._options
@@ -253,3 +245,51 @@ class LocalTrainer(PersonalizedModels):
         self._loss.copy_(state["loss"])
         if self._kept is not None:
             self._kept.copy_(state["models"])
+
+
+class ClientModelSelector:
+    """Scores the model that is in memory on a client's examples; the lower, the better.
+
+    The lowest "loss" is best, or the highest "accuracy", then the lowest loss. ConfigError if the
+    task's metrics have no accuracy, but it is asked for.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        task: Task,
+        select_by: Literal["loss", "accuracy"],
+        batch_size: int,
+    ) -> None:
+        self._forward = forward
+        self._task = task
+        self._by_accuracy = select_by == "accuracy"
+        self._batch_size = batch_size
+        if self._by_accuracy:
+            names = measured_names(forward, task.split("train"), build_metrics(self._task))
+            if "train/accuracy" not in names:
+                raise ConfigError(
+                    "local.select_by: the metrics of this task have no accuracy; set it to loss"
+                )
+
+    @torch.no_grad()
+    def score(self, examples: Examples) -> tuple[float, float]:
+        """Score the model, put into evaluation mode, on examples that are on its device.
+
+        Gives what is compared first (the loss, or minus the accuracy), and the mean loss.
+        """
+        self._forward.module.eval()
+        metrics = build_metrics(self._task) if self._by_accuracy else []
+        total = new_loss_sum(self._forward.device)
+        all_inputs = torch.split(examples.inputs, self._batch_size)
+        all_targets = torch.split(examples.targets, self._batch_size)
+        for inputs, targets in zip(all_inputs, all_targets, strict=True):
+            outputs = self._forward.outputs(inputs)
+            total += self._task.loss(outputs, targets).to(total.dtype) * len(inputs)
+            for metric in metrics:
+                metric.update(outputs, targets)
+        loss = float(total) / len(examples)
+        if not self._by_accuracy:
+            return loss, loss
+        values = {name: value for metric in metrics for name, value in metric.compute().items()}
+        return -values["accuracy"], loss
