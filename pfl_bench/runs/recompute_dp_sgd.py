@@ -20,15 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.federated.parts import build_model, build_task
 from pfl_bench.profiling import one_thread
 from pfl_bench.rng import Purpose, stream, torch_seed
 from pfl_bench.runs.checkpoint import load
-from pfl_bench.types import FederatedSplit, NormalizesByStatistics, Task, UserInputError
+from pfl_bench.runs.recompute_start import noise_generator, opened_model, random_layer
+from pfl_bench.types import FederatedSplit, NormalizesByStatistics
 from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
@@ -64,12 +63,9 @@ _BLOCK = 1024
 
 @dataclass(slots=True)
 class _Comparison:
-    """Comparisons of one check.
+    """Comparisons of one check: its finding, over how many steps.
 
-    Attributes:
-        finding: What is wrong.
-        steps: How many steps were looked at.
-        largest: The largest difference, in multiples of what is allowed.
+    ``largest`` is the largest difference, in multiples of what is allowed.
     """
 
     finding: Finding = field(default_factory=Finding)
@@ -105,20 +101,12 @@ def recompute_dp_sgd(
     seconds: float,
     checkpoints: Mapping[int, Path],
 ) -> list[Check]:
-    """Take the steps of a run of DP-SGD again.
+    """Take the steps of a run of DP-SGD again; gives the checks of ``CHECKS``, in that order.
 
-    Args:
-        resolved: The run's configuration, with the sections ``central`` and ``privacy``.
-        environment: What its ``environment.json`` says.
-        evidence: What its ledger says.
-        noise_multiplier: z, as the run states it.
-        seed: The private seed, of batches and noise; None where no file has it.
-        seconds: For how long sums and parameters are computed, but one step at least; after as
-            long again, the drawing of batches and noise ends too.
-        checkpoints: The run's, by the epoch after which they were saved.
-
-    Returns:
-        The checks of ``CHECKS``, in that order.
+    ``noise_multiplier`` is z as the run states it; ``seed`` is None where no file has it;
+    checkpoints are by the epoch after which they were saved. Sums and parameters are computed for
+    ``seconds``, but one step at least; after as long again, the drawing of batches and noise ends
+    too.
     """
     try:
         run = _Run(resolved, environment, evidence.steps, noise_multiplier, seed)
@@ -151,9 +139,9 @@ class _Run:
         central = resolved.config.central
         assert central is not None
         self._resolved, self._options, self._steps, self._seed = resolved, central, steps, seed
-        task, model = _built(resolved, environment)
+        task, self._model = opened_model(resolved, environment)
+        model = self._model
         self._split: FederatedSplit = task.split("train")
-        self._model = model
         self._forward = Forward(model.module, task, model.device)
         model.module.train()
         per_epoch = int(np.count_nonzero(steps.epochs == 1))
@@ -173,8 +161,8 @@ class _Run:
         self._width = -(-model.num_parameters // BLOCKS)
         self._total = per_epoch * central.num_epochs
         self._relative = ROUNDING[resolved.config.precision]
-        self._generator, self._no_noise = _generator(environment)
-        self._no_sums = _random_layer(model.module)
+        self._generator, self._no_noise = noise_generator(environment)
+        self._no_sums = random_layer(model.module)
         self._no_steps = self._no_noise
         if central.optimizer.name != "sgd":
             self._no_steps = f"the reference does not take steps of {central.optimizer.name}"
@@ -188,13 +176,9 @@ class _Run:
 
     def share(self, checkpoints: Mapping[int, Path], seconds: float) -> None:
         """Share the time for sums out among the starts: the first step, and checkpoints."""
-        later = {
-            epoch
-            for epoch in checkpoints
-            if epoch * self.settings.steps_per_epoch < len(self._steps)
-        }
-        self._checkpoints = {epoch: checkpoints[epoch] for epoch in later}
-        self._share, self._goes_on, self._spent = seconds / (1 + len(later)), True, 0.0
+        per_epoch, count = self.settings.steps_per_epoch, len(self._steps)
+        self._checkpoints = {e: path for e, path in checkpoints.items() if e * per_epoch < count}
+        self._share, self._goes_on, self._spent = seconds / (1 + len(self._checkpoints)), True, 0.0
 
     def take(self, index: int) -> None:
         """Take a step, counted from 0, and compare it; its sum while the start's time lasts."""
@@ -212,7 +196,8 @@ class _Run:
             self._compare_noise(index, noise)
         if self._goes_on and not self._no_sums:
             started = time.monotonic()
-            self._goes_on = self._compute(index, epoch, number, batch, noise)
+            examples = self._read(epoch, number, batch)
+            self._goes_on = self._compute(index, examples, len(batch), noise)
             self._spent += time.monotonic() - started
             self._goes_on &= self._spent <= self._share
 
@@ -251,15 +236,13 @@ class _Run:
     def _compare_batch(self, index: int, batch: NDArray[np.int64]) -> None:
         found, recorded = self._found["cohort_replay"], int(self._steps.sizes[index])
         found.steps += 1
-        place = self._steps.place(index)
+        flaw = ""
         if recorded != len(batch):
-            found.finding.problems.append(
-                f"{place}: the batch has {recorded} examples, where the seed draws {len(batch)}"
-            )
+            flaw = f"{recorded} examples, where the seed draws {len(batch)}"
         elif self._steps.digest(index) != batch_digest(batch):
-            found.finding.problems.append(
-                f"{place}: the batch has other examples than the {len(batch)} that the seed draws"
-            )
+            flaw = f"other examples than the {len(batch)} that the seed draws"
+        if flaw:
+            found.finding.problems.append(f"{self._steps.place(index)}: the batch has {flaw}")
 
     def _compare_noise(self, index: int, noise: Tensor) -> None:
         found = self._found["noise_replay"]
@@ -271,20 +254,14 @@ class _Run:
         found.compare(f"{self._steps.place(index)}: the noise", recorded, own, allowed)
 
     def _compute(
-        self,
-        index: int,
-        epoch: int,
-        number: int,
-        batch: NDArray[np.int64],
-        noise: Tensor | None,
+        self, index: int, examples: tuple[Tensor, Tensor], count: int, noise: Tensor | None
     ) -> bool:
-        """Compute a step again and compare it; whether the next can be computed."""
+        """Compute a step of ``count`` examples again, compare it; whether the next can be."""
         found, place = self._found["recompute"], self._steps.place(index)
-        examples = self._read(epoch, number, batch)
         total = self._reference.sum(*examples)
         (own,) = self._sketcher.sketch_flat(total)
-        scale = max(float(own[0]), math.sqrt(max(1, len(batch))) * self.settings.clip_norm)
-        allowed = self._relative * scale + _CLIP_SLACK * len(batch)
+        scale = max(float(own[0]), math.sqrt(max(1, count)) * self.settings.clip_norm)
+        allowed = self._relative * scale + _CLIP_SLACK * count
         recorded, moved = self._steps.sketches("sum")[index], 0.0
         off = np.abs(recorded - own)
         if not off.max() <= allowed:
@@ -357,49 +334,11 @@ class _Run:
             examples = self._split.read_examples(block, np.random.default_rng(0))
             with torch.no_grad():
                 moments.append(module.moments(self._forward.prepare(examples.inputs, None)))
-        rng, released = stream(self._seed, Purpose.STATISTICS), []
-        for vectors, bound in zip(
-            zip(*moments, strict=True), (asked.mean_clip_norm, asked.square_clip_norm), strict=True
-        ):
-            rows = torch.cat(vectors).double().numpy()
-            released.append(noised_mean(rows, bound, asked.noise_multiplier, rng))
-        mean, square = released
+        rng = stream(self._seed, Purpose.STATISTICS)
+        bounds = (asked.mean_clip_norm, asked.square_clip_norm)
+        mean, square = (
+            noised_mean(torch.cat(vectors).double().numpy(), bound, asked.noise_multiplier, rng)
+            for vectors, bound in zip(zip(*moments, strict=True), bounds, strict=True)
+        )
         variance = np.maximum(square - mean**2, 0.0)
         module.set_statistics(torch.from_numpy(mean), torch.from_numpy(variance))
-
-
-def _built(resolved: ResolvedConfig, environment: Mapping[str, Any]) -> tuple[Task, FlatModel]:
-    """Data and initial model of the run, on the CPU."""
-    device = torch.device("cpu")
-    try:
-        task = build_task(resolved, device)
-        model = build_model(resolved, task, device)
-    except (UserInputError, OSError, ValueError) as error:
-        raise SkippedError(f"the data or the model cannot be opened ({error})") from error
-    recorded = environment.get("model")
-    begun = recorded.get("initial_digest") if isinstance(recorded, Mapping) else None
-    if begun != model.initial_digest:
-        raise SkippedError("the model that is built today is not the one that the run began with")
-    return task, model
-
-
-def _generator(environment: Mapping[str, Any]) -> tuple[torch.Generator | None, str]:
-    """The generator of the run's noise, not seeded yet; in words, why it is not at hand."""
-    part: Any = environment
-    for key in ("private_seed", "parts", "arithmetic", "device"):
-        part = part.get(key) if isinstance(part, Mapping) else None
-    kind = "cpu" if part in (None, "cpu") else "cuda"
-    if kind == "cuda" and not torch.cuda.is_available():
-        reason = f"the run's noise was drawn on {part}, whose generator this machine does not have"
-        return None, reason
-    return torch.Generator(device=kind), ""
-
-
-def _random_layer(module: nn.Module) -> str:
-    """Reason why no gradient of one example can be computed again; empty if it can."""
-    for layer in module.modules():
-        chances = (getattr(layer, name, 0.0) for name in ("p", "dropout"))
-        if any(isinstance(chance, float) and chance > 0.0 for chance in chances):
-            name = type(layer).__name__
-            return f"{name} draws random numbers for a whole batch, not for each example"
-    return ""

@@ -1,4 +1,4 @@
-"""Start of the rounds of a run: its data, model, devices and checkpoints."""
+"""Start of the rounds or steps of a run: its data, model, devices, noise and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl_bench import plugins
+from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.central_gradient import private_gradient
 from pfl_bench.federated.parts import (
@@ -29,6 +30,7 @@ from pfl_bench.types import (
     TransformsBatches,
     UserInputError,
 )
+from privacy.audit.errors import SkippedError
 from privacy.reference.central import Optimizer
 from privacy.reference.client import Learner, Trained
 from privacy.reference.cohort import SCHEMES
@@ -42,19 +44,9 @@ class ImpossibleError(Exception):
 
 
 class Opened:
-    """A run whose rounds are to be computed again.
-
-    Args:
-        folder: The run's.
-        lines: Its ledger's.
-        resolved: Its configuration.
-        seed: Its private seed; None where no file has it.
-        environment: What its ``environment.json`` says.
+    """A run whose rounds are to be computed again, opened from its ledger's lines and environment.
 
     Attributes:
-        resolved: As given.
-        seed: As given.
-        lines: As given.
         checkpoints: By the round after which they were saved.
         initial: The model's parameters before the first round, shape (P,), float32.
         transforms: Of updates that are sent, by name: the algorithm's and compressions.
@@ -264,3 +256,45 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     for key in ("sum", "exp_avg_sq", "second"):
         if state.get(key) is not None:
             optimizer.second = state[key].double()
+
+
+def opened_model(
+    resolved: ResolvedConfig, environment: Mapping[str, Any]
+) -> tuple[Task, FlatModel]:
+    """Data and initial model of the run, on the CPU."""
+    device = torch.device("cpu")
+    try:
+        task = build_task(resolved, device)
+        model = build_model(resolved, task, device)
+    except (UserInputError, OSError, ValueError) as error:
+        raise SkippedError(f"the data or the model cannot be opened ({error})") from error
+    recorded = environment.get("model")
+    begun = recorded.get("initial_digest") if isinstance(recorded, Mapping) else None
+    if begun != model.initial_digest:
+        raise SkippedError("the model that is built today is not the one that the run began with")
+    return task, model
+
+
+def noise_generator(environment: Mapping[str, Any]) -> tuple[torch.Generator | None, str]:
+    """The generator of the run's noise, not seeded yet; in words, why it is not at hand."""
+    part: Any = environment
+    for key in ("private_seed", "parts", "arithmetic", "device"):
+        part = part.get(key) if isinstance(part, Mapping) else None
+    if part in (None, "cpu"):
+        return torch.Generator(), ""
+    if torch.cuda.is_available():
+        return torch.Generator(device="cuda"), ""
+    return (
+        None,
+        f"the run's noise was drawn on {part}, whose generator this machine does not have",
+    )
+
+
+def random_layer(module: nn.Module) -> str:
+    """Reason why no gradient of one example can be computed again; empty if it can."""
+    for layer in module.modules():
+        chances = (getattr(layer, name, 0.0) for name in ("p", "dropout"))
+        if any(isinstance(chance, float) and chance > 0.0 for chance in chances):
+            name = type(layer).__name__
+            return f"{name} draws random numbers for a whole batch, not for each example"
+    return ""
