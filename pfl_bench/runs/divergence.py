@@ -10,7 +10,8 @@ from typing import Any
 FACTOR = 1e3
 # Of the training steps or an evaluation; of local models, of the clients' own judgement.
 _LOSSES = frozenset({"loss", "train_loss", "val_loss"})
-_MENDS = {
+# Of each setting.
+USUAL_MENDS = {
     "federated": "a lower federated.local_learning_rate or federated.central_learning_rate",
     "private_federated": (
         "a lower federated.local_learning_rate or federated.central_learning_rate, or less noise "
@@ -51,13 +52,8 @@ class DivergenceWatch:
         limit = FACTOR * self._start if self._start > 0 else math.inf
         for name, value in losses.items():
             if not math.isfinite(value) or value > limit:
-                self.found = {
-                    "metric": name,
-                    "round": index,
-                    "unit": self._unit,
-                    "value": value,
-                    "start": self._start,
-                }
+                self.found = {"metric": name, "round": index, "unit": self._unit}
+                self.found |= {"value": value, "start": self._start}
                 return True
         return False
 
@@ -71,11 +67,6 @@ class DivergenceWatch:
         if found is not None:
             found = {key: found[key] for key in ("metric", "round", "unit", "value", "start")}
         self._start, self.found = float(state["start"]), found
-
-
-def usual_mend(setting: str) -> str:
-    """Usual remedies for training of a setting that diverges."""
-    return _MENDS[setting]
 
 
 def describe_divergence(found: Mapping[str, Any] | None) -> str:

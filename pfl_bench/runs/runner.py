@@ -20,7 +20,7 @@ from pfl_bench.files import read_metrics, to_json_value, write_json
 from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.runs.best_model import BestModel
 from pfl_bench.runs.checkpoint import load_latest, restoring, save_checkpoint
-from pfl_bench.runs.divergence import DivergenceWatch, describe_divergence, usual_mend
+from pfl_bench.runs.divergence import USUAL_MENDS, DivergenceWatch, describe_divergence
 from pfl_bench.runs.events import Callbacks, RoundEnd
 from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder
 from pfl_bench.runs.log import RunLog, headline_of
@@ -44,7 +44,7 @@ def run(
     group: WorkerGroup | None = None,
     profile: Profile | None = None,
 ) -> dict[str, Any]:
-    """Run a configuration in a folder, or return what a finished run there has left.
+    """Run a configuration in a folder, or return what a finished run there has left: its summary.
 
     Args:
         resolved: The configuration.
@@ -52,9 +52,6 @@ def run(
         resume: Go on with an unfinished run of the same configuration.
         group: Processes that wait for orders; None for those that the configuration asks for.
         profile: Collects where the time goes; written into the folder at the end.
-
-    Returns:
-        The summary, as in ``summary.json``.
 
     Raises:
         UserInputError: Configuration, data or folder do not fit.
@@ -79,23 +76,10 @@ def rounds(
     profile: Profile | None = None,
     callbacks: Callbacks | None = None,
 ) -> Generator[RoundEnd | None, None, dict[str, Any]]:
-    """As ``run``, but the caller asks for one round after another.
+    """As ``run``, but the caller asks for one round after another, and is given what callbacks are.
 
-    A caller who asks for no further round closes the generator, which leaves an unfinished run.
-
-    Args:
-        resolved: The configuration.
-        out: The run's folder.
-        resume: Go on with an unfinished run of the same configuration.
-        group: As in ``run``.
-        profile: As in ``run``.
-        callbacks: Are told of each round; their guarantee is in ``pfl_bench.runs.events``.
-
-    Yields:
-        What callbacks are told of each round; None without callbacks.
-
-    Returns:
-        The summary.
+    Without callbacks, whose guarantee is in ``pfl_bench.runs.events``, that is None. A caller who
+    asks for no further round closes the generator, which leaves an unfinished run.
     """
     with ExitStack() as stack:
         if group is not None:
@@ -196,12 +180,8 @@ class _Run:
     ) -> Generator[RoundEnd | None, None, tuple[int, str]]:
         trainer, config = self._trainer, self._config
         started = time.perf_counter()
-        overhead = Overhead(
-            {
-                "evaluation": ("evaluation.every", config.evaluation.every),
-                "checkpoint": ("checkpoint.every", config.checkpoint.every),
-            }
-        )
+        every = {"evaluation": config.evaluation.every, "checkpoint": config.checkpoint.every}
+        overhead = Overhead({name: (f"{name}.every", rounds) for name, rounds in every.items()})
         for index in range(done + 1, trainer.total + 1):
             if self._profile is not None:
                 self._profile.begin_step(index)
@@ -220,8 +200,7 @@ class _Run:
             scalars |= self._costs.add(scalars)
             if "train" in config.evaluation.splits:
                 scalars = {_OF_STEPS.get(name, name): value for name, value in scalars.items()}
-            headline = ""
-            measured: dict[str, float] | None = None
+            headline, measured = "", None
             if index % config.evaluation.every == 0 or index == trainer.total:
                 scalars |= trainer.epsilons(index)
                 trainer.load_central()
@@ -255,7 +234,7 @@ class _Run:
         if self._divergence.look(index, scalars):
             self._notices.add(
                 f"{describe_divergence(self._divergence.found)}; what usually mends it: "
-                f"{usual_mend(self._config.setting)}"
+                f"{USUAL_MENDS[self._config.setting]}"
             )
 
     def _state(self) -> dict[str, Any]:
