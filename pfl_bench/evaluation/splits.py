@@ -17,12 +17,7 @@ from pfl_bench.client.forward import Forward
 from pfl_bench.client.prefetch import prefetch
 from pfl_bench.evaluation.per_client import GroupSums, over_clients
 from pfl_bench.evaluation.strata import Columns, Strata, Stratum
-from pfl_bench.types import (
-    Examples,
-    FederatedSplit,
-    Metric,
-    PersonalModels,
-)
+from pfl_bench.types import Examples, FederatedSplit, Metric, PersonalModels
 
 # Enough for the size of a loss.
 _START_EXAMPLES = 16
@@ -32,14 +27,10 @@ CPU_NUMBERS = 1 << 23
 
 
 def examples_at_once(input_shape: Sequence[int], device: torch.device) -> int | None:
-    """Examples that go through a model at once; None: as many as a batch has.
+    """Examples of a shape that go through a model at once; None for as many as a batch has.
 
-    A batch of large inputs fits an accelerator. In a computer's main memory it would take
-    gigabytes and gain nothing.
-
-    Args:
-        input_shape: Shape of one example's input.
-        device: Where the model lives.
+    A batch of large inputs fits an accelerator. In a computer's main memory it would take gigabytes
+    and gain nothing.
     """
     if device.type != "cpu":
         return None
@@ -51,8 +42,7 @@ class Measured:
     """Sums of a pass over (a part of) a split, as they cross processes.
 
     Attributes:
-        metrics: The families.
-        families: Of each, the sums by client.
+        families: Of each of the metrics' families, the sums by client.
         strata: Of each column, what its values came to.
         num_examples: Examples that were evaluated.
         num_clients: Clients that these are of.
@@ -102,13 +92,9 @@ class Measured:
 
 
 class _MicroBatch(NamedTuple):
-    """Examples that go through the model at once: a batch, or a part of one.
+    """Examples that go through the model at once: a batch, or a (last) part of one.
 
-    Attributes:
-        clients: Shape (n,), the client of each example.
-        examples: As they were read.
-        columns: Of each stratum.
-        is_last: Whether the batch is complete with it.
+    ``clients`` has shape (n,); ``columns`` are those of the strata.
     """
 
     clients: NDArray[np.int64]
@@ -130,7 +116,7 @@ class _Pass:
         self._forward = forward
         self._strata = strata
         families = [GroupSums(split.num_users) for _ in metrics]
-        self.measured = Measured(metrics, families, [] if strata is None else strata.parts())
+        self.measured = Measured(metrics, families, [] if strata is None else strata.parts)
         self._held: list[_Held] = []
 
     @torch.no_grad()
@@ -206,9 +192,7 @@ def measure(
         module.eval()
         if personal is None:
             if strata is None:
-                first, last = (
-                    split.num_examples * end // part[1] for end in (part[0], part[0] + 1)
-                )
+                first, last = _share(split.num_examples, part)
             else:
                 first, last = int(split.offsets[users.start]), int(split.offsets[users.stop])
             jobs = _ranges(split, sizes, strata, first, last)
@@ -233,27 +217,30 @@ def evaluate(
     strata: Strata | None = None,
     personal: PersonalModels | None = None,
 ) -> dict[str, float]:
-    """Evaluate on all examples of a split; see ``measure`` for the arguments.
+    """Evaluate on all examples of a split, with the arguments of ``measure``.
 
-    Returns:
-        Under "<split>/": each metric over all examples that were evaluated; for each value that
-        examples have on their own, such as accuracy, how it spreads over clients
-        (``per_client.over_clients``) and over the values of each column
-        (``Stratum.scalars``), an example weighing what its family says, such as its tokens; and
-        "num_examples", "num_clients" (that were evaluated on at least one), and with personal
-        models "num_clients_without_examples", which are left out of everything else.
-
-    Raises:
-        UserInputError: Nothing was evaluated, so that there is no mean.
+    Gives under "<split>/": each metric over all examples that were evaluated; for each value that
+    examples have on their own, such as accuracy, how it spreads over clients
+    (``per_client.over_clients``) and over the values of each column (``Stratum.scalars``), an
+    example weighing what its family says, such as its tokens; and "num_examples", "num_clients"
+    (that were evaluated on at least one), and with personal models "num_clients_without_examples",
+    which are left out of everything else. UserInputError if nothing was evaluated, so that there is
+    no mean.
     """
     measured = measure(forward, split, metrics, batch_size, data_workers, strata, personal)
     return measured.result(split, personal is not None)
 
 
+def _share(total: int, part: tuple[int, int]) -> list[int]:
+    """Ends of a part's range among so many examples."""
+    number, count = part
+    return [total * place // count for place in (number, number + 1)]
+
+
 def _users_of(split: FederatedSplit, part: tuple[int, int]) -> range:
     """The users of a part, as many as make its share of the examples."""
     number, count = part
-    ends = [split.num_examples * place // count for place in (number, number + 1)]
+    ends = _share(split.num_examples, part)
     first, last = np.searchsorted(split.offsets[:-1], ends).tolist()
     return range(first if number else 0, last if number + 1 < count else split.num_users)
 
@@ -311,12 +298,7 @@ def _by_user(
 
 @torch.no_grad()
 def initial_loss(forward: Forward, split: FederatedSplit) -> float:
-    """The task's loss of the model as it is, on the first examples of a split.
-
-    Args:
-        forward: The model and how a batch goes through it; its mode is left as it was.
-        split: The training split.
-    """
+    """The task's loss of the model as it is, in its mode, on the first examples of a split."""
     module = forward.module
     was_training = module.training
     examples = split.read_range(0, min(_START_EXAMPLES, split.num_examples))
@@ -351,12 +333,7 @@ def measured_names(
 ) -> tuple[str, ...]:
     """Names of what ``evaluate`` gives, found out on one example and the model that is there.
 
-    Args:
-        forward: The model and how a batch goes through it.
-        split: Users and examples.
-        metrics: Empty accumulators; not empty afterwards, and neither are ``strata``.
-        strata: As for ``evaluate``.
-        is_personal: Whether there will be personal models.
+    Metrics and strata, empty accumulators, are not empty afterwards.
     """
     was_training = forward.module.training
     taken = _Pass(forward, split, metrics, strata)

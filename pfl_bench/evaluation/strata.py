@@ -16,11 +16,7 @@ Columns = list[NDArray[np.int64]]
 
 
 class Stratum:
-    """One column of the data, such as play: what the examples of each of its values come to.
-
-    Args:
-        column: Name of the column.
-    """
+    """One column of the data, such as play: what the examples of each of its values come to."""
 
     def __init__(self, column: str) -> None:
         self.column = column
@@ -37,12 +33,9 @@ class Stratum:
         clients: NDArray[np.int64],
         families: Sequence[tuple[Values, NDArray[np.float64]]],
     ) -> None:
-        """Take examples in.
+        """Take examples in: the column's numbers, clients, and values and weights of each family.
 
-        Args:
-            numbers: Shape (n,), the column.
-            clients: Shape (n,), ascending, and none below those of the call before.
-            families: Values and weights of each family of metrics, each of shape (n,).
+        All have shape (n,). Clients ascend, and none is below those of the call before.
         """
         present, places = np.unique(numbers, return_inverse=True)
         slots = np.array(
@@ -74,11 +67,7 @@ class Stratum:
         self._seen.update(pairs[pairs[:, 0] == last, 1].tolist())
 
     def merge(self, other: Stratum) -> None:
-        """Take in what another instance has seen of the same column, of other clients.
-
-        Args:
-            other: Not changed.
-        """
+        """Take in what another instance has seen of the same column, of other clients."""
         numbers = list(other._slots)
         places = np.array([self._slots.setdefault(n, len(self._slots)) for n in numbers], np.int64)
         self._examples = room(self._examples, len(self._slots))
@@ -106,18 +95,11 @@ class Stratum:
         return result
 
     def table(self, names: Sequence[str] | None) -> dict[str, dict[str, Any]]:
-        """Metrics of the examples of each of the column's values.
+        """Metrics of the examples of each of the column's values, by its name or as a mere number.
 
-        Args:
-            names: What the column's numbers are called; None if they are just numbers.
-
-        Returns:
-            By name of the column's value, in the order of their numbers: "examples", "clients"
-            (that have at least one of them), and the mean of each example's values, NaN where
-            nothing counts.
-
-        Raises:
-            DataError: A number of the column has no name.
+        In the order of their numbers: "examples", "clients" (that have at least one of them), and
+        the mean of each example's values, NaN where nothing counts. DataError if a number of the
+        column has no name in ``names``.
         """
         means = {name: sums.means(name) for sums in self._families for name in sums.names}
         table: dict[str, dict[str, Any]] = {}
@@ -143,12 +125,7 @@ class Stratum:
 class Strata:
     """Empty accumulators of the columns by whose values results are told apart, of one evaluation.
 
-    Args:
-        task: The data.
-        columns: Names of columns; empty for none.
-
-    Raises:
-        ConfigError: The data have no such column.
+    ConfigError if the data have no such column.
     """
 
     def __init__(self, task: Task, columns: Sequence[str]) -> None:
@@ -160,13 +137,13 @@ class Strata:
                     f"evaluation.strata: the data have no column '{name}' to tell results apart "
                     f"by; there are: {', '.join(there) or 'none'}"
                 )
-        self._strata = [Stratum(name) for name in columns]
+        self.parts = [Stratum(name) for name in columns]
 
     def read(self, split: str, start: int, stop: int) -> Columns:
         """Read the columns of the examples ``start:stop`` of a split."""
         if self._task is None:
             return []
-        return [self._task.read_column(split, s.column, start, stop) for s in self._strata]
+        return [self._task.read_column(split, s.column, start, stop) for s in self.parts]
 
     def add(
         self,
@@ -175,15 +152,11 @@ class Strata:
         families: Sequence[tuple[Values, NDArray[np.float64]]],
     ) -> None:
         """Take a batch in; see ``Stratum.add``."""
-        for stratum, column in zip(self._strata, columns, strict=True):
+        for stratum, column in zip(self.parts, columns, strict=True):
             stratum.add(column, clients, families)
-
-    def parts(self) -> list[Stratum]:
-        """The accumulators, one a column."""
-        return self._strata
 
     def tables(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Metrics of the examples of each value of each column, by the names of both."""
         if self._task is None:
             return {}
-        return {s.column: s.table(self._task.column_values(s.column)) for s in self._strata}
+        return {s.column: s.table(self._task.column_values(s.column)) for s in self.parts}
