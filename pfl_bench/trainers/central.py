@@ -53,19 +53,10 @@ from privacy.statement.statement import PrivacyStatement
 def make_central_plan(
     resolved: ResolvedConfig, split: FederatedSplit, model: FlatModel
 ) -> ExampleLevelPlan | None:
-    """Build the plan of a run's configuration.
+    """Build the plan of a run's section ``central``; None for a run that claims no privacy.
 
-    Args:
-        resolved: The configuration, with a section ``central``.
-        split: The training split.
-        model: The model.
-
-    Returns:
-        The plan; None for a run that claims no privacy.
-
-    Raises:
-        ConfigError: The mechanism is not one of central training.
-        privacy.errors.PlanError: The accounting of the settings would be wrong.
+    ConfigError where the mechanism is not one of central training; privacy.errors.PlanError where
+    the accounting of the settings would be wrong.
     """
     privacy, options = resolved.config.privacy, resolved.config.central
     assert options is not None
@@ -99,29 +90,16 @@ def make_central_plan(
 
 
 class CentralTrainer(Trainer):
-    """Trains a model on pooled examples; the runner drives it, one epoch a step.
+    """Trains a model, in place, on pooled examples; the runner drives it, one epoch a step.
 
-    Args:
-        parts: What the run is made of, with a ``central`` section. The model is trained in place.
-        folder: The run's folder, where a private run keeps its ledger.
-        notice: Called with what a person must know.
-
-    Attributes:
-        plan: What the run claims; None for a run that is not private.
-
-    Raises:
-        ConfigError: The settings do not fit the data or one another.
-        privacy.errors.PrivacyError: The claim cannot be met.
+    A private run keeps its ledger in ``folder``; ``plan`` is what it claims, None for other runs.
+    ConfigError if the settings do not fit the data or one another, privacy.errors.PrivacyError if
+    the claim cannot be met.
     """
 
     unit = "epoch"
 
-    def __init__(
-        self,
-        parts: RunParts,
-        folder: Path,
-        notice: Callable[[str], None],
-    ) -> None:
+    def __init__(self, parts: RunParts, folder: Path, notice: Callable[[str], None]) -> None:
         resolved, task, model = parts.resolved, parts.task, parts.model
         options = resolved.config.central
         if options is None:
@@ -166,16 +144,9 @@ class CentralTrainer(Trainer):
             self._released: dict[str, Any] | None = None
 
     def advance(self, index: int) -> dict[str, float]:
-        """Run one epoch.
+        """Run epoch ``index``, 1-based; gives its scalars.
 
-        Args:
-            index: The epoch, 1-based.
-
-        Returns:
-            The epoch's scalars.
-
-        Raises:
-            privacy.errors.BudgetExceededError: The epoch would exceed the budget.
+        privacy.errors.BudgetExceededError if the epoch would exceed the budget.
         """
         started = time.perf_counter()
         if self.plan is not None:
@@ -184,17 +155,15 @@ class CentralTrainer(Trainer):
         seed_torch(self._seed, Purpose.CENTRAL_MODEL, self._model.device, index)
         self._model.module.train()
         loss_sum = new_loss_sum(self._model.device)
-        seen = lost = 0
-        rate = 0.0
+        seen, lost, rate = 0, 0, 0.0
         batches = self._shuffled(rng)
         if self.plan is not None:
             batches = self._observer.batches(self._drawn(rng))
         total_steps = self._steps_per_epoch * self.total
-        jobs = self._jobs(batches, index)
-        for micro_batch in prefetch(jobs, self._options.data_workers):
+        for micro_batch in prefetch(self._jobs(batches, index), self._options.data_workers):
             step = (index - 1) * self._steps_per_epoch + micro_batch.step + 1
-            factor = rate_factor(self._options.schedule, step, total_steps)
-            rate = self._options.learning_rate * factor
+            rate = self._options.learning_rate
+            rate *= rate_factor(self._options.schedule, step, total_steps)
             set_rate(self._optimizer, rate)
             if self.plan is None:
                 loss_sum += self._plain_step(micro_batch) * micro_batch.size
@@ -225,8 +194,10 @@ class CentralTrainer(Trainer):
 
     def _record(self, epoch: int, lost: int) -> None:
         """Write the epoch's line of the ledger: its steps, what was seen of them, and a digest."""
-        if self._ledger is not None:
-            entry = {
+        if self._ledger is None:
+            return
+        self._ledger.append(
+            {
                 **self._constants,
                 **({} if self._released is None else {"statistics": self._released}),
                 "round": epoch,
@@ -235,17 +206,13 @@ class CentralTrainer(Trainer):
                 "observed": self._observer.record(),
                 "release_sha256": tensor_digest(self._model.vector),
             }
-            self._ledger.append(entry)
-            self._digest = self._ledger.digest(epoch)
+        )
+        self._digest = self._ledger.digest(epoch)
 
     def begin(self, done: int) -> None:
-        """Open a private run's ledger; check that what goes on is what it has recorded.
+        """Open a private run's ledger; check that the run goes on, after ``done`` epochs, from it.
 
-        Args:
-            done: Epochs that the run has behind it, from its checkpoint.
-
-        Raises:
-            privacy.errors.LedgerError: The ledger is damaged or of another run.
+        privacy.errors.LedgerError if the ledger is damaged or of another run.
         """
         if self.plan is not None:
             if self._statistics is not None and self._released is None:
@@ -301,22 +268,17 @@ class CentralTrainer(Trainer):
             draws = self._forward.draw(len(batch), rng)
             for start in range(0, max(1, len(batch)), max(1, size)):
                 part = slice(start, start + size)
-                yield partial(
-                    self._read,
-                    batch[part],
-                    step,
-                    start + size >= len(batch),
-                    None if draws is None else draws[part],
-                    rng.spawn(1)[0],
-                )
+                of_part = None if draws is None else draws[part]
+                is_last = start + size >= len(batch)
+                yield partial(self._read, batch[part], rng.spawn(1)[0], step, is_last, of_part)
 
     def _read(
         self,
         part: NDArray[np.int64],
+        rng: np.random.Generator,
         step: int,
         is_last: bool,
         draws: Tensor | None,
-        rng: np.random.Generator,
     ) -> MicroBatch:
         examples = self._split.read_examples(part, rng) if len(part) else None
         return MicroBatch(step, len(part), is_last, examples, draws)
@@ -376,11 +338,7 @@ class CentralTrainer(Trainer):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave.
-
-        Raises:
-            RunFolderError: A private run began with other streams.
-        """
+        """Restore what ``state_dict`` gave; RunFolderError of a private run of other streams."""
         if self.plan is not None and state["seed"] != self._batch_seed:
             raise OtherSeedError(self._ledger_path.parent)
         self._model.vector.copy_(state["central"])
