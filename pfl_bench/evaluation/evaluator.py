@@ -47,18 +47,10 @@ class Evaluator:
     private run may have that too: clients fine-tune what was released, on their own devices, and
     send nothing. (What is measured of them is outside the statement, as all evaluation is.)
 
-    Args:
-        config: The configuration.
-        task: Data and families of metrics.
-        model: The model's memory.
-        forward: How a batch goes through it.
-        personal: Models of the clients' own that training gives; None for one model of all.
-        group: The processes of the run, which evaluate a part each.
-        beside: Models that clients keep beside the central one, in a run of one process. What they
-            come to has the same names behind "personal_".
-
-    Raises:
-        ConfigError: What is to be measured does not fit the data or the training.
+    ``personal`` gives the clients' own models that training makes, None for one model of all; the
+    processes of ``group`` evaluate a part each. What comes of the models ``beside`` the central
+    one, in a run of one process, has the same names behind "personal_". ConfigError if what is to
+    be measured does not fit the data or the training.
     """
 
     def __init__(
@@ -98,9 +90,8 @@ class Evaluator:
     ) -> tuple[dict[str, float], dict[str, dict[str, dict[str, Any]]]]:
         """Evaluate on some splits; afterwards the model is in memory as it was.
 
-        Returns:
-            What was measured, by name; and by split and column, what the examples of each of the
-            column's values came to.
+        Gives what was measured, by name; and by split and column, what the examples of each of the
+        column's values came to.
         """
         if self._group.size > 1:
             self._group.broadcast(Evaluate(tuple(splits)), self._model.vector)
@@ -131,15 +122,9 @@ class Evaluator:
         return scalars
 
     def measure(self, splits: Sequence[str], rank: int, size: int) -> list[tuple[Measured, Strata]]:
-        """Evaluate on a part of some splits; afterwards the model is in memory as it was.
+        """Evaluate on part ``rank`` of ``size`` of some splits; the model is as before, then.
 
-        Args:
-            splits: Their names.
-            rank: Which part.
-            size: Of how many.
-
-        Returns:
-            What was accumulated of each split, and what tells its examples apart.
+        Gives what was accumulated of each split, and what tells its examples apart.
         """
         result = []
         if self._adaptation is not None:
@@ -209,11 +194,7 @@ class Evaluator:
             self._check_measured(f"expected.{index}.metric", entry.metric, splits)
 
     def _check_measured(self, key: str, wanted: str, splits: Sequence[str]) -> None:
-        """Check that a metric is among those of some splits.
-
-        Raises:
-            ConfigError: It is not.
-        """
+        """Refuse (ConfigError) a metric that is not among those of some splits."""
         split = wanted.partition("/")[0]
         names = self._names(split) if split in splits else ()
         if wanted in names:

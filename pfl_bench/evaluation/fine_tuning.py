@@ -29,15 +29,10 @@ class FineTuning:
 
     Its draws come from a stream of the client's own, named by the run's seed, the split and the
     client: the part is the same at each evaluation, and the order of clients does not matter.
-    Examples are read as evaluation sees them, without augmentation.
+    Examples are read as evaluation sees them, without augmentation. The model's memory is the
+    working copy.
 
     Use: ``begin``, then ``personalise`` client by client, then ``end``.
-
-    Args:
-        forward: From a batch as it was read to its loss.
-        model: Its memory is the working copy.
-        options: Steps, batch size, rate and part.
-        seed: The run's seed.
     """
 
     def __init__(
@@ -62,21 +57,11 @@ class FineTuning:
         self._start = None
 
     def personalise(self, split: FederatedSplit, user: int) -> NDArray[np.int64]:
-        """Fine-tune the model for a user.
+        """Fine-tune the model for a user; gives ascending positions of the user's other examples.
 
         A part of ``fraction`` of the user's examples, rounded down but at least one and never all,
         is drawn without replacement. A user with one example gets the model as it is, and its
-        example is evaluated.
-
-        Args:
-            split: The split whose user it is.
-            user: Index of the user.
-
-        Returns:
-            Ascending positions, within the user's own, of the examples outside the part.
-
-        Raises:
-            RuntimeError: ``begin`` was not called.
+        example is evaluated. RuntimeError if ``begin`` was not called.
         """
         if self._start is None:
             raise RuntimeError("fine-tuning has no model to start from; call begin() first")
@@ -125,14 +110,8 @@ def take_steps(
 ) -> int:
     """Take a step of SGD on each batch, also where gradients are switched off around it.
 
-    Args:
-        model: Trained in place, in the mode that it is in.
-        forward: From a batch to its loss.
-        batches: Inputs as read, targets and draws of the augmentation (None for none).
-        learning_rate: Rate of the steps.
-
-    Returns:
-        The number of steps.
+    The model is trained in place, in the mode that it is in. Batches are inputs as read, targets
+    and draws of the augmentation (None for none). Gives the number of steps.
     """
     steps = 0
     for steps, batch in enumerate(batches, start=1):  # noqa: B007

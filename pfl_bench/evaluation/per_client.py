@@ -25,10 +25,8 @@ Values = Mapping[str, NDArray[np.float64]]
 class GroupSums:
     """Weighted sums of what examples have on their own, by group.
 
-    Memory grows with the groups, not with the examples. Values of one instance share weights.
-
-    Args:
-        num_groups: Groups that there are; more are made room for as they come.
+    Memory grows with the groups, not with the examples; room is made for more groups as they come.
+    Values of one instance share weights.
     """
 
     def __init__(self, num_groups: int = 0) -> None:
@@ -37,12 +35,9 @@ class GroupSums:
         self._sums: dict[str, NDArray[np.float64]] = {}
 
     def add(self, groups: NDArray[np.int64], values: Values, weights: NDArray[np.float64]) -> None:
-        """Take examples in.
+        """Take in n examples: groups, weights, and values by name, the same names at each call.
 
-        Args:
-            groups: Shape (n,), the group of each example.
-            values: By name, of shape (n,); the same names at each call.
-            weights: Shape (n,), at least 0; what weighs 0 is left out, whatever its values.
+        All have shape (n,). Weights are at least 0; what weighs 0 is left out, whatever its values.
         """
         if len(groups):
             self._num_groups = max(self._num_groups, int(groups.max()) + 1)
@@ -58,11 +53,9 @@ class GroupSums:
             self._sums[name] = sums
 
     def merge(self, other: GroupSums, places: NDArray[np.int64] | None = None) -> None:
-        """Take in what another instance has summed.
+        """Take in what another instance has summed, of groups that are ``places``, shape (G,).
 
-        Args:
-            other: Not changed.
-            places: Shape (G,), which of these groups each of the other's is; None for the same.
+        None stands for the same groups.
         """
         groups = np.arange(other._num_groups) if places is None else places
         if len(groups):
@@ -94,12 +87,11 @@ class GroupSums:
 
 
 def over_clients(sums: GroupSums) -> dict[str, float]:
-    """Distribution of each value over the clients that have weight.
+    """Distribution of each value over the clients that have weight; NaN without any client.
 
-    Returns:
-        For each value v: "v_by_client" (mean over clients, all alike), "client_v_sd" and
-        "client_v_p10" to "_p90" (all alike), and "client_v_weighted_sd" and
-        "client_v_weighted_p10" to "_p90" (each client by its weight). NaN without any client.
+    For each value v: "v_by_client" (mean over clients, all alike), "client_v_sd" and "client_v_p10"
+    to "_p90" (all alike), and "client_v_weighted_sd" and "client_v_weighted_p10" to "_p90" (each
+    client by its weight).
     """
     weights = sums.weights
     counted = weights > 0
@@ -114,11 +106,7 @@ def over_clients(sums: GroupSums) -> dict[str, float]:
 
 
 def spread(means: NDArray[np.float64]) -> dict[str, float]:
-    """Standard deviation ("sd") and percentiles ("p10" to "p90") of means that weigh the same.
-
-    Args:
-        means: Shape (G,).
-    """
+    """Standard deviation "sd" and percentiles "p10" to "p90" of means, shape (G,), all alike."""
     if not _is_defined(means):
         return _undefined()
     points = np.percentile(means, PERCENTILES)
@@ -127,12 +115,7 @@ def spread(means: NDArray[np.float64]) -> dict[str, float]:
 
 
 def weighted_spread(means: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[str, float]:
-    """Standard deviation ("sd") and percentiles ("p10" to "p90") of means that have weights.
-
-    Args:
-        means: Shape (G,).
-        weights: Shape (G,), above 0.
-    """
+    """As ``spread``, of means that have weights above 0, shape (G,) each."""
     if not _is_defined(means):
         return _undefined()
     middle = np.average(means, weights=weights)

@@ -18,15 +18,12 @@ class PersonalizedClients:
     Args:
         config: The run.
         section: Name of the trainer's section, for messages.
-        task: The data, whose splits must divide each user's examples.
+        task: The data, whose splits must divide each user's examples (else ConfigError).
         num_clients: So many training users are drawn by the run's seed; None for all.
         notice: Told of users of evaluated splits who have no model.
 
     Attributes:
         users: Shape (C,): the clients, ascending indices into the training split.
-
-    Raises:
-        ConfigError: The data do not fit.
     """
 
     def __init__(
@@ -77,11 +74,7 @@ class PersonalizedClients:
             )
 
     def places(self, split: FederatedSplit) -> NDArray[np.int64]:
-        """Place of each user of a split among ``users``, by client id; -1 for none.
-
-        Returns:
-            Shape (num_users,).
-        """
+        """Place of each user of a split in ``users`` by client id, shape (num_users,); or -1."""
         if split.name not in self._places:
             found = (self._place_of.get(name, -1) for name in split.client_ids())
             self._places[split.name] = np.fromiter(found, dtype=np.int64, count=split.num_users)

@@ -83,14 +83,8 @@ OnEvaluation = Callable[[Evaluation], None]
 class Callbacks:
     """Tells callbacks of rounds, within the guarantee of this module.
 
-    Args:
-        config: Of the run.
-        total: Rounds of the run.
-        on_round_end: Called after each round.
-        on_evaluation: Called after each evaluation, before ``on_round_end``.
-
-    Raises:
-        ConfigError: The run is not federated.
+    ``on_evaluation`` is called after each evaluation, before ``on_round_end``. ConfigError if the
+    run is not federated.
     """
 
     def __init__(
@@ -111,11 +105,7 @@ class Callbacks:
         self._on_round_end, self._on_evaluation = on_round_end, on_evaluation
 
     def check(self, facts: DataFacts) -> None:
-        """Check that what callbacks would be given is within the guarantee.
-
-        Raises:
-            ConfigError: The evaluation would show training users' data without noise.
-        """
+        """Refuse (ConfigError) an evaluation that would show training users' data without noise."""
         if self._is_private and self._on_evaluation is not None and facts.split_by == "example":
             raise ConfigError(
                 "on_evaluation: the splits of these data divide each user's examples, so that the "
@@ -131,16 +121,10 @@ class Callbacks:
         measured: Mapping[str, float] | None,
         model: Mapping[str, Tensor],
     ) -> RoundEnd:
-        """Call them.
+        """Call them of round ``index``, 1-based; gives what ``on_round_end`` was given.
 
-        Args:
-            index: The round, 1-based.
-            scalars: All scalars of the round.
-            measured: Those that its evaluation has measured; None without an evaluation.
-            model: The central model's parameters and buffers, which are copied.
-
-        Returns:
-            What ``on_round_end`` was given.
+        Of all scalars of the round those of its evaluation are ``measured``, None without one. The
+        central model's parameters and buffers are copied.
         """
         if measured is not None and self._on_evaluation is not None:
             metrics = {

@@ -175,9 +175,8 @@ class RunFolder:
             check_summary(summary)
         except RunFolderError as error:
             raise RunFolderError(f"{self.path / 'summary.json'}: {error}") from None
-        expected = to_json_value(compare_finished(resolved, summary))
-        compared = {**summary, "expected": expected}
-        compared = mark_edited(compared, read_yaml(self.path / "config.yaml"))
+        anew = summary | {"expected": to_json_value(compare_finished(resolved, summary))}
+        compared = mark_edited(anew, read_yaml(self.path / "config.yaml"))
         if compared != summary:
             write_json(self.path / "summary.json", compared)
         return compared
@@ -345,9 +344,7 @@ class RunFolder:
 
         What the run began with stays; each resumption is added under "resumptions".
         """
-        content = self._recorded_environment()
-        if content is None:
-            content = now
-        else:
+        content = self._recorded_environment() or now
+        if content is not now:
             content["resumptions"] = [*content.get("resumptions", []), {"after": done, **now}]
         write_json(self.path / "environment.json", content)

@@ -41,12 +41,10 @@ MOST_EXAMPLES = 16
 
 @dataclass(frozen=True)
 class Inversion:
-    """One reconstruction.
+    """One reconstruction: images, shape (n, C, H, W), in the order of the originals they fit.
 
-    Attributes:
-        images: Shape (n, C, H, W), in the order of the originals that they fit best.
-        mse: Mean squared error to the originals.
-        psnr: Peak signal-to-noise ratio in dB, the peak being the range of the pixels.
+    ``mse`` is the mean squared error to these, ``psnr`` the peak signal-to-noise ratio in dB, the
+    peak being the range of the pixels.
     """
 
     images: Tensor
@@ -76,13 +74,9 @@ def invert_update(
 ) -> Inverted:
     """Attack one client's update of round 1.
 
-    Args:
-        parts: What the run is made of.
-        user: Index in the training split; None for the user with the fewest examples.
-        steps: Of the search, at least 1; None for ``STEPS``.
-
-    Raises:
-        ConfigError: The inputs are no images, or there is no such user.
+    ``user`` is an index in the training split, None for the user with the fewest examples; the
+    search takes ``steps``, at least 1, None for ``STEPS``. ConfigError if the inputs are no images,
+    or there is no such user.
     """
     user = _chosen(parts.split, user)
     seed = parts.resolved.config.seed
@@ -184,7 +178,7 @@ def search(
     pixels: tuple[float, float],
     steps: int,
 ) -> Tensor:
-    """Seek inputs whose gradient points along a vector.
+    """Seek inputs whose gradient points along ``wanted``, shape (P,).
 
     Args:
         gradient: Of inputs of the shape of ``start``: shape (P,), differentiable.

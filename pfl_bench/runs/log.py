@@ -51,11 +51,7 @@ def saying_once() -> Iterator[None]:
 
 
 def finished_before(folders: Sequence[Path]) -> str:
-    """Notice of runs that a command has found finished.
-
-    Args:
-        folders: Theirs, at least one.
-    """
+    """Notice of runs, at least one, that a command has found finished."""
     others = len(folders) - 1
     rest = f" and {others} other run{'s' * (others > 1)}" if others else ""
     return f"{folders[0]}{rest}: finished before; not run again"
@@ -117,15 +113,9 @@ class _Display:
 class RunLog:
     """Appends a line a round to ``metrics.jsonl``, notices to ``run.log``, and shows progress.
 
-    With a terminal on the stream the progress is a bar above the last metrics; without one it is a
-    plain line each time the model is evaluated, and at least every ten seconds.
-
-    Args:
-        folder: The run's folder.
-        title: What the bar is called.
-        total: Rounds (central training: epochs) of the run.
-        done: Rounds that are done already; later lines of ``metrics.jsonl`` are dropped.
-        stream: Where a person reads; None for standard error.
+    With a terminal on the stream (None for standard error) the progress is a bar above the last
+    metrics; without one it is a plain line each time the model is evaluated, and at least every ten
+    seconds. Lines of ``metrics.jsonl`` after the rounds that are ``done`` already are dropped.
     """
 
     def __init__(

@@ -56,13 +56,10 @@ class Preview:
     """A run that was built up to its first round, and taken down again.
 
     Attributes:
-        resolved: The configuration.
-        device: Where its model would be.
         num_parameters: Trainable ones.
         data: What the data are, in a line.
         num_users: Users of each split.
         statement: The privacy statement as planned; None for a run that claims nothing.
-        cost: What it is expected to cost.
         notices: What a person must know.
         peak_bytes: Most memory that this process has had so far.
         split_by: Whether splits divide users ("user") or each user's examples ("example").
@@ -84,16 +81,10 @@ def preview(resolved: ResolvedConfig, out: Path) -> Preview:
     """Build and check a run up to its first round, and take it down again.
 
     Engine and processes that the configuration leaves to "auto" are measured as a run begins, and
-    are not here.
-
-    Args:
-        resolved: The configuration.
-        out: The run folder; not made, and nothing in it is changed. An unfinished run there must
-            be one that this machine can go on with.
-
-    Raises:
-        UserInputError: Configuration, data or folder do not fit.
-        privacy.errors.PrivacyError: The privacy claim could not be made truthfully.
+    are not here. The folder ``out`` is not made, and nothing in it is changed; an unfinished run
+    there must be one that this machine can go on with. UserInputError if configuration, data or
+    folder do not fit; privacy.errors.PrivacyError if the privacy claim could not be made
+    truthfully.
     """
     notices: list[str] = []
     with ExitStack() as stack:
@@ -120,18 +111,9 @@ def preview(resolved: ResolvedConfig, out: Path) -> Preview:
 
 
 def look_at_folder(resolved: ResolvedConfig, out: Path, resume: bool) -> str:
-    """Check that a run could be written to a folder, which is neither made nor changed.
+    """Say what a run, resumed or not, would do to a folder, which is neither made nor changed.
 
-    Args:
-        resolved: The configuration.
-        out: The run folder.
-        resume: Whether an unfinished run would be gone on with.
-
-    Returns:
-        What would happen there, in words.
-
-    Raises:
-        RunFolderError: The folder holds something else, or cannot be made or written.
+    RunFolderError if it holds something else, or cannot be made or written.
     """
     existing = out
     while not os.path.lexists(existing) and existing != existing.parent:
@@ -150,11 +132,7 @@ def look_at_folder(resolved: ResolvedConfig, out: Path, resume: bool) -> str:
 
 
 def changed(resolved: ResolvedConfig, overrides: Iterable[str]) -> ResolvedConfig:
-    """A configuration with other settings, which is not the row any more.
-
-    Raises:
-        ConfigError: They do not fit.
-    """
+    """A configuration with other settings, which is not the row any more; else ConfigError."""
     tree = with_overrides(resolved.tree, overrides)
     return replace(resolve(tree, resolved.source, ()), overrides=resolved.overrides)
 

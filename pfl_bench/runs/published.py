@@ -17,15 +17,9 @@ from pfl_bench.runs.rows import as_float, judge, measured_value
 def best_over_rounds(
     rounds: Sequence[Mapping[str, Any]], splits: Sequence[str], directions: MetricDirections
 ) -> dict[str, dict[str, Any]]:
-    """The best value of each metric over the evaluations during training.
+    """The best value of each metric of some splits, over lines of ``metrics.jsonl``.
 
-    Args:
-        rounds: Lines of ``metrics.jsonl``.
-        splits: The splits that are evaluated during training.
-        directions: Which metrics are better when lower.
-
-    Returns:
-        By metric "value" and the first "round" that had it; NaN is never the best.
+    Gives by metric "value" and the first "round" that had it; NaN is never the best.
     """
     best: dict[str, dict[str, Any]] = {}
     for line in rounds:
@@ -45,7 +39,7 @@ def compare(
     metrics: Mapping[str, float],
     not_the_row: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Set measured numbers beside the published ones.
+    """Set measured numbers of the final evaluation beside the published ones.
 
     Args:
         config: Has the published ones.
@@ -102,15 +96,9 @@ def compare_finished(
     summary: Mapping[str, Any],
     expected: Sequence[Expected] | None = None,
 ) -> list[dict[str, Any]]:
-    """Compare a finished run by today's rules, with today's published numbers.
+    """Compare a finished run as ``compare`` does, by today's rules, with today's published numbers.
 
-    Args:
-        resolved: The run's configuration, from the row's file as it is now.
-        summary: What its ``summary.json`` holds, where non-finite numbers are texts.
-        expected: The published numbers; None for the row's own.
-
-    Returns:
-        What ``compare`` gives.
+    In its ``summary.json`` non-finite numbers are texts; ``expected`` is None for the row's own.
     """
     config = resolved.config
     if expected is not None:

@@ -63,10 +63,7 @@ def recompute_run(
         mode: "none": no round; "first": round 1; "sample": from the first round on, and from
             checkpoints in an order drawn by the seed, as long as the time allows; "all": all
             rounds.
-        seconds: Time that a sample may take.
-
-    Raises:
-        ConfigError: The time is not allowed.
+        seconds: Time that a sample may take; ConfigError if that is not allowed.
     """
     if not 0.0 < seconds < float("inf"):
         raise ConfigError(f"--recompute-seconds {seconds:g}: must be above 0, such as 8")

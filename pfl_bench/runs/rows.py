@@ -237,8 +237,10 @@ def _row(runs: Sequence[Mapping[str, Any]], metric: str, statistic: str) -> RowR
         for run in runs
     ]
     entries = [entry for of_run in entries_by_run for entry in of_run]
-    key = {"metric": metric, "statistic": statistic}
-    values = [_measured(run, key, of_run) for run, of_run in zip(runs, entries_by_run, strict=True)]
+    values = []
+    for run, of_run in zip(runs, entries_by_run, strict=True):
+        value = measured_value(run, {"metric": metric, "statistic": statistic})
+        values.append(as_float(of_run[0].get("measured")) if value is None and of_run else value)
     measured = tuple(value for value in values if value is not None)
     first = entries[0] if entries else {}
     variants = _distinct(run["variant"] for run in runs)
@@ -281,13 +283,6 @@ def measured_value(summary: Mapping[str, Any], wanted: Mapping[str, Any]) -> flo
     if _statistic(wanted) == BEST:
         return as_float((summary.get("best") or {}).get(metric, {}).get("value"))
     return as_float(summary["metrics"].get(metric))
-
-
-def _measured(
-    run: Mapping[str, Any], wanted: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]
-) -> float | None:
-    value = measured_value(run, wanted)
-    return as_float(entries[0].get("measured")) if value is None and entries else value
 
 
 def _status(

@@ -54,16 +54,9 @@ class ShadowUsers:
 def shadow_plans(
     source: Path, overrides: Sequence[str], count: int, folder: Path
 ) -> tuple[ResolvedConfig, list[Plan]]:
-    """The row that is attacked, and its shadow runs with their folders.
+    """The row that is attacked, and its ``count`` shadow runs with their folders below ``folder``.
 
-    Args:
-        source: The row's file, or a run's config.yaml.
-        overrides: ``key=value`` texts.
-        count: K, at least 1.
-        folder: Of all shadow runs.
-
-    Raises:
-        ConfigError: The row has no shadow runs.
+    ``source`` is the row's file or a run's config.yaml. ConfigError if the row has no shadow runs.
     """
     row = load_config(source, overrides)
     config = row.config
@@ -91,13 +84,9 @@ def shadow_plans(
 
 
 def read_users(plans: Sequence[Plan]) -> ShadowUsers:
-    """Measurements of all finished shadow runs; each run's part is kept in its folder.
+    """Measurements of all shadow runs, which are finished; each run's part is kept in its folder.
 
-    Args:
-        plans: The shadow runs, all finished.
-
-    Raises:
-        RunFolderError: One has no model, or another number of users than the first.
+    RunFolderError if one has no model, or another number of users than the first.
     """
     parts: RunParts | None = None
     losses, logits, members = [], [], []
@@ -128,8 +117,7 @@ def read_users(plans: Sequence[Plan]) -> ShadowUsers:
 def released_model(folder: Path) -> tuple[torch.Tensor, dict[str, Any] | None]:
     """The released parameters, shape (P,), of a finished run; and the buffers of a chosen model.
 
-    Raises:
-        RunFolderError: There is no checkpoint, or it is damaged.
+    RunFolderError if there is no checkpoint, or it is damaged.
     """
     state = load_latest(folder / "checkpoints")
     if state is None:

@@ -53,13 +53,10 @@ _OPTIONAL = (
 
 @dataclass(frozen=True)
 class TimeEstimate:
-    """Expected time of a run on this machine.
+    """Expected time of a run on this machine: seconds of all rounds or epochs, and of evaluation.
 
-    Attributes:
-        training: Seconds of all rounds or epochs.
-        evaluation: Seconds of all evaluations.
-        workers: Processes that training is expected to be partitioned over, without loss.
-        measured: What was measured, in words.
+    ``workers`` are the processes that training is expected to be partitioned over, without loss;
+    ``measured`` says in words on what the estimate rests.
     """
 
     training: float
@@ -76,12 +73,7 @@ class TimeEstimate:
 def estimate_time(resolved: ResolvedConfig) -> TimeEstimate:
     """Estimate how long a run would take.
 
-    Args:
-        resolved: The configuration.
-
-    Raises:
-        UserInputError: Configuration or data do not fit.
-        privacy.errors.PrivacyError: Likewise, of the privacy claim.
+    UserInputError if configuration or data do not fit, privacy.errors.PrivacyError likewise.
     """
     workers, wanted, each = 1, _FEW, 0.0
     if resolved.config.federated is not None:
@@ -246,11 +238,7 @@ def _evaluation_seconds(prepared: PreparedRun) -> float:
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Seconds at no work, and for each unit of it; both at least 0.
-
-    Args:
-        points: Work and seconds, of one measurement or two.
-    """
+    """Seconds at no work, and for each unit of it, both at least 0, by one or two measurements."""
     (few, short), (many, long) = points[0], points[-1]
     slope = (long - short) / (many - few) if many > few else 0.0
     if slope <= 0 or short - slope * few < 0:

@@ -27,17 +27,8 @@ from privacy.recording.step_observation import StepObserver
 class PrivateSteps:
     """DP-SGD steps by Opacus on batches that the trainer draws.
 
-    Args:
-        plan: Noise multiplier and clipping bound.
-        model: Its module is wrapped for per-example gradients.
-        optimizer: Steps along the noised gradient.
-        task: Loss.
-        forward: From a batch as it was read to what the model takes.
-        options: Expected and physical batch size.
-        observer: Sees each step after it was taken.
-
-    Raises:
-        ConfigError: A layer of the model mixes examples, or Opacus has no rule for it.
+    The model's module is wrapped for per-example gradients; ``observer`` sees each step after it
+    was taken. ConfigError if a layer of the model mixes examples, or Opacus has no rule for it.
     """
 
     def __init__(
@@ -77,12 +68,8 @@ class PrivateSteps:
     def take(self, micro_batch: MicroBatch) -> tuple[Tensor, int]:
         """Add the gradients of a micro-batch; with the last one of a step, noise and take the step.
 
-        Args:
-            micro_batch: The examples; none: with nothing else in the step, it is noise alone.
-
-        Returns:
-            Sum of the examples' losses, a scalar tensor, and how many examples' gradients were not
-            finite.
+        A step without any example is noise alone. Gives the sum of the examples' losses, a scalar
+        tensor, and how many examples' gradients were not finite.
         """
         device = self._model.device
         loss_sum = new_loss_sum(device)
@@ -158,9 +145,8 @@ def _sum_and_gradient(parameter: Any) -> tuple[Tensor, Tensor]:
 class LinearGradients:
     """Gradients of a linear layer's weights, one an example, as products that are not computed.
 
-    Attributes:
-        left: Gradients of the outputs, shape (n, outputs).
-        right: Inputs, shape (n, inputs).
+    ``left`` has the gradients of the outputs, shape (n, outputs), ``right`` the inputs, shape (n,
+    inputs).
     """
 
     left: Tensor
@@ -196,12 +182,8 @@ def clipped_sums(
     Guarantee: an example, added or removed, moves the sums by at most ``clip_norm`` in the L2 norm
     over all of them, whatever its gradient; one whose norm is not finite counts nothing.
 
-    Args:
-        samples: Of each parameter, its gradients, shape (n, ...), or products of as many examples.
-        clip_norm: The bound.
-
-    Returns:
-        A sum a parameter, and how many examples' norms were not finite.
+    Samples are of each parameter its gradients, shape (n, ...), or products of as many examples.
+    Gives a sum a parameter, and how many examples' norms were not finite.
     """
     norms = [s.norms() if isinstance(s, LinearGradients) else _norms(s) for s in samples]
     norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)

@@ -31,11 +31,7 @@ class ExpectedWork:
 
 
 class PersonalizedModels(Trainer):
-    """Base of trainers whose only models are the clients' own: no release, no centre.
-
-    Args:
-        clients: The clients.
-    """
+    """Base of trainers whose only models are the clients' own: no release, no centre."""
 
     def __init__(self, clients: PersonalizedClients) -> None:
         self._clients = clients
@@ -56,12 +52,7 @@ class PersonalizedModels(Trainer):
     def personalise(self, split: FederatedSplit, user: int) -> NDArray[np.int64]:
         """Put a client's own model into the working memory.
 
-        Args:
-            split: The split whose user it is.
-            user: Index of the user.
-
-        Returns:
-            All positions of the user's examples; none if the user is no client.
+        Gives all positions of the user's examples; none if the user is no client.
         """
         place = int(self._clients.places(split)[user])
         if place < 0:

@@ -24,10 +24,9 @@ _BLOCK = 1024
 def requested_statistics(
     model: FlatModel, privacy: PrivacyOptions | None
 ) -> FeatureStatistics | None:
-    """Statistics of the features to be released; None where the model has no such statistics.
+    """Statistics of the features to be released; None where there are none.
 
-    Raises:
-        ConfigError: Something is to be released that the model has no use for.
+    ConfigError if something is to be released that the model has no use for.
     """
     options = None if privacy is None else privacy.statistics
     if options is None:
@@ -47,17 +46,9 @@ def release_statistics(
     forward: Forward,
     rng: np.random.Generator,
 ) -> dict[str, Any]:
-    """Release the statistics of a split's features into the model.
+    """Release the statistics of the training split's features into the model's module.
 
-    Args:
-        request: Bounds and noise.
-        model: Its module gets what is released.
-        split: The training split.
-        forward: From a batch as it was read to the features.
-        rng: Source of the noise, of a stream of its own.
-
-    Returns:
-        What the ledger keeps of it.
+    ``rng`` is the source of the noise, of a stream of its own. Gives what the ledger keeps of it.
     """
     module = model.module
     assert isinstance(module, NormalizesByStatistics)  # asked by requested_statistics

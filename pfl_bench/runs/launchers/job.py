@@ -24,10 +24,9 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Run:
-    """A run to complete, as a job if it is not finished.
+    """A run to complete, as a job if it is not finished; its folder tells it from others.
 
     Attributes:
-        folder: Its folder, which tells it from others.
         train: Runs or resumes it; returns None, or why the user's input is refused. It is pickled.
         is_finished: Whether the folder holds it finished. Raises UserInputError where the folder
             cannot be used for it.
@@ -40,12 +39,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason why a run is not finished.
+    """Reason why a run is not finished, for the user.
 
-    Attributes:
-        reason: What to tell the user.
-        log: File with the job's own words; None where no job was begun.
-        is_input: Whether the user's input was refused, and not the job cut off or broken.
+    ``log`` is the file with the job's own words, None where no job was begun; ``is_input`` tells
+    refused input from a job that was cut off or broke.
     """
 
     reason: str
@@ -58,7 +55,6 @@ class JobRecord:
     """Record, kept in a run's folder, by which its job is found again.
 
     Attributes:
-        launcher: Name of the launcher that began it.
         job_id: Its number: of Slurm, or of the local process that watches over it.
         folder: Folder of its files: submission, result, log.
         host: Name of the machine that submitted it.
@@ -88,9 +84,8 @@ class JobRecord:
 def read_record(run_folder: Path, jobs: Path) -> JobRecord | None:
     """The record of a run's last job; None if it never had one.
 
-    Args:
-        run_folder: The run's.
-        jobs: Folder of all jobs' files: a record that points elsewhere is not of a job from here.
+    A record that points to elsewhere than ``jobs``, the folder of all jobs' files, is none from
+    here.
     """
     try:
         record = JobRecord(**parse_json(read_text(run_folder / _RECORD)))
@@ -117,10 +112,8 @@ def read_result(record: JobRecord) -> Failure | None:
 class RunJob:
     """The function that a job executes, in the folder and on the devices of the submitting command.
 
-    Args:
-        run: The run.
-        cores: How many "auto" may take for worker processes; None for all.
-        gpu: The one that it sees, as ``CUDA_VISIBLE_DEVICES`` names it; None for the command's.
+    "auto" may take ``cores`` for worker processes, None for all; ``gpu``, the one that it sees, is
+    as ``CUDA_VISIBLE_DEVICES`` names it, None for the command's.
     """
 
     def __init__(self, run: Run, cores: int | None = None, gpu: str | None = None) -> None:

@@ -55,13 +55,10 @@ class Launcher(Protocol):
 
 
 def require_submitit(launcher: str) -> None:
-    """Check that submitit is installed, and import it without its handlers of log records.
+    """Check that submitit is installed, else ConfigError; import it without its log handlers.
 
     They would write into the tables on stdout; and to set them up, it closes the handlers of all
     others, absl's stream among them.
-
-    Raises:
-        ConfigError: It is not.
     """
     before = os.environ.get(_LOG_LEVEL)
     os.environ[_LOG_LEVEL] = "NOCONFIG"

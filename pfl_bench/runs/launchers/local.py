@@ -21,16 +21,11 @@ _YEAR_IN_MINUTES = 365 * 24 * 60
 
 
 class LocalLauncher:
-    """Processes that go on when the command that began them ends.
+    """Processes that go on when the command that began them ends, ``slots`` at once.
 
-    Args:
-        jobs: Folder of the jobs' files.
-        slots: How many run at once.
-        gpus: GPUs as ``CUDA_VISIBLE_DEVICES`` names them; each job sees the one with the fewest
-            jobs. Empty: jobs see what the command sees.
-
-    Raises:
-        ConfigError: submitit is not installed, or ``slots`` is not positive.
+    Each job sees the one of ``gpus``, as ``CUDA_VISIBLE_DEVICES`` names them, with the fewest jobs;
+    without any, what the command sees. ConfigError if submitit is not installed, or ``slots`` is
+    not positive.
     """
 
     name = "local"
@@ -105,9 +100,8 @@ def _command_line(process: str) -> str:
 def usual_slots(threads: Sequence[int | None], gpus: Sequence[str] = ()) -> int:
     """Number of runs at once where the user does not say: as cores and GPUs allow.
 
-    Args:
-        threads: Threads of each run; None for one that takes all cores.
-        gpus: GPUs, one for each run; empty where runs need none.
+    Threads are those of each run, None for one that takes all cores; each run needs one of
+    ``gpus``, if there are any.
     """
     cores = usable_cores()
     fitting = max(1, cores // max((cores if n is None else n for n in threads), default=1))
@@ -115,10 +109,9 @@ def usual_slots(threads: Sequence[int | None], gpus: Sequence[str] = ()) -> int:
 
 
 def gpus_for(devices: Iterable[str]) -> list[str]:
-    """The GPUs that runs are spread over, as ``CUDA_VISIBLE_DEVICES`` names them.
+    """The GPUs that runs of these devices ("auto", "cuda", "cpu" or "mps") are spread over.
 
-    Args:
-        devices: The configured device of each run: "auto", "cuda", "cpu" or "mps".
+    They are named as in ``CUDA_VISIBLE_DEVICES``.
     """
     if {"auto", "cuda"}.isdisjoint(devices):
         return []

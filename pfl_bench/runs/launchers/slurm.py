@@ -30,14 +30,10 @@ _TIME = re.compile(r"^(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::
 class SlurmLauncher:
     """Submits to Slurm, whose queue keeps the jobs.
 
-    Args:
-        jobs: Folder of the jobs' files; all nodes must see it.
-        options: Texts ``KEY=VALUE`` of submitit's Slurm executor, the value read as YAML; ``time``
-            is required.
-        parallelism: How many jobs of one submission may run at once; None for Slurm's choice.
-
-    Raises:
-        ConfigError: submitit or Slurm's commands are missing, or an option is wrong.
+    All nodes must see the folder ``jobs``. Options are texts ``KEY=VALUE`` of submitit's Slurm
+    executor, the value read as YAML; ``time`` is required. ``parallelism`` jobs of one submission
+    may run at once, None for Slurm's choice. ConfigError if submitit or Slurm's commands are
+    missing, or an option is wrong.
     """
 
     name = "slurm"

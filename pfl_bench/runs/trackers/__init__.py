@@ -18,12 +18,7 @@ from pfl_bench.runs.trackers.tracker import Notice, Tracked, Tracker, one_line, 
 
 
 class Trackers:
-    """Tells all trackers; one that fails is left out from then on, and said once.
-
-    Args:
-        started: The trackers.
-        notice: Is told of failures, and of what trackers say at the end.
-    """
+    """Tells all trackers; one that fails is left out from then on, and said once."""
 
     def __init__(self, started: Sequence[Tracker], notice: Notice) -> None:
         self._active = list(started)
@@ -33,10 +28,7 @@ class Trackers:
     def start(cls, options: LoggingOptions, tracked: Tracked, notice: Notice) -> Trackers:
         """Start those that the configuration asks for; of others, nothing is imported.
 
-        Args:
-            options: What the configuration says.
-            tracked: The run.
-            notice: Is told in one sentence what is not as asked.
+        ``notice`` is told in one sentence what is not as asked.
         """
         asked = {
             "wandb": ("W&B", options.wandb.mode != "disabled"),

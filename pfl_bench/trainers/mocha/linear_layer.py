@@ -14,16 +14,8 @@ from pfl_bench.types import ConfigError, Examples
 class LinearLayer:
     """The one linear layer of a model: where its weights and bias lie.
 
-    Args:
-        model: The model.
-
-    Attributes:
-        num_classes: K.
-        num_features: d.
-        width: d, plus 1 if there is a bias.
-
-    Raises:
-        ConfigError: The trainable parameters are not those of one linear layer.
+    It has ``num_classes`` K and ``num_features`` d; ``width`` is d, plus 1 if there is a bias.
+    ConfigError if the trainable parameters are not those of one linear layer.
     """
 
     def __init__(self, model: FlatModel) -> None:
@@ -53,15 +45,9 @@ class LinearLayer:
             self._slices[1].copy_(torch.from_numpy(model[-1]))
 
     def check(self, forward: Forward, examples: Examples) -> None:
-        """Try the model on examples: it must be the linear layer and nothing else.
+        """Try the model on one example or more: it must be the linear layer and nothing else.
 
-        Args:
-            forward: How examples, as read, become what the model takes.
-            examples: At least one.
-
-        Raises:
-            ConfigError: Targets are not one class an example, features are not dense, or the
-                model is more than the layer.
+        ConfigError if it is more, targets are not one class an example, or features are not dense.
         """
         targets = examples.targets
         if targets.ndim != 1 or targets.is_floating_point():

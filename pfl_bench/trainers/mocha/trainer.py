@@ -48,17 +48,10 @@ class MultitaskTrainer(PersonalizedModels):
     """Trains clients' related linear models; the runner drives it, one round a step.
 
     Examples are read as evaluation sees them, all of a client's: dual variables belong to examples,
-    so none may be subsampled or augmented.
+    so none may be subsampled or augmented. The data have dense features and one class an example;
+    the model is one linear layer, where a client's is put for evaluation.
 
-    Args:
-        parts: What the run is made of, with a ``multitask`` section. The data have dense features
-            and one class an example; the model is one linear layer, where a client's is put for
-            evaluation.
-        folder: Not used.
-        notice: Called with what a person must know.
-
-    Raises:
-        ConfigError: The settings do not fit the data or one another, or the model is not linear.
+    ConfigError if the settings do not fit the data or one another, or the model is not linear.
     """
 
     def __init__(
@@ -111,14 +104,10 @@ class MultitaskTrainer(PersonalizedModels):
         self._models: Array = (product / self._options.regularization).numpy()
 
     def advance(self, index: int) -> dict[str, float]:
-        """Run one round.
+        """Run round ``index``, 1-based; gives its scalars.
 
-        Args:
-            index: The round, 1-based.
-
-        Returns:
-            The round's scalars: the objective and the duality gap are of its end, before the
-            relationship moves on, which it does after ``relationship_every`` rounds.
+        The objective and the duality gap are of its end, before the relationship moves on, which it
+        does after ``relationship_every`` rounds.
         """
         started = time.perf_counter()
         options, count = self._options, len(self._clients.users)
