@@ -219,10 +219,7 @@ class Evaluator:
             )
             if self._beside is not None:
                 own = measured_names(
-                    self._forward,
-                    self._task.split(split),
-                    self._metrics(),
-                    is_personal=True,
+                    self._forward, self._task.split(split), self._metrics(), is_personal=True
                 )
                 self._measured[split] += tuple(map(_personal, own))
         return self._measured[split]

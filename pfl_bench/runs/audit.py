@@ -36,13 +36,7 @@ from pfl_bench.types import RunFolderError, UserInputError
 from privacy.audit.auditor import audit_with_evidence
 from privacy.audit.check import OUTCOMES, Check, verdict
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import (
-    AuditInputs,
-    DataAtHand,
-    Replay,
-    SeedRecord,
-    as_number,
-)
+from privacy.audit.inputs import AuditInputs, DataAtHand, Replay, SeedRecord, as_number
 from privacy.audit.outside import COVERS, TunedRuns, tuned_runs
 from privacy.audit.selected import check_selection
 from privacy.ledger import iterate_ledger

@@ -28,10 +28,7 @@ _MOST_CLIENT_STREAMS = 100_000
 
 
 def make_replay(
-    resolved: ResolvedConfig,
-    seed: int | None,
-    num_users: int | None,
-    num_parameters: int | None,
+    resolved: ResolvedConfig, seed: int | None, num_users: int | None, num_parameters: int | None
 ) -> Replay | str:
     """The draws that can be made anew of a federated run; in words, why none can be.
 

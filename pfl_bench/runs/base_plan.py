@@ -45,10 +45,7 @@ def planned(resolved: ResolvedConfig, out: Path) -> dict[str, Any]:
             f"{resolved.source}: its mechanism neither clips nor noises, so that there is no "
             "guarantee to account; choose a private one, such as gaussian"
         )
-    return {
-        **plan_of_statement(resolved, seen.statement.to_json_dict()),
-        "split_by": seen.split_by,
-    }
+    return {**plan_of_statement(resolved, seen.statement.to_json_dict()), "split_by": seen.split_by}
 
 
 def plan_of_statement(resolved: ResolvedConfig, statement: Mapping[str, Any]) -> dict[str, Any]:

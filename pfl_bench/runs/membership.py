@@ -196,10 +196,7 @@ def _points(scores: NDArray[np.float64], members: NDArray[np.bool_]) -> dict[str
     wanted = np.unique(np.geomspace(1, max(false[-1], 2), _MOST_POINTS).astype(np.int64))
     places = np.searchsorted(false, wanted, side="right") - 1
     places = np.unique(np.append(places, len(false) - 1))
-    return {
-        "false_positives": false[places].tolist(),
-        "true_positives": true[places].tolist(),
-    }
+    return {"false_positives": false[places].tolist(), "true_positives": true[places].tolist()}
 
 
 def _curve(claim: TradeOff | None) -> dict[str, list[float]] | None:

@@ -92,9 +92,7 @@ def compare(
 
 
 def compare_finished(
-    resolved: ResolvedConfig,
-    summary: Mapping[str, Any],
-    expected: Sequence[Expected] | None = None,
+    resolved: ResolvedConfig, summary: Mapping[str, Any], expected: Sequence[Expected] | None = None
 ) -> list[dict[str, Any]]:
     """Compare a finished run as ``compare`` does, by today's rules, with today's published numbers.
 
@@ -109,10 +107,7 @@ def compare_finished(
 
 
 def _not_comparable(
-    expected: Expected,
-    config: RunConfig,
-    summary: Mapping[str, Any],
-    metrics: Mapping[str, float],
+    expected: Expected, config: RunConfig, summary: Mapping[str, Any], metrics: Mapping[str, float]
 ) -> str:
     """Reason why a measured number cannot be compared with the published one; empty if it can."""
     if expected.statistic == "last" and expected.metric not in metrics:

@@ -34,13 +34,7 @@ from privacy.audit.evidence import Evidence
 from privacy.audit.recomputed import ROUNDING
 from privacy.audit.step_columns import StepColumns
 from privacy.recording.step_observation import BLOCKS, StepSketcher, batch_digest
-from privacy.reference.dp_sgd import (
-    DpSgd,
-    Settings,
-    batches_of_epoch,
-    noise_of_step,
-    noised_mean,
-)
+from privacy.reference.dp_sgd import DpSgd, Settings, batches_of_epoch, noise_of_step, noised_mean
 
 CHECKS = {
     "cohort_replay": "Each step's batch is the one that the run's scheme draws from its seed.",

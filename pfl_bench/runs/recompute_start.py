@@ -14,22 +14,11 @@ from pfl_bench import plugins
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.central_gradient import private_gradient
-from pfl_bench.federated.parts import (
-    build_algorithm,
-    build_compression,
-    build_model,
-    build_task,
-)
+from pfl_bench.federated.parts import build_algorithm, build_compression, build_model, build_task
 from pfl_bench.runs.checkpoint import load, steps_saved
 from pfl_bench.simulation.devices.cohorts import digest_of
 from pfl_bench.simulation.devices.sources import open_devices
-from pfl_bench.types import (
-    ClientUpload,
-    LocalResult,
-    Task,
-    TransformsBatches,
-    UserInputError,
-)
+from pfl_bench.types import ClientUpload, LocalResult, Task, TransformsBatches, UserInputError
 from privacy.audit.errors import SkippedError
 from privacy.reference.central import Optimizer
 from privacy.reference.client import Learner, Trained

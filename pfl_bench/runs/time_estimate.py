@@ -118,10 +118,7 @@ def estimate_time(resolved: ResolvedConfig) -> TimeEstimate:
     elif resolved.config.federated is not None:
         measured += f", engine {resolved.config.federated.engine}"
     return TimeEstimate(
-        trainer.total * fixed + slope * examples / workers,
-        evaluation,
-        workers,
-        measured,
+        trainer.total * fixed + slope * examples / workers, evaluation, workers, measured
     )
 
 

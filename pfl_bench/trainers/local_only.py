@@ -60,12 +60,7 @@ class LocalTrainer(PersonalizedModels):
     ConfigError if the settings do not fit the data or one another.
     """
 
-    def __init__(
-        self,
-        parts: RunParts,
-        folder: Path,
-        notice: Callable[[str], None],
-    ) -> None:
+    def __init__(self, parts: RunParts, folder: Path, notice: Callable[[str], None]) -> None:
         resolved, task, model = parts.resolved, parts.task, parts.model
         options = resolved.config.local
         if options is None:
@@ -255,11 +250,7 @@ class ClientModelSelector:
     """
 
     def __init__(
-        self,
-        forward: Forward,
-        task: Task,
-        select_by: Literal["loss", "accuracy"],
-        batch_size: int,
+        self, forward: Forward, task: Task, select_by: Literal["loss", "accuracy"], batch_size: int
     ) -> None:
         self._forward = forward
         self._task = task

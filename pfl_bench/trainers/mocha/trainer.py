@@ -54,12 +54,7 @@ class MultitaskTrainer(PersonalizedModels):
     ConfigError if the settings do not fit the data or one another, or the model is not linear.
     """
 
-    def __init__(
-        self,
-        parts: RunParts,
-        folder: Path,
-        notice: Callable[[str], None],
-    ) -> None:
+    def __init__(self, parts: RunParts, folder: Path, notice: Callable[[str], None]) -> None:
         resolved, task, model = parts.resolved, parts.task, parts.model
         options = resolved.config.multitask
         if options is None:
@@ -215,11 +210,7 @@ class MultitaskTrainer(PersonalizedModels):
 
     def state_dict(self) -> dict[str, Any]:
         """Dual variables, what clients sent, and the relationship."""
-        arrays = {
-            "duals": self._duals,
-            "sums": self._sums,
-            "relationship": self._relationship,
-        }
+        arrays = {"duals": self._duals, "sums": self._sums, "relationship": self._relationship}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
