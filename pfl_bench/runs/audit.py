@@ -29,8 +29,7 @@ from pfl_bench.runs.audit_replay import make_replay
 from pfl_bench.runs.base_plan import compose_by, configured_of
 from pfl_bench.runs.checkpoint import steps_saved
 from pfl_bench.runs.membership import read_attacks
-from pfl_bench.runs.recomputation import SECONDS, Mode, Recomputation
-from pfl_bench.runs.recompute import recompute_run
+from pfl_bench.runs.recompute import SECONDS, Mode, Recomputation, recompute_run
 from pfl_bench.runs.recompute_dp_sgd import recompute_dp_sgd
 from pfl_bench.types import RunFolderError, UserInputError
 from privacy.audit.auditor import audit_with_evidence
@@ -51,11 +50,9 @@ _RECOMPUTE_SECONDS = 3.0
 class RunAudit:
     """An audit of a run folder.
 
-    Attributes:
-        tuned: The bound for a search; None where the ledger could not be read.
-        selected_by: Metric by which the reported model was chosen; None for the last one.
-        ledger_sha256: Digest of the ledger that was read; empty if there is none.
-        recomputed: Rounds that were computed again.
+    ``tuned`` is the bound for a search, None where the ledger could not be read; ``selected_by``
+    the metric by which the reported model was chosen, None for the last one; ``ledger_sha256`` is
+    empty if there is no ledger.
     """
 
     inputs: AuditInputs
@@ -124,16 +121,12 @@ def audit_run(
 ) -> RunAudit:
     """Audit a run, finished or not, and write ``audit.json`` into its folder.
 
-    Args:
-        folder: The run's folder.
-        num_tuned_runs: Runs of a search, this one among them, whose joint epsilon is wanted.
-        data: The data file, where it is no longer where the configuration says.
-        recompute: Which rounds are computed again.
-        seconds: Time that a sample of them may take.
+    The joint epsilon is of ``num_tuned_runs`` runs of a search, this one among them. ``data`` is
+    the data file, where it is no longer where the configuration says. A sample of rounds that are
+    computed again takes ``seconds``.
 
-    Raises:
-        UserInputError: It is no run folder, its run claims no privacy, or a file of it is damaged.
-        privacy.errors.PrivacyError: The statement is damaged, or ``num_tuned_runs`` is not allowed.
+    UserInputError if it is no run folder, its run claims no privacy, or a file of it is damaged;
+    privacy.errors.PrivacyError if the statement is damaged, or ``num_tuned_runs`` is not allowed.
     """
     resolved, statement = _read_claim(folder, data)
     inputs = _inputs(folder, resolved, statement)

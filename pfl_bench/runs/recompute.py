@@ -10,8 +10,9 @@ import copy
 import hashlib
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -22,9 +23,9 @@ from pfl_bench.files import read_metrics
 from pfl_bench.profiling import one_thread
 from pfl_bench.runs.audit_inputs import METRICS_FILE, read_environment
 from pfl_bench.runs.checkpoint import load
-from pfl_bench.runs.recomputation import SECONDS, Mode, Recomputation
 from pfl_bench.runs.recompute_start import ImpossibleError, Opened
 from pfl_bench.types import ConfigError
+from privacy.audit.check import Check
 from privacy.audit.recomputed import (
     MOST,
     ROUNDING,
@@ -39,7 +40,67 @@ from privacy.errors import LedgerError
 from privacy.ledger import read_ledger
 from privacy.reference.round import Round, Rule, State, recompute
 
+Mode = Literal["none", "first", "sample", "all"]
+MODES: tuple[Mode, ...] = ("none", "first", "sample", "all")
+# Of one core, by default.
+SECONDS = 8.0
+_CLAIM = "Rounds that are computed again, by a plain loop from their start, come to the same."
 _TRIALS = 12
+
+
+@dataclass
+class Recomputation:
+    """Rounds that were computed again, and the differences found.
+
+    Attributes:
+        of: Rounds that the ledger has.
+        rounds: Rounds that were computed again, in the order in which they were.
+        problems: What differs, by round.
+        reasons: Why not all of those that were asked for, a clause each.
+        compared: Checkpoints that were compared element by element.
+        far: The largest distance of central parameters from a checkpoint's.
+        code: Digests of the code that ran (empty if unknown) and of the code that audits.
+        unit: What is counted: "rounds", or "steps" of DP-SGD.
+    """
+
+    mode: Mode
+    of: int = 0
+    rounds: list[int] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    compared: list[int] = field(default_factory=list)
+    far: float = 0.0
+    seconds: float = 0.0
+    code: dict[str, str] = field(default_factory=dict)
+    unit: str = "rounds"
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """As ``audit.json`` has it."""
+        return {
+            "mode": self.mode,
+            "rounds": len(self.rounds),
+            "of": self.of,
+            "unit": self.unit,
+            "which": sorted(self.rounds) if self.unit == "rounds" else [],
+            "problems": self.problems,
+            "not_recomputed": self.reasons,
+            "checkpoints": self.compared,
+            "seconds": round(self.seconds, 2),
+            "code": {**self.code, "same": len(set(self.code.values())) == 1},
+        }
+
+    def to_check(self) -> Check:
+        """The recomputation as a check of an audit: skipped where no round was computed."""
+        why = f"; not all: {'; '.join(self.reasons)}" if self.reasons else ""
+        if self.problems:
+            return Check("recomputation", "failed", _CLAIM, "; ".join(self.problems[:6]))
+        if not self.rounds:
+            return Check("recomputation", "skipped", _CLAIM, f"not recomputed{why[9:]}")
+        text = f"{len(self.rounds)} of {self.of} rounds computed again in {self.seconds:.1f} s"
+        if self.compared:
+            named = ", ".join(map(str, self.compared))
+            text += f"; parameters after round {named} within {self.far:.2g}, element by element"
+        return Check("recomputation", "passed", _CLAIM, text + why)
 
 
 class _OutOfTimeError(Exception):
@@ -54,16 +115,11 @@ def recompute_run(
     mode: Mode = "sample",
     seconds: float = SECONDS,
 ) -> Recomputation:
-    """Compute rounds of a federated run again.
+    """Compute rounds of a federated run again, by the plain reference.
 
-    Args:
-        folder: The run's.
-        resolved: Its configuration.
-        seed: Its private seed; None where no file has it.
-        mode: "none": no round; "first": round 1; "sample": from the first round on, and from
-            checkpoints in an order drawn by the seed, as long as the time allows; "all": all
-            rounds.
-        seconds: Time that a sample may take; ConfigError if that is not allowed.
+    Mode "none": no round; "first": round 1; "sample": from the first round on, and from checkpoints
+    in an order drawn by the seed, for so many seconds; "all": all rounds. The private seed is None
+    where no file has it. ConfigError if the time is not allowed.
     """
     if not 0.0 < seconds < float("inf"):
         raise ConfigError(f"--recompute-seconds {seconds:g}: must be above 0, such as 8")

@@ -19,8 +19,7 @@ from pfl_bench.config.loading import load_config
 from pfl_bench.federated import cohort as training
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.audit_inputs import read_environment
-from pfl_bench.runs.recomputation import Mode, Recomputation
-from pfl_bench.runs.recompute import recompute_run
+from pfl_bench.runs.recompute import Mode, Recomputation, recompute_run
 from pfl_bench.runs.runner import run
 from pfl_bench.types import Examples, LocalTraining
 from privacy import mechanism as mechanisms
