@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pfl_bench.runs.launchers.job import Failure, Run
-from pfl_bench.runs.launchers.launchers import Launcher
+from pfl_bench.runs.launchers.job import Failure, Launcher, Run
 from pfl_bench.runs.launchers.local import LocalLauncher
 from pfl_bench.runs.launchers.queue import launch
 from pfl_bench.runs.launchers.slurm import SlurmLauncher

@@ -1,25 +1,31 @@
-"""One run as a job: what the job executes, and the record by which it is found again."""
+"""One run as a job: what it executes, its record, by which it is found again, its launcher."""
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pfl_bench.files import parse_json, read_text, write_json
+from pfl_bench.types import ConfigError
 
 if TYPE_CHECKING:
+    from submitit import Job
     from submitit.helpers import DelayedSubmission
 
 _RECORD = ".job.json"
 _RESULT = "_0_result.json"
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 DEVICES = "CUDA_VISIBLE_DEVICES"
+_LOG_LEVEL = "SUBMITIT_LOG_LEVEL"
 
 
 @dataclass(frozen=True)
@@ -54,10 +60,8 @@ class Failure:
 class JobRecord:
     """Record, kept in a run's folder, by which its job is found again.
 
-    Attributes:
-        job_id: Its number: of Slurm, or of the local process that watches over it.
-        folder: Folder of its files: submission, result, log.
-        host: Name of the machine that submitted it.
+    ``job_id`` is of Slurm, or of the local process that watches over it; ``folder`` that of its
+    files: submission, result, log; ``host`` the machine that submitted it.
     """
 
     launcher: str
@@ -159,3 +163,70 @@ class RunJob:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
+
+
+class Launcher(Protocol):
+    """Begins jobs and tells how they are.
+
+    Attributes:
+        name: Its name on the command line.
+        interval: Seconds between two looks at the jobs.
+        patience: Seconds that the files of a job which is gone may take to be seen here.
+        slots: How many jobs it may be given at a time; None where it keeps a queue itself.
+        stop_command: What the user types, before a job's number, to stop it.
+    """
+
+    name: str
+    interval: float
+    patience: float
+    slots: int | None
+    stop_command: str
+
+    def submit(self, runs: Sequence[Run]) -> list[JobRecord]:
+        """Begin a job for each run.
+
+        Raises:
+            ConfigError: They were refused, and none was begun.
+        """
+        ...
+
+    def states(self, records: Sequence[JobRecord]) -> Mapping[JobRecord, str] | None:
+        """The jobs that are pending or running, by which; None if that cannot be learnt now."""
+        ...
+
+    def job(self, record: JobRecord) -> Job[Any]:
+        """The job as submitit's."""
+        ...
+
+
+def require_submitit(launcher: str) -> None:
+    """Check that submitit is installed, else ConfigError; import it without its log handlers.
+
+    They would write into the tables on stdout; and to set them up, it closes the handlers of all
+    others, absl's stream among them.
+    """
+    before = os.environ.get(_LOG_LEVEL)
+    os.environ[_LOG_LEVEL] = "NOCONFIG"
+    try:
+        import submitit  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            f"--launcher {launcher} needs submitit, which is not installed: "
+            "pip install 'pfl-bench[cluster]'"
+        ) from None
+    finally:
+        # Jobs inherit it, and their logs are submitit's to write.
+        del os.environ[_LOG_LEVEL]
+        if before is not None:
+            os.environ[_LOG_LEVEL] = before
+
+
+def new_folder(jobs: Path) -> Path:
+    """A folder for the files of one submission, whose jobs' numbers may come again."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return jobs.absolute() / f"{stamp}-{secrets.token_hex(3)}"
+
+
+def record_of(launcher: str, job: Job[Any]) -> JobRecord:
+    """The record of a job that was submitted here."""
+    return JobRecord(launcher, job.job_id, str(job.paths.folder), socket.gethostname())

@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.federated.workers.cores import usable_cores
-from pfl_bench.runs.launchers.job import DEVICES, JobRecord, Run, RunJob
-from pfl_bench.runs.launchers.launchers import new_folder, record_of, require_submitit
+from pfl_bench.runs.launchers.job import (
+    DEVICES,
+    JobRecord,
+    Run,
+    RunJob,
+    new_folder,
+    record_of,
+    require_submitit,
+)
 from pfl_bench.types import ConfigError
 
 if TYPE_CHECKING:

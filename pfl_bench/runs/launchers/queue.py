@@ -12,8 +12,14 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from pfl_bench.runs.launchers.job import Failure, JobRecord, Run, read_record, read_result
-from pfl_bench.runs.launchers.launchers import Launcher
+from pfl_bench.runs.launchers.job import (
+    Failure,
+    JobRecord,
+    Launcher,
+    Run,
+    read_record,
+    read_result,
+)
 from pfl_bench.runs.log import finished_before
 from pfl_bench.runs.stop import is_busy
 from pfl_bench.types import UserInputError
@@ -24,19 +30,10 @@ def launch(
 ) -> dict[Path, Failure | None]:
     """Begin a job for every run that is neither finished nor under way, and wait for all.
 
-    Args:
-        runs: The runs.
-        launcher: What begins jobs.
-        jobs: Folder of the jobs' files; commands that use it take turns to submit.
-        wait: Whether to wait; else only what has ended by now is told.
-
-    Returns:
-        By the runs' folders, None for a finished run, else why it is not; without ``wait``, what
-        is still under way is left out.
-
-    Raises:
-        ConfigError: The launcher refused the jobs.
-        KeyboardInterrupt: The user does not want to wait; the jobs go on.
+    Commands that use the folder of the jobs' files, ``jobs``, take turns to submit. Gives by the
+    runs' folders None for a finished run, else why it is not; without ``wait``, what is still under
+    way is left out. ConfigError if the launcher refused the jobs, KeyboardInterrupt if the user
+    does not want to wait; the jobs go on.
     """
     queue = _Queue(runs, launcher, jobs)
     try:

@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.config.yaml_text import apply_override
-from pfl_bench.runs.launchers.job import JobRecord, Run, RunJob
-from pfl_bench.runs.launchers.launchers import new_folder, record_of, require_submitit
+from pfl_bench.runs.launchers.job import (
+    JobRecord,
+    Run,
+    RunJob,
+    new_folder,
+    record_of,
+    require_submitit,
+)
 from pfl_bench.types import ConfigError, did_you_mean
 
 if TYPE_CHECKING:

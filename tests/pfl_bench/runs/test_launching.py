@@ -316,7 +316,7 @@ class Held(logging.Handler):
         print("closed")
 
 held = Held()
-from pfl_bench.runs.launchers.launchers import require_submitit
+from pfl_bench.runs.launchers.job import require_submitit
 require_submitit("local")
 assert not logging.getLogger("submitit").handlers
 print(os.environ.get("SUBMITIT_LOG_LEVEL"))
