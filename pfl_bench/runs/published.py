@@ -114,18 +114,6 @@ def _not_comparable(
         return f"not measured; there are: {', '.join(sorted(metrics))}"
     if config.privacy is not None and config.privacy.audit is not None:
         return "canaries (privacy.audit) have moved the model"
-    return _other_data(expected, summary)
-
-
-def _chance(metric: str, summary: Mapping[str, Any]) -> float | None:
-    """The accuracy of a guess among the classes of the data; None of other metrics."""
-    num_classes = (summary.get("data") or {}).get("num_classes")
-    is_accuracy = metric.rpartition("/")[2] in ("accuracy", "personal_accuracy")
-    return 1 / num_classes if is_accuracy and num_classes else None
-
-
-def _other_data(expected: Expected, summary: Mapping[str, Any]) -> str:
-    """Reason why the published number is not for these data; empty if it is."""
     variant = summary["variant"]
     if expected.variants is not None and variant not in expected.variants:
         return f"data is {variant}; the published number is for {', '.join(expected.variants)}"
@@ -151,3 +139,10 @@ def _other_data(expected: Expected, summary: Mapping[str, Any]) -> str:
                 f"{expected.num_users:,}: prepare them as the head of the row says"
             )
     return ""
+
+
+def _chance(metric: str, summary: Mapping[str, Any]) -> float | None:
+    """The accuracy of a guess among the classes of the data; None of other metrics."""
+    num_classes = (summary.get("data") or {}).get("num_classes")
+    is_accuracy = metric.rpartition("/")[2] in ("accuracy", "personal_accuracy")
+    return 1 / num_classes if is_accuracy and num_classes else None
