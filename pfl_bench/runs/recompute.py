@@ -7,7 +7,6 @@ What is computed, and how it is compared, stands in ``privacy.reference`` and in
 from __future__ import annotations
 
 import copy
-import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from torch import Tensor
 
 from pfl_bench.client import machine
 from pfl_bench.config.loading import ResolvedConfig
@@ -38,6 +36,7 @@ from privacy.audit.recomputed import (
 )
 from privacy.errors import LedgerError
 from privacy.ledger import read_ledger
+from privacy.plan.plan import tensor_digest
 from privacy.reference.round import Round, Rule, State, recompute
 
 Mode = Literal["none", "first", "sample", "all"]
@@ -179,17 +178,13 @@ class _Work:
                 if step < done.of and step + 1 not in done.rounds:
                     self._chain(step, done.of, deadline)
         finally:
-            self._say_what_is_missing()
-
-    def _say_what_is_missing(self) -> None:
-        done = self._done
-        wanted = 1 if done.mode == "first" else done.of
-        if len(done.rounds) < wanted and not done.problems and not done.reasons:
-            done.reasons.append("the time was too short, see --recompute-seconds")
+            wanted = 1 if done.mode == "first" else done.of
+            if len(done.rounds) < wanted and not done.problems and not done.reasons:
+                done.reasons.append("the time was too short, see --recompute-seconds")
 
     def _knows_start(self) -> bool:
         recorded = self._run.lines[0].get("central") or {}
-        if recorded.get("sha256") == _sha256(self._run.initial):
+        if recorded.get("sha256") == tensor_digest(self._run.initial):
             return True
         self._done.reasons.append(
             "the model that the run began with is not the one that is built here today"
@@ -281,7 +276,3 @@ def _copied(state: State) -> State:
     if devices is not None:
         devices.counts, devices.last = devices.counts.copy(), devices.last.copy()
     return State(state.central, copy.copy(state.mechanism), copy.copy(state.optimizer), devices)
-
-
-def _sha256(vector: Tensor) -> str:
-    return hashlib.sha256(vector.contiguous().numpy().data).hexdigest()
