@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pfl_bench.client.costs import measure_step
 from pfl_bench.config.loading import ResolvedConfig
@@ -30,7 +29,7 @@ from pfl_bench.runs.preparing import PreparedRun, prepare
 from pfl_bench.runs.preview import changed
 from pfl_bench.trainers.local_only import LocalTrainer
 from pfl_bench.trainers.personalized import PersonalizedModels
-from pfl_bench.types import Examples, FederatedSplit, SingleProcess, Task, UserInputError
+from pfl_bench.types import FederatedSplit, SingleProcess, Task, UserInputError
 from privacy.errors import PrivacyError
 
 # Clients or batches of the smaller measurement; of federated clients more, if they are quick.
@@ -143,7 +142,7 @@ def _work(whole: PreparedRun) -> tuple[int, float]:
 
 
 def _one_round(resolved: ResolvedConfig, count: int) -> tuple[float, float]:
-    """Examples and seconds of the fastest round of so many clients (batches), after a first.
+    """Examples and seconds of the fastest of some rounds of so many clients (batches).
 
     What else the machine does makes rounds slower, and none faster.
     """
@@ -253,19 +252,12 @@ class _Users:
         self.offsets: NDArray[np.int64] = split.offsets[: self.num_users + 1]
         self.num_examples = int(self.offsets[-1])
         self.name = split.name
+        self.read_user, self.read_range = split.read_user, split.read_range
+        self.read_examples = split.read_examples
         self._split = split
 
     def client_ids(self) -> Sequence[str]:
         return self._split.client_ids()[: self.num_users]
-
-    def read_user(self, user: int, rng: np.random.Generator) -> Examples:
-        return self._split.read_user(user, rng)
-
-    def read_range(self, start: int, stop: int) -> Examples:
-        return self._split.read_range(start, stop)
-
-    def read_examples(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Examples:
-        return self._split.read_examples(indices, rng)
 
 
 class _First:
@@ -276,6 +268,7 @@ class _First:
         self.facts = task.facts
         self.metrics = task.metrics
         self.split_names = task.split_names
+        self.loss = task.loss
         # In the instance, where a check of a Protocol finds them, and only if the task has them.
         for name in _OPTIONAL:
             if hasattr(task, name):
@@ -285,7 +278,3 @@ class _First:
         """A split, or its first users."""
         split = self._task.split(name)
         return _Users(split, self._examples) if name in self._splits else split
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The task's."""
-        return self._task.loss(outputs, targets)
