@@ -15,15 +15,10 @@ from pfl_bench.types import ConfigError, FederatedSplit, Task
 class PersonalizedClients:
     """Clients that have models of their own, and which users of any split they are.
 
-    Args:
-        config: The run.
-        section: Name of the trainer's section, for messages.
-        task: The data, whose splits must divide each user's examples (else ConfigError).
-        num_clients: So many training users are drawn by the run's seed; None for all.
-        notice: Told of users of evaluated splits who have no model.
-
-    Attributes:
-        users: Shape (C,): the clients, ascending indices into the training split.
+    ``users``, shape (C,), are ascending indices into the training split: all users, or
+    ``num_clients`` drawn by the run's seed. ``notice`` is told of users of evaluated splits who
+    have no model. ConfigError, which names the trainer's section, if the data do not fit: splits
+    must divide each user's examples.
     """
 
     def __init__(

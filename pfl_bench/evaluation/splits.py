@@ -41,13 +41,8 @@ def examples_at_once(input_shape: Sequence[int], device: torch.device) -> int | 
 class Measured:
     """Sums of a pass over (a part of) a split, as they cross processes.
 
-    Attributes:
-        families: Of each of the metrics' families, the sums by client.
-        strata: Of each column, what its values came to.
-        num_examples: Examples that were evaluated.
-        num_clients: Clients that these are of.
-        first_client: The first of them; -1 without any.
-        last_client: The last of them.
+    ``families`` has of each of the metrics the sums by client, ``strata`` of each column what its
+    values came to; ``first_client`` and ``last_client`` are -1 without any.
     """
 
     metrics: Sequence[Metric]

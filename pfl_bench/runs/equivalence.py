@@ -27,14 +27,10 @@ Outcome = Literal["reproduced", "differs", "undecided", "says nothing"]
 
 @dataclass(frozen=True)
 class Published:
-    """A published number.
+    """A published number; with ``sd``, a mean over ``seeds``, at least 2 (both None otherwise).
 
-    Attributes:
-        value: The number; with ``sd``, a mean over ``seeds``.
-        margin: Largest absolute difference that does not matter.
-        sd: Its standard deviation over seeds with ``ddof=1``; None where it was not published.
-        seeds: How many seeds, at least 2; None where ``sd`` is.
-        chance: What guessing gives; None where nothing says it.
+    ``margin`` is the largest absolute difference that does not matter; ``sd`` has ``ddof=1``;
+    ``chance`` is what guessing gives, None where nothing says it.
     """
 
     value: float

@@ -54,13 +54,11 @@ class Inversion:
 
 @dataclass(frozen=True)
 class Inverted:
-    """Subject and result of an attack.
+    """Subject and result of an attack on a user of the training split.
 
-    Attributes:
-        user: Index in the training split.
-        originals: Shape (n, C, H, W), as the model takes them.
-        pixel_range: Smallest and largest value of a pixel.
-        found: Reconstructions by what they were made from: "bare update", ...
+    The originals, shape (n, C, H, W), are as the model takes them; ``pixel_range`` has the smallest
+    and largest value of a pixel; reconstructions are found by what they were made from: "bare
+    update", ...
     """
 
     user: int
@@ -178,18 +176,12 @@ def search(
     pixels: tuple[float, float],
     steps: int,
 ) -> Tensor:
-    """Seek inputs whose gradient points along ``wanted``, shape (P,).
+    """Seek inputs whose gradient points along ``wanted``, shape (P,), beginning at ``start``.
 
-    Args:
-        gradient: Of inputs of the shape of ``start``: shape (P,), differentiable.
-        wanted: Shape (P,).
-        start: Shape (n, ...): where the search begins.
-        shape: Channels, height and width of an image.
-        pixels: Smallest and largest value of a pixel.
-        steps: Of Adam, at a rate that falls to a thousandth at the end.
-
-    Returns:
-        Shape (n, C, H, W), with pixels in their range.
+    ``gradient`` gives, of inputs of the shape of ``start``, (n, ...), shape (P,), differentiable;
+    ``shape`` has channels, height and width of an image, ``pixels`` their smallest and largest
+    value. The rate of Adam falls to a thousandth over its steps. Gives shape (n, C, H, W), with
+    pixels in their range.
     """
     images = start.clone().requires_grad_(True)
     optimizer = torch.optim.Adam([images], lr=_RATE * (pixels[1] - pixels[0]))

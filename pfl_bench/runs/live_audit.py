@@ -34,13 +34,10 @@ _COPIED = ("config.yaml", "privacy.json", "environment.json")
 
 @dataclass
 class Watched:
-    """State of a run as it is watched.
+    """State of a run as it is watched: rounds that were seen, and the last one of the last audit.
 
-    Attributes:
-        rounds: Rounds that were seen.
-        audited: The last round of the last audit.
-        bets: Against the claim of a step; None before the first round with canaries.
-        violation: The first that was seen, a clause; empty for none.
+    ``bets`` are against the claim of a step, None before the first round with canaries; the first
+    violation that was seen is a clause, empty for none.
     """
 
     rounds: int = 0

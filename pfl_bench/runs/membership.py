@@ -49,10 +49,8 @@ _MOST_POINTS = 200
 class ClaimedCurve:
     """Trade-off curve that a row's mechanism claims of one user.
 
-    Attributes:
-        trade_off: None, for the reason ``why_none``, without a claim or a known trade-off function.
-        epsilon: Stated of the shadow runs themselves ("actual"), at ``delta``; NaN without.
-        delta: Of the statement; 0 without.
+    It is None, for the reason ``why_none``, without a claim or a known trade-off function.
+    ``epsilon``, of the shadow runs themselves ("actual") at ``delta``, is NaN without a claim.
     """
 
     trade_off: TradeOff | None
@@ -87,20 +85,11 @@ def settings_digest(resolved: ResolvedConfig) -> str:
 def attack(
     kind: str, row: ResolvedConfig, plans: Sequence[Plan], out: Path, confidence: float
 ) -> dict[str, Any]:
-    """Attack the released models of finished shadow runs and write what came of it.
+    """Attack the released models of finished shadow runs of a row, by one of ``KINDS``.
 
-    Args:
-        kind: One of ``KINDS``.
-        row: What is attacked.
-        plans: The shadow runs.
-        out: Folder of ``attack.json``, in which other kinds stay.
-        confidence: Of the verdict, in (0, 1).
-
-    Returns:
-        The kind's part of ``attack.json``.
-
-    Raises:
-        UserInputError: A shadow run is not finished, or was not noised as the first.
+    The result, given back, is written to ``attack.json`` in ``out``, where other kinds stay. The
+    confidence of the verdict is in (0, 1). UserInputError if a shadow run is not finished, or was
+    not noised as the first.
     """
     check_kind(kind, len(plans))
     users = read_users(plans)

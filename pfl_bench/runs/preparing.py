@@ -27,13 +27,9 @@ from pfl_bench.types import ConfigError, DepartsFromRow, Task, Trainer, WorkerGr
 class PreparedRun:
     """A run whose parts are built, and of which no round has begun.
 
-    Attributes:
-        parts: What it is made of; of a federated run its ``FederatedParts``, in which nothing is
-            left to "auto".
-        step: FLOPs of a training step.
-        directions: Which of its metrics are better when lower.
-        initial_loss: Loss of the initial model on examples of the training split.
-        departure: How the model departs from the row's; empty where it does not.
+    Nothing is left to "auto" in the ``FederatedParts`` of a federated run; ``step`` has the FLOPs
+    of a training step; ``departure`` is how the model departs from the row's, empty where it does
+    not.
     """
 
     parts: RunParts
@@ -68,19 +64,11 @@ def prepare(
     notice: Callable[[str], None],
     parts: RunParts | None = None,
 ) -> PreparedRun:
-    """Build and check a run up to its first round.
+    """Build and check a run up to its first round; nothing is written into its folder.
 
-    Args:
-        resolved: The configuration.
-        folder: The run's; nothing is written.
-        group: Processes that wait for orders; None for those that the configuration asks for.
-        stack: Closes trainer and processes.
-        notice: Called with what a person must know.
-        parts: What the run is made of, where that is built; None to build it.
-
-    Raises:
-        UserInputError: Configuration or data do not fit.
-        privacy.errors.PrivacyError: The privacy claim could not be made truthfully.
+    ``group`` and ``parts`` are built where they are None; ``stack`` closes trainer and processes.
+    UserInputError if configuration or data do not fit, privacy.errors.PrivacyError if the privacy
+    claim could not be made truthfully.
     """
     config = resolved.config
     parts = parts or build_run(resolved)

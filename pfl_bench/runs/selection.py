@@ -48,15 +48,11 @@ NOT_COVERED = (
 
 
 def drawn_trials(sweep: LoadedSweep, out: Path) -> tuple[list[Combination], dict[str, Any]]:
-    """Draw the trials of a sweep, or find them drawn, and record them in ``out``.
+    """Draw the trials of a sweep, or find them drawn; gives them in that order, and the record.
 
-    Returns:
-        The trials in the order in which they were drawn, and the record, ``selection.json``.
-
-    Raises:
-        ConfigError: The validation data are the training users' own.
-        RunFolderError: The folder holds another selection.
-        privacy.errors.PrivacyError: A trial's plan cannot be accounted for selection.
+    The record is written to ``selection.json`` in ``out``. ConfigError if the validation data are
+    the training users' own, RunFolderError if the folder holds another selection,
+    privacy.errors.PrivacyError if a trial's plan cannot be accounted for selection.
     """
     record = _record(sweep, out)
     path = out / SELECTION_FILE
@@ -162,14 +158,10 @@ def _price(
 def record_choice(
     record: Mapping[str, Any], trials: Sequence[Combination], chosen: int, value: float, out: Path
 ) -> None:
-    """Write the selection into the folders of the sweep and of the selected trial.
+    """Write the selection into the folders of the sweep, ``out``, and of the selected trial.
 
-    Args:
-        record: What ``drawn_trials`` gave.
-        trials: All trials, in the order in which they were drawn.
-        chosen: Place of the selected one, from 0.
-        value: Its score.
-        out: Folder of the sweep.
+    ``record`` is what ``drawn_trials`` gave; ``chosen``, from 0, is the place of the selected one
+    among all trials, in the order in which they were drawn, and ``value`` its score.
     """
     released = {key: value for key, value in record.items() if key not in _SECRET}
     own = record["drawn"][chosen]

@@ -15,12 +15,8 @@ from pfl_bench.types import FederatedSplit, PersonalModels, Trainer
 class ExpectedWork:
     """Expected work of all rounds of a run together.
 
-    Attributes:
-        clients: Trainings of a client; one client in two rounds counts twice.
-        steps: Their steps.
-        examples: Examples that went through these steps.
-        flops: What they compute, where that does not follow from steps and examples; else None.
-        num_bytes: That clients receive, and that they send: as many each way.
+    ``clients`` counts trainings of a client, one client in two rounds twice; ``flops`` is None
+    where it follows from steps and examples; ``num_bytes`` go each way, to clients and from them.
     """
 
     clients: float
