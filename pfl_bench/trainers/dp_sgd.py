@@ -93,7 +93,9 @@ class PrivateSteps:
         self._optimizer.step()
         lost = self._optimizer.lost
         if micro_batch.is_last:
-            self._observer.step(*zip(*map(_sum_and_gradient, self._model.parameters), strict=True))
+            # Opacus' clipped sum at each parameter, and the gradient that the step was along.
+            stepped: list[Any] = [*self._model.parameters]
+            self._observer.step([p.summed_grad for p in stepped], [p.grad for p in stepped])
             self._optimizer.zero_grad(set_to_none=True)
         return loss_sum, lost
 
@@ -134,11 +136,6 @@ class PrivateSteps:
                 "model: a trainable parameter takes no part in the loss, so it has no gradient of "
                 "single examples; freeze or remove it for example-level DP"
             )
-
-
-def _sum_and_gradient(parameter: Any) -> tuple[Tensor, Tensor]:
-    """Opacus' clipped sum of a step at a parameter, and the gradient that the step was along."""
-    return parameter.summed_grad, parameter.grad
 
 
 @dataclass(frozen=True, slots=True)
