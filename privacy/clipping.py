@@ -18,6 +18,7 @@ twice that when it is replaced.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -80,19 +81,20 @@ def l2_norm(update: Tensor) -> float:
     Returns:
         The norm; NaN or infinity if and only if an element is NaN or infinite.
     """
-    update = update.detach()
-    if update.device.type == "mps":
-        update = update.cpu()  # MPS has no float64.
-    if update.device.type != "cpu":
-        return float(torch.linalg.vector_norm(update, dtype=torch.float64))
+    if update.device.type not in ("cpu", "mps"):
+        return float(torch.linalg.vector_norm(update.detach(), dtype=torch.float64))
+    return math.sqrt(_sum_of_parts(update, lambda part: torch.dot(part, part)))
+
+
+def _sum_of_parts(update: Tensor, of_part: Callable[[Tensor], Tensor]) -> float:
+    """Sum on the CPU, since MPS has no float64, of float64 parts that may be written over."""
+    update = update.detach().cpu()
     buffer = torch.empty(min(_CHUNK, update.numel()), dtype=torch.float64)
     total = 0.0
     for start in range(0, update.numel(), _CHUNK):
         chunk = update[start : start + _CHUNK]
-        part = buffer[: chunk.numel()]
-        part.copy_(chunk)
-        total += float(torch.dot(part, part))
-    return math.sqrt(total)
+        total += float(of_part(buffer[: chunk.numel()].copy_(chunk)))
+    return total
 
 
 def clip_factor(norm: float, clip_norm: float) -> float:
@@ -215,19 +217,9 @@ def l1_norm(update: Tensor) -> float:
     Returns:
         The norm; NaN or infinity if and only if an element is NaN or infinite.
     """
-    update = update.detach()
-    if update.device.type == "mps":
-        update = update.cpu()  # MPS has no float64.
-    if update.device.type != "cpu":
-        return float(torch.linalg.vector_norm(update, ord=1, dtype=torch.float64))
-    buffer = torch.empty(min(_CHUNK, update.numel()), dtype=torch.float64)
-    total = 0.0
-    for start in range(0, update.numel(), _CHUNK):
-        chunk = update[start : start + _CHUNK]
-        part = buffer[: chunk.numel()]
-        part.copy_(chunk)
-        total += float(part.abs_().sum())
-    return total
+    if update.device.type not in ("cpu", "mps"):
+        return float(torch.linalg.vector_norm(update.detach(), ord=1, dtype=torch.float64))
+    return _sum_of_parts(update, lambda part: part.abs_().sum())
 
 
 def add_clipped_l1_(total: Tensor, update: Tensor, clip_norm: float) -> ClipOutcome:

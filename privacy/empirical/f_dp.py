@@ -164,13 +164,11 @@ class ComposedFamily:
         """
         key = (num_canaries, num_guesses, num_correct, confidence)
         if key not in self._bounds:
-            self._bounds[key] = self._search(*key)
+            counts = num_canaries, num_guesses, num_correct
+            self._bounds[key] = self.smallest_refuted(
+                lambda claim: refutes(claim, *counts, 1.0 - confidence)
+            )
         return self._bounds[key]
-
-    def _search(self, canaries: int, guesses: int, correct: int, confidence: float) -> float:
-        return self.smallest_refuted(
-            lambda claim: refutes(claim, canaries, guesses, correct, 1.0 - confidence)
-        )
 
     def smallest_refuted(self, refutes_claim: Callable[[TradeOff], bool]) -> float:
         """Smallest noise multiplier whose claim a test refutes, to 0.6 % above.

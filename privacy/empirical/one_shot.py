@@ -75,10 +75,8 @@ def audit_final(
     null = Normal(0.0, 1.0 / math.sqrt(num_parameters))
     mean, spread = canary.mean / null.stddev, canary.stddev / null.stddev
     error = math.sqrt(spread**2 / cosines.size + _SHARED * mean**2 / num_parameters)
-    mu = max(0.0, mean - float(t.ppf(confidence, cosines.size - 1)) * error)
-    return OneShotBound(
-        epsilon_of_normals(null, canary, delta), epsilon_of_mu(mu, delta), mu, null, canary
-    )
+    mu = mean - float(t.ppf(confidence, cosines.size - 1)) * error
+    return _bound(max(0.0, mu), null, canary, delta)
 
 
 def audit_held_out(
@@ -112,10 +110,12 @@ def audit_held_out(
     shift = canary.mean - null.mean - float(t.ppf(half, degrees)) * math.sqrt(sum(parts))
     freedom = held_out.size - 1
     spread = null.stddev * math.sqrt(freedom / float(chi2.ppf(1.0 - half, freedom)))
-    mu = max(0.0, shift / spread)
-    return OneShotBound(
-        epsilon_of_normals(null, canary, delta), epsilon_of_mu(mu, delta), mu, null, canary
-    )
+    return _bound(max(0.0, shift / spread), null, canary, delta)
+
+
+def _bound(mu: float, null: Normal, canary: Normal, delta: float) -> OneShotBound:
+    estimate, epsilon = epsilon_of_normals(null, canary, delta), epsilon_of_mu(mu, delta)
+    return OneShotBound(estimate, epsilon, mu, null, canary)
 
 
 def _fit(scores: NDArray[np.float64], what: str) -> Normal:
