@@ -64,12 +64,9 @@ class Options(ClipOptions):
 def split_noise(noise_multiplier: float, count_noise_stddev: float) -> float:
     """Noise multiplier that is left for the update once the count is paid.
 
-    Args:
-        noise_multiplier: z, the effective multiplier of both together; 0 for no noise.
-        count_noise_stddev: s_b, on a sum that a user moves by 1/2.
-
-    Returns:
-        ``(z**-2 - (2 s_b)**-2) ** -0.5``, at least z; 0 if z is 0.
+    z is the effective multiplier of both together, 0 for no noise; the count's noise is on a sum
+    that a user moves by 1/2. The answer, ``(z**-2 - (2 s_b)**-2) ** -0.5``, is at least z, and 0 if
+    z is.
 
     Raises:
         PlanError: ``2 s_b <= z``: the count alone would cost as much as, or more than, z allows.
@@ -95,12 +92,7 @@ def split_noise(noise_multiplier: float, count_noise_stddev: float) -> float:
 class AdaptiveGaussian(FreshGaussian):
     """Clip to a moving bound, noise the sum and the count, move the bound.
 
-    Args:
-        options: Settings of adaptive clipping.
-        noise: Multiplier and cohorts.
-
-    Raises:
-        PlanError: The count noise is too small for the multiplier.
+    Count noise that is too small for the multiplier is refused.
     """
 
     name = "adaptive_gaussian"
@@ -137,9 +129,7 @@ class AdaptiveGaussian(FreshGaussian):
     def release(self, aggregate: Aggregate, rng: NormalSource) -> Release:
         """Noise the sum and the count once, then move the bound.
 
-        Args:
-            aggregate: The merged sum of all workers; not changed. May be empty.
-            rng: Gives P normal draws for the update, then one for the count (none at z = 0).
+        The stream gives P normal draws for the update, then one for the count (none at z = 0).
         """
         clip_norm, ratio = self._clip_norm, self._noise.ratio
         update_stddev = self._update_noise_multiplier * ratio * clip_norm
@@ -166,11 +156,7 @@ class AdaptiveGaussian(FreshGaussian):
         )
 
     def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
-        """Draw a round's noise again; the draw on the count comes after those on all elements.
-
-        Args:
-            streams: Those of the round.
-        """
+        """Draw a round's noise again; the draw on the count comes after those on all elements."""
         if not streams.draws_all:
             return super().replay_noise(streams)
         normals = streams.rng.standard_normal(streams.num_parameters + 1)
@@ -185,11 +171,7 @@ class AdaptiveGaussian(FreshGaussian):
         return {"clip_norm": self._clip_norm}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore the bound of the coming round.
-
-        Raises:
-            PrivacyError: A key is missing or foreign, or the bound is not allowed.
-        """
+        """Restore the bound of the coming round."""
         check_state_keys(self.name, state, {"clip_norm"})
         clip_norm = float(state["clip_norm"])
         if not MIN_CLIP_NORM <= clip_norm <= MAX_CLIP_NORM:
@@ -201,13 +183,5 @@ class AdaptiveGaussian(FreshGaussian):
 
 
 def build(options: Options, noise: NoiseScale) -> AdaptiveGaussian:
-    """Build the mechanism.
-
-    Args:
-        options: Settings of adaptive clipping.
-        noise: Multiplier and cohorts.
-
-    Raises:
-        PlanError: The count noise is too small for the multiplier.
-    """
+    """Build the mechanism; count noise that is too small for the multiplier is refused."""
     return AdaptiveGaussian(options, noise)

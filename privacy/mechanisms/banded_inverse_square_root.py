@@ -30,27 +30,19 @@ from pydantic import Field
 from torch import Tensor
 
 from privacy.description import Inverse
-from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale, NormalSource, check_state_keys
 from privacy.noise.clipped_sum import ClipOptions
-from privacy.noise.correlated_noise import check_bands, check_vectors
+from privacy.noise.correlated_noise import CHUNK, check_bands, check_length, check_vectors
 from privacy.noise.toeplitz_noise import TOEPLITZ, ToeplitzSum, check_planned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DESCRIPTION = TOEPLITZ
-# Elements that are worked on at a time: float64 buffers of them stay in the cache.
-_CHUNK = 1 << 16
 
 
 def inverse_square_root(bands: int, rounds: int) -> Inverse:
-    """First coefficients of (1 - x)^(1/2), scaled so that the column of C has norm 1.
-
-    Args:
-        bands: At least 1.
-        rounds: Rows of C, at least 1.
-    """
+    """First coefficients of (1 - x)^(1/2), scaled so that the column of C has norm 1."""
     index = np.arange(1, bands)
     raw = np.concatenate([[1.0], np.cumprod((index - 1.5) / index)])
     norm = float(np.linalg.norm(Inverse(tuple(raw.tolist())).column(rounds)))
@@ -71,12 +63,7 @@ class Options(ClipOptions):
 class BandedInverseSquareRoot(ToeplitzSum):
     """Clip to a fixed bound, sum, add correlated noise, divide by the configured cohort size.
 
-    Args:
-        options: Bound and bands.
-        noise: Multiplier, cohorts, planned rounds and separation.
-
-    Raises:
-        PlanError: There are more bands than planned rounds.
+    More bands than planned rounds are refused.
     """
 
     name = "banded_inverse_square_root"
@@ -91,11 +78,7 @@ class BandedInverseSquareRoot(ToeplitzSum):
 
     @property
     def strategy(self) -> Inverse:
-        """C.
-
-        Raises:
-            PlanError: No rounds are planned.
-        """
+        """C, where rounds are planned."""
         if self._strategy is None:
             rounds = check_planned(self.name, self._noise)
             self._strategy = inverse_square_root(self._options.bands, rounds)
@@ -109,19 +92,15 @@ class BandedInverseSquareRoot(ToeplitzSum):
 
     def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
         """The coming row of C^-1 Z, of ``length`` normal draws; shape (length,)."""
-        if any(len(vector) != length for vector in self._last):
-            raise PrivacyError(
-                f"the sum has {length} elements, but the rounds before had {len(self._last[0])}; "
-                "resume with the model that the run was started with"
-            )
+        check_length(self._last, length)
         first, *later = self.strategy.inverse
         noise = rng.standard_normal(length)
         newest = torch.from_numpy(noise.astype(np.float32))
-        for start in range(0, length, _CHUNK):
-            part = noise[start : start + _CHUNK]
+        for start in range(0, length, CHUNK):
+            part = noise[start : start + CHUNK]
             part *= first
             for weight, vector in zip(later, self._last, strict=False):
-                part += vector.numpy()[start : start + _CHUNK].astype(np.float64) * weight
+                part += vector.numpy()[start : start + CHUNK].astype(np.float64) * weight
         self._last = [newest, *self._last][: len(later)]
         return noise
 
@@ -130,11 +109,7 @@ class BandedInverseSquareRoot(ToeplitzSum):
         return {"rounds": self._rounds, "noise": list(self._last)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` gave.
-
-        Raises:
-            PrivacyError: A key is missing or foreign, or a value is not allowed.
-        """
+        """Restore what ``state_dict`` gave."""
         check_state_keys(self.name, state, {"rounds", "noise"})
         rounds = int(state["rounds"])
         kept = min(rounds, self._options.bands - 1) if self._noise.noise_multiplier else 0
@@ -143,13 +118,5 @@ class BandedInverseSquareRoot(ToeplitzSum):
 
 
 def build(options: Options, noise: NoiseScale) -> BandedInverseSquareRoot:
-    """Build the mechanism.
-
-    Args:
-        options: Bound and bands.
-        noise: Multiplier, cohorts, planned rounds and separation.
-
-    Raises:
-        PlanError: There are more bands than planned rounds.
-    """
+    """Build the mechanism; more bands than planned rounds are refused."""
     return BandedInverseSquareRoot(options, noise)

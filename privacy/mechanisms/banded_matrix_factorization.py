@@ -44,18 +44,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from privacy.amplification import Composition, Participation, sampled_gaussian
-from privacy.description import FRESH, OF_THE_BOUND, SAME_COEFFICIENTS, Description
+from privacy.description import FRESH, SAME_COEFFICIENTS, Description
 from privacy.errors import PlanError, PrivacyError
 from privacy.mechanism import (
     NoiseScale,
     NormalSource,
-    ReplayedNoise,
-    RoundStreams,
     check_state_keys,
 )
 from privacy.noise.clipped_sum import ClipOptions
@@ -65,6 +62,7 @@ from privacy.noise.correlated_noise import (
     check_setting,
     check_vectors,
     pattern_squared_sensitivity,
+    solve_row_,
     unamplified,
 )
 from privacy.noise.factorization import (
@@ -73,19 +71,13 @@ from privacy.noise.factorization import (
     optimized_coefficients,
     square_root_coefficients,
 )
+from privacy.noise.toeplitz_noise import TOEPLITZ
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Its strategy, the column of C, is that of the options.
-DESCRIPTION = Description(
-    "each round's sum of clipped updates gets Gaussian noise, of which later rounds take part "
-    f"back; the standard deviation of a draw is {OF_THE_BOUND}",
-    law="gaussian",
-    stddev=1.0,
-)
-# Elements that are worked on at a time: float64 buffers of them stay in the cache.
-_CHUNK = 1 << 16
+DESCRIPTION = TOEPLITZ
 
 
 class Options(ClipOptions):
@@ -106,12 +98,7 @@ class Options(ClipOptions):
 class BandedMatrixFactorization(CorrelatedSum):
     """Clip to a fixed bound, sum, add correlated noise, divide by the configured cohort size.
 
-    Args:
-        options: Bound, bands and strategy.
-        noise: Multiplier, cohorts and planned rounds.
-
-    Raises:
-        PlanError: There are more bands than planned rounds.
+    More bands than planned rounds are refused.
     """
 
     name = "banded_matrix_factorization"
@@ -153,31 +140,10 @@ class BandedMatrixFactorization(CorrelatedSum):
             return DESCRIPTION
         return replace(DESCRIPTION, strategy=tuple(self.coefficients.tolist()))
 
-    @property
-    def update_noise_multiplier(self) -> float:
-        """The largest of the planned rounds' noise, that of the last, in multiples of clip_norm."""
-        if self._noise.noise_multiplier == 0.0:
-            return 0.0
-        stddev, _ = self._noise_of(max(self._noise.num_rounds, 1))
-        return self._noise.noise_multiplier * stddev
-
     def composition(
         self, participation: Participation, noise_multiplier: float, rounds: int
     ) -> Composition:
-        """Composition of so many rounds, of all that are planned, for an accountant.
-
-        Args:
-            participation: How users are drawn.
-            noise_multiplier: z, standard deviation of the noise under C in multiples of clip_norm.
-            rounds: Number of rounds, at least 0.
-
-        Returns:
-            Poisson-sampled Gaussians, a user's round each, where that is proved; else one Gaussian.
-
-        Raises:
-            PlanError: Nothing is proved of the mechanism under this participation.
-            PrivacyError: A number is out of its range.
-        """
+        """Poisson-sampled Gaussians, one a round of a user, where that is proved; else one."""
         bands = self._options.bands
         if bands == 1:
             return sampled_gaussian(participation, noise_multiplier, rounds)
@@ -194,34 +160,10 @@ class BandedMatrixFactorization(CorrelatedSum):
     def _noise_profile(self, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return noise_stddevs(self.coefficients, rounds), lag_correlations(self.coefficients, rounds)
 
-    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
-        """Draw the first elements of a round's noise again: no other enters them.
-
-        Args:
-            streams: Those of the round.
-        """
-        return self._replayed(self._next_noise(streams.rng, streams.wanted))
-
     def _correlated(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Solve the next row of C Y = Z for Y, in place, and remember it.
-
-        Band after band and not as one product, whose order of summation, and so whose last bits,
-        a library may change with the memory that it is given.
-        """
-        first, *later = (float(value) for value in self.coefficients)
-        if any(len(vector) != len(draws) for vector in self._last):
-            raise PrivacyError(
-                f"the sum has {len(draws)} elements, but the rounds before had "
-                f"{len(self._last[0])}; resume with the model that the run was started with"
-            )
-        for start in range(0, len(draws), _CHUNK):
-            part = draws[start : start + _CHUNK]
-            for weight, vector in zip(later, self._last, strict=False):
-                part -= vector.numpy()[start : start + _CHUNK].astype(np.float64) * weight
-            part /= first
-        if later:
-            newest = torch.from_numpy(draws).to(torch.float32)
-            self._last = [newest, *self._last][: len(later)]
+        """Solve the next row of C Y = Z for Y, in place, and remember it."""
+        weights = self.coefficients.tolist()
+        self._last = solve_row_(draws, weights, self._last)[: len(weights) - 1]
         return draws
 
     def state_dict(self) -> dict[str, Any]:
@@ -237,9 +179,6 @@ class BandedMatrixFactorization(CorrelatedSum):
 
         The saved coefficients are taken, so that a last bit that another machine finds differently
         does not change C in the middle of a run.
-
-        Raises:
-            PrivacyError: A key is missing or foreign, or a value is not allowed.
         """
         check_state_keys(self.name, state, {"rounds", "coefficients", "noise"})
         rounds, saved = int(state["rounds"]), np.array(state["coefficients"], dtype=np.float64)
@@ -258,13 +197,5 @@ class BandedMatrixFactorization(CorrelatedSum):
 
 
 def build(options: Options, noise: NoiseScale) -> BandedMatrixFactorization:
-    """Build the mechanism.
-
-    Args:
-        options: Bound, bands and strategy.
-        noise: Multiplier, cohorts, planned rounds and separation.
-
-    Raises:
-        PlanError: There are more bands than planned rounds.
-    """
+    """Build the mechanism; more bands than planned rounds are refused."""
     return BandedMatrixFactorization(options, noise)

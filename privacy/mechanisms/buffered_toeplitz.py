@@ -34,7 +34,7 @@ from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale, NormalSource, check_state_keys
 from privacy.noise.buffered_toeplitz import noise_column, optimized_buffers
 from privacy.noise.clipped_sum import ClipOptions
-from privacy.noise.correlated_noise import check_vectors
+from privacy.noise.correlated_noise import check_length, check_vectors
 from privacy.noise.toeplitz_noise import TOEPLITZ, ToeplitzSum, check_planned
 
 if TYPE_CHECKING:
@@ -55,12 +55,7 @@ class Options(ClipOptions):
 
 
 class BufferedToeplitz(ToeplitzSum):
-    """Clip to a fixed bound, sum, add correlated noise, divide by the configured cohort size.
-
-    Args:
-        options: Bound and buffers.
-        noise: Multiplier, cohorts, planned rounds and separation.
-    """
+    """Clip to a fixed bound, sum, add correlated noise, divide by the configured cohort size."""
 
     name = "buffered_toeplitz"
 
@@ -73,11 +68,7 @@ class BufferedToeplitz(ToeplitzSum):
 
     @property
     def strategy(self) -> Buffers:
-        """C; found when first needed, not when built.
-
-        Raises:
-            PlanError: No rounds are planned.
-        """
+        """C, where rounds are planned; found when first needed, not when built."""
         if self._strategy is None:
             rounds = check_planned(self.name, self._noise)
             self._strategy = optimized_buffers(
@@ -91,11 +82,7 @@ class BufferedToeplitz(ToeplitzSum):
 
     def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
         """The coming row of C^-1 Z, of ``length`` normal draws; shape (length,)."""
-        if any(len(vector) != length for vector in self._buffers):
-            raise PrivacyError(
-                f"the sum has {length} elements, but the rounds before had "
-                f"{len(self._buffers[0])}; resume with the model that the run was started with"
-            )
+        check_length(self._buffers, length)
         strategy = self.strategy
         noise = rng.standard_normal(length)
         noise /= strategy.first
@@ -117,11 +104,7 @@ class BufferedToeplitz(ToeplitzSum):
         return {"rounds": self._rounds, "strategy": strategy, "noise": list(self._buffers)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` gave.
-
-        Raises:
-            PrivacyError: A key is missing or foreign, or a value is not allowed.
-        """
+        """Restore what ``state_dict`` gave."""
         check_state_keys(self.name, state, {"rounds", "strategy", "noise"})
         rounds, saved = int(state["rounds"]), state["strategy"]
         own = self.strategy
@@ -142,10 +125,5 @@ class BufferedToeplitz(ToeplitzSum):
 
 
 def build(options: Options, noise: NoiseScale) -> BufferedToeplitz:
-    """Build the mechanism.
-
-    Args:
-        options: Bound and buffers.
-        noise: Multiplier, cohorts, planned rounds and separation.
-    """
+    """Build the mechanism."""
     return BufferedToeplitz(options, noise)

@@ -42,8 +42,6 @@ from privacy.errors import PlanError, PrivacyError
 from privacy.mechanism import (
     NoiseScale,
     NormalSource,
-    ReplayedNoise,
-    RoundStreams,
     check_state_keys,
 )
 from privacy.noise.banded_columns import noise_profile, optimized_columns
@@ -53,6 +51,7 @@ from privacy.noise.correlated_noise import (
     check_bands,
     check_setting,
     check_vectors,
+    solve_row_,
     unamplified,
 )
 from privacy.noise.toeplitz_noise import TOEPLITZ, check_planned
@@ -61,8 +60,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DESCRIPTION = TOEPLITZ
-# Elements that are worked on at a time: float64 buffers of them stay in the cache.
-_CHUNK = 1 << 16
 
 
 class Options(ClipOptions):
@@ -80,12 +77,7 @@ class Options(ClipOptions):
 class ColumnNormalizedBanded(CorrelatedSum):
     """Clip to a fixed bound, sum, add correlated noise, divide by the configured cohort size.
 
-    Args:
-        options: Bound and bands.
-        noise: Multiplier, cohorts and planned rounds.
-
-    Raises:
-        PlanError: There are more bands than planned rounds.
+    More bands than planned rounds are refused.
     """
 
     name = "column_normalized_banded"
@@ -127,18 +119,7 @@ class ColumnNormalizedBanded(CorrelatedSum):
     def composition(
         self, participation: Participation, noise_multiplier: float, rounds: int
     ) -> Composition:
-        """Composition of so many rounds, for an accountant.
-
-        Args:
-            participation: How users are drawn: "cyclic_poisson" or "selected", at least ``bands``
-                apart.
-            noise_multiplier: z, standard deviation of the noise under C in multiples of clip_norm.
-            rounds: Number of rounds, at least 0.
-
-        Raises:
-            PlanError: The scheme keeps no such distance.
-            PrivacyError: A number is out of its range.
-        """
+        """Sampled Gaussians, or one Gaussian, of users whose rounds are ``bands`` apart or more."""
         if self._bands == 1:
             return sampled_gaussian(participation, noise_multiplier, rounds)
         check_setting(self._noise, participation, noise_multiplier, rounds)
@@ -158,33 +139,13 @@ class ColumnNormalizedBanded(CorrelatedSum):
     def _noise_profile(self, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return noise_profile(self.columns)
 
-    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
-        """Draw the first elements of a round's noise again: no other enters them.
-
-        Args:
-            streams: Those of the round.
-        """
-        noise = self._next_noise(streams.rng, streams.wanted)
-        return self._replayed(noise)
-
     def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
         """Solve the next row of C Y = Z for Y, of ``length`` normal draws; shape (length,)."""
-        if any(len(vector) != length for vector in self._last):
-            raise PrivacyError(
-                f"the sum has {length} elements, but the rounds before had {len(self._last[0])}; "
-                "resume with the model that the run was started with"
-            )
         row = self._rounds
         # Of this row of C: the diagonal, and then one round back, two, ...
         weights = [float(self.columns[row - lag, lag]) for lag in range(min(row + 1, self._bands))]
         noise = rng.standard_normal(length)
-        for start in range(0, length, _CHUNK):
-            part = noise[start : start + _CHUNK]
-            for weight, vector in zip(weights[1:], self._last, strict=True):
-                part -= vector.numpy()[start : start + _CHUNK].astype(np.float64) * weight
-            part /= weights[0]
-        newest = torch.from_numpy(noise.astype(np.float32))
-        self._last = [newest, *self._last][: self._bands - 1]
+        self._last = solve_row_(noise, weights, self._last)[: self._bands - 1]
         return noise
 
     def state_dict(self) -> dict[str, Any]:
@@ -197,9 +158,6 @@ class ColumnNormalizedBanded(CorrelatedSum):
 
         The saved columns are taken, so that a last bit that another machine finds differently does
         not change C in the middle of a run.
-
-        Raises:
-            PrivacyError: A key is missing or foreign, or a value is not allowed.
         """
         check_state_keys(self.name, state, {"rounds", "columns", "noise"})
         rounds, saved = int(state["rounds"]), state["columns"]
@@ -217,13 +175,5 @@ class ColumnNormalizedBanded(CorrelatedSum):
 
 
 def build(options: Options, noise: NoiseScale) -> ColumnNormalizedBanded:
-    """Build the mechanism.
-
-    Args:
-        options: Bound and bands.
-        noise: Multiplier, cohorts, planned rounds and separation.
-
-    Raises:
-        PlanError: There are more bands than planned rounds.
-    """
+    """Build the mechanism; more bands than planned rounds are refused."""
     return ColumnNormalizedBanded(options, noise)

@@ -25,33 +25,18 @@ class Options(ClipOptions):
 
 
 class Gaussian(FreshGaussian):
-    """Clip to a fixed bound, sum, noise once, divide by the configured cohort size.
-
-    Args:
-        clip_norm: L2 bound of a user's update.
-        noise: Multiplier and cohorts.
-    """
+    """Clip to a fixed bound, sum, noise once, divide by the configured cohort size."""
 
     name = "gaussian"
     description = DESCRIPTION
 
     def release(self, aggregate: Aggregate, rng: NormalSource) -> Release:
-        """Noise the sum once and divide it by the configured cohort size.
-
-        Args:
-            aggregate: The merged sum of all workers; not changed. May be empty.
-            rng: Gives P normal draws (none if the multiplier is 0).
-        """
+        """Noise the sum by P normal draws, once, and divide it by the configured cohort size."""
         stddev = self._noise.noise_multiplier * self._noise.ratio * self._clip_norm
         mean = noised_mean(aggregate.total, stddev, self._noise.cohort_size, rng)
         return Release(mean, self._clip_norm, stddev)
 
 
 def build(options: Options, noise: NoiseScale) -> Gaussian:
-    """Build the mechanism.
-
-    Args:
-        options: The clipping bound.
-        noise: Multiplier and cohorts.
-    """
+    """Build the mechanism."""
     return Gaussian(options.clip_norm, noise)

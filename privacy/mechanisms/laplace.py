@@ -67,12 +67,7 @@ class Options(ClipOptions):
 
 
 class Laplace(ClippedSum):
-    """Clip in L1, sum, noise once, divide by the configured cohort size.
-
-    Args:
-        clip_norm: L1 bound of a user's update.
-        noise: Multiplier (of the scale) and cohorts.
-    """
+    """Clip in L1, sum, noise once, divide by the configured cohort size."""
 
     name = "laplace"
     description = DESCRIPTION
@@ -88,14 +83,7 @@ class Laplace(ClippedSum):
 
         The accountant pld knows both; rdp knows unsampled ones alone, and prv neither.
 
-        Args:
-            participation: How users are drawn.
-            noise_multiplier: z, scale of the noise in multiples of clip_norm, at least 0.
-            rounds: Number of rounds, at least 0.
-
-        Raises:
-            PlanError: Cohorts have a fixed size.
-            PrivacyError: A number is out of its range.
+        Cohorts of a fixed size are refused.
         """
         check_composition_numbers(noise_multiplier, rounds)
         if participation.adjacency == "replace-one":
@@ -118,29 +106,14 @@ class Laplace(ClippedSum):
         weight: float,
         rng: np.random.Generator | None = None,
     ) -> ClipOutcome:
-        """Clip one update into the sum; the norms that are kept are L1.
-
-        Args:
-            aggregate: The round's sum, changed in place.
-            update: Shape (P,), a float dtype; not changed.
-            weight: Must be 1.
-            rng: Not used.
-
-        Raises:
-            PlanError: The weight is not 1.
-        """
+        """Clip one update into the sum; the norms that are kept are L1."""
         check_unit_weight(self.name, weight)
         outcome = add_clipped_l1_(aggregate.total, update, self._clip_norm)
         aggregate.count(outcome)
         return outcome
 
     def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
-        """Noise the sum once and divide it by the configured cohort size.
-
-        Args:
-            aggregate: The merged sum of all workers; not changed. May be empty.
-            rng: Gives P Laplace draws (none if the multiplier is 0).
-        """
+        """Noise the sum by P Laplace draws, once, and divide it by the configured cohort size."""
         scale = self._noise.noise_multiplier * self._noise.ratio * self._clip_norm
         noise = rng.laplace(0.0, scale, aggregate.total.numel()) if scale > 0.0 else None
         return Release(
@@ -150,19 +123,10 @@ class Laplace(ClippedSum):
         )
 
     def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
-        """Draw the first Laplace draws of a round again, of variance 1.
-
-        Args:
-            streams: Those of the round.
-        """
+        """Draw the first Laplace draws of a round again, of variance 1."""
         return ReplayedNoise(streams.rng.laplace(0.0, 2.0**-0.5, streams.wanted))
 
 
 def build(options: Options, noise: NoiseScale) -> Laplace:
-    """Build the mechanism.
-
-    Args:
-        options: The clipping bound.
-        noise: Multiplier and cohorts.
-    """
+    """Build the mechanism."""
     return Laplace(options.clip_norm, noise)

@@ -52,12 +52,7 @@ class Options(ClipOptions):
 class LocalGaussian(ClientReports):
     """Clip and noise each client's update, then sum.
 
-    Args:
-        clip_norm: L2 bound of a user's update.
-        noise: Multiplier and cohorts, which must be one.
-
-    Raises:
-        PlanError: ``noise_cohort_size`` is not ``cohort_size``.
+    Both cohorts must be one.
     """
 
     name = "local_gaussian"
@@ -66,16 +61,7 @@ class LocalGaussian(ClientReports):
     def composition(
         self, participation: Participation, noise_multiplier: float, rounds: int
     ) -> Composition:
-        """Unsampled Gaussians of multiplier z / 2, one for each report of a user.
-
-        Args:
-            participation: How users are drawn; it only limits how often one can be.
-            noise_multiplier: z, noise of a report in multiples of clip_norm, at least 0.
-            rounds: Number of rounds, at least 0.
-
-        Raises:
-            PrivacyError: A number is out of its range.
-        """
+        """Unsampled Gaussians of multiplier z / 2, one for each report of a user."""
         check_composition_numbers(noise_multiplier, rounds)
         from dp_accounting import dp_event
 
@@ -96,23 +82,11 @@ class LocalGaussian(ClientReports):
             )
 
     def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
-        """Draw the first elements of all reports' noise again, and sum them.
-
-        Args:
-            streams: Those of the round.
-        """
+        """Draw the first elements of all reports' noise again, and sum them."""
         draws = [rng.standard_normal(streams.wanted) for rng in streams.clients()]
         return ReplayedNoise(np.sum(draws, axis=0) / np.sqrt(max(1, len(draws))))
 
 
 def build(options: Options, noise: NoiseScale) -> LocalGaussian:
-    """Build the mechanism.
-
-    Args:
-        options: The clipping bound.
-        noise: Multiplier and cohorts, which must be one.
-
-    Raises:
-        PlanError: ``noise_cohort_size`` is not ``cohort_size``.
-    """
+    """Build the mechanism."""
     return LocalGaussian(options.clip_norm, noise)

@@ -46,11 +46,7 @@ class NoPrivacy(Stateless):
     def composition(
         self, participation: Participation, noise_multiplier: float, rounds: int
     ) -> Composition:
-        """Nothing to compose.
-
-        Raises:
-            PlanError: Always.
-        """
+        """Refuse: there is nothing to compose."""
         raise PlanError("the mechanism none gives no privacy, so that nothing can be accounted")
 
     def accumulate(
@@ -60,17 +56,7 @@ class NoPrivacy(Stateless):
         weight: float,
         rng: np.random.Generator | None = None,
     ) -> ClipOutcome:
-        """Add ``weight * update`` to the sum.
-
-        Args:
-            aggregate: The round's sum, changed in place.
-            update: Shape (P,), a float dtype; not changed.
-            weight: Finite, at least 0.
-            rng: Not used.
-
-        Raises:
-            PrivacyError: The weight is negative or not finite.
-        """
+        """Add ``weight * update`` to the sum; the weight must be finite and at least 0."""
         if not (math.isfinite(weight) and weight >= 0):
             raise PrivacyError(f"a client's weight is {weight!r}, but must be finite, at least 0")
         update = update.detach().to(torch.float32)
@@ -92,12 +78,7 @@ class NoPrivacy(Stateless):
         return ClipOutcome(norm, unclipped=True, finite=True, clipped_norm=norm)
 
     def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
-        """Divide the sum by the realised total weight; an empty cohort gives a zero update.
-
-        Args:
-            aggregate: The merged sum of all workers; not changed.
-            rng: Not used.
-        """
+        """Divide the sum by the realised total weight; an empty cohort gives a zero update."""
         weight = aggregate.weight
         return Release(
             # Without a client the sum is zero already.
@@ -108,15 +89,7 @@ class NoPrivacy(Stateless):
 
 
 def build(options: Options, noise: NoiseScale) -> NoPrivacy:
-    """Build the mechanism.
-
-    Args:
-        options: Empty.
-        noise: Its multiplier must be 0.
-
-    Raises:
-        PrivacyError: Noise was asked for.
-    """
+    """Build the mechanism; noise is refused."""
     if noise.noise_multiplier != 0.0:
         raise PrivacyError(
             f"noise_multiplier is {noise.noise_multiplier!r} with the mechanism none, which adds "

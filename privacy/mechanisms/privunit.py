@@ -59,12 +59,7 @@ class Options(ClipOptions):
 class PrivUnit(ClientReports):
     """Clip each client's update, send a random direction in its place, sum.
 
-    Args:
-        clip_norm: L2 bound of a user's update.
-        noise: Multiplier, one over a report's epsilon, and cohorts, which must be one.
-
-    Raises:
-        PlanError: ``noise_cohort_size`` is not ``cohort_size``, or a report's epsilon is too large.
+    The noise multiplier is one over a report's epsilon; both cohorts must be one.
     """
 
     name = "privunit"
@@ -93,16 +88,7 @@ class PrivUnit(ClientReports):
     def composition(
         self, participation: Participation, noise_multiplier: float, rounds: int
     ) -> Composition:
-        """Randomized responses of epsilon 1 / z, one for each report of a user.
-
-        Args:
-            participation: How users are drawn; it only limits how often one can be.
-            noise_multiplier: z, one over a report's epsilon; 0 for no guarantee.
-            rounds: Number of rounds, at least 0.
-
-        Raises:
-            PrivacyError: A number is out of its range.
-        """
+        """Randomized responses of epsilon 1 / z, one for each report; z 0 is no guarantee."""
         check_composition_numbers(noise_multiplier, rounds)
         from dp_accounting import dp_event
 
@@ -132,16 +118,10 @@ class PrivUnit(ClientReports):
 
 
 def _report(clipped: Tensor, clip_norm: float, plan: CapDesign, rng: np.random.Generator) -> Tensor:
-    """A random vector of fixed length whose mean is the clipped update.
+    """A random vector of fixed length whose mean is the clipped update, float32 of shape (P,).
 
-    Args:
-        clipped: Shape (P,), float32, of L2 norm at most ``clip_norm``.
-        clip_norm: The bound.
-        plan: Law of the direction.
-        rng: Gives one uniform draw for the coin, then those of ``randomize``.
-
-    Returns:
-        Shape (P,), float32, on the CPU, of length ``clip_norm / plan.mean_length``.
+    It is on the CPU, of length ``clip_norm / plan.mean_length``. ``rng`` gives one uniform draw for
+    the coin, then those of ``randomize``.
     """
     vector = clipped.detach().cpu().to(torch.float64).numpy()
     norm = float(np.linalg.norm(vector))
@@ -155,13 +135,5 @@ def _report(clipped: Tensor, clip_norm: float, plan: CapDesign, rng: np.random.G
 
 
 def build(options: Options, noise: NoiseScale) -> PrivUnit:
-    """Build the mechanism.
-
-    Args:
-        options: The clipping bound.
-        noise: Multiplier, one over a report's epsilon, and cohorts, which must be one.
-
-    Raises:
-        PlanError: ``noise_cohort_size`` is not ``cohort_size``, or a report's epsilon is too large.
-    """
+    """Build the mechanism."""
     return PrivUnit(options.clip_norm, noise)

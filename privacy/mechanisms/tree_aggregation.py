@@ -44,7 +44,7 @@ from torch import Tensor
 
 from privacy.amplification import Composition, Participation
 from privacy.description import OF_THE_BOUND, Description, Tree
-from privacy.errors import PlanError, PrivacyError
+from privacy.errors import PlanError
 from privacy.mechanism import (
     NoiseScale,
     NormalSource,
@@ -53,7 +53,13 @@ from privacy.mechanism import (
     check_state_keys,
 )
 from privacy.noise.clipped_sum import ClipOptions
-from privacy.noise.correlated_noise import CorrelatedSum, check_setting, check_vectors, unamplified
+from privacy.noise.correlated_noise import (
+    CorrelatedSum,
+    check_length,
+    check_setting,
+    check_vectors,
+    unamplified,
+)
 from privacy.noise.tree_factorization import (
     separated_tree_squared_sensitivity,
     tree_levels,
@@ -87,12 +93,7 @@ class Options(ClipOptions):
 class TreeAggregation(CorrelatedSum):
     """Clip to a fixed bound, sum, release the increment of the tree's estimate of the prefix sum.
 
-    Args:
-        options: Bound and restarts.
-        noise: Multiplier, cohorts and planned rounds.
-
-    Raises:
-        PlanError: No restart would come within the planned rounds.
+    Restarts that would come after the planned rounds are refused.
     """
 
     name = "tree_aggregation"
@@ -121,17 +122,7 @@ class TreeAggregation(CorrelatedSum):
     def composition(
         self, participation: Participation, noise_multiplier: float, rounds: int
     ) -> Composition:
-        """One Gaussian mechanism: all nodes that so many rounds complete.
-
-        Args:
-            participation: How users are drawn: "cyclic_poisson", "full" or "selected".
-            noise_multiplier: z, standard deviation of a node's noise in multiples of clip_norm.
-            rounds: Number of rounds, at least 0.
-
-        Raises:
-            PlanError: The scheme keeps no pattern.
-            PrivacyError: A number is out of its range.
-        """
+        """One Gaussian mechanism: all nodes that so many rounds complete, of users in a pattern."""
         check_setting(self._noise, participation, noise_multiplier, rounds)
         apart, restart_every = participation.min_separation, self._options.restart_every
         if participation.scheme.pattern == "separated":
@@ -144,21 +135,13 @@ class TreeAggregation(CorrelatedSum):
     def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
         """Draw the nodes that the coming round completes; noise of the estimate, less the last.
 
-        Args:
-            rng: Gives ``length`` normal draws for each node that the round completes, leaf first.
-            length: P.
-
-        Returns:
-            Shape (length,), float64.
+        The stream gives ``length`` normal draws for each node that the round completes, leaf first.
+        Shape (length,), float64.
         """
         index = self._rounds % (self._options.restart_every or self._rounds + 1)
         if index == 0:
             self._open = []
-        if any(len(vector) != length for vector in self._open):
-            raise PrivacyError(
-                f"the sum has {length} elements, but the rounds before had {len(self._open[0])}; "
-                "resume with the model that the run was started with"
-            )
+        check_length(self._open, length)
         own, child = tree_levels()
         estimate = rng.standard_normal(length)
         replaced = np.zeros(length)
@@ -177,11 +160,7 @@ class TreeAggregation(CorrelatedSum):
         return tree_noise_profile(rounds, self._options.restart_every)
 
     def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
-        """Draw a round's noise again, whole: its nodes' vectors come one after another.
-
-        Args:
-            streams: Those of the round.
-        """
+        """Draw a round's noise again, whole: its nodes' vectors come one after another."""
         return self._replayed(
             self._next_noise(streams.rng, streams.num_parameters)[: streams.wanted]
         )
@@ -191,11 +170,7 @@ class TreeAggregation(CorrelatedSum):
         return {"rounds": self._rounds, "noise": list(self._open)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` gave.
-
-        Raises:
-            PrivacyError: A key is missing or foreign, or a value is not allowed.
-        """
+        """Restore what ``state_dict`` gave."""
         check_state_keys(self.name, state, {"rounds", "noise"})
         rounds = int(state["rounds"])
         # Leaves of the tree so far; a finished tree is left as it is until the next round.
@@ -207,13 +182,5 @@ class TreeAggregation(CorrelatedSum):
 
 
 def build(options: Options, noise: NoiseScale) -> TreeAggregation:
-    """Build the mechanism.
-
-    Args:
-        options: Bound and restarts.
-        noise: Multiplier, cohorts, planned rounds and separation.
-
-    Raises:
-        PlanError: No restart would come within the planned rounds.
-    """
+    """Build the mechanism; restarts that would come after the planned rounds are refused."""
     return TreeAggregation(options, noise)

@@ -31,16 +31,9 @@ _STEPS = 60
 def optimized_columns(rounds: int, bands: int) -> NDArray[np.float64]:
     """Columns of least mean squared error of the prefix sums of a run.
 
-    Args:
-        rounds: Planned rounds T, at most ``LARGEST_ROUNDS``.
-        bands: From 1 to ``rounds``.
-
-    Returns:
-        Shape (T, bands), float64: element (j, i) is C[j + i, j]; 0 beyond the last row; each row of
-        norm 1, none negative. Not to be written to.
-
-    Raises:
-        PrivacyError: A count is not allowed.
+    Shape (T, bands), float64: element (j, i) is C[j + i, j]; 0 beyond the last row; each row of
+    norm 1, none negative. Not to be written to. There are from ``bands`` to ``LARGEST_ROUNDS``
+    rounds.
     """
     from scipy.optimize import minimize
 
@@ -92,11 +85,7 @@ def noise_profile(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Standard deviation of each round's noise at z = 1, and its correlation with the last one.
 
-    Args:
-        columns: Shape (T, bands).
-
-    Returns:
-        Shape (T,) each.
+    Of columns of shape (T, bands), to shape (T,) each.
     """
     from scipy.linalg import solve_triangular
 

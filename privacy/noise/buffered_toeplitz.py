@@ -48,14 +48,6 @@ def optimized_buffers(rounds: int, buffers: int, separation: int) -> Buffers:
     """Strategy of least mean squared error of the prefix sums, of a column of norm 1.
 
     Error times squared sensitivity is made small, for users in every ``separation``-th round.
-
-    Args:
-        rounds: Planned rounds T.
-        buffers: d, at least 1.
-        separation: b, at least 1.
-
-    Raises:
-        PrivacyError: A count is not allowed.
     """
     from scipy.optimize import minimize
 

@@ -26,12 +26,7 @@ class ClientReports(ClippedSum):
     A subclass gives ``name``, ``description``, ``composition``, ``_randomize`` and
     ``_report_stddev``.
 
-    Args:
-        clip_norm: L2 bound of a user's update.
-        noise: Multiplier and cohorts, which must be one.
-
-    Raises:
-        PlanError: ``noise_cohort_size`` is not ``cohort_size``.
+    ``noise_cohort_size`` must be ``cohort_size``.
     """
 
     def __init__(self, clip_norm: float, noise: NoiseScale) -> None:
@@ -45,14 +40,10 @@ class ClientReports(ClippedSum):
         super().__init__(clip_norm, noise)
 
     def _randomize(self, report: Tensor, rng: np.random.Generator) -> None:
-        """Turn a clipped update into its report, in place.
+        """Turn a clipped update, shape (P,), float32, into its report, in place.
 
-        Args:
-            report: Shape (P,), float32: the clipped update; zeros if it was not finite.
-            rng: The client's stream.
-
-        Raises:
-            PrivacyError: No report of this length can keep what is promised.
+        It is of zeros if the update was not finite. ``rng`` is the client's stream. A PrivacyError
+        says that no report of this length can keep what is promised.
         """
         raise NotImplementedError
 
@@ -67,17 +58,9 @@ class ClientReports(ClippedSum):
         weight: float,
         rng: np.random.Generator | None = None,
     ) -> ClipOutcome:
-        """Make one client's report and add it to the sum.
+        """Make one client's report, by the client's stream, and add it to the sum.
 
-        Args:
-            aggregate: The round's sum, changed in place; ``clipped_total`` keeps it bare of noise.
-            update: Shape (P,), a float dtype; not changed.
-            weight: Must be 1.
-            rng: The client's stream.
-
-        Raises:
-            PlanError: The weight is not 1.
-            PrivacyError: There is no stream, or no such report can be made.
+        ``clipped_total`` of the aggregate keeps the sum bare of noise.
         """
         if rng is None:
             raise PrivacyError(
@@ -93,12 +76,7 @@ class ClientReports(ClippedSum):
         return outcome
 
     def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
-        """Divide the sum of the reports by the configured cohort size.
-
-        Args:
-            aggregate: The merged sum of all workers; not changed. May be empty.
-            rng: Not used: the noise is in the reports.
-        """
+        """Divide the sum of the reports, which have the noise, by the configured cohort size."""
         # Updates that were not finite sent a report, too.
         num_reports = aggregate.num_contributions + aggregate.num_nonfinite
         stddev = math.sqrt(num_reports) * self._report_stddev(aggregate.total.numel())

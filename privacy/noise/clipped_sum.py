@@ -45,18 +45,7 @@ class ClipOptions(BaseModel):
 def accumulate_clipped(
     mechanism: str, aggregate: Aggregate, update: Tensor, weight: float, clip_norm: float
 ) -> ClipOutcome:
-    """Clip one update into the sum by its L2 norm, and keep the counts.
-
-    Args:
-        mechanism: Name for the error message.
-        aggregate: The round's sum, changed in place.
-        update: Shape (P,), a float dtype; not changed.
-        weight: Must be 1.
-        clip_norm: L2 bound.
-
-    Raises:
-        PlanError: The weight is not 1.
-    """
+    """Clip one update of shape (P,) into the sum by its L2 norm, and keep the counts."""
     check_unit_weight(mechanism, weight)
     outcome = add_clipped_(aggregate.total, update, clip_norm)
     aggregate.count(outcome)
@@ -67,10 +56,6 @@ class ClippedSum(Stateless):
     """Base of mechanisms that clip to a bound, fixed unless a subclass moves it, and sum.
 
     A subclass gives ``name``, ``description``, ``composition`` and ``release``.
-
-    Args:
-        clip_norm: Bound of a user's update.
-        noise: Multiplier and cohorts.
     """
 
     description: Description
@@ -107,17 +92,7 @@ class ClippedSum(Stateless):
         weight: float,
         rng: np.random.Generator | None = None,
     ) -> ClipOutcome:
-        """Clip one update into the sum; the norms that are kept are those of the bound.
-
-        Args:
-            aggregate: The round's sum, changed in place.
-            update: Shape (P,), a float dtype; not changed.
-            weight: Must be 1.
-            rng: Not used.
-
-        Raises:
-            PlanError: The weight is not 1.
-        """
+        """Clip one update into the sum; the norms that are kept are those of the bound."""
         return accumulate_clipped(self.name, aggregate, update, weight, self._clip_norm)
 
 
@@ -132,22 +107,9 @@ class FreshGaussian(ClippedSum):
     def composition(
         self, participation: Participation, noise_multiplier: float, rounds: int
     ) -> Composition:
-        """Sampled Gaussians: noise is drawn anew in each round.
-
-        Args:
-            participation: How users are drawn.
-            noise_multiplier: z, at least 0.
-            rounds: Number of rounds, at least 0.
-
-        Raises:
-            PrivacyError: A number is out of its range.
-        """
+        """Sampled Gaussians: noise is drawn anew in each round."""
         return sampled_gaussian(participation, noise_multiplier, rounds)
 
     def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
-        """Draw the first standard normals of a round again.
-
-        Args:
-            streams: Those of the round.
-        """
+        """Draw the first standard normals of a round again."""
         return ReplayedNoise(streams.rng.standard_normal(streams.wanted))

@@ -8,7 +8,7 @@ Gaussian mechanism that all rounds are together; it is refused where the sampler
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +18,22 @@ from torch import Tensor
 from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation, check_composition_numbers
 from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import NoiseScale, NormalSource, Release, ReplayedNoise, mean_of
+from privacy.mechanism import (
+    NoiseScale,
+    NormalSource,
+    Release,
+    ReplayedNoise,
+    RoundStreams,
+    mean_of,
+)
 from privacy.noise.clipped_sum import ClippedSum
 from privacy.noise.factorization import separated_squared_sensitivity, squared_sensitivities
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+# Elements that are worked on at a time: float64 buffers of them stay in the cache.
+CHUNK = 1 << 16
 
 
 def unamplified(
@@ -31,15 +41,8 @@ def unamplified(
 ) -> Composition:
     """One Gaussian over all rounds, for a user whose rounds are all those of the pattern.
 
-    Args:
-        mechanism: Name for the error message.
-        participation: "cyclic_poisson", "full" or "selected".
-        noise_multiplier: z, standard deviation of the noise in multiples of clip_norm.
-        squared: Squared sensitivity of all rounds, in multiples of clip_norm squared; 0 if none
-            was released.
-
-    Raises:
-        PlanError: The scheme keeps no pattern.
+    ``squared`` is the squared sensitivity of all rounds, in multiples of clip_norm squared; 0 if
+    none was released. Schemes without a pattern are refused in the name of the mechanism.
     """
     from dp_accounting import dp_event
 
@@ -66,12 +69,7 @@ def unamplified(
 def check_setting(
     noise: NoiseScale, participation: Participation, multiplier: float, rounds: int
 ) -> None:
-    """Check the numbers of a composition, and that it is of the sampler that the run has.
-
-    Raises:
-        PrivacyError: The multiplier or the rounds are not allowed.
-        PlanError: The separation is not the one that the mechanism was built for.
-    """
+    """Check the numbers of a composition, and that it is of the sampler that the run has."""
     check_composition_numbers(multiplier, rounds)
     if noise.num_rounds and participation.min_separation != noise.separation:
         raise PlanError(
@@ -82,11 +80,7 @@ def check_setting(
 
 
 def check_bands(bands: int, noise: NoiseScale) -> None:
-    """Check that no band lies beyond the planned rounds.
-
-    Raises:
-        PlanError: There are more bands than planned rounds.
-    """
+    """Check that no band lies beyond the planned rounds."""
     if noise.num_rounds and bands > noise.num_rounds:
         raise PlanError(
             f"bands is {bands}, but the run has {noise.num_rounds} rounds, so that the later bands "
@@ -99,14 +93,9 @@ def pattern_squared_sensitivity(
 ) -> float:
     """Squared sensitivity of all rounds of a user under a Toeplitz matrix, at a bound of 1.
 
-    Args:
-        column: Gives its first column, shape (n,), of which the rest is 0.
-        participation: How users are drawn.
-        rounds: At least 0.
-
-    Returns:
-        Of the worst rounds that a scheme of separated rounds allows, and of every round of a group;
-        0 without rounds, and for schemes that keep no pattern.
+    Of the worst rounds that a scheme of separated rounds allows, and of every round of a group; 0
+    without rounds, and for schemes that keep no pattern. ``column`` gives the matrix's first
+    column, shape (n,), of which the rest is 0.
     """
     apart = participation.min_separation
     if participation.scheme.pattern == "separated":
@@ -118,15 +107,7 @@ def pattern_squared_sensitivity(
 
 
 def check_rounds(noise: NoiseScale, done: int) -> None:
-    """Check that a coming round was planned.
-
-    Args:
-        noise: Of the mechanism; ``num_rounds`` 0 allows any.
-        done: Rounds that were released.
-
-    Raises:
-        PrivacyError: All planned rounds were released.
-    """
+    """Check that a coming round was planned; ``num_rounds`` 0 allows any."""
     if noise.num_rounds and done >= noise.num_rounds:
         raise PrivacyError(
             f"round {done + 1} is beyond the {noise.num_rounds} rounds that the noise was planned "
@@ -136,16 +117,7 @@ def check_rounds(noise: NoiseScale, done: int) -> None:
 
 
 def check_vectors(mechanism: str, vectors: Any, count: int) -> list[Tensor]:
-    """Check the noise vectors of a saved state.
-
-    Args:
-        mechanism: Name for the error message.
-        vectors: What the state holds: tensors of one shape (P,), float32, finite.
-        count: How many there must be.
-
-    Raises:
-        PrivacyError: They are not that.
-    """
+    """Check that a saved state has so many noise vectors: of one shape (P,), float32, finite."""
     good = isinstance(vectors, list) and all(
         isinstance(vector, Tensor)
         and vector.dtype == torch.float32
@@ -163,16 +135,42 @@ def check_vectors(mechanism: str, vectors: Any, count: int) -> list[Tensor]:
     return list(vectors)
 
 
+def check_length(vectors: Sequence[Tensor], length: int) -> None:
+    """Check that the noise of earlier rounds is as long as the sum of the coming one."""
+    if any(len(vector) != length for vector in vectors):
+        raise PrivacyError(
+            f"the sum has {length} elements, but the rounds before had {len(vectors[0])}; resume "
+            "with the model that the run was started with"
+        )
+
+
+def solve_row_(
+    draws: NDArray[np.float64], weights: Sequence[float], last: list[Tensor]
+) -> list[Tensor]:
+    """Solve the next row of C Y = Z for Y, in place of the draws, of shape (P,).
+
+    Band after band and not as one product, whose order of summation, and so whose last bits, a
+    library may change with the memory that it is given.
+
+    ``weights`` are the row of C from the diagonal back, ``last`` the noise of the rounds before,
+    the latest first, not changed; returned with the new noise, in float32, before it.
+    """
+    check_length(last, len(draws))
+    first, *later = weights
+    for start in range(0, len(draws), CHUNK):
+        part = draws[start : start + CHUNK]
+        for weight, vector in zip(later, last, strict=False):
+            part -= vector.numpy()[start : start + CHUNK].astype(np.float64) * weight
+        part /= first
+    return [torch.from_numpy(draws).to(torch.float32), *last]
+
+
 class CorrelatedSum(ClippedSum):
     """Base of mechanisms that noise the sum of a round by Gaussian noise made with earlier rounds'.
 
     A subclass gives ``name``, ``description``, ``composition``, ``_next_noise`` and
     ``_noise_profile``, and the state of its noise. The clipping bound is the same in every round:
     the noise of one round is taken back in later ones, which holds in one unit alone.
-
-    Args:
-        clip_norm: L2 bound of a user's update.
-        noise: Multiplier, cohorts and planned rounds.
     """
 
     begins_with_normals = True
@@ -182,12 +180,16 @@ class CorrelatedSum(ClippedSum):
         self._rounds = 0
         self._profile: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
-    def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
-        """Draw the coming round's noise at multiplier 1, in units of clip_norm; shape (length,).
+    @property
+    def update_noise_multiplier(self) -> float:
+        """The largest of the planned rounds' noise, that of the last, in multiples of clip_norm."""
+        if self._noise.noise_multiplier == 0.0:
+            return 0.0
+        stddev, _ = self._noise_of(max(self._noise.num_rounds, 1))
+        return self._noise.noise_multiplier * stddev
 
-        Raises:
-            PrivacyError: The rounds before had another length.
-        """
+    def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
+        """Draw the coming round's noise at multiplier 1, in units of clip_norm; shape (length,)."""
         raise NotImplementedError
 
     def _noise_profile(self, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -197,12 +199,7 @@ class CorrelatedSum(ClippedSum):
     def release(self, aggregate: Aggregate, rng: NormalSource) -> Release:
         """Add the round's noise to the sum and divide by the configured cohort size.
 
-        Args:
-            aggregate: The merged sum of all workers; not changed. May be empty.
-            rng: Gives P normal draws, or several times P (none if the multiplier is 0).
-
-        Raises:
-            PrivacyError: The round was not planned, or the model has another size than before.
+        The stream gives P normal draws, or several times P (none if the multiplier is 0).
         """
         check_rounds(self._noise, self._rounds)
         scale = self._noise.noise_multiplier * self._noise.ratio * self._clip_norm
@@ -227,12 +224,12 @@ class CorrelatedSum(ClippedSum):
         stddevs, correlations = self._profile
         return float(stddevs[round_number - 1]), float(correlations[round_number - 1])
 
-    def _replayed(self, noise: NDArray[np.float64]) -> ReplayedNoise:
-        """The coming round's noise, shape (8,) or shorter, as an audit wants it; counts the round.
+    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
+        """Draw the first elements of a round's noise again: no other enters them."""
+        return self._replayed(self._next_noise(streams.rng, streams.wanted))
 
-        Raises:
-            PrivacyError: The round was not planned.
-        """
+    def _replayed(self, noise: NDArray[np.float64]) -> ReplayedNoise:
+        """The coming round's noise, shape (wanted,), as an audit wants it; counts the round."""
         check_rounds(self._noise, self._rounds)
         self._rounds += 1
         stddev, _ = self._noise_of(self._rounds)

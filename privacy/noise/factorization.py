@@ -49,14 +49,7 @@ _LONG = 1024
 def square_root_coefficients(bands: int) -> NDArray[np.float64]:
     """First coefficients of the square root of the prefix-sum matrix, of norm 1.
 
-    Args:
-        bands: At least 1.
-
-    Returns:
-        Shape (bands,), float64, positive, falling.
-
-    Raises:
-        PrivacyError: ``bands`` is no count.
+    Shape (bands,), float64, positive, falling.
 
     Source: Fichtenberger, Henzinger, Upadhyay 2022, equation 3; cut to bands by Kalinin and
     Lampert 2024.
@@ -113,15 +106,7 @@ def optimized_coefficients(num_rounds: int, bands: int) -> NDArray[np.float64]:
 
     Fitted to one column's sensitivity: the best where ``separation`` is ``bands`` or more.
 
-    Args:
-        num_rounds: Rounds T of the run.
-        bands: From 1 to ``num_rounds``.
-
-    Returns:
-        Shape (bands,), float64, none negative.
-
-    Raises:
-        PrivacyError: A count is not allowed.
+    Shape (bands,), float64, none negative; ``bands`` is from 1 to the number of rounds.
 
     Source: McKenna 2024, section 4 (objective, L-BFGS).
     """
@@ -138,12 +123,8 @@ def optimized_coefficients(num_rounds: int, bands: int) -> NDArray[np.float64]:
 def noise_coefficients(coefficients: NDArray[np.float64], rounds: int) -> NDArray[np.float64]:
     """First column of C^-1, which is Toeplitz too: weights of this round's draw, the last's, ...
 
-    Args:
-        coefficients: Shape (bands,), of C; the first is positive.
-        rounds: Length of the answer.
-
-    Returns:
-        Shape (rounds,), float64.
+    Of C's coefficients, shape (bands,), of which the first is positive, to shape (rounds,),
+    float64.
     """
     impulse = np.zeros(rounds)
     impulse[:1] = 1.0
@@ -151,29 +132,13 @@ def noise_coefficients(coefficients: NDArray[np.float64], rounds: int) -> NDArra
 
 
 def noise_stddevs(coefficients: NDArray[np.float64], rounds: int) -> NDArray[np.float64]:
-    """Norms of the rows of C^-1: stddev of each round's noise, in multiples of z.
-
-    Args:
-        coefficients: Shape (bands,), of C.
-        rounds: Number of rounds T.
-
-    Returns:
-        Shape (T,), float64, rising.
-    """
+    """Norms of the rows of C^-1: stddev of each round's noise, in multiples of z; shape (T,)."""
     stddevs: NDArray[np.float64] = np.sqrt(np.cumsum(noise_coefficients(coefficients, rounds) ** 2))
     return stddevs
 
 
 def lag_correlations(coefficients: NDArray[np.float64], rounds: int) -> NDArray[np.float64]:
-    """Correlation of each round's noise with the noise of the round before.
-
-    Args:
-        coefficients: Shape (bands,), of C.
-        rounds: Number of rounds T.
-
-    Returns:
-        Shape (T,), float64; 0 for the first round.
-    """
+    """Correlation of each round's noise with that of the round before; shape (T,), first 0."""
     weights = noise_coefficients(coefficients, rounds)
     stddevs = noise_stddevs(coefficients, rounds)
     products = np.cumsum(weights[1:] * weights[:-1])
@@ -186,12 +151,7 @@ def prefix_errors(coefficients: NDArray[np.float64], rounds: int) -> NDArray[np.
     Its mean and its maximum (the last) are what the literature calls mean and max squared error;
     independent noise, C = I, has 1, 2, ... T.
 
-    Args:
-        coefficients: Shape (bands,), of C.
-        rounds: Number of rounds T.
-
-    Returns:
-        Shape (T,), float64, rising.
+    Shape (rounds,), float64, rising.
     """
     return np.cumsum(_divide(np.ones(rounds), coefficients) ** 2)
 
@@ -204,16 +164,7 @@ def squared_sensitivities(
     The group that begins with round 1 is the worst: any other's sum of columns is that one's,
     later, and so cut shorter by the end.
 
-    Args:
-        coefficients: Shape (bands,), of C, none negative.
-        separation: b, at least 1.
-        rounds: Number of rounds T.
-
-    Returns:
-        Shape (T,), float64, rising.
-
-    Raises:
-        PrivacyError: A coefficient is negative, or ``separation`` is no count.
+    Of C's coefficients, shape (bands,), none negative, to shape (rounds,), float64, rising.
     """
     check_count("separation", separation)
     _check_nonnegative(coefficients)
@@ -231,14 +182,8 @@ def separated_squared_sensitivity(
     not, a bound is given instead: the i-th and the (i + m)-th round of a user are at least m b
     apart, and so the product of their columns at most the largest that any such distance has.
 
-    Args:
-        coefficients: Shape (bands,), of C, none negative.
-        separation: b, at least 1.
-        participations: k, at least 0, at most ceil(rounds / separation).
-        rounds: Number of rounds that were released.
-
-    Raises:
-        PrivacyError: A coefficient is negative, or ``separation`` is no count.
+    Coefficients, shape (bands,), may not be negative; there are at most ceil(rounds / separation)
+    participations.
 
     Source: Kalinin and Lampert 2024, theorem 2 (falling coefficients).
     """
@@ -288,10 +233,6 @@ def _check_nonnegative(coefficients: NDArray[np.float64]) -> None:
 
 
 def check_count(name: str, value: Any) -> None:
-    """Check that a number is a whole one, at least 1.
-
-    Raises:
-        PrivacyError: It is not.
-    """
+    """Check that a number is a whole one, at least 1."""
     if value < 1 or value != int(value):
         raise PrivacyError(f"{name} is {value!r}, but must be a whole number, at least 1")

@@ -92,33 +92,25 @@ class ReleasedStatistics:
 
 
 class StatisticsSums:
-    """Adds up examples' clipped vectors, and releases the sums once.
-
-    Args:
-        request: Bounds and noise.
-    """
+    """Adds up examples' clipped vectors, and releases the sums once."""
 
     def __init__(self, request: FeatureStatistics) -> None:
         self._request = request
         self._sums: list[Array | float] = [0.0, 0.0]
 
     def add(self, means: Array, squares: Array) -> None:
-        """Add examples.
+        """Add examples' channel means and mean squares, shape (n, K) each.
 
-        Args:
-            means: Shape (n, K): the examples' channel means. One that is not finite counts nothing.
-            squares: Shape (n, K): their channel mean squares.
+        A row that is not finite counts nothing.
         """
         for place, vectors in enumerate((means, squares)):
             clipped = _clip(np.asarray(vectors, np.float64), self._request.bounds[place])
             self._sums[place] = self._sums[place] + clipped.sum(axis=0)
 
     def release(self, num_examples: int, rng: np.random.Generator) -> ReleasedStatistics:
-        """Noise both sums and divide them by the number of examples.
+        """Noise both sums and divide them by the number of examples, which is public.
 
-        Args:
-            num_examples: N, which is public.
-            rng: Source of the noise, of a stream of its own.
+        ``rng`` is a stream of its own.
         """
         noised = []
         for total, bound in zip(self._sums, self._request.bounds, strict=True):
@@ -139,11 +131,7 @@ def _clip(vectors: Array, bound: float) -> Array:
 
 
 class StatisticsWatch:
-    """Measures the noise of a release from outside, by sums of its own.
-
-    Args:
-        request: Bounds and noise that are claimed.
-    """
+    """Measures the noise of a release from outside, by sums of its own."""
 
     def __init__(self, request: FeatureStatistics) -> None:
         self._request = request
@@ -160,12 +148,7 @@ class StatisticsWatch:
     def record(self, released: ReleasedStatistics, num_examples: int) -> dict[str, Any]:
         """Record of the release for a ledger: of each vector, elements and squares of its noise.
 
-        Args:
-            released: What was released.
-            num_examples: N, by which it was divided.
-
-        Returns:
-            JSON-serialisable; the noise is in multiples of the standard deviation that is claimed.
+        JSON-serialisable; the noise is in multiples of the standard deviation that is claimed.
         """
         record: dict[str, Any] = {"release_sha256": released.digest}
         parts = ("mean", released.mean), ("square", released.square)

@@ -31,15 +31,9 @@ def prefetched_release(
 ) -> Callable[[Aggregate], Release]:
     """Begin to draw the noise of a round's release, if it is enough for a thread.
 
-    It is held until the result is gone: 8 bytes a parameter, 128 MiB at most.
-
-    Args:
-        rng: The round's source of noise; it must not be used otherwise from now on.
-        mechanism: What will release the round.
-        num_parameters: P, elements of the release.
-
-    Returns:
-        Releases the round's sum, once.
+    What is returned releases the round's sum, once. The noise is held until the result is gone: 8
+    bytes a parameter, 128 MiB at most. ``rng``, the round's source of noise, must not be used
+    otherwise from now on.
     """
     asked: object = mechanism
     is_worth_it = mechanism.update_noise_multiplier != 0.0 and num_parameters >= SMALLEST
@@ -50,12 +44,7 @@ def prefetched_release(
 
 
 class PrefetchedNoise:
-    """A source of standard normals, the first of which a thread draws.
-
-    Args:
-        rng: The stream.
-        count: Standard normals to draw, in float64.
-    """
+    """A source of standard normals, the first ``count`` of which a thread draws, in float64."""
 
     def __init__(self, rng: np.random.Generator, count: int) -> None:
         self._rng = rng
@@ -72,14 +61,7 @@ class PrefetchedNoise:
     def standard_normal(self, size: int) -> NDArray[np.float64]: ...
 
     def standard_normal(self, size: int | None = None) -> float | NDArray[np.float64]:
-        """Give the next standard normals, float64.
-
-        Args:
-            size: How many, at least 0; None for one number.
-
-        Returns:
-            Shape (size,), or one number.
-        """
+        """Give the next standard normals, float64, shape (size,); one number without a size."""
         self._done.result()
         count = 1 if size is None else size
         ready = self._drawn[self._taken : self._taken + count]

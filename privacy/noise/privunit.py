@@ -76,12 +76,8 @@ class CapDesign:
 def log_cap_share(threshold: float, dimension: int) -> float:
     """Logarithm of the share of the unit sphere where <v, u> >= threshold.
 
-    Args:
-        threshold: In [0, 1].
-        dimension: P, at least 2.
-
-    Returns:
-        At most log(1/2); -inf where the share is below the smallest double.
+    The threshold is in [0, 1], the dimension P at least 2. At most log(1/2); -inf where the share
+    is below the smallest double.
 
     Source: <v, u>**2 has the law Beta(1/2, (P - 1) / 2) for v uniform on the sphere.
     """
@@ -94,10 +90,7 @@ def log_cap_share(threshold: float, dimension: int) -> float:
 def log_mean_length(threshold: float, dimension: int, epsilon: float) -> float:
     """Logarithm of the length of the mean direction when all of epsilon is spent.
 
-    Args:
-        threshold: In [0, 1).
-        dimension: P, at least 2.
-        epsilon: Positive, at most ``LARGEST_REPORT_EPSILON``.
+    The threshold is in [0, 1), the dimension P at least 2.
     """
     from scipy.special import betaln
 
@@ -110,15 +103,7 @@ def log_mean_length(threshold: float, dimension: int, epsilon: float) -> float:
 
 @lru_cache(maxsize=64)
 def design(epsilon: float, dimension: int) -> CapDesign:
-    """The cap that makes reports shortest.
-
-    Args:
-        epsilon: What a report may spend, positive, at most ``LARGEST_REPORT_EPSILON``.
-        dimension: P, at least 2.
-
-    Raises:
-        PrivacyError: A number is out of its range.
-    """
+    """The cap that makes reports of an epsilon and a dimension shortest."""
     from scipy.optimize import brentq
 
     if not 0.0 < epsilon <= LARGEST_REPORT_EPSILON:
@@ -159,12 +144,8 @@ def design(epsilon: float, dimension: int) -> CapDesign:
 def draw_inner_product(plan: CapDesign, rng: np.random.Generator) -> float:
     """Draw <V, u>: first cap or rest, then its exact law there, by inverting the Beta law.
 
-    Args:
-        plan: The law.
-        rng: Gives two uniform draws.
-
-    Returns:
-        In [threshold, 1] with ``choice_probability``, else in [-1, threshold).
+    Two uniform draws give a number in [threshold, 1] with ``choice_probability``, else in [-1,
+    threshold).
     """
     from scipy.special import betainccinv
 
@@ -187,16 +168,11 @@ def draw_inner_product(plan: CapDesign, rng: np.random.Generator) -> float:
 def randomize(
     direction: NDArray[np.float64] | None, plan: CapDesign, rng: np.random.Generator
 ) -> NDArray[Any]:
-    """Draw a report about a direction.
+    """Draw a report about a direction, shape (P,), of length 1.
 
-    Args:
-        direction: Shape (P,), of length 1; None for a uniformly random one, which is what hides
-            that there is none: the report is then uniform on the sphere.
-        plan: The law, of dimension P.
-        rng: Gives two uniform draws (none without a direction), then P normal ones.
-
-    Returns:
-        Shape (P,), float64, of length 1 / mean_length; its mean is ``direction`` (0 without one).
+    Without a direction it is uniform on the sphere, which is what hides that there is none. ``rng``
+    gives two uniform draws (none without a direction), then P normal ones. The report has shape
+    (P,), float64, and length 1 / mean_length; its mean is ``direction`` (0 without one).
 
     Guarantee: the densities of two reports differ by at most a factor of e**epsilon.
     """

@@ -35,7 +35,7 @@ from privacy.noise.correlated_noise import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from privacy.mechanism import NoiseScale, ReplayedNoise, RoundStreams
+    from privacy.mechanism import NoiseScale
 
 # Without the strategy, which the options and the planned rounds give.
 TOEPLITZ = Description(
@@ -47,12 +47,7 @@ TOEPLITZ = Description(
 
 
 class ToeplitzSum(CorrelatedSum):
-    """Base of such mechanisms; a subclass gives ``name``, ``strategy``, the noise and its state.
-
-    Args:
-        clip_norm: L2 bound of a user's update, the same in every round.
-        noise: Multiplier, cohorts, planned rounds and separation.
-    """
+    """Base of such mechanisms; a subclass gives ``name``, ``strategy``, the noise and its state."""
 
     def __init__(self, clip_norm: float, noise: NoiseScale) -> None:
         super().__init__(clip_norm, noise)
@@ -60,11 +55,7 @@ class ToeplitzSum(CorrelatedSum):
 
     @property
     def strategy(self) -> Inverse | Buffers:
-        """C, scaled for the planned rounds.
-
-        Raises:
-            PlanError: No rounds are planned.
-        """
+        """C, scaled for the planned rounds, without which there is none."""
         raise NotImplementedError
 
     def noise_column(self, rounds: int) -> NDArray[np.float64]:
@@ -82,28 +73,10 @@ class ToeplitzSum(CorrelatedSum):
         """With the strategy, unless nobody has planned rounds."""
         return replace(TOEPLITZ, strategy=self.strategy) if self._noise.num_rounds else TOEPLITZ
 
-    @property
-    def update_noise_multiplier(self) -> float:
-        """The largest of the planned rounds' noise, that of the last, in multiples of clip_norm."""
-        if self._noise.noise_multiplier == 0.0:
-            return 0.0
-        stddev, _ = self._noise_of(max(self._noise.num_rounds, 1))
-        return self._noise.noise_multiplier * stddev
-
     def composition(
         self, participation: Participation, noise_multiplier: float, rounds: int
     ) -> Composition:
-        """One Gaussian mechanism: all that so many rounds release.
-
-        Args:
-            participation: How users are drawn: "cyclic_poisson", "full" or "selected".
-            noise_multiplier: z, standard deviation of the noise under C in multiples of clip_norm.
-            rounds: Number of rounds, at least 0.
-
-        Raises:
-            PlanError: The scheme keeps no pattern, or no rounds are planned.
-            PrivacyError: A number is out of its range.
-        """
+        """One Gaussian mechanism: all that so many rounds release, under schemes with a pattern."""
         check_setting(self._noise, participation, noise_multiplier, rounds)
         total = int(rounds)
         squared = pattern_squared_sensitivity(lambda: self.column(total), participation, total)
@@ -115,21 +88,9 @@ class ToeplitzSum(CorrelatedSum):
         products = np.cumsum(weights[1:] * weights[:-1])
         return stddevs, np.concatenate([[0.0], products / (stddevs[1:] * stddevs[:-1])])[:rounds]
 
-    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
-        """Draw the first elements of a round's noise again: no other enters them.
-
-        Args:
-            streams: Those of the round.
-        """
-        return self._replayed(self._next_noise(streams.rng, streams.wanted))
-
 
 def check_planned(mechanism: str, noise: NoiseScale) -> int:
-    """The planned rounds.
-
-    Raises:
-        PlanError: There are none.
-    """
+    """The planned rounds, which there must be."""
     if not noise.num_rounds:
         raise PlanError(
             f"the mechanism {mechanism} needs the number of rounds that its noise is made for, but "

@@ -29,9 +29,8 @@ def tree_levels() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     children's estimates, the weights that make its variance least: v_0 = 1,
     v_j = 1 / (1 + 1 / (2 v_(j-1))), c_j = v_j / (2 v_(j-1)).
 
-    Returns:
-        Shape (40,) each, float64: v, the variance of the estimate at z = 1 and the weight of the
-        node's own draw; and c, the weight of each child (0 for leaves).
+    Shape (40,) each, float64: v, the variance of the estimate at z = 1 and the weight of the node's
+    own draw; and c, the weight of each child (0 for leaves).
 
     Source: Honaker 2015, section 3.1 (estimation from below); Kairouz et al. 2021, appendix B.1.
     """
@@ -51,12 +50,8 @@ def tree_noise_profile(
     It releases the estimate of the highest less those of the j nodes that it replaces. An odd i
     releases a fresh leaf, independent of all before; an even one subtracts the leaf before it.
 
-    Args:
-        rounds: Number of rounds T.
-        restart_every: Rounds of a tree; None for one tree.
-
-    Returns:
-        Shape (T,) each, float64: standard deviation in multiples of z, and correlation.
+    Shape (rounds,) each, float64: standard deviation in multiples of z, and correlation. No
+    ``restart_every`` is one tree.
     """
     own, child = tree_levels()
     stddevs, correlations = np.ones(_LEVELS), np.zeros(_LEVELS)
@@ -73,12 +68,7 @@ def tree_noise_profile(
 def tree_prefix_errors(rounds: int, restart_every: int | None) -> NDArray[np.float64]:
     """Expected squared error of each prefix sum, an element of it, at z = 1.
 
-    Args:
-        rounds: Number of rounds T.
-        restart_every: Rounds of a tree; None for one tree.
-
-    Returns:
-        Shape (T,), float64: of the open nodes, and of the trees before, whose last errors stay.
+    Shape (rounds,), float64: of the open nodes, and of the trees before, whose last errors stay.
     """
     index = _index_in_tree(rounds, restart_every) + 1
     own, _ = tree_levels()
@@ -97,14 +87,6 @@ def tree_squared_sensitivity(rounds: int, separation: int, restart_every: int | 
 
     A node counts as many times as a group of rounds g, g + b, ... has leaves under it, squared;
     the worst group of all g. Nodes that the rounds leave incomplete are never drawn.
-
-    Args:
-        rounds: Number of rounds that were released.
-        separation: b, at least 1.
-        restart_every: Rounds of a tree; None for one tree.
-
-    Raises:
-        PrivacyError: ``separation`` is no count.
 
     Source: Kairouz et al. 2021, appendix D (squared counts), here for the sampler's patterns alone.
     """
@@ -139,15 +121,6 @@ def separated_tree_squared_sensitivity(
     nodes together at most as many as fit under them, and k. So the squares add up to no more than
     those of full nodes, one after another until there are so many. Exact for one round; above the
     worst case by a little for more, as all levels are taken at their worst at once.
-
-    Args:
-        rounds: Number of rounds that were released.
-        separation: b, at least 1.
-        participations: k, at least 0.
-        restart_every: Rounds of a tree; None for one tree.
-
-    Raises:
-        PrivacyError: ``separation`` is no count.
     """
     check_count("separation", separation)
     size = min(restart_every or rounds, rounds)
