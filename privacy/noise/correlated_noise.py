@@ -136,7 +136,7 @@ def check_vectors(mechanism: str, vectors: Any, count: int) -> list[Tensor]:
 
 
 def check_length(vectors: Sequence[Tensor], length: int) -> None:
-    """Check that the noise of earlier rounds is as long as the sum of the coming one."""
+    """Check that vectors of earlier rounds have shape (length,), as the sum of the coming one."""
     if any(len(vector) != length for vector in vectors):
         raise PrivacyError(
             f"the sum has {length} elements, but the rounds before had {len(vectors[0])}; resume "
