@@ -37,10 +37,7 @@ _STAKES = (0.5, 1.0)
 
 
 class Bets:
-    """The wealth of all bets of the grid against one claim.
-
-    Args:
-        claim: The trade-off function of one run.
+    """The wealth of all bets of the grid against one claim: the trade-off function of one run.
 
     Attributes:
         largest: The largest wealth so far, from 1.
@@ -59,15 +56,10 @@ class Bets:
         self.runs = 0
 
     def add(self, scores: NDArray[np.float64], members: NDArray[np.bool_]) -> float:
-        """Bet on one more run.
+        """Bet on one more run, and give the wealth after it.
 
-        Args:
-            scores: Shape (U,), U of 2 or more: larger when a user seems to have been in; of the
-                run's release and of earlier runs alone.
-            members: Shape (U,): the coins.
-
-        Returns:
-            The wealth after it.
+        Scores, shape (U,), U of 2 or more, are larger when a user seems to have been in; they must
+        be of the run's release and of earlier runs alone. The coins have shape (U,).
         """
         order = np.argsort(scores, kind="stable")
         for place, (factor, delta, part, stake) in enumerate(self._terms):

@@ -52,18 +52,11 @@ Scores = OneShotScores | OneRunScores | StepScores
 class Canaries:
     """The canaries of a run; a trainer calls it twice a round.
 
-    Args:
-        options: How many of which kind.
-        num_parameters: P.
-        participation: How this very run draws its users (not the simulated deployment).
-        num_rounds: Rounds that are planned.
-        noise_multiplier: z of this very run, in multiples of clip_norm.
-        streams: One independent generator per (round, index); round 0 is for the whole run.
-        device: Where updates live.
-
-    Raises:
-        PrivacyError: There are too many canaries for the model or the memory, or no bound can be
-            made under the sampling scheme.
+    ``participation`` is how this very run draws its users (not the simulated deployment), and
+    ``noise_multiplier`` z of this very run, in multiples of clip_norm. ``streams`` gives one
+    independent generator per (round, index); round 0 is for the whole run. Refused are more
+    canaries than the model or the memory has room for, and a sampling scheme under which no bound
+    can be made.
     """
 
     def __init__(
@@ -128,12 +121,8 @@ class Canaries:
     def match(self, strategy: Strategy | None) -> None:
         """Keep sums that are matched to the mechanism's noise; call it before the first round.
 
-        Args:
-            strategy: How the noise of rounds goes together, of a mechanism whose server adds
-                Gaussian noise; None for others.
-
-        Raises:
-            PrivacyError: The bound that is asked for needs what there is not.
+        ``strategy`` is how the noise of rounds goes together, of a mechanism whose server adds
+        Gaussian noise; None for others, with which some bounds are refused.
         """
         if not isinstance(self._scores, OneRunScores):
             return
@@ -158,11 +147,7 @@ class Canaries:
         return np.asarray((self._groups == group) & allowed)
 
     def taking_part(self, round_number: int) -> NDArray[np.bool_]:
-        """Mask of the canaries that take part in a round: shape (count,).
-
-        Args:
-            round_number: From 1.
-        """
+        """Mask of the canaries that take part in a round: shape (count,)."""
         draws = self._streams(round_number, 0).random(self._options.count)
         if self._options.kind == "worst_case":
             return np.asarray(draws < 0.5)
@@ -175,24 +160,16 @@ class Canaries:
         Call it before the round's first canary is taken in, in every round or in none. Without it
         the clients' own updates count as noise along the canaries, and bounds are lower.
 
-        Args:
-            total: Shape (P,), float32: the sum before canaries and noise; not kept.
+        ``total``, shape (P,), float32, is the sum before canaries and noise; it is not kept.
         """
         if self._options.seen_access == "every_round" and self._options.kind != "one_shot":
             self._others = self._directions.project(total)
 
     def updates(self, round_number: int, clip_norm: float) -> Iterator[Tensor]:
-        """The updates of those that take part in this round.
+        """The updates of those that take part in this round, one at a time.
 
-        Args:
-            round_number: From 1, one after the other.
-            clip_norm: The bound in force in this round, positive and finite.
-
-        Returns:
-            Tensors of shape (P,), float32, of norm next to ``clip_norm``, one at a time.
-
-        Raises:
-            PrivacyError: It is not this round's turn, or there is no bound.
+        Tensors of shape (P,), float32, of norm next to ``clip_norm``, the positive and finite bound
+        in force in this round. Rounds come one after the other, from 1.
         """
         if round_number != self._rounds + 1:
             raise PrivacyError(
@@ -209,15 +186,10 @@ class Canaries:
         return (self._directions.update(int(index), clip_norm) for index in chosen)
 
     def observe(self, round_number: int, mean_update: Tensor, moved: Tensor) -> None:
-        """See what a round released.
+        """See what a round released, after its ``updates``.
 
-        Args:
-            round_number: That of the last call of ``updates``.
-            mean_update: Shape (P,): the released sum over the configured cohort size.
-            moved: Shape (P,): central parameters after the round's step minus the initial ones.
-
-        Raises:
-            PrivacyError: It is another round, or what is seen is not finite.
+        ``mean_update``, shape (P,), is the released sum over the configured cohort size; ``moved``,
+        shape (P,), central parameters after the round's step minus the initial ones.
         """
         if round_number != self._current or self._rounds != round_number - 1:
             raise PrivacyError(
@@ -257,21 +229,14 @@ class Canaries:
     def result(
         self, rounds: int, delta: float, composition: Callable[[float, int], Composition]
     ) -> dict[str, Any]:
-        """Bounds that the canaries show of the epsilon of this very run.
+        """Bounds that the canaries show of the epsilon of this very run, after all its rounds.
 
-        Args:
-            rounds: Rounds that were released.
-            delta: Of this very run, in (0, 1).
-            composition: What a noise multiplier and a number of rounds of this run's mechanism and
-                sampler are to an accountant.
+        JSON-serialisable: kind, count, settings, "estimate" (epsilon, not a bound; None if there is
+        none), "lower_bound" (epsilon at "confidence", at least 0), "rests_on" (the assumptions, in
+        words), and the scores that it was made of.
 
-        Returns:
-            JSON-serialisable: kind, count, settings, "estimate" (epsilon, not a bound; None if
-            there is none), "lower_bound" (epsilon at "confidence", at least 0), "rests_on" (the
-            assumptions, in words), and the scores that it was made of.
-
-        Raises:
-            PrivacyError: The canaries have seen another number of rounds.
+        ``composition`` says what a noise multiplier and a number of rounds of this run's mechanism
+        and sampler are to an accountant.
         """
         if rounds != self._rounds:
             raise PrivacyError(
@@ -301,11 +266,7 @@ class Canaries:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` gave.
-
-        Raises:
-            PrivacyError: It is of other canaries.
-        """
+        """Restore what ``state_dict`` gave."""
         keys = {"kind", "rounds", "knew_others", "scores"}
         if set(state) != keys or state["kind"] != self._options.kind:
             raise PrivacyError(

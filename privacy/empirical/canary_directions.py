@@ -34,13 +34,7 @@ def _factor(index: int) -> float:
 
 
 class Coordinates:
-    """Distinct coordinates; memory of a number each.
-
-    Args:
-        indices: Shape (count,), int64.
-        num_parameters: P.
-        device: Where updates live.
-    """
+    """Distinct coordinates, shape (count,), int64; memory of a number each."""
 
     def __init__(self, indices: NDArray[np.int64], num_parameters: int, device: torch.device):
         self._indices = torch.from_numpy(indices).to(device)
@@ -59,11 +53,7 @@ class Coordinates:
 
 
 class Sphere:
-    """Uniformly random directions, kept as one matrix.
-
-    Args:
-        matrix: Shape (count, P), float32, rows of norm 1.
-    """
+    """Uniformly random directions, kept as a matrix: shape (count, P), float32, rows of norm 1."""
 
     def __init__(self, matrix: Tensor):
         self._matrix = matrix
@@ -84,17 +74,7 @@ Directions = Coordinates | Sphere
 def draw_coordinates(
     count: int, num_parameters: int, streams: Streams, device: torch.device
 ) -> Coordinates:
-    """Draw distinct coordinates.
-
-    Args:
-        count: How many.
-        num_parameters: P.
-        streams: (0, 1) is used.
-        device: Where updates live.
-
-    Raises:
-        PrivacyError: There are fewer than ``count`` parameters.
-    """
+    """Draw distinct coordinates by the stream (0, 1); there must be as many parameters."""
     if count > num_parameters:
         raise PrivacyError(
             f"privacy.audit.count: {count} canaries need as many coordinates, but the model has "
@@ -111,17 +91,9 @@ def draw_sphere(
     device: torch.device,
     memory_limit_mib: int,
 ) -> Sphere:
-    """Draw uniformly random directions.
+    """Draw uniformly random directions by the streams (0, 1), (0, 2) ..., one each.
 
-    Args:
-        count: How many.
-        num_parameters: P.
-        streams: (0, 1), (0, 2) ... are used, one each.
-        device: Where they live.
-        memory_limit_mib: Most memory that they may take, in MiB.
-
-    Raises:
-        PrivacyError: They are too many for P or for the memory.
+    Too many for P or for the memory are refused.
     """
     if count * _SPHERE_PART > num_parameters:
         raise PrivacyError(

@@ -60,12 +60,7 @@ class CanaryObservation:
 
 
 class ArrayScores:
-    """A score for each direction, which is all that is kept.
-
-    Args:
-        options: Of the run.
-        scores: Shape (n,): those before the first round.
-    """
+    """A score for each direction, shape (n,), which is all that is kept."""
 
     def __init__(self, options: CanaryOptions, scores: Array) -> None:
         self._options = options
@@ -104,10 +99,7 @@ def _cosines(products: Array, norm: float) -> Array:
 class OneShotScores(ArrayScores):
     """Cosines with the final model, or the largest of every round's.
 
-    Args:
-        options: Of the run.
-        num_parameters: P.
-        num_held_out: Directions after those of the canaries that none used.
+    ``num_held_out`` directions after those of the canaries none has used.
     """
 
     def __init__(self, options: CanaryOptions, num_parameters: int, num_held_out: int) -> None:
@@ -147,11 +139,7 @@ class OneShotScores(ArrayScores):
 
 
 class StepScores:
-    """Trials of every round.
-
-    Args:
-        options: Of the run.
-    """
+    """Trials of every round."""
 
     def __init__(self, options: CanaryOptions) -> None:
         self._options = options
@@ -208,11 +196,7 @@ class StepScores:
 
 
 def nothing(rests_on: list[str]) -> dict[str, Any]:
-    """The result of canaries that have shown nothing: a lower bound of 0.
-
-    Args:
-        rests_on: What a bound would have rested on.
-    """
+    """The result of canaries that have shown nothing: a lower bound of 0."""
     return {
         "method": "none",
         "estimate": None,

@@ -45,18 +45,7 @@ def refutes(
     num_correct: int,
     significance: float,
 ) -> bool:
-    """Whether under a claim so many correct guesses are less likely than ``significance``.
-
-    Args:
-        trade_off: The claim.
-        num_canaries: m.
-        num_guesses: c, guesses made.
-        num_correct: Guesses that were right.
-        significance: In (0, 1).
-
-    Raises:
-        PrivacyError: The counts do not fit.
-    """
+    """Whether under a claim so many correct guesses are less likely than ``significance``."""
     check_counts(num_canaries, num_guesses, num_correct)
     right = significance * num_correct / num_canaries
     wrong = significance * (num_guesses - num_correct) / num_canaries
@@ -78,14 +67,7 @@ def mu_lower_bound(
 ) -> float:
     """Largest mu whose mu-GDP so many correct guesses refute, to 1e-6 below; 0 if none.
 
-    Args:
-        num_canaries: m.
-        num_guesses: c, fixed before the run.
-        num_correct: Guesses that were right.
-        confidence: In (0, 1).
-
-    Raises:
-        PrivacyError: The counts do not fit.
+    The number of guesses must have been fixed before the run.
     """
     return largest_refuted(
         lambda mu: refutes(
@@ -103,12 +85,7 @@ def gaussian_bound(
 
 
 class ComposedFamily:
-    """The claims of one mechanism and sampler over so many rounds, one a noise multiplier.
-
-    Args:
-        composition: What a noise multiplier and a number of rounds are to an accountant.
-        rounds: Rounds of the run.
-    """
+    """The claims of one mechanism and sampler over so many rounds, one a noise multiplier."""
 
     def __init__(self, composition: Callable[[float, int], Composition], rounds: int) -> None:
         self._compose: Callable[[float], Composition] = lambda noise: composition(noise, rounds)
@@ -150,17 +127,7 @@ class ComposedFamily:
     ) -> float:
         """Smallest noise multiplier that so many correct guesses refute, to 0.6 % above.
 
-        Args:
-            num_canaries: m.
-            num_guesses: c, fixed before the run.
-            num_correct: Guesses that were right.
-            confidence: In (0, 1).
-
-        Returns:
-            The true multiplier is below it at the confidence; infinity if none is refuted.
-
-        Raises:
-            PrivacyError: The counts do not fit.
+        The true multiplier is below it at the confidence; infinity if none is refuted.
         """
         key = (num_canaries, num_guesses, num_correct, confidence)
         if key not in self._bounds:
@@ -171,13 +138,9 @@ class ComposedFamily:
         return self._bounds[key]
 
     def smallest_refuted(self, refutes_claim: Callable[[TradeOff], bool]) -> float:
-        """Smallest noise multiplier whose claim a test refutes, to 0.6 % above.
+        """Smallest noise multiplier whose claim a test refutes, to 0.6 % above; infinity if none.
 
-        Args:
-            refutes_claim: The test; what refutes a claim refutes those that are stronger.
-
-        Returns:
-            Infinity if none is refuted.
+        What refutes a claim must refute those that are stronger.
         """
 
         def refuted(logarithm: float) -> bool:

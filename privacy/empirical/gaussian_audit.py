@@ -84,13 +84,8 @@ class GaussianBound:
 def shift_bounds(scores: Array, included: Bools, confidence: float) -> tuple[float, float]:
     """Estimate and lower bound of the shift of the mean, in standard deviations of the null law.
 
-    Args:
-        scores: Shape (m,), finite.
-        included: Shape (m,): the coins, with three or more of either kind for a bound above 0.
-        confidence: In [0.5, 1).
-
-    Raises:
-        PrivacyError: The shapes differ, or a score is not finite.
+    Scores, finite, and coins have shape (m,); with fewer than three of either kind both are 0. The
+    confidence is in [0.5, 1).
     """
     from scipy.stats import t
 
@@ -122,13 +117,8 @@ def gaussian_bound_of(
 ) -> GaussianBound:
     """Bound epsilon by the shift of matched sums.
 
-    Args:
-        scores: Shape (m,): <C a, C x> / |C a| of each canary.
-        included: Shape (m,): the coins.
-        length: |C a|, positive: the largest over the canaries.
-        delta: In (0, 1).
-        confidence: In [0.5, 1).
-        family: The claims of the mechanism.
+    Scores, <C a, C x> / |C a| of each canary, and coins have shape (m,); ``length`` is |C a|,
+    positive: the largest over the canaries. The confidence is in [0.5, 1).
     """
     shift, low = shift_bounds(scores, included, confidence)
     if low <= 1e-6 * length:
@@ -151,15 +141,10 @@ def independent_bound(
     confidence: float,
     family: ComposedFamily,
 ) -> float:
-    """Bound epsilon by both error rates at thresholds that are fixed before, of any law of scores.
+    """Bound epsilon by both error rates at thresholds fixed before, of any law of scores.
 
-    Args:
-        scores: Shape (m,): as in ``gaussian_bound_of``.
-        included: Shape (m,): the coins.
-        noise_multiplier: z that the run claims, which places the thresholds; no bound trusts it.
-        delta: In (0, 1).
-        confidence: In (0, 1).
-        family: The claims of the mechanism.
+    Scores and coins, shape (m,), are as in ``gaussian_bound_of``. The noise multiplier that the run
+    claims places the thresholds; no bound trusts it.
     """
     from scipy.special import ndtri
 

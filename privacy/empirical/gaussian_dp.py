@@ -20,24 +20,14 @@ _STEPS = 200
 
 
 class Normal(NamedTuple):
-    """A normal law of scores.
-
-    Attributes:
-        mean: Its mean.
-        stddev: Its standard deviation, positive.
-    """
+    """A normal law of scores; the standard deviation is positive."""
 
     mean: float
     stddev: float
 
 
 def delta_of_mu(mu: float, epsilon: float) -> float:
-    """Smallest delta at which mu-GDP gives (epsilon, delta).
-
-    Args:
-        mu: Shift in standard deviations, positive and finite.
-        epsilon: At least 0.
-    """
+    """Smallest delta at which mu-GDP, of a positive and finite mu, gives (epsilon, delta)."""
     from scipy.special import log_ndtr, ndtr
 
     near = float(ndtr(-epsilon / mu + mu / 2.0))
@@ -47,15 +37,7 @@ def delta_of_mu(mu: float, epsilon: float) -> float:
 def epsilon_of_mu(mu: float, delta: float) -> float:
     """Smallest epsilon at which mu-GDP gives (epsilon, delta), rounded down.
 
-    Args:
-        mu: Shift in standard deviations, at least 0.
-        delta: In (0, 1).
-
-    Returns:
-        Epsilon, at least 0; ``LARGEST_EPSILON`` at most.
-
-    Raises:
-        PrivacyError: An argument is out of its range.
+    At least 0, ``LARGEST_EPSILON`` at most, for mu of at least 0.
     """
     from scipy.special import ndtri
 
@@ -71,15 +53,7 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:
-    """The mu whose smallest epsilon at a delta is this one.
-
-    Args:
-        epsilon: Positive, at most 1,000.
-        delta: In (0, 1).
-
-    Raises:
-        PrivacyError: An argument is out of its range.
-    """
+    """The mu whose smallest epsilon at a delta is this one, above 0 and at most 1,000."""
     check_delta(delta)
     if not 0.0 < epsilon <= 1000.0:
         raise PrivacyError(f"epsilon is {epsilon!r}, but must be above 0 and at most 1000")
@@ -92,16 +66,8 @@ def mu_of_epsilon(epsilon: float, delta: float) -> float:
 def epsilon_of_normals(null: Normal, alternative: Normal, delta: float) -> float:
     """Epsilon that telling two normal laws apart amounts to, in the worse direction.
 
-    Args:
-        null: Law of the score of a unit that was not there.
-        alternative: Law of the score of one that was.
-        delta: In (0, 1).
-
-    Returns:
-        Epsilon, at least 0; ``LARGEST_EPSILON`` at most.
-
-    Raises:
-        PrivacyError: A standard deviation is not positive, or delta is out of its range.
+    ``null`` is the law of the score of a unit that was not there, ``alternative`` of one that was.
+    At least 0, ``LARGEST_EPSILON`` at most. Both laws must be finite, and vary.
 
     Source: Andrew et al. 2024, "One-shot empirical privacy estimation for federated learning",
     section 3 (the epsilon of two fitted normals is found numerically).
@@ -180,17 +146,11 @@ def largest(
     absolute: float = 0.0,
     relative: float = 1e-12,
 ) -> float:
-    """Bisect for the largest value of which something holds.
+    """Bisect for the largest value of which something holds; where it does, it does below.
 
-    Args:
-        holds: Whether it does; where it does, it does below.
-        low: Taken to be such a value.
-        high: Taken not to be.
-        absolute: How near a value of which it does not hold must be.
-        relative: Or so near, in parts of it.
-
-    Returns:
-        A value of which it holds.
+    Returned is a value of which it holds, if it does of ``low``, which is taken on trust, as is
+    that it does not of ``high``. A value of which it does not hold is within ``absolute``, or
+    within ``relative`` parts of itself.
     """
     for _ in range(_STEPS):
         middle = (low + high) / 2.0

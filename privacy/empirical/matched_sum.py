@@ -32,9 +32,7 @@ MOST_ROUNDS = 4000
 def noise_covariance(strategy: Strategy, rounds: int) -> Array:
     """Covariance of the noise of all rounds at noise multiplier 1: shape (T, T).
 
-    Args:
-        strategy: As a mechanism's description has it.
-        rounds: T, at most ``MOST_ROUNDS`` where the noise of rounds goes together.
+    T is at most ``MOST_ROUNDS`` where the noise of rounds goes together.
     """
     if strategy == FRESH:
         return np.eye(rounds)
@@ -78,9 +76,7 @@ def _tree_matrix(rounds: int, restart_every: int | None) -> Array:
 class MatchedSum:
     """Matched sums of canaries that can be in the rounds of one of several groups.
 
-    Args:
-        strategy: Of the mechanism.
-        expected: Shape (groups, T): the participation of each group that is expected.
+    ``expected``, shape (groups, T), is the participation of each group that is expected.
 
     Attributes:
         weights: Shape (groups, T): what a round's release counts; the sum then has standard
@@ -100,14 +96,10 @@ class MatchedSum:
         self.weights = solved / np.where(self.lengths > 0.0, self.lengths, 1.0)[:, None]
 
     def after(self, rounds: int) -> tuple[Array, Array]:
-        """Standard deviations and lengths where a run has ended after so many rounds.
+        """Standard deviations and lengths where a run has ended after so many rounds, at most T.
 
-        Args:
-            rounds: Of the run, at most T.
-
-        Returns:
-            Shape (groups,) each: of the sum of these rounds without a canary, at z = 1; and how far
-            a canary moves it on average, in such standard deviations (0 where there are none).
+        Shape (groups,) each: of the sum of these rounds without a canary, at z = 1; and how far a
+        canary moves it on average, in such standard deviations (0 where there are none).
         """
         weights, expected = self.weights[:, :rounds], self._expected[:, :rounds]
         if self._strategy == FRESH:
@@ -126,23 +118,15 @@ class MatchedSum:
 
 
 def is_small(strategy: Strategy | None, rounds: int) -> bool:
-    """Whether matched sums can be made: a Gaussian strategy is stated, and rounds are few enough.
-
-    Args:
-        strategy: None if nobody states it.
-        rounds: T.
-    """
+    """Whether sums can be matched: a Gaussian strategy is stated, and rounds are few enough."""
     return strategy is not None and (strategy == FRESH or rounds <= MOST_ROUNDS) and rounds > 0
 
 
 def expected_participation(rate: float, separation: int, cap: int | None, rounds: int) -> Array:
     """Participation that is expected of each group: shape (separation, T).
 
-    Args:
-        rate: Probability of an eligible user in a round.
-        separation: Groups, which take turns.
-        cap: Most rounds of a user; None for no limit.
-        rounds: T.
+    ``rate`` is the probability of an eligible user in a round; as many groups as the separation
+    take turns; ``cap`` is the most rounds of a user, None for no limit.
     """
     turn, group = np.divmod(np.arange(rounds), separation)
     allowed = turn < (math.inf if cap is None else cap)

@@ -64,11 +64,7 @@ _MOST_FOLDS = 4
 
 
 def folds_of(num_runs: int) -> tuple[tuple[int, ...], ...]:
-    """Cut runs into at most four folds of nearly equal size, by their numbers alone.
-
-    Args:
-        num_runs: K, at least 1.
-    """
+    """Cut runs into at most four folds of nearly equal size, by their numbers alone."""
     count = min(num_runs, _MOST_FOLDS)
     return tuple(tuple(range(first, num_runs, count)) for first in range(count))
 
@@ -78,14 +74,8 @@ def cross_fit(
 ) -> Array:
     """Score each run as a target, by the runs of the other folds as references.
 
-    Args:
-        score: Of one target.
-        numbers: Shape (K, U): what each run's model shows of each user.
-        members: Shape (K, U): the coins.
-        folds: Numbers of the runs, each once.
-
-    Returns:
-        Shape (K, U): larger when a user seems to have been in.
+    ``numbers``, shape (K, U), is what each run's model shows of each user, and ``members``, shape
+    (K, U), the coins. Scores, shape (K, U), are larger when a user seems to have been in.
     """
     scores = np.empty_like(numbers)
     for fold in folds:
@@ -113,13 +103,7 @@ class Rate:
 
 
 def clopper_pearson(count: int, trials: int, confidence: float) -> tuple[float, float]:
-    """Two-sided interval of a probability; (0, 1) without trials.
-
-    Args:
-        count: Successes.
-        trials: Out of so many.
-        confidence: In (0, 1).
-    """
+    """Two-sided interval of a probability, by successes out of so many; (0, 1) without trials."""
     from scipy.stats import beta
 
     half = (1.0 - confidence) / 2.0
@@ -131,12 +115,8 @@ def clopper_pearson(count: int, trials: int, confidence: float) -> tuple[float, 
 def roc_counts(scores: Array, members: Bools) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """False and true positives at every threshold, from none guessed "in" to all.
 
-    Args:
-        scores: Shape (n,).
-        members: Shape (n,): the coins.
-
-    Returns:
-        Shapes (t,) both: at each distinct score, and 0 before the first.
+    Of scores and coins, shape (n,) each, to shape (t,) each: at each distinct score, and 0 before
+    the first.
     """
     order = np.argsort(-scores, kind="stable")
     last = np.append(np.flatnonzero(np.diff(scores[order])), scores.size - 1)
@@ -148,11 +128,7 @@ def roc_counts(scores: Array, members: Bools) -> tuple[NDArray[np.int64], NDArra
 def rate(scores: Array, members: Bools, allowed: float, confidence: float = 0.95) -> Rate:
     """True positive rate at the threshold with at most ``allowed`` false positives.
 
-    Args:
-        scores: Shape (n,).
-        members: Shape (n,), with some of either kind.
-        allowed: Largest false positive rate, in [0, 1].
-        confidence: Of the interval, in (0, 1).
+    Scores and coins have shape (n,); there are some members of either kind.
     """
     false, true = roc_counts(scores, members)
     within = false <= allowed * int((~members).sum())
@@ -163,9 +139,7 @@ def rate(scores: Array, members: Bools, allowed: float, confidence: float = 0.95
 def area(scores: Array, members: Bools) -> float:
     """Area under the ROC curve: the probability that a member has the larger score, ties halved.
 
-    Args:
-        scores: Shape (n,).
-        members: Shape (n,), with some of either kind.
+    Scores and coins have shape (n,); there are some members of either kind.
     """
     false, true = roc_counts(scores, members)
     return float(np.trapezoid(true, false) / (true[-1] * false[-1]))
@@ -202,12 +176,8 @@ class Verdict:
 def bet(score: Score, numbers: Array, members: Bools, claim: TradeOff, fewest: int) -> float:
     """The largest wealth of bets on each run in turn, by the runs before it as references.
 
-    Args:
-        score: Of one target.
-        numbers: Shape (K, U), U of 2 or more: what each run's model shows of each user.
-        members: Shape (K, U): the coins.
-        claim: The trade-off function of one run.
-        fewest: References that the first target has.
+    ``numbers`` and coins are as in ``cross_fit``, shape (K, U), U of 2 or more; ``claim`` is the
+    trade-off function of one run; the first target has ``fewest`` references.
     """
     bets = Bets(claim)
     for target in range(fewest, len(numbers)):
@@ -227,17 +197,10 @@ def judge(
 ) -> Verdict:
     """Hold the guesses of all folds, and what came of bets, against a claim.
 
-    Args:
-        scores: Shape (K, U), from ``cross_fit``.
-        members: Shape (K, U): the coins.
-        folds: As the scores were made.
-        claim: The trade-off function of one run; None where none is claimed or known.
-        delta: For the lower bound of epsilon, in [0, 1].
-        confidence: In (0, 1): a true claim is refuted with probability 1 - confidence at most.
-        wealth: From ``bet``; None without a claim, or for no such test.
-
-    Raises:
-        PrivacyError: The shapes differ, or a score is not finite.
+    Scores, from ``cross_fit``, and coins have shape (K, U). ``claim`` is the trade-off function of
+    one run; None where none is claimed or known. ``delta`` is for the lower bound of epsilon. A
+    true claim is refuted with probability 1 - confidence at most. ``wealth`` is from ``bet``; None
+    without a claim, or for no such test.
     """
     if scores.shape != members.shape or scores.ndim != 2 or not scores.size:
         raise PrivacyError(f"scores have shape {scores.shape} and coins {members.shape}")
@@ -276,14 +239,9 @@ def judge(
 
 
 def allowed_curve(claim: TradeOff, false_positive_rates: Array) -> Array:
-    """The largest true positive rate that a claim allows at each false positive rate.
+    """The largest true positive rate that a claim allows at each false positive rate, shape (n,).
 
-    Args:
-        claim: The trade-off function.
-        false_positive_rates: Shape (n,), in [0, 1].
-
-    Returns:
-        Shape (n,): 1 - f, by bisection of its inverse.
+    1 - f, by bisection of its inverse; shape (n,).
     """
     low, high = np.zeros_like(false_positive_rates), np.ones_like(false_positive_rates)
     for _ in range(40):

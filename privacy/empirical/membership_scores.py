@@ -36,11 +36,8 @@ _TIE = 1e-9
 def logit_of_loss(losses: Array) -> Array:
     """Logit of exp(-loss): -loss - log(1 - exp(-loss)), clipped to 30 either way.
 
-    Args:
-        losses: Shape (n,), at least 0; of other losses the negative one is left as it is.
-
-    Returns:
-        Shape (n,): larger where the model is more confident.
+    Of shape (n,), larger where the model is more confident; of losses below 0 the negative one is
+    left as it is.
     """
     positive = np.maximum(losses, 1e-300)
     with np.errstate(divide="ignore"):
@@ -51,15 +48,11 @@ def logit_of_loss(losses: Array) -> Array:
 def lira(target: Array, references: Array, members: Bools, online: bool = True) -> Array:
     """Log of the likelihood ratio of a user's number, in against out.
 
-    Args:
-        target: Shape (U,): the users' numbers in the attacked model.
-        references: Shape (R, U): in the reference runs.
-        members: Shape (R, U): who was in each of them.
-        online: Against the law of those that were in; else by that of those out alone, one-sided.
-
-    Returns:
-        Shape (U,): larger when the user seems to have been in. A user who was in no reference, or
-        in all, has the missing mean from the users' mean effect.
+    ``target``, shape (U,), are the users' numbers in the attacked model, ``references``, shape (R,
+    U), those in the reference runs, ``members``, shape (R, U), who was in each of them. ``online``
+    is against the law of those that were in; else it is by that of those out alone, one-sided. The
+    ratio, shape (U,), is larger when the user seems to have been in. A user who was in no
+    reference, or in all, has the missing mean from the users' mean effect.
     """
     mean_in, count_in = _means(references, members)
     mean_out, count_out = _means(references, ~members)
@@ -84,13 +77,10 @@ def rmia(target: Array, references: Array, members: Bools) -> Array:
     The ratio is that of the user's confidence under the target to its mean over the references, in
     and out alike; the population are all users of the target.
 
-    Args:
-        target: Shape (U,): mean log confidences, at most 0, in the attacked model.
-        references: Shape (R, U): in the reference runs.
-        members: Shape (R, U): weighs references in and out one half each where there are both.
-
-    Returns:
-        Shape (U,), in [0, 1] but for 1e-9, by which the ratio itself breaks ties.
+    ``target``, shape (U,), are mean log confidences, at most 0, in the attacked model,
+    ``references``, shape (R, U), those in the reference runs; ``members``, shape (R, U), weighs
+    references in and out one half each where there are both. The answer, shape (U,), is in [0, 1]
+    but for 1e-9, by which the ratio itself breaks ties.
     """
     mean_in, count_in = _means(np.exp(references), members)
     mean_out, count_out = _means(np.exp(references), ~members)

@@ -61,11 +61,7 @@ class Guesses(NamedTuple):
 
 
 def guess_grid(num_canaries: int) -> tuple[Guesses, ...]:
-    """The stated grid: all canaries, a half, a quarter ... of them, by both ends and by the top.
-
-    Args:
-        num_canaries: m, at least 1.
-    """
+    """The stated grid: all canaries, a half, a quarter ... of them, by both ends and by the top."""
     grid = []
     total = num_canaries
     while total >= min(_FEWEST, num_canaries):
@@ -83,13 +79,8 @@ def count_correct(
 
     Ties are broken by position, which no coin has moved.
 
-    Args:
-        scores: Shape (m,): larger when a canary seems to have been in; finite.
-        included: Shape (m,): the coins.
-        guesses: How many.
-
-    Raises:
-        PrivacyError: The shapes differ, a score is not finite, or the guesses are more than m.
+    Scores, shape (m,), are larger when a canary seems to have been in; they must be finite. The
+    coins have shape (m,), too.
     """
     if scores.shape != included.shape or scores.ndim != 1:
         raise PrivacyError(
@@ -106,11 +97,7 @@ def count_correct(
 
 
 def check_counts(num_canaries: int, num_guesses: int, num_correct: int) -> None:
-    """Check that so many guesses can be right.
-
-    Raises:
-        PrivacyError: They cannot.
-    """
+    """Check that so many guesses can be right."""
     if not 0 <= num_correct <= num_guesses <= num_canaries or num_guesses < 1:
         raise PrivacyError(
             f"{num_correct} of {num_guesses} guesses about {num_canaries} canaries cannot be "
@@ -123,19 +110,8 @@ def p_value(
 ) -> float:
     """Most that (epsilon, delta) allows the probability of so many correct guesses to be.
 
-    Args:
-        num_canaries: m.
-        num_guesses: r, guesses made.
-        num_correct: v, guesses that were right.
-        epsilon: At least 0.
-        delta: In [0, 1].
-
-    Returns:
-        In [0, 1]: P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i for B binomial of r and
-        1 / (1 + exp(-epsilon)).
-
-    Raises:
-        PrivacyError: The counts do not fit.
+    In [0, 1]: P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i, for m canaries, r guesses of which
+    v were right, and B binomial of r and 1 / (1 + exp(-epsilon)).
 
     Source: Steinke et al. 2023, theorem 5.2.
     """
@@ -159,15 +135,7 @@ def epsilon_lower_bound(
 ) -> float:
     """Largest epsilon that so many correct guesses refute, to 1e-6 below; 0 if none is refuted.
 
-    Args:
-        num_canaries: m.
-        num_guesses: r, fixed before the run.
-        num_correct: v.
-        delta: In [0, 1].
-        confidence: In (0, 1).
-
-    Raises:
-        PrivacyError: The counts do not fit.
+    The number of guesses must have been fixed before the run.
     """
     check_counts(num_canaries, num_guesses, num_correct)
     return largest_refuted(
@@ -180,11 +148,7 @@ def epsilon_lower_bound(
 def largest_refuted(refuted: Callable[[float], bool]) -> float:
     """Bisect for the largest value that is refuted; what is refuted refutes all that is below.
 
-    Args:
-        refuted: Whether a value (an epsilon, a mu) is.
-
-    Returns:
-        A refuted value at most 1e-6 below one that is not; 0 if none is; 1,000 at most.
+    A refuted value at most 1e-6 below one that is not; 0 if none is; 1,000 at most.
     """
     if not refuted(0.0):
         return 0.0
@@ -223,17 +187,9 @@ def audit_scores(
 ) -> OneRunBound:
     """Lower bound on epsilon from the scores of canaries.
 
-    Args:
-        scores: Shape (m,): larger when a canary seems to have been in.
-        included: Shape (m,): the coins.
-        delta: In [0, 1].
-        confidence: In (0, 1).
-        guesses: How many, chosen before the run; None for the best of ``guess_grid``, corrected.
-        bound: By the guesses that are right: of any mechanism, or of a family of
-            ``privacy.empirical.f_dp``.
-
-    Raises:
-        PrivacyError: The shapes or the counts do not fit.
+    Scores, shape (m,), are larger when a canary seems to have been in; ``included``, shape (m,),
+    are the coins. ``guesses`` were chosen before the run; None for the best of ``guess_grid``,
+    corrected. ``bound`` is of any mechanism, or of a family of ``privacy.empirical.f_dp``.
     """
     grid = guess_grid(scores.size) if guesses is None else (guesses,)
     if not grid:
@@ -252,13 +208,10 @@ def log_likelihood_ratio(
 ) -> NDArray[np.float64]:
     """Evidence of one round that a canary is in the population.
 
-    Args:
-        scores: Shape (m,): x, in parts of what the canary would move: near 1 if it took part.
-        rate: Probability that it takes part if it is in the population.
-        noise_multiplier: Standard deviation of x; 0 takes x itself.
-
-    Returns:
-        Shape (m,): log((1 - rate) + rate * exp((x - 1/2) / z**2)).
+    log((1 - rate) + rate * exp((x - 1/2) / z**2)), shape (m,), of the scores x, shape (m,), in
+    parts of what the canary would move: near 1 if it took part. The noise multiplier z is the
+    standard deviation of x; 0 takes x itself. It takes part with probability ``rate`` if it is in
+    the population.
     """
     if noise_multiplier == 0.0:
         return scores

@@ -34,11 +34,7 @@ from privacy.errors import PrivacyError
 class OneRunScores(ArrayScores):
     """A score a canary: by the final model, or the log-likelihood ratio of all rounds.
 
-    Args:
-        options: Of the run.
-        included: Shape (m,): the coins.
-        sampling_probability: Of an eligible user in a round.
-        noise_multiplier: z that the run claims; the score uses it, the bound does not trust it.
+    The score uses the noise multiplier that the run claims; the bound does not trust it.
     """
 
     def __init__(
@@ -57,12 +53,7 @@ class OneRunScores(ArrayScores):
         self._matched = np.zeros(options.count)
 
     def match(self, sums: MatchedSum, groups: NDArray[np.int64]) -> None:
-        """Keep matched sums too.
-
-        Args:
-            sums: Of the run's mechanism and sampler.
-            groups: Shape (m,): of each canary.
-        """
+        """Keep matched sums of the run's mechanism and sampler too; the groups have shape (m,)."""
         self._sums, self._groups = sums, groups
 
     def observe(self, seen: CanaryObservation) -> None:

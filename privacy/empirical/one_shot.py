@@ -58,16 +58,10 @@ class OneShotBound:
 def audit_final(
     cosines: NDArray[np.float64], num_parameters: int, delta: float, confidence: float = 0.95
 ) -> OneShotBound:
-    """Bound epsilon by the cosines of canaries with how the model moved.
+    """Bound epsilon by the cosines of canaries with how the model moved, shape (k,), k from 2 on.
 
-    Args:
-        cosines: Shape (k,), k of 2 or more, in [-1, 1].
-        num_parameters: P, length of the directions.
-        delta: In (0, 1).
-        confidence: In [0.5, 1).
-
-    Raises:
-        PrivacyError: There are too few canaries, or they do not vary.
+    ``num_parameters`` is P, the length of the directions; the confidence is in [0.5, 1). A
+    PrivacyError says that there are too few canaries, or that they do not vary.
     """
     from scipy.stats import t
 
@@ -90,14 +84,8 @@ def audit_held_out(
     Half of the error that is allowed goes to the difference of the means (Welch's t), half to the
     spread of the null law (chi-squared).
 
-    Args:
-        scores: Shape (k,), k of 2 or more: of canaries.
-        held_out: Shape (h,), h of 2 or more: of directions drawn like theirs that none used.
-        delta: In (0, 1).
-        confidence: In [0.5, 1).
-
-    Raises:
-        PrivacyError: There are too few of either, or they do not vary.
+    Scores of canaries, shape (k,), k of 2 or more, and of directions drawn like theirs that none
+    used, shape (h,), h of 2 or more; the confidence is in [0.5, 1).
     """
     from scipy.stats import chi2, t
 

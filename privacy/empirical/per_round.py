@@ -68,15 +68,7 @@ class StepTrials:
     squares_out: float = 0.0
 
     def add(self, scores: NDArray[np.float64], taking_part: NDArray[np.bool_]) -> None:
-        """Take in one round.
-
-        Args:
-            scores: Shape (m,): x of each canary, finite.
-            taking_part: Shape (m,): the round's coins.
-
-        Raises:
-            PrivacyError: A score is not finite.
-        """
+        """Take in one round's scores x of the canaries, finite, and its coins; shape (m,) each."""
         if not np.isfinite(scores).all():
             raise PrivacyError("the release is not finite along a canary; the run has diverged")
         inside, outside = scores[taking_part], scores[~taking_part]
@@ -105,13 +97,7 @@ class StepTrials:
 
 
 def rate_upper_bound(count: int, trials: int, significance: float) -> float:
-    """Clopper-Pearson: the rate at which no more than ``count`` would be seen that seldom.
-
-    Args:
-        count: Events seen.
-        trials: Out of so many, 0 or more.
-        significance: Probability of that few or fewer, in (0, 1).
-    """
+    """Clopper-Pearson: the rate at which no more than ``count`` would be seen that seldom."""
     from scipy.stats import beta
 
     return (
@@ -122,9 +108,7 @@ def rate_upper_bound(count: int, trials: int, significance: float) -> float:
 def mu_by_clopper_pearson(trials: StepTrials, confidence: float) -> float:
     """Lower bound of a step's mu by false alarms and misses, at least 0.
 
-    Args:
-        trials: All trials.
-        confidence: In (0, 1); half of the error goes to each rate.
+    Half of the error goes to each rate.
     """
     from scipy.special import ndtri
 
@@ -137,13 +121,8 @@ def mu_by_clopper_pearson(trials: StepTrials, confidence: float) -> float:
 def mu_by_normal(trials: StepTrials, confidence: float) -> float:
     """Lower bound of a step's mu by the noncentral t of the difference of means, at least 0.
 
-    Args:
-        trials: All trials.
-        confidence: In (0, 1).
-
-    Returns:
-        The shift at which so large a t or a larger one has probability 1 - confidence; infinity
-        if there is no spread at all.
+    The shift at which so large a t or a larger one has probability 1 - confidence; infinity if
+    there is no spread at all.
     """
     shift = trials.shift
     if shift is None or shift <= 0.0:
@@ -177,15 +156,8 @@ def epsilon_of_run(
 ) -> float | None:
     """Epsilon of a run whose steps are mu-GDP and no better, given how its rounds compose.
 
-    Args:
-        mu: Of a step, at least 0.
-        rounds: Rounds of the run.
-        delta: In (0, 1).
-        composition: What a noise multiplier and a number of rounds are to an accountant.
-
-    Returns:
-        At least 0; None where the noise is not Gaussian (mu would not be the multiplier's
-        inverse), or PLD does not know the composition.
+    None where the noise is not Gaussian (mu would not be the multiplier's inverse), or PLD does not
+    know the composition.
     """
     # A mu below 1e-6 is no leak that could be seen. More noise than 1 / mu only lowers the bound.
     noise = max(1.0 / max(mu, 1e-6), _LEAST_NOISE)

@@ -33,17 +33,11 @@ _FRACTIONS = (0.05, 0.2, 0.5, 0.95)
 
 
 class StepBets:
-    """The wealth of all bets against one claim of a step.
-
-    Args:
-        mu: Of a step, at least 0, as it is claimed.
+    """The wealth of all bets against one claim of a step: mu, finite and at least 0.
 
     Attributes:
         largest: The largest wealth so far, from 1.
         rounds: Rounds that were bet on.
-
-    Raises:
-        PrivacyError: ``mu`` is out of its range.
     """
 
     def __init__(self, mu: float) -> None:
@@ -63,18 +57,7 @@ class StepBets:
         self.rounds = 0
 
     def add(self, right: int, trials: int) -> float:
-        """Bet on one more round.
-
-        Args:
-            right: Guesses that were right.
-            trials: Guesses: canaries of the round.
-
-        Returns:
-            The wealth after it.
-
-        Raises:
-            PrivacyError: The counts do not fit.
-        """
+        """Bet on one more round, of so many guesses, and give the wealth after it."""
         if not 0 <= right <= trials:
             raise PrivacyError(f"{right} of {trials} guesses cannot be right")
         self._logs += right * self._right + (trials - right) * self._wrong

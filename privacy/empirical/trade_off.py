@@ -96,11 +96,7 @@ TradeOff = GaussianTradeOff | CurveTradeOff
 
 
 def is_gaussian(composition: Composition) -> bool:
-    """Whether each event is a Gaussian, plain or sampled.
-
-    Args:
-        composition: Equal events.
-    """
+    """Whether each event is a Gaussian, plain or sampled."""
     from dp_accounting import dp_event
 
     event = composition.event
@@ -108,14 +104,10 @@ def is_gaussian(composition: Composition) -> bool:
 
 
 def trade_off_of(composition: Composition) -> TradeOff | None:
-    """The trade-off function that composed rounds have, by their accounting.
+    """The trade-off function that composed equal events have, by their accounting.
 
-    Args:
-        composition: Equal events.
-
-    Returns:
-        Exact for plain Gaussians, else a curve by PLD; None where PLD does not know the event,
-        under replace-one, or where nothing is claimed (an epsilon of hundreds).
+    Exact for plain Gaussians, else a curve by PLD; None where PLD does not know the event, under
+    replace-one, or where nothing is claimed (an epsilon of hundreds).
     """
     from dp_accounting import dp_event, pld
     from dp_accounting.privacy_accountant import UnsupportedEventError
@@ -147,16 +139,11 @@ def trade_off_of(composition: Composition) -> TradeOff | None:
 
 
 def sure_epsilon(composition: Composition, delta: float) -> float | None:
-    """Epsilon of composed rounds, not above the smallest that is true of them.
+    """Epsilon of composed equal events, not above the smallest that is true of them.
 
-    Args:
-        composition: Equal events.
-        delta: In (0, 1).
-
-    Returns:
-        Exact for plain Gaussians, else PLD's less its slack, 0 where that is beyond what it can
-        compute; None under replace-one, or where PLD does not know the event (RDP would overstate
-        epsilon, which a lower bound must not).
+    Exact for plain Gaussians, else PLD's less its slack, 0 where that is beyond what it can
+    compute; None under replace-one, or where PLD does not know the event (RDP would overstate
+    epsilon, which a lower bound must not).
     """
     from dp_accounting import dp_event
 
