@@ -38,22 +38,10 @@ class Budget:
         composition: MechanismComposition,
         step: str = "round",
     ) -> tuple[float, int | None]:
-        """Settle noise and rounds.
+        """Settle the noise multiplier, and how many of the planned rounds the budget allows.
 
-        Args:
-            participation: How users are drawn, and from how many.
-            delta: In (0, 1).
-            rounds: Rounds that are planned.
-            composition: What the mechanism's rounds compose to.
-            step: What messages call a round: "round" or "step".
-
-        Returns:
-            The noise multiplier, and how many of the planned rounds the budget allows; None without
-            a budget.
-
-        Raises:
-            PlanError: Neither epsilon nor noise is set, or not even one round fits.
-            PrivacyError: A number is out of its range.
+        The second is None without a budget. Messages call a round a ``step``: "round" or "step". A
+        PlanError says that neither epsilon nor noise is set, or not even one round fits.
         """
         noise = self.noise_multiplier
         if self.epsilon is None:

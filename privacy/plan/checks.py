@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_sizes(request: PlanRequest) -> None:
-    """Check what holds with and without privacy: names, counts, and that the cohort can be drawn.
-
-    Raises:
-        PrivacyError: A name is unknown or a count is out of its range.
-        PlanError: The cohort is larger than the data's users.
-    """
+    """Check what holds with and without privacy: names, counts, and a cohort that can be drawn."""
     if request.weighting not in ("uniform", "examples"):
         raise PrivacyError(
             f"weighting is {request.weighting!r}, but must be 'uniform' or 'examples'"
@@ -55,11 +50,7 @@ def check_sizes(request: PlanRequest) -> None:
 
 
 def check_not_private(request: PlanRequest) -> None:
-    """Check a run without privacy: it must not be configured as if it had some.
-
-    Raises:
-        PlanError: A budget or noise is set.
-    """
+    """Check a run without privacy: it must not be configured as if it had some."""
     if request.num_canaries:
         raise PlanError(
             f"privacy.audit adds canaries with the mechanism {request.mechanism}, which claims no "
@@ -76,15 +67,7 @@ def check_not_private(request: PlanRequest) -> None:
 
 
 def check_private(request: PlanRequest, mechanism: Mechanism) -> None:
-    """Check a private run: populations, sensitivity, and that nothing bypasses the clip.
-
-    Args:
-        request: What the run is configured to do.
-        mechanism: Built without noise.
-
-    Raises:
-        PlanError: The accounting would be untrue of what runs.
-    """
+    """Check a private run: populations, sensitivity, and that nothing bypasses the clip."""
     _check_populations(request)
     _check_sensitivity(request, mechanism.clip_norm)
     _check_uploads(request)
@@ -94,11 +77,7 @@ def check_private(request: PlanRequest, mechanism: Mechanism) -> None:
 
 
 def check_participation(request: PlanRequest) -> None:
-    """Check a private run: that its users take part as is accounted.
-
-    Raises:
-        PlanError: They do not, or there are not enough of them.
-    """
+    """Check a private run: that its users take part as is accounted."""
     if request.selection_uses_data:
         raise PlanError(
             "federated.selection chooses users by what comes of their data, such as their training "

@@ -103,11 +103,7 @@ class ExampleLevelPlan:
         return self.setting.noise_multiplier
 
     def ledger_constants(self, data_checksum: str) -> dict[str, Any]:
-        """Constants of every line of the run's ledger, JSON-serialisable.
-
-        Args:
-            data_checksum: Digest of the data's content.
-        """
+        """Constants of every line of the run's ledger, JSON-serialisable."""
         event = self.setting.to_json_dict()
         # It follows from the sizes, and has never been in these ledgers.
         del event["sampling_probability"]
@@ -142,17 +138,10 @@ class ExampleLevelPlan:
         return replace(self.setting, participation=examples).epsilon(steps)
 
     def statement(self, steps_done: int, status: Status = "final") -> PrivacyStatement:
-        """Statement of the run's guarantee after so many steps.
+        """Statement of the run's guarantee after so many steps, those on an empty batch included.
 
-        Args:
-            steps_done: Steps that were taken, those on an empty batch included; at least 0.
-            status: "final", or "planned" if ``steps_done`` is the most that will be taken.
-
-        Returns:
-            The statement, whose simulated and actual epsilons are equal.
-
-        Raises:
-            PrivacyError: A number is out of its range.
+        They were taken (status "final"), or will be at most ("planned"). Simulated and actual
+        epsilons are equal.
         """
         accounted, statistics = self.setting.accounted(steps_done), self.request.statistics
         clip: dict[str, float | str] = {"kind": "per_example", "clip_norm": self.clip_norm}
@@ -194,15 +183,7 @@ def example_level_composition(statistics: FeatureStatistics | None) -> Mechanism
 
 
 def make_example_level_plan(request: ExampleLevelRequest) -> ExampleLevelPlan:
-    """Settle noise and budget of DP-SGD, or say why they cannot be.
-
-    Args:
-        request: What the run is configured to do.
-
-    Raises:
-        PlanError: Neither epsilon nor noise is set, or not even one step fits the budget.
-        PrivacyError: A number is out of its range.
-    """
+    """Settle noise and budget of DP-SGD, or say why they cannot be."""
     if not 0.0 < request.clip_norm < float("inf"):
         raise PrivacyError(
             f"clip_norm is {request.clip_norm!r}, but must be positive and finite: without a bound "

@@ -23,15 +23,7 @@ def plan_notes(
     simulated: Setting,
     actual: Setting,
 ) -> tuple[str, ...]:
-    """Notes of a plan for the statement, a sentence or two each.
-
-    Args:
-        request: What is planned.
-        mechanism: The mechanism; one without privacy has nothing to note.
-        noise: Its scale.
-        simulated: The deployment that is simulated.
-        actual: The run itself.
-    """
+    """Notes of a plan for the statement, a sentence or two each; none without privacy."""
     if not mechanism.is_private:
         return ()
     notes = [*_simulation_notes(request, noise, simulated, actual)]
@@ -62,13 +54,7 @@ def plan_notes(
 def example_level_notes(
     setting: Setting, nonce: str | int | None, selected_by: str | None
 ) -> tuple[str, ...]:
-    """Notes of DP-SGD for the statement, a sentence or two each.
-
-    Args:
-        setting: Examples, batches and noise.
-        nonce: What pins the noise; None for a run's own noise.
-        selected_by: Metric by which one of the models is chosen; None for the last one.
-    """
+    """Notes of DP-SGD for the statement, a sentence or two each."""
     notes = [
         "The unit is one example: a user who owns several is protected less than that.",
         "Nothing is simulated: simulated and actual epsilon are the same.",
@@ -83,9 +69,8 @@ def example_level_notes(
 def sampling_notes(setting: Setting, as_poisson: float | None) -> tuple[str, ...]:
     """Notes for the statement on how DP-SGD's batches are drawn, a sentence or two each.
 
-    Args:
-        setting: Examples, batches and noise.
-        as_poisson: Epsilon that the steps would have on Poisson samples; None where they are such.
+    ``as_poisson`` is the epsilon that the steps would have on Poisson samples; None where they are
+    such.
     """
     scheme = setting.participation.scheme
     notes = [scheme.note] if scheme.note else []
@@ -99,11 +84,7 @@ def sampling_notes(setting: Setting, as_poisson: float | None) -> tuple[str, ...
 
 
 def plugin_notes(plugins: Mapping[str, str]) -> tuple[str, ...]:
-    """Notes for the statement on the user's plug-ins.
-
-    Args:
-        plugins: Their digests, by name; empty for none.
-    """
+    """Notes for the statement on the user's plug-ins, of their digests by name."""
     if not plugins:
         return ()
     named = ", ".join(f"{name} ({digest})" for name, digest in plugins.items())

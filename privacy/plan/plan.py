@@ -66,10 +66,7 @@ class PrivacyPlan:
     max_rounds: int | None
 
     def check_round(self, round_number: int) -> None:
-        """Check, before a round is run, that the budget allows it.
-
-        Args:
-            round_number: Number of the coming round, from 1.
+        """Check, before a round is run, that the simulated epsilon stays within the budget.
 
         Raises:
             BudgetExceededError: After it, the simulated epsilon would exceed the budget.
@@ -95,9 +92,7 @@ class PrivacyPlan:
     def statement(self, rounds: int, status: Status = "final") -> PrivacyStatement:
         """Statement of the run's guarantee after so many rounds.
 
-        Args:
-            rounds: Rounds that were released (status "final"), or will be at most ("planned").
-            status: Whether the run has ended.
+        They were released (status "final"), or will be at most ("planned").
         """
         private = self.mechanism.is_private
         selected = private and not self.request.scheme.is_drawn
@@ -160,13 +155,9 @@ class PrivacyPlan:
         The digest of the release is there so that a replay with another sum under the same noise
         is found out, whatever else agrees.
 
-        Args:
-            round_number: Number of the round, from 1.
-            users: Users that were drawn, canaries left out.
-            release: What the round released.
-            aggregate: The merged sum that it was released from.
-            observed: What ``privacy.recording.observation`` saw of the round.
-            num_canaries: Canaries that took part.
+        ``users`` are those that were drawn, canaries left out; ``aggregate`` is the merged sum that
+        the release was made from; ``observed`` is what ``privacy.recording.observation`` saw of the
+        round.
         """
         drawn = [int(user) for user in users]
         return {
@@ -198,12 +189,8 @@ def tensor_digest(tensor: Tensor) -> str:
 def make_plan(request: PlanRequest) -> PrivacyPlan:
     """Build mechanism and accounting together, or say why they cannot be.
 
-    Args:
-        request: What the run is configured to do.
-
-    Raises:
-        PlanError: The accounting would be wrong of what would run, or a budget cannot be met.
-        PrivacyError: A number is out of its range.
+    A PlanError says that the accounting would be wrong of what would run, or a budget cannot be
+    met.
     """
     check_sizes(request)
     # Without noise nothing can be infeasible: only to ask what kind of mechanism this is.

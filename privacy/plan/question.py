@@ -48,11 +48,7 @@ class Question:
 
     @property
     def unknown(self) -> str:
-        """Name of the number that is asked for.
-
-        Raises:
-            PrivacyError: None of the five is missing, or more than one.
-        """
+        """Name of the number that is asked for, the only one of the five that is missing."""
         missing = [name for name in UNKNOWNS if getattr(self, name) is None]
         if len(missing) != 1:
             raise PrivacyError(
@@ -88,12 +84,7 @@ class Question:
         )
 
     def check(self) -> None:
-        """Check what no search would notice.
-
-        Raises:
-            PrivacyError: A number is out of its range.
-            PlanError: The accountant does not know the scheme.
-        """
+        """Check what no search would notice: ranges, and that the accountant knows the scheme."""
         check_accountant(self.accountant, self.scheme)
         if self.delta is not None:
             check_delta(self.delta)

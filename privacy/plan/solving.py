@@ -83,20 +83,11 @@ class Solution:
 
 
 def solve(question: Question, composition: MechanismComposition = sampled_gaussian) -> Solution:
-    """Find the number that is missing.
+    """Find the number that is missing; the answer was checked by the accountant.
 
-    Args:
-        question: Four of five numbers, and how users are drawn and accounted.
-        composition: What a mechanism's rounds compose to; the Gaussian mechanism's, whose noise is
-            drawn anew in each round, if nothing is said.
-
-    Returns:
-        The answer, checked by the accountant.
-
-    Raises:
-        PrivacyError: A number is out of its range, no value fits the budget, or every value does
-            and none is the largest (rounds) or smallest (noise).
-        PlanError: The accountant does not know the mechanism under the sampling scheme.
+    The composition is the Gaussian mechanism's, whose noise is drawn anew in each round, if nothing
+    is said. A PrivacyError says that no value fits the budget, or every value does and none is the
+    largest (rounds) or smallest (noise).
     """
     unknown = question.unknown
     question.check()

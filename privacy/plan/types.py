@@ -88,11 +88,7 @@ class PlanRequest:
     plugins: Mapping[str, str] = field(default_factory=dict)
 
     def participation(self, population_size: int, cohort_size: int) -> Participation:
-        """Participation of users, from a population of this size and in cohorts of this size.
-
-        Raises:
-            PrivacyError: The sizes do not fit the scheme.
-        """
+        """Participation of users, from a population of this size and in cohorts of this size."""
         return Participation(self.scheme, population_size, cohort_size)
 
     @property

@@ -24,11 +24,7 @@ _ACCOUNTANTS = {
 
 
 def stated_assumptions(guarantee: Guarantee) -> Iterator[str]:
-    """Say what the accounting rests on.
-
-    Args:
-        guarantee: What is explained; its unit is not "none".
-    """
+    """Say what the accounting of a guarantee rests on, whose unit is not "none"."""
     yield _unit(guarantee)
     yield _adjacency(guarantee)
     yield f"Sampling: {_sampling(guarantee)}"

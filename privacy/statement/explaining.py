@@ -24,15 +24,10 @@ NOTHING = "Nothing: updates are neither clipped nor noised, and every epsilon is
 
 
 def detection_bound(epsilon: float, delta: float, false_alarms: float) -> float:
-    """Largest part of the present units that any test of the releases can find.
+    """Largest part of the present units that any test of the releases can find, in [0, 1].
 
-    Args:
-        epsilon: At least 0; may be infinite.
-        delta: In [0, 1].
-        false_alarms: Part of the absent ones that the test takes for present, in [0, 1].
-
-    Returns:
-        In [0, 1]; ``false_alarms`` itself at epsilon and delta 0, where nothing can be told.
+    ``false_alarms`` is the part of the absent ones that the test takes for present; at epsilon and
+    delta 0, where nothing can be told, it is the answer.
 
     Source: Kairouz et al. 2015, "The composition theorem for differential privacy", theorem 2.1.
     """
@@ -43,12 +38,7 @@ def detection_bound(epsilon: float, delta: float, false_alarms: float) -> float:
 
 
 def explain(guarantee: Guarantee, width: int = 96) -> str:
-    """The explanation as text: headings, and sentences behind dashes.
-
-    Args:
-        guarantee: What is explained.
-        width: Columns of a line.
-    """
+    """The explanation as text: headings, and sentences behind dashes, in ``width`` columns."""
     lines = []
     for heading, sentences in sections(guarantee).items():
         lines.append(heading)
@@ -65,11 +55,7 @@ def explain(guarantee: Guarantee, width: int = 96) -> str:
 
 
 def sections(guarantee: Guarantee) -> dict[str, list[str]]:
-    """The explanation's sentences by heading.
-
-    Args:
-        guarantee: What is explained.
-    """
+    """The explanation's sentences by heading."""
     if guarantee.unit == "none":
         return {"What is promised": [NOTHING]}
     told = {

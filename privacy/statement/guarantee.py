@@ -49,10 +49,8 @@ class Guarantee:
     def of(cls, statement: PrivacyStatement, module: Description | None = None) -> Guarantee:
         """Guarantee of a run's statement.
 
-        Args:
-            statement: The statement.
-            module: What the mechanism's module says of it, for a statement of a version that did
-                not record it.
+        ``module`` is what the mechanism's module says of it, for a statement of a version that did
+        not record it.
         """
         of_examples = DP_SGD if statement.unit == "example" else None
         return cls(

@@ -137,14 +137,7 @@ class PrivacyStatement:
 
     @classmethod
     def from_json_dict(cls, document: Mapping[str, Any]) -> PrivacyStatement:
-        """Read what ``to_json_dict`` wrote.
-
-        Args:
-            document: The statement as JSON gives it.
-
-        Raises:
-            PrivacyError: A key is missing or foreign, or an epsilon is no number.
-        """
+        """Read what ``to_json_dict`` wrote; a PrivacyError says that it is damaged."""
         # Statements of older versions do not describe their mechanism.
         document = {"mechanism_description": None, **document}
         names = {field.name for field in fields(cls)}
@@ -199,12 +192,7 @@ class PrivacyStatement:
 
 
 def round_up(value: float, digits: int) -> str:
-    """Write an epsilon in so many significant digits, never below its value.
-
-    Args:
-        value: At least 0; may be infinite.
-        digits: Significant digits.
-    """
+    """Write an epsilon in so many significant digits, never below its value; it may be infinite."""
     if value <= 0.0 or not math.isfinite(value):
         return f"{value:g}"
     step = Decimal(1).scaleb(Decimal(value).adjusted() - digits + 1)
