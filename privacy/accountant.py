@@ -69,12 +69,7 @@ _FFT_ERROR = 2.0**-51
 
 
 def check_accountant(accountant: str, scheme: SamplingScheme) -> None:
-    """Check that an accountant exists and knows a Gaussian under a sampling scheme.
-
-    Raises:
-        PrivacyError: There is no accountant of that name.
-        PlanError: It does not know the scheme.
-    """
+    """Check that an accountant exists and knows a Gaussian under a sampling scheme."""
     if accountant not in ACCOUNTANTS:
         raise PrivacyError(f"the accountant is {accountant!r}, but must be one of {ACCOUNTANTS}")
     if accountant not in scheme.accountants:
@@ -87,16 +82,7 @@ def check_accountant(accountant: str, scheme: SamplingScheme) -> None:
 
 
 def check_composition(composition: Composition, accountant: str) -> None:
-    """Check that an accountant can compose an event, and that the adjacency is the event's.
-
-    Args:
-        composition: The events.
-        accountant: "rdp", "pld" or "prv".
-
-    Raises:
-        PrivacyError: There is no accountant of that name, or a count is not allowed.
-        PlanError: It does not know the event, or the adjacency is another.
-    """
+    """Check that an accountant can compose an event, and that the adjacency is the event's."""
     if accountant not in ACCOUNTANTS:
         raise PrivacyError(f"the accountant is {accountant!r}, but must be one of {ACCOUNTANTS}")
     for event, _ in composition.parts:
@@ -132,11 +118,7 @@ def _check_event(event: Any, adjacency: str, accountant: str) -> None:
 
 
 def check_delta(delta: float) -> None:
-    """Check a delta.
-
-    Raises:
-        PrivacyError: It is not in (0, 1).
-    """
+    """Check that a delta is in (0, 1)."""
     if not 0.0 < delta < 1.0:
         raise PrivacyError(
             f"delta is {delta!r}, but must be above 0 and below 1; the usual choice is "
@@ -149,20 +131,9 @@ def compute_epsilon(
 ) -> float:
     """Upper bound of epsilon after so many equal rounds.
 
-    Args:
-        event: One round, such as ``privacy.amplification.sampled_gaussian`` has.
-        rounds: Number of rounds, at least 0.
-        delta: In (0, 1).
-        accountant: "rdp", "pld" or "prv".
-        adjacency: "add-or-remove-one", "zero-out" for events without sampling, or "replace-one"
-            for sampling without replacement.
-
-    Returns:
-        Epsilon, at least 0; 0 for no rounds; infinity without noise or above ``LARGEST_EPSILON``.
-
-    Raises:
-        PrivacyError: An argument is out of its range.
-        PlanError: The accountant does not know the event or the adjacency.
+    ``event`` is one round, such as ``privacy.amplification.sampled_gaussian`` has. Adjacency is
+    "add-or-remove-one", "zero-out" for events without sampling, or "replace-one" for sampling
+    without replacement. Epsilon is as in ``compose_epsilon``.
     """
     return compose_epsilon([Composition(event, rounds, adjacency)], delta, accountant)
 
@@ -170,17 +141,11 @@ def compute_epsilon(
 def compose_epsilon(
     compositions: Sequence[Composition], delta: float, accountant: str, coarseness: float = 1.0
 ) -> float:
-    """Upper bound of epsilon of one composition after another.
+    """Upper bound of epsilon of one composition after another, all under one adjacency.
 
-    Args:
-        compositions: What is composed, all under one adjacency.
-        delta: In (0, 1).
-        accountant: "rdp", "pld" or "prv".
-        coarseness: At least 1: the grid is so much coarser, for searches; only "pld" takes it. The
-            result stays an upper bound.
-
-    Returns:
-        Epsilon, at least 0; 0 for nothing; infinity without noise or above ``LARGEST_EPSILON``.
+    The grid is ``coarseness`` (at least 1) times coarser, for searches; only "pld" takes it. The
+    result stays an upper bound. It is at least 0: 0 for nothing, infinity without noise or above
+    ``LARGEST_EPSILON``.
 
     Raises:
         PrivacyError: An argument is out of its range.
@@ -278,12 +243,7 @@ def _exceeds_exp(parts: Sequence[tuple[Any, int]]) -> bool:
 
 
 def is_exact(composition: Composition, delta: float) -> bool:
-    """Whether PLD itself answers, not the looser bound that takes its place at tiny deltas.
-
-    Args:
-        composition: Equal events.
-        delta: In (0, 1).
-    """
+    """Whether PLD itself answers, not the looser bound that takes its place at tiny deltas."""
     return _rounding_of_delta([(composition.event, composition.count)]) <= delta / 2.0
 
 

@@ -58,14 +58,11 @@ class Aggregate:
     def zeros(
         cls, num_parameters: int, device: torch.device | str = "cpu", cohort_size: float = 0
     ) -> Aggregate:
-        """Make an empty aggregate.
+        """Make an empty aggregate of length P.
 
-        Args:
-            num_parameters: Length P of the updates.
-            device: Where the updates live, and so the sum; on a device without float64 (MPS), a
-                sum in it is on the CPU.
-            cohort_size: The configured expected cohort: more than ``MANY_CLIENTS`` are summed in
-                float64. Not the realised one: no round differs from another in its arithmetic.
+        It is where the updates live; on a device without float64 (MPS), a sum in it is on the CPU.
+        ``cohort_size`` is the configured expected cohort: more than ``MANY_CLIENTS`` are summed in
+        float64. Not the realised one: no round differs from another in its arithmetic.
         """
         if cohort_size <= MANY_CLIENTS:
             return cls(total=torch.zeros(num_parameters, dtype=torch.float32, device=device))
@@ -73,11 +70,7 @@ class Aggregate:
         return cls(total=torch.zeros(num_parameters, dtype=torch.float64, device=place))
 
     def count(self, outcome: ClipOutcome) -> None:
-        """Count an update of weight 1 that was clipped into the sum.
-
-        Args:
-            outcome: What clipping did to it.
-        """
+        """Count an update of weight 1 that was clipped into the sum."""
         if not outcome.finite:
             self.num_nonfinite += 1
             return
@@ -89,14 +82,7 @@ class Aggregate:
         self.largest_clipped_norm = max(self.largest_clipped_norm, outcome.clipped_norm)
 
     def merge(self, other: Aggregate) -> None:
-        """Take in what another worker has accumulated in the same round.
-
-        Args:
-            other: Not changed; its ``total`` has the same shape.
-
-        Raises:
-            ValueError: The shapes differ.
-        """
+        """Take in what another worker has accumulated in the same round; it is not changed."""
         if self.total.shape != other.total.shape:
             raise ValueError(
                 f"cannot merge sums of shapes {tuple(self.total.shape)} and "

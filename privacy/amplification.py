@@ -48,15 +48,7 @@ MechanismComposition = Callable[[Participation, float, int], Composition]
 
 
 def check_composition_numbers(noise_multiplier: float, rounds: int) -> None:
-    """Check the numbers that a composition is asked for.
-
-    Args:
-        noise_multiplier: Finite, at least 0.
-        rounds: A whole number, at least 0.
-
-    Raises:
-        PrivacyError: One is out of its range.
-    """
+    """Check a noise multiplier, finite and at least 0, and whole rounds, at least 0."""
     if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
         raise PrivacyError(
             f"noise_multiplier is {noise_multiplier!r}, but must be finite and at least 0"
@@ -70,16 +62,7 @@ def sampled_gaussian(
 ) -> Composition:
     """Compose rounds of a Gaussian mechanism whose noise is drawn anew in each.
 
-    Args:
-        participation: How users are drawn.
-        noise_multiplier: z, standard deviation of the noise in multiples of clip_norm, at least 0.
-        rounds: Number of rounds, at least 0.
-
-    Returns:
-        Gaussians as the scheme samples them: one for each round that a user can be in.
-
-    Raises:
-        PrivacyError: The multiplier or the rounds are not allowed.
+    Gaussians as the scheme samples them: one for each round that a user can be in.
     """
     check_composition_numbers(noise_multiplier, rounds)
     from dp_accounting import dp_event
@@ -92,12 +75,9 @@ def sampled_gaussian(
 def after_gaussians(noise_multipliers: tuple[float, ...]) -> MechanismComposition:
     """Compose rounds of a Gaussian mechanism with Gaussians that were released before them.
 
-    Args:
-        noise_multipliers: Of each of those: the standard deviation of its noise in multiples of the
-            most that one unit moves it under the scheme's adjacency; positive.
-
-    Returns:
-        As ``sampled_gaussian``, with those releases beside, whatever the rounds.
+    As ``sampled_gaussian``, with those releases beside, whatever the rounds. Each has a multiplier:
+    the standard deviation of its noise in multiples of the most that one unit moves it under the
+    scheme's adjacency; positive.
     """
 
     def composition(

@@ -17,14 +17,7 @@ from privacy.search import PRV_OFFSET, last_within, search_in_stages, smallest_n
 
 
 def default_delta(population_size: int) -> float:
-    """The delta of the literature's benchmarks: N ** -1.1.
-
-    Args:
-        population_size: N, at least 2.
-
-    Raises:
-        PrivacyError: The population is smaller.
-    """
+    """The delta of the literature's benchmarks: N ** -1.1, of a population of 2 or more."""
     if population_size < 2:
         raise PrivacyError(
             f"population_size is {population_size!r}; population_size ** -1.1 is a delta below 1 "
@@ -44,18 +37,9 @@ def epsilon_of_rounds(
 ) -> float:
     """Epsilon after so many rounds.
 
-    Args:
-        participation: How users are drawn, and from how many.
-        noise_multiplier: z, standard deviation of the noise in multiples of clip_norm, at least 0.
-        rounds: Number of rounds, at least 0.
-        delta: In (0, 1).
-        accountant: "rdp", "pld" or "prv".
-        composition: What a mechanism's rounds compose to; by default the Gaussian mechanism's,
-            whose noise is drawn anew in each round.
-        coarseness: As in ``compose_epsilon``.
-
-    Raises:
-        PrivacyError: An argument is out of its range, or the accountant does not know the scheme.
+    z is the standard deviation of the noise in multiples of clip_norm, at least 0. ``composition``
+    is what a mechanism's rounds compose to; by default the Gaussian mechanism's, whose noise is
+    drawn anew in each round. ``coarseness`` is as in ``compose_epsilon``.
     """
     composed = composition(participation, noise_multiplier, rounds)
     return compose_epsilon([composed], delta, accountant, coarseness)
@@ -71,21 +55,9 @@ def calibrate_noise_multiplier(
 ) -> float:
     """Smallest noise multiplier within a budget, to a relative tolerance of 5e-5.
 
-    Args:
-        epsilon: Budget, positive and finite.
-        delta: In (0, 1).
-        participation: How users are drawn, and from how many.
-        rounds: Number of rounds, at least 1.
-        accountant: "rdp", "pld" or "prv".
-        composition: As in ``epsilon_of_rounds``.
-
-    Returns:
-        z, standard deviation of the noise on the sum in multiples of clip_norm, at which the
-        accountant's epsilon is at most ``epsilon``.
-
-    Raises:
-        PrivacyError: An argument is out of its range, the accountant does not know the scheme, or
-            no multiplier from 1e-3 to 1e7 fits the budget.
+    z is the standard deviation of the noise on the sum in multiples of clip_norm, at which the
+    accountant's epsilon is at most ``epsilon``. A PrivacyError says that no multiplier from 1e-3 to
+    1e7 fits the budget.
     """
     _check(epsilon, delta, participation, accountant, composition)
     if rounds < 1 or rounds != int(rounds):
@@ -121,22 +93,9 @@ def max_rounds(
     limit: int = 1_000_000,
     composition: MechanismComposition = sampled_gaussian,
 ) -> int:
-    """Largest number of rounds within a budget.
+    """Largest number of rounds within a budget, from 0 to ``limit``, the most that matter.
 
-    Args:
-        epsilon: Budget, positive and finite.
-        delta: In (0, 1).
-        participation: How users are drawn, and from how many.
-        noise_multiplier: z, standard deviation of the noise in multiples of clip_norm, at least 0.
-        accountant: "rdp", "pld" or "prv".
-        limit: Most rounds that matter, at least 1.
-        composition: As in ``epsilon_of_rounds``.
-
-    Returns:
-        From 0 to ``limit``.
-
-    Raises:
-        PrivacyError: An argument is out of its range, or the accountant does not know the scheme.
+    z is the standard deviation of the noise in multiples of clip_norm, at least 0.
     """
     _check(epsilon, delta, participation, accountant, composition)
     if limit < 1 or limit != int(limit):
@@ -155,11 +114,7 @@ def max_rounds(
 
 
 def check_epsilon(epsilon: float) -> None:
-    """Check a budget.
-
-    Raises:
-        PrivacyError: It is not in (0, ``LARGEST_EPSILON``].
-    """
+    """Check that a budget is in (0, ``LARGEST_EPSILON``]."""
     if not 0 < epsilon <= LARGEST_EPSILON:
         raise PrivacyError(
             f"epsilon is {epsilon!r}, but must be positive and at most {LARGEST_EPSILON:g}, beyond "

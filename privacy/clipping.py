@@ -54,14 +54,9 @@ class ClipOutcome(NamedTuple):
 
 
 def check_clip_norm(clip_norm: float) -> None:
-    """Check a clipping bound.
+    """Check a clipping bound, ``inf`` for none.
 
-    Args:
-        clip_norm: L2 bound, ``inf`` for none.
-
-    Raises:
-        ValueError: The bound is NaN, not positive, or finite and outside
-            [``MIN_CLIP_NORM``, ``MAX_CLIP_NORM``].
+    It may not be NaN, not positive, or finite and outside [``MIN_CLIP_NORM``, ``MAX_CLIP_NORM``].
     """
     if clip_norm == math.inf or MIN_CLIP_NORM <= clip_norm <= MAX_CLIP_NORM:
         return
@@ -75,11 +70,8 @@ def check_clip_norm(clip_norm: float) -> None:
 def l2_norm(update: Tensor) -> float:
     """L2 norm accumulated in float64, so that neither overflow nor summation order matters.
 
-    Args:
-        update: Shape (P,), float32 (whose squares cannot overflow float64).
-
-    Returns:
-        The norm; NaN or infinity if and only if an element is NaN or infinite.
+    The update has shape (P,) and is float32, whose squares cannot overflow float64. The norm is NaN
+    or infinite if and only if an element is NaN or infinite.
     """
     if update.device.type not in ("cpu", "mps"):
         return float(torch.linalg.vector_norm(update.detach(), dtype=torch.float64))
@@ -98,14 +90,9 @@ def _sum_of_parts(update: Tensor, of_part: Callable[[Tensor], Tensor]) -> float:
 
 
 def clip_factor(norm: float, clip_norm: float) -> float:
-    """Factor that brings an update of this norm within the bound.
+    """Factor that brings an update of a finite norm within the bound, ``inf`` for none.
 
-    Args:
-        norm: L2 norm of the update, finite.
-        clip_norm: L2 bound, ``inf`` for none.
-
-    Returns:
-        Exactly 1 if ``norm <= clip_norm``, else slightly less than ``clip_norm / norm``.
+    Exactly 1 if ``norm <= clip_norm``, else slightly less than ``clip_norm / norm``.
     """
     if norm <= clip_norm:
         return 1.0
@@ -132,16 +119,9 @@ def _as_float32(update: Tensor) -> Tensor:
 def add_clipped_(total: Tensor, update: Tensor, clip_norm: float) -> ClipOutcome:
     """Add ``update * min(1, clip_norm / ||update||)`` to ``total``, in place.
 
-    Args:
-        total: Shape (P,), float32 or float64: the running sum.
-        update: Shape (P,), any float dtype, on the device of ``total``; taken in float32.
-        clip_norm: L2 bound, positive; ``inf`` adds the update as it is.
-
-    Returns:
-        What was done; an update that is not finite leaves ``total`` untouched.
-
-    Raises:
-        ValueError: The bound is not allowed, or the shapes, dtypes or devices do not fit.
+    ``total``, shape (P,), is float32 or float64, ``update``, shape (P,), of any float dtype on the
+    same device, and taken in float32; one that is not finite leaves ``total`` untouched. The bound
+    is positive; ``inf`` adds the update as it is. A ValueError says what does not fit.
 
     Guarantee: ``total`` moves by at most ``clip_norm`` in L2 norm (see the module).
     """
@@ -169,13 +149,7 @@ def add_clipped_(total: Tensor, update: Tensor, clip_norm: float) -> ClipOutcome
 
 
 def add_scaled_(total: Tensor, update: Tensor, factor: float = 1.0) -> None:
-    """Add ``factor * update`` to a sum, in place.
-
-    Args:
-        total: Shape (P,), float32 or float64.
-        update: Shape (P,), float32, on the device of ``total``.
-        factor: Finite.
-    """
+    """Add ``factor * update``, float32 of shape (P,), to a float32 or float64 sum, in place."""
     if total.dtype == update.dtype or total.device.type != "cpu":
         total.add_(update, alpha=factor)
         return
@@ -189,18 +163,10 @@ def add_scaled_(total: Tensor, update: Tensor, factor: float = 1.0) -> None:
 
 
 def clip(update: Tensor, clip_norm: float) -> Tensor:
-    """Clip one update without touching it.
+    """Clip one update, shape (P,), of any float dtype, without touching it; ``inf`` is no bound.
 
-    Args:
-        update: Shape (P,), any float dtype.
-        clip_norm: L2 bound, positive; ``inf`` for none.
-
-    Returns:
-        Shape (P,), float32 (rounding back to a half could exceed the bound); zeros if the update
-        was not finite.
-
-    Raises:
-        ValueError: The bound or the update is not allowed.
+    Shape (P,), float32 (rounding back to a half could exceed the bound); zeros if the update was
+    not finite.
     """
     update = _as_float32(update)
     clipped = torch.zeros_like(update)
@@ -209,32 +175,16 @@ def clip(update: Tensor, clip_norm: float) -> Tensor:
 
 
 def l1_norm(update: Tensor) -> float:
-    """L1 norm accumulated in float64, so that neither overflow nor summation order matters.
-
-    Args:
-        update: Shape (P,), float32 (whose sum of magnitudes cannot overflow float64).
-
-    Returns:
-        The norm; NaN or infinity if and only if an element is NaN or infinite.
-    """
+    """L1 norm of an update of shape (P,), as ``l2_norm`` has it."""
     if update.device.type not in ("cpu", "mps"):
         return float(torch.linalg.vector_norm(update.detach(), ord=1, dtype=torch.float64))
     return _sum_of_parts(update, lambda part: part.abs_().sum())
 
 
 def add_clipped_l1_(total: Tensor, update: Tensor, clip_norm: float) -> ClipOutcome:
-    """Add ``update * min(1, clip_norm / ||update||_1)`` to ``total``, in place.
+    """Add ``update * min(1, clip_norm / ||update||_1)`` to ``total``, as ``add_clipped_`` does.
 
-    Args:
-        total: Shape (P,), float32 or float64: the running sum.
-        update: Shape (P,), any float dtype, on the device of ``total``; taken in float32.
-        clip_norm: L1 bound, positive; ``inf`` adds the update as it is.
-
-    Returns:
-        What was done, with L1 norms; an update that is not finite leaves ``total`` untouched.
-
-    Raises:
-        ValueError: The bound is not allowed, or the shapes, dtypes or devices do not fit.
+    Shapes are (P,); norms of the outcome are L1.
 
     Guarantee: ``total`` moves by at most ``clip_norm`` in L1 norm: the margin of the module is
     relative to each element, and so holds for this norm as it does for L2; updates within the
@@ -254,14 +204,7 @@ def add_clipped_l1_(total: Tensor, update: Tensor, clip_norm: float) -> ClipOutc
 
 
 def linf_norm(update: Tensor) -> float:
-    """Largest magnitude of an element.
-
-    Args:
-        update: Shape (P,), P at least 1.
-
-    Returns:
-        The norm; NaN or infinity if and only if an element is NaN or infinite.
-    """
+    """Largest magnitude of an element, shape (P,), P at least 1; NaN or infinite as ``l2_norm``."""
     return float(update.detach().abs().max())
 
 
@@ -273,12 +216,8 @@ _ORDERS = {"l1": 1.0, "l2": 2.0, "linf": math.inf}
 def norm_in_place(vector: Tensor, norm: str) -> float | Tensor:
     """A norm where the vector is, so that the host does not wait for a GPU.
 
-    Args:
-        vector: Shape (P,), P at least 1.
-        norm: As in ``NORMS``.
-
-    Returns:
-        The norm; of a vector on a GPU a float64 scalar there. MPS has none, and is waited for.
+    Of shape (P,), P at least 1, by a norm of ``NORMS``: of a vector on a GPU a float64 scalar
+    there. MPS has none, and is waited for.
     """
     if vector.device.type in ("cpu", "mps"):
         return NORMS[norm](vector)

@@ -181,11 +181,7 @@ class Description:
             raise PrivacyError(f"a strategy's column is {column}, but must begin above 0")
 
     def column(self, rounds: int) -> NDArray[np.float64] | None:
-        """First column of the Toeplitz matrix C, as far as it is not 0; None without such a one.
-
-        Args:
-            rounds: Its rows.
-        """
+        """First column of the Toeplitz matrix C, as far as it is not 0; None without such a one."""
         import numpy as np
 
         if isinstance(self.strategy, tuple):
@@ -205,11 +201,7 @@ class Description:
         return self.strategy != FRESH
 
     def reach(self, num_parameters: float) -> float:
-        """The largest L2 norm of a vector whose ``norm`` is 1.
-
-        Args:
-            num_parameters: P, its elements.
-        """
+        """The largest L2 norm of a vector of so many parameters whose ``norm`` is 1."""
         return math.sqrt(num_parameters) if self.norm == "linf" else 1.0
 
     @property
@@ -239,11 +231,7 @@ class Description:
 
     @classmethod
     def from_json_dict(cls, document: Mapping[str, Any]) -> Description:
-        """Read what ``to_json_dict`` wrote, with "words" or without.
-
-        Raises:
-            PrivacyError: It is not that.
-        """
+        """Read what ``to_json_dict`` wrote, with "words" or without."""
         # Here, for calculations that read none, and load no pydantic.
         from pydantic import TypeAdapter
 

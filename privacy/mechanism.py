@@ -274,20 +274,15 @@ class Stateless:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Check that the state is empty.
-
-        Raises:
-            PrivacyError: It is not.
-        """
+        """Check that the state is empty."""
         check_state_keys(self.name, state, set())
 
 
 def check_unit_weight(mechanism: str, weight: float) -> None:
-    """Check the weight of a client under a private mechanism.
+    """Check that a client has weight 1 under a private mechanism.
 
-    Raises:
-        PlanError: The weight is not 1: it would scale the sensitivity, and if it follows the
-            number of examples, disclose that number.
+    Another would scale the sensitivity, and if it follows the number of examples, disclose that
+    number.
     """
     if weight != 1.0:
         raise PlanError(
@@ -298,11 +293,7 @@ def check_unit_weight(mechanism: str, weight: float) -> None:
 
 
 def check_state_keys(mechanism: str, state: Mapping[str, Any], expected: set[str]) -> None:
-    """Check that a saved state has the expected keys and no other.
-
-    Raises:
-        PrivacyError: A key is missing or foreign.
-    """
+    """Check that a saved state has the expected keys and no other."""
     missing, foreign = sorted(expected - set(state)), sorted(set(state) - expected)
     if missing or foreign:
         raise PrivacyError(
@@ -319,15 +310,10 @@ def noised_mean(
 ) -> Tensor:
     """Add Gaussian noise to a sum and divide by the configured cohort size.
 
-    Args:
-        total: Shape (P,), float32 or float64; not changed.
-        stddev: Standard deviation of the noise in each element; 0 draws none.
-        cohort_size: The configured expected cohort. The realised one depends on who took part,
-            so dividing by it would release something that the noise does not cover.
-        rng: Source of the noise.
-
-    Returns:
-        Shape (P,), float32, on the device of ``total``.
+    ``total`` is float32 or float64 of shape (P,), and is not changed; the answer is float32, of the
+    same shape and device. A ``stddev`` of 0 draws nothing. The cohort is the configured expected
+    one: the realised one depends on who took part, so dividing by it would release something that
+    the noise does not cover.
     """
     if stddev == 0.0:
         return mean_of(total, cohort_size)
@@ -343,16 +329,10 @@ def noised_mean(
 
 
 def mean_of(total: Tensor, cohort_size: float, noise: NDArray[np.floating] | None = None) -> Tensor:
-    """Add noise to a sum and divide by the configured cohort size.
+    """Add noise to a sum and divide by the configured cohort size, as ``noised_mean`` has it.
 
-    Args:
-        total: Shape (P,), float32 or float64; not changed.
-        cohort_size: As ``noised_mean`` has it.
-        noise: Shape (P,), float32 or float64: the noise of each element; None for none. May be
-            written over.
-
-    Returns:
-        Shape (P,), float32, on the device of ``total``.
+    Shapes are (P,): ``total`` and ``noise`` in float32 or float64, the answer in float32 on the
+    device of ``total``. The noise may be written over.
     """
     import torch
 

@@ -222,8 +222,7 @@ class SamplingScheme(ABC):
 def draw_distinct(rng: Rng, population: int, size: int) -> Ids:
     """Draw so many of 0 .. population - 1, uniformly.
 
-    Returns:
-        Shape (size,), int64, ascending, none twice.
+    Shape (size,), int64, ascending, none twice.
     """
     import numpy as np
 
@@ -261,11 +260,7 @@ class Participation:
         min_separation: int = 1,
         max_participations: int | None = None,
     ) -> Participation:
-        """As the class, with the scheme by its name.
-
-        Raises:
-            PrivacyError: The scheme is unknown, or the sizes do not fit it.
-        """
+        """As the class, with the scheme by its name."""
         known = scheme_named(scheme, min_separation, max_participations)
         return cls(known, population_size, cohort_size)
 
@@ -306,11 +301,7 @@ def scheme_names() -> tuple[str, ...]:
 
 
 def scheme_type(name: str) -> type[SamplingScheme]:
-    """The class of a scheme, whose module is imported.
-
-    Raises:
-        PrivacyError: There is none of that name.
-    """
+    """The class of a scheme, whose module is imported."""
     names = scheme_names()
     if name not in names:
         raise PrivacyError(f"the sampling scheme is {name!r}, but must be one of {names}")
@@ -321,9 +312,5 @@ def scheme_type(name: str) -> type[SamplingScheme]:
 def scheme_named(
     name: str, min_separation: int = 1, max_participations: int | None = None
 ) -> SamplingScheme:
-    """A scheme by its name; its arguments are checked with a population.
-
-    Raises:
-        PrivacyError: There is none of that name.
-    """
+    """A scheme by its name; its arguments are checked with a population."""
     return scheme_type(name)(min_separation, max_participations)

@@ -36,11 +36,8 @@ def search_in_stages(
 ) -> Number:
     """Search by the quick accountants first; each starts where the one before it ended.
 
-    Args:
-        search: By an accountant, on a grid so much coarser, from a guess.
-        guess: Where the first one begins.
-        accountant: The last one: "rdp", "pld" or "prv".
-        composed: A composition of the kind that is searched.
+    ``search`` is by an accountant, on a grid so much coarser, from a guess; the last one is by
+    ``accountant``. ``composed`` is a composition of the kind that is searched.
     """
     stages: list[tuple[str, float]] = [(accountant, 1.0)]
     if accountant != "rdp" and _knows_rdp(composed):
@@ -63,16 +60,9 @@ def last_within(
 ) -> int:
     """Find where epsilon crosses a budget, between an end that fits and one that does not.
 
-    Args:
-        epsilon_of: Epsilon of a number strictly between the ends; should not fall on the way to
-            ``bad``, else one crossing of several is found.
-        target: The budget.
-        guess: Where to begin.
-        good: The end that is taken to fit; returned if nothing else does.
-        bad: The end that is taken not to fit, below or above ``good``; both at least 0.
-
-    Returns:
-        A number that fits, whose neighbour towards ``bad`` does not.
+    Returned is a number that fits, whose neighbour towards ``bad`` does not; ``good`` if nothing
+    else fits. ``bad`` lies below or above ``good``, both at least 0. Epsilon should not fall on the
+    way to ``bad``, else one crossing of several is found.
     """
     toward_bad = 1 if bad > good else -1
     at_good: float | None = None
@@ -122,13 +112,8 @@ def smallest_noise(epsilon_of: Callable[[float], float], target: float, guess: f
 
     Brackets the crossing from a guess, then closes in on it in the logarithms.
 
-    Args:
-        epsilon_of: Epsilon of a multiplier; should not rise with it.
-        target: The budget.
-        guess: Where to begin.
-
-    Raises:
-        PrivacyError: No multiplier from 1e-3 to 1e7 fits, or the smallest does.
+    Epsilon should not rise with the multiplier. A PrivacyError says that no multiplier from 1e-3 to
+    1e7 fits, or the smallest does.
     """
     low, high = _bracket_noise(epsilon_of, target, guess)
     pad = math.log1p(_TOLERANCE) / 3.0

@@ -81,14 +81,8 @@ class Trials:
     ) -> Trials:
         """A distribution by its name, with the mean or gamma that is given.
 
-        Args:
-            distribution: One of ``DISTRIBUTIONS``.
-            mean: Expected number of trials, from 1 to a million.
-            eta: Of "truncated_negative_binomial" alone, above -1.
-            gamma: In (0, 1], instead of the mean; not of "poisson".
-
-        Raises:
-            PrivacyError: A number is missing, does not belong, or is out of its range.
+        The mean is from 1 to a million; ``eta`` is of "truncated_negative_binomial" alone, above
+        -1; ``gamma``, in (0, 1], stands for the mean, but not of "poisson".
         """
         if distribution not in DISTRIBUTIONS:
             raise PrivacyError(
@@ -134,13 +128,9 @@ class Trials:
         return math.exp(-self.mean) if self.gamma is None else 0.0
 
     def draw(self, rng: np.random.Generator) -> int:
-        """Draw the number of trials.
+        """Draw the number of trials: at least 0 for Poisson's, at least 1 for the others.
 
-        Args:
-            rng: Its draws must not depend on the data.
-
-        Returns:
-            At least 0 for Poisson's, at least 1 for the others.
+        Draws of ``rng`` must not depend on the data.
         """
         if self.gamma is None:
             return int(rng.poisson(self.mean))
@@ -171,11 +161,7 @@ class Trials:
 
     @classmethod
     def from_json_dict(cls, document: dict[str, Any]) -> Trials:
-        """Read what ``to_json_dict`` wrote.
-
-        Raises:
-            PrivacyError: It is no distribution.
-        """
+        """Read what ``to_json_dict`` wrote."""
         name, gamma = document.get("distribution"), document.get("gamma")
         eta = document.get("eta") if name == "truncated_negative_binomial" else None
         mean = document.get("mean") if gamma is None else None
@@ -183,12 +169,7 @@ class Trials:
 
 
 def mean_of(gamma: float, eta: float) -> float:
-    """Mean of the truncated negative binomial distribution.
-
-    Args:
-        gamma: In (0, 1].
-        eta: Above -1.
-    """
+    """Mean of the truncated negative binomial of a gamma in (0, 1] and an eta above -1."""
     if gamma == 1.0:
         return 1.0
     log = math.log(gamma)
@@ -216,13 +197,8 @@ def _gamma_of(mean: float, eta: float) -> float:
 def selection_epsilon(plans: Sequence[Composition], trials: Trials, delta: float) -> float:
     """Upper bound of epsilon of releasing the best of a random number of trials.
 
-    Args:
-        plans: What one trial composes to, at each point of the grid; at least one.
-        trials: The distribution of their number.
-        delta: In (0, 1).
-
-    Returns:
-        Epsilon, at least 0; infinite without noise or above ``LARGEST_EPSILON``.
+    There is a plan for each point of the grid, at least one: what one trial composes to. Epsilon is
+    infinite without noise or above ``LARGEST_EPSILON``.
 
     Raises:
         PrivacyError: An argument is out of its range.
@@ -272,15 +248,10 @@ def _epsilon(plans: Sequence[Composition], trials: Trials, delta: float) -> floa
 def selected_divergences(
     orders: NDArray[np.float64], divergences: NDArray[np.float64], trials: Trials
 ) -> NDArray[np.float64]:
-    """Renyi divergences of the best trial's release.
+    """Renyi divergences of the best trial's release: bounds at the same orders, shape (k,).
 
-    Args:
-        orders: Shape (k,), above 1.
-        divergences: Shape (k,), at least 0: of one trial; infinite where there is no bound.
-        trials: The distribution of their number.
-
-    Returns:
-        Shape (k,): bounds at the same orders.
+    Of orders above 1 and one trial's divergences, infinite where there is no bound; shape (k,)
+    each.
 
     Source: the module's paper, theorems 2 and 6.
     """
@@ -320,19 +291,7 @@ def calibrate_selection(
 ) -> float:
     """Smallest noise multiplier of each trial at which the selection is within a budget.
 
-    Args:
-        epsilon: Budget of the selection, positive and finite.
-        delta: In (0, 1).
-        participation: How users are drawn, and from how many.
-        rounds: Rounds of a trial, at least 1.
-        composition: What a mechanism's rounds compose to.
-        trials: The distribution of their number.
-
-    Returns:
-        z, to a relative tolerance of 5e-5, at which ``selection_epsilon`` is at most ``epsilon``.
-
-    Raises:
-        PrivacyError: An argument is out of its range, or no multiplier fits the budget.
+    To a relative tolerance of 5e-5; a PrivacyError says that no multiplier fits.
     """
     check_epsilon(epsilon)
 

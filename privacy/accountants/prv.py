@@ -29,13 +29,10 @@ _PRV_LARGEST_LOSS = 350.0
 def prv_epsilon(
     parts: tuple[tuple[Any, int], ...], delta: float, rdp_epsilon: float, margin: float
 ) -> float:
-    """Epsilon of events and their counts, composed.
+    """Epsilon of composed events and their counts: of Gaussians, plain or Poisson-sampled.
 
-    Args:
-        parts: Gaussians, plain or Poisson-sampled, and how often each is composed.
-        delta: In (0, 1).
-        rdp_epsilon: A rough upper bound, which sizes the error that is allowed.
-        margin: What rounding may get wrong of delta.
+    ``rdp_epsilon`` is a rough upper bound, which sizes the error that is allowed, and ``margin``
+    what rounding may get wrong of delta.
 
     Raises:
         PlanError: It is beyond the precision or the memory.

@@ -14,12 +14,11 @@ from typing import Any
 def renyi_of(
     parts: Sequence[tuple[Any, int]], selected_of: tuple[float, float] | None = None
 ) -> Any:
-    """dp-accounting's Renyi accountant of composed events.
+    """dp-accounting's Renyi accountant of events, and how often each is run.
 
-    Args:
-        parts: Events that ``check_composition`` lets pass for "rdp", and how often each is run.
-        selected_of: Mean and shape of the number of times that all of it is run, where the best
-            run alone is released; None for one run.
+    They are events that ``check_composition`` lets pass for "rdp". ``selected_of`` is mean and
+    shape of the number of times that all of it is run, where the best run alone is released; None
+    for one run.
     """
     from dp_accounting import dp_event, rdp
     from dp_accounting.privacy_accountant import NeighboringRelation

@@ -12,14 +12,10 @@ from typing import Any
 def crowding(population: int, rate: float, cap: int) -> tuple[float, float]:
     """Probabilities that a user meets a full cohort, and that the user then takes another's place.
 
-    Args:
-        population: N, users of the larger data set, at least 1.
-        rate: q, probability of a head, in (0, 1].
-        cap: B, most users of a round, from 1 to N.
-
-    Returns:
-        t, probability that B or more of the other users have a head; and the probability of the
-        user to be let in, given that (0 where t is 0).
+    t, the probability that B or more of the other users have a head; and the probability of the
+    user to be let in, given that (0 where t is 0). The population N is that of the larger data set,
+    ``rate`` the probability q of a head, in (0, 1], ``cap`` the most users B of a round, from 1 to
+    N.
     """
     from scipy.stats import binom
 
@@ -32,14 +28,9 @@ def crowding(population: int, rate: float, cap: int) -> tuple[float, float]:
 
 
 def truncated_pld(event: Any, interval: float) -> Any:
-    """Privacy loss distribution of a round, with pessimistic rounding.
+    """A ``dp_accounting`` ``PrivacyLossDistribution`` of a round, with pessimistic rounding.
 
-    Args:
-        event: A ``dp_accounting`` ``TruncatedSubsampledGaussianDpEvent``.
-        interval: Width of the grid of losses, positive.
-
-    Returns:
-        A ``dp_accounting`` ``PrivacyLossDistribution``.
+    Of a ``TruncatedSubsampledGaussianDpEvent``, on a grid of losses ``interval`` apart.
     """
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
@@ -61,8 +52,7 @@ def untruncated(event: Any) -> Any:
 
     Both parts of the mixture have at most that sensitivity and at most that probability.
 
-    Args:
-        event: A ``dp_accounting`` ``TruncatedSubsampledGaussianDpEvent``.
+    Of a ``dp_accounting`` ``TruncatedSubsampledGaussianDpEvent``.
     """
     from dp_accounting import dp_event
 

@@ -32,16 +32,11 @@ import numpy as np
 
 
 def replaced_pld(noise_multiplier: float, rate: float, interval: float) -> Any:
-    """Privacy loss distribution of a round, with pessimistic rounding.
+    """A ``dp_accounting`` ``PrivacyLossDistribution`` of a round, with pessimistic rounding.
 
-    Args:
-        noise_multiplier: Standard deviation of the noise in multiples of what a replaced user moves
-            the sum by (z / 2), positive.
-        rate: q = C / N, in (0, 1].
-        interval: Width of the grid of losses, positive.
-
-    Returns:
-        A ``dp_accounting`` ``PrivacyLossDistribution``, the same in both directions.
+    It is the same in both directions, on a grid of losses ``interval`` apart. The noise multiplier
+    is the standard deviation of the noise in multiples of what a replaced user moves the sum by (z
+    / 2), positive; ``rate`` is q = C / N, in (0, 1].
     """
     from dp_accounting.pld import privacy_loss_distribution as distributions
     from dp_accounting.pld import privacy_loss_mechanism as mechanisms

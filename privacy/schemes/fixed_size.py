@@ -54,11 +54,7 @@ class FixedSize(SamplingScheme):
         )
 
     def check(self, users: Participation) -> None:
-        """Check that the cohort is a whole number, too.
-
-        Raises:
-            PrivacyError: The sizes, the separation or the cap do not fit.
-        """
+        """Check that the cohort is a whole number, too."""
         SamplingScheme.check(self, users)
         if users.cohort_size != int(users.cohort_size):
             raise PrivacyError(

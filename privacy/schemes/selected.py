@@ -57,11 +57,7 @@ class Selected(SamplingScheme):
     )
 
     def draw(self, users: Participation, rng: Rng, round_index: int, groups: Ids | None) -> Ids:
-        """Refuse: nothing is drawn.
-
-        Raises:
-            PlanError: Always.
-        """
+        """Refuse: nothing is drawn."""
         raise PlanError(
             "under the scheme selected devices and a selector decide who takes part, so that no "
             "users can be drawn; simulate devices, or sample by poisson"

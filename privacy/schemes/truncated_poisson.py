@@ -74,11 +74,7 @@ class TruncatedPoisson(SamplingScheme):
         return min(int(users.population_size), room)
 
     def sampled_event(self, users: Participation, event: Any) -> Any:
-        """The event, of a cohort that is cut at the cap.
-
-        Raises:
-            PlanError: It is not a Gaussian.
-        """
+        """The event, which must be a Gaussian, of a cohort that is cut at the cap."""
         from dp_accounting import dp_event
 
         if not isinstance(event, dp_event.GaussianDpEvent):
