@@ -69,12 +69,12 @@ class Aggregate:
         place = "cpu" if torch.device(device).type == "mps" else device
         return cls(total=torch.zeros(num_parameters, dtype=torch.float64, device=place))
 
-    def count(self, outcome: ClipOutcome) -> None:
-        """Count an update of weight 1 that was clipped into the sum."""
+    def count(self, outcome: ClipOutcome, weight: float = 1.0) -> None:
+        """Count an update that was taken into the sum, by what clipping did to it."""
         if not outcome.finite:
             self.num_nonfinite += 1
             return
-        self.weight += 1.0
+        self.weight += weight
         self.bit_sum += 0.5 if outcome.unclipped else -0.5
         self.num_contributions += 1
         self.num_clipped += not outcome.unclipped

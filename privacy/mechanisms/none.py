@@ -66,16 +66,12 @@ class NoPrivacy(Stateless):
         # finite terms: less than half the time of the float64 that a clipped update needs.
         squared = float(torch.dot(update, update))
         norm = math.sqrt(squared) if math.isfinite(squared) else l2_norm(update)
-        if not math.isfinite(norm):
-            aggregate.num_nonfinite += 1
-            return ClipOutcome(norm, unclipped=False, finite=False, clipped_norm=0.0)
-        add_scaled_(aggregate.total, update, weight)
-        aggregate.weight += weight
-        aggregate.bit_sum += 0.5
-        aggregate.num_contributions += 1
-        aggregate.largest_norm = max(aggregate.largest_norm, norm)
-        aggregate.largest_clipped_norm = max(aggregate.largest_clipped_norm, norm)
-        return ClipOutcome(norm, unclipped=True, finite=True, clipped_norm=norm)
+        finite = math.isfinite(norm)
+        if finite:
+            add_scaled_(aggregate.total, update, weight)
+        outcome = ClipOutcome(norm, finite, finite, clipped_norm=norm if finite else 0.0)
+        aggregate.count(outcome, weight)
+        return outcome
 
     def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
         """Divide the sum by the realised total weight; an empty cohort gives a zero update."""
