@@ -47,12 +47,10 @@ class ExampleLevelRequest:
     """Settings of a run of DP-SGD.
 
     Attributes:
-        num_examples: Examples to draw from.
         batch_size: Expected examples of a batch.
         steps: Steps that are planned, at least 1.
         clip_norm: L2 bound of an example's gradient, positive and finite.
         budget: What its noise follows from.
-        num_parameters: Number of trainable parameters.
         selected_by: Metric by which one of the models is chosen; None for the last one.
         nonce: What pins the noise, which all runs of it share; None for a run's own noise.
         plugins: Digests of the user's plug-ins, by name.
@@ -78,7 +76,6 @@ class ExampleLevelPlan:
     """DP-SGD's noise and budget, and the accounting that is true of them.
 
     Attributes:
-        request: What was asked for.
         setting: Examples, batches, noise, delta and accountant.
         max_steps: Steps, of those planned, that the budget allows; None without a budget.
     """
@@ -107,7 +104,7 @@ class ExampleLevelPlan:
         event = self.setting.to_json_dict()
         # It follows from the sizes, and has never been in these ledgers.
         del event["sampling_probability"]
-        return {
+        constants = {
             "unit": _UNIT,
             "mechanism": _MECHANISM,
             "mechanism_description": DP_SGD.to_json_dict(),
@@ -118,16 +115,12 @@ class ExampleLevelPlan:
             "clip_norm": self.clip_norm,
             "data": data_checksum,
             "plugins": dict(self.request.plugins),
-        } | self._options_of_statistics
-
-    @property
-    def _options_of_statistics(self) -> dict[str, Any]:
-        """Further constants of the ledger of a run whose model has statistics of the features."""
-        statistics = self.request.statistics
-        if statistics is None:
-            return {}
-        options = {"clip_norm": self.clip_norm, "statistics": asdict(statistics)}
-        return {"mechanism_options": options}
+        }
+        if self.request.statistics is not None:
+            statistics = asdict(self.request.statistics)
+            options = {"clip_norm": self.clip_norm, "statistics": statistics}
+            constants["mechanism_options"] = options
+        return constants
 
     def _as_poisson(self, steps: int) -> float | None:
         """Epsilon that these steps would have on Poisson samples; None where they are such."""

@@ -23,12 +23,7 @@ from privacy.amplification import Participation
 from privacy.calibration import default_delta
 from privacy.errors import BudgetExceededError, PlanError
 from privacy.mechanism import Mechanism, NoiseScale
-from privacy.plan.checks import (
-    check_not_private,
-    check_participation,
-    check_private,
-    check_sizes,
-)
+from privacy.plan.checks import check_not_private, check_participation, check_private, check_sizes
 from privacy.plan.notes import plan_notes
 from privacy.plan.types import PlanRequest, Setting
 from privacy.statement.statement import NOT_COVERED, PATTERN_NOT_COVERED, PrivacyStatement, Status
@@ -50,9 +45,6 @@ class PrivacyPlan:
     """A mechanism, and the accounting that is true of it.
 
     Attributes:
-        request: What was asked for.
-        mechanism: Clips, noises and releases.
-        noise: Its multiplier and cohorts.
         simulated: The deployment that the noise stands for.
         actual: This very run.
         max_rounds: Rounds of ``num_rounds`` that the budget allows; None without a budget.

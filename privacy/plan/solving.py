@@ -58,12 +58,6 @@ class Solution:
     """The five numbers, and what they rest on.
 
     Attributes:
-        unknown: Which of them was asked for.
-        value: The answer.
-        noise_multiplier: z.
-        rounds: Number of rounds.
-        participation: Population, cohort and how users are drawn.
-        delta: In (0, 1).
         epsilon: The accountant's at the answer; infinite without a guarantee.
         beyond: The next value (a round, a user of the cohort more; a user of the population, a
             ten-thousandth of the noise less) and its epsilon, which is over the budget; None

@@ -27,7 +27,6 @@ class PlanRequest:
     """Settings of a run, as far as privacy is concerned.
 
     Attributes:
-        mechanism: Name of the mechanism.
         mechanism_build: Builds it from a noise scale; the caller has resolved the plug-in.
         scheme: How users are drawn, how far apart and how often.
         population_size: Users of the deployment whose privacy is simulated.
@@ -35,7 +34,6 @@ class PlanRequest:
         hypothetical_population: Whether ``population_size`` may differ from ``num_users``.
         cohort_size: Users of a round of this run; expected under "poisson".
         noise_cohort_size: Users of a round of the deployment; None for ``cohort_size``.
-        num_rounds: Rounds that are planned.
         weighting: "uniform" or "examples".
         epsilon: Budget of the simulated epsilon; None for none.
         noise_multiplier: z; None to calibrate it to ``epsilon``.

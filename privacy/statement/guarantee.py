@@ -15,19 +15,13 @@ from privacy.statement.statement import NOT_COVERED, Accounted, PrivacyStatement
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """Guarantee that is explained.
+    """Guarantee that is explained; units, adjacencies and accountants are a ``PrivacyStatement``'s.
 
     Attributes:
-        unit: "user", "example" or "none".
-        adjacency: "add-or-remove-one", "replace-one", "zero-out" or "none".
-        mechanism: Name of the mechanism.
-        accountant: "rdp", "pld", "prv" or "none".
         rounds: Rounds (for examples: steps) whose releases are covered together.
         simulated: The setting whose noise is used; equal to ``actual`` if nothing is simulated.
         actual: The very run's setting.
         clip: How updates are clipped; empty if nobody says.
-        notes: Sentences of the statement on this run.
-        not_covered: What an observer can learn outside of the mechanism, a sentence each.
         planned: Whether ``rounds`` are planned, and not over.
         mechanism_description: What the mechanism says of itself; None if nobody knows.
     """

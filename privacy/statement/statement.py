@@ -140,8 +140,8 @@ class PrivacyStatement:
         """Read what ``to_json_dict`` wrote; a PrivacyError says that it is damaged."""
         # Statements of older versions do not describe their mechanism.
         document = {"mechanism_description": None, **document}
-        names = {field.name for field in fields(cls)}
-        _check_keys("a privacy statement", document, names)
+        _check_keys("a privacy statement", document, {field.name for field in fields(cls)})
+        described = document["mechanism_description"]
         values = {
             **document,
             "clip": dict(document["clip"]),
@@ -149,7 +149,9 @@ class PrivacyStatement:
             "actual": _accounted_from_json("actual", document["actual"]),
             "not_covered": tuple(document["not_covered"]),
             "notes": tuple(document["notes"]),
-            "mechanism_description": _described(document["mechanism_description"]),
+            "mechanism_description": None
+            if described is None
+            else Description.from_json_dict(described),
         }
         return cls(**values)
 
@@ -231,10 +233,6 @@ def nonce_note(nonce: str | int) -> str:
 def json_epsilon(epsilon: float) -> float | str:
     """An epsilon as JSON takes it: JSON has no infinity, so that is the string "inf"."""
     return epsilon if math.isfinite(epsilon) else "inf"
-
-
-def _described(document: Mapping[str, Any] | None) -> Description | None:
-    return None if document is None else Description.from_json_dict(document)
 
 
 def _accounted_to_json(accounted: Accounted) -> dict[str, Any]:
