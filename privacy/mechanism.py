@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privacy.errors import PlanError, PrivacyError
 
@@ -22,7 +23,6 @@ from privacy.errors import PlanError, PrivacyError
 _PIECE = 1 << 16
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from privacy.aggregate import Aggregate
@@ -302,12 +302,7 @@ def check_state_keys(mechanism: str, state: Mapping[str, Any], expected: set[str
         )
 
 
-def noised_mean(
-    total: Tensor,
-    stddev: float,
-    cohort_size: float,
-    rng: NormalSource,
-) -> Tensor:
+def noised_mean(total: Tensor, stddev: float, cohort_size: float, rng: NormalSource) -> Tensor:
     """Add Gaussian noise to a sum and divide by the configured cohort size.
 
     ``total`` is float32 or float64 of shape (P,), and is not changed; the answer is float32, of the

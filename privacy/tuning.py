@@ -32,12 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from privacy.accountant import (
-    LARGEST_EPSILON,
-    check_composition,
-    check_delta,
-    has_no_noise,
-)
+from privacy.accountant import LARGEST_EPSILON, check_composition, check_delta, has_no_noise
 from privacy.accountants.renyi import renyi_of
 from privacy.amplification import Composition, MechanismComposition, Participation
 from privacy.calibration import calibrate_noise_multiplier, check_epsilon

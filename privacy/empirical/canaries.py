@@ -29,18 +29,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privacy.amplification import Composition, Participation
-from privacy.empirical.canary_directions import (
-    Directions,
-    Streams,
-    draw_coordinates,
-    draw_sphere,
-)
+from privacy.empirical.canary_directions import Directions, Streams, draw_coordinates, draw_sphere
 from privacy.empirical.canary_options import CanaryOptions
-from privacy.empirical.canary_scores import (
-    CanaryObservation,
-    OneShotScores,
-    StepScores,
-)
+from privacy.empirical.canary_scores import CanaryObservation, OneShotScores, StepScores
 from privacy.empirical.matched_sum import MatchedSum, Strategy, expected_participation, is_small
 from privacy.empirical.one_run_scores import OneRunScores
 from privacy.errors import PrivacyError

@@ -85,11 +85,7 @@ def draw_coordinates(
 
 
 def draw_sphere(
-    count: int,
-    num_parameters: int,
-    streams: Streams,
-    device: torch.device,
-    memory_limit_mib: int,
+    count: int, num_parameters: int, streams: Streams, device: torch.device, memory_limit_mib: int
 ) -> Sphere:
     """Draw uniformly random directions by the streams (0, 1), (0, 2) ..., one each.
 

@@ -39,11 +39,7 @@ _TOLERANCE = 1.0 / 128.0
 
 
 def refutes(
-    trade_off: TradeOff,
-    num_canaries: int,
-    num_guesses: int,
-    num_correct: int,
-    significance: float,
+    trade_off: TradeOff, num_canaries: int, num_guesses: int, num_correct: int, significance: float
 ) -> bool:
     """Whether under a claim so many correct guesses are less likely than ``significance``."""
     check_counts(num_canaries, num_guesses, num_correct)
@@ -103,12 +99,7 @@ class ComposedFamily:
         return self._claim(_MUCH_NOISE) is not None
 
     def bound(
-        self,
-        num_canaries: int,
-        num_guesses: int,
-        num_correct: int,
-        delta: float,
-        confidence: float,
+        self, num_canaries: int, num_guesses: int, num_correct: int, delta: float, confidence: float
     ) -> float:
         """Epsilon of the least noise that is not refuted: for ``one_run.audit_scores``."""
         noise = self.noise_upper_bound(num_canaries, num_guesses, num_correct, confidence)

@@ -44,12 +44,7 @@ from numpy.typing import NDArray
 
 from privacy.empirical.betting import Bets
 from privacy.empirical.f_dp import refutes
-from privacy.empirical.one_run import (
-    Guesses,
-    audit_scores,
-    count_correct,
-    guess_grid,
-)
+from privacy.empirical.one_run import Guesses, audit_scores, count_correct, guess_grid
 from privacy.empirical.trade_off import TradeOff
 from privacy.errors import PrivacyError
 
@@ -222,15 +217,7 @@ def judge(
                     break
         tests = NUM_KINDS * len(folds) * len(grid) + 1
         one = Verdict(
-            refuted,
-            wealth,
-            limit,
-            found.epsilon,
-            guesses,
-            right,
-            flat.size,
-            tests,
-            confidence,
+            refuted, wealth, limit, found.epsilon, guesses, right, flat.size, tests, confidence
         )
         if best is None or (bool(one.refuted), one.epsilon) > (bool(best.refuted), best.epsilon):
             best = one

@@ -22,10 +22,11 @@ Source: Kalinin, McKenna, Upadhyay, Lampert 2025, "Back to square roots"; Kalini
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -34,9 +35,6 @@ from privacy.mechanism import NoiseScale, NormalSource, check_state_keys
 from privacy.noise.clipped_sum import ClipOptions
 from privacy.noise.correlated_noise import CHUNK, check_bands, check_length, check_vectors
 from privacy.noise.toeplitz_noise import TOEPLITZ, ToeplitzSum, check_planned
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 DESCRIPTION = TOEPLITZ
 

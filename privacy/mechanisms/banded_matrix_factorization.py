@@ -41,20 +41,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.description import FRESH, SAME_COEFFICIENTS, Description
 from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import (
-    NoiseScale,
-    NormalSource,
-    check_state_keys,
-)
+from privacy.mechanism import NoiseScale, NormalSource, check_state_keys
 from privacy.noise.clipped_sum import ClipOptions
 from privacy.noise.correlated_noise import (
     CorrelatedSum,
@@ -72,9 +69,6 @@ from privacy.noise.factorization import (
     square_root_coefficients,
 )
 from privacy.noise.toeplitz_noise import TOEPLITZ
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Its strategy, the column of C, is that of the options.
 DESCRIPTION = TOEPLITZ

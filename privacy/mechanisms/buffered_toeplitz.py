@@ -22,10 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -36,9 +37,6 @@ from privacy.noise.buffered_toeplitz import noise_column, optimized_buffers
 from privacy.noise.clipped_sum import ClipOptions
 from privacy.noise.correlated_noise import check_length, check_vectors
 from privacy.noise.toeplitz_noise import TOEPLITZ, ToeplitzSum, check_planned
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 DESCRIPTION = TOEPLITZ
 

@@ -29,21 +29,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.description import FRESH, SAME_COEFFICIENTS, Columns, Description
 from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import (
-    NoiseScale,
-    NormalSource,
-    check_state_keys,
-)
+from privacy.mechanism import NoiseScale, NormalSource, check_state_keys
 from privacy.noise.banded_columns import noise_profile, optimized_columns
 from privacy.noise.clipped_sum import ClipOptions
 from privacy.noise.correlated_noise import (
@@ -55,9 +52,6 @@ from privacy.noise.correlated_noise import (
     unamplified,
 )
 from privacy.noise.toeplitz_noise import TOEPLITZ, check_planned
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 DESCRIPTION = TOEPLITZ
 

@@ -35,10 +35,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -66,9 +67,6 @@ from privacy.noise.tree_factorization import (
     tree_noise_profile,
     tree_squared_sensitivity,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 DESCRIPTION = Description(
     "sums of clipped updates over rounds get Gaussian noise at the nodes of binary trees, once a "

@@ -12,15 +12,12 @@ normalisation); McKenna 2024 (arXiv 2405.15913; L-BFGS).
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privacy.errors import PrivacyError
 from privacy.noise.factorization import check_count, optimized_coefficients
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Dense matrices of so many rows are solved in seconds.
 LARGEST_ROUNDS = 2048
@@ -80,9 +77,7 @@ def matrix_of(columns: NDArray[np.float64]) -> NDArray[np.float64]:
     return matrix
 
 
-def noise_profile(
-    columns: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def noise_profile(columns: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Standard deviation of each round's noise at z = 1, and its correlation with the last one.
 
     Of columns of shape (T, bands), to shape (T,) each.

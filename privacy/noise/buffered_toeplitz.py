@@ -11,15 +11,12 @@ participations).
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privacy.description import Buffers
 from privacy.noise.factorization import check_count, squared_sensitivities
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Of the logits that are optimized: so that machines whose last bits differ find one strategy.
 _DECIMALS = 3

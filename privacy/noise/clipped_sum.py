@@ -14,20 +14,9 @@ from torch import Tensor
 
 from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation, sampled_gaussian
-from privacy.clipping import (
-    MAX_CLIP_NORM,
-    MIN_CLIP_NORM,
-    ClipOutcome,
-    add_clipped_,
-)
+from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM, ClipOutcome, add_clipped_
 from privacy.description import Description
-from privacy.mechanism import (
-    NoiseScale,
-    ReplayedNoise,
-    RoundStreams,
-    Stateless,
-    check_unit_weight,
-)
+from privacy.mechanism import NoiseScale, ReplayedNoise, RoundStreams, Stateless, check_unit_weight
 
 
 class ClipOptions(BaseModel):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
@@ -28,9 +29,6 @@ from privacy.mechanism import (
 )
 from privacy.noise.clipped_sum import ClippedSum
 from privacy.noise.factorization import separated_squared_sensitivity, squared_sensitivities
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Elements that are worked on at a time: float64 buffers of them stay in the cache.
 CHUNK = 1 << 16

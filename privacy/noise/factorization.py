@@ -33,14 +33,12 @@ L-BFGS).
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privacy.errors import PrivacyError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Columns of more elements are convolved by FFT, which is exact to 1e-15 of the largest sum.
 _LONG = 1024

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privacy.amplification import Composition, Participation
 from privacy.description import OF_THE_BOUND, Buffers, Description, Inverse
@@ -33,8 +34,6 @@ from privacy.noise.correlated_noise import (
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from privacy.mechanism import NoiseScale
 
 # Without the strategy, which the options and the planned rounds give.

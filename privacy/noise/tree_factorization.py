@@ -9,14 +9,11 @@ Source: Kairouz et al. 2021 (arXiv 2103.00039, appendices B.1 and D); Honaker 20
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privacy.noise.factorization import check_count
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # 2^40 rounds are more than any run has.
 _LEVELS = 40
