@@ -10,10 +10,10 @@ hold, without running what is in them.
 
 from pfl_bench.data.in_memory import InMemorySplit
 from pfl_bench.data.layout import FORMAT, LAYOUT_VERSION, FieldSpec
-from pfl_bench.data.new_folder import new_folder
 from pfl_bench.data.reader import Store, StoreSplit
 from pfl_bench.data.safe_pickle import load_builtin_pickle
 from pfl_bench.data.stored_task import StoredSplit, StoredTask, gather, open_store
+from pfl_bench.data.temporary import new_folder
 from pfl_bench.data.writer import StoreWriter
 from pfl_bench.files import parse_json, regular
 
