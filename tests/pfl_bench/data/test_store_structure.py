@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfl_bench.data.structure import _Recorder, make_structure
+from pfl_bench.data.assembly import _Recorder, make_structure
 
 DTYPES = ("u1", "?", "<i8", "<f4")
 
