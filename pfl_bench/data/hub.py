@@ -8,10 +8,8 @@ because ``huggingface_hub`` (2.4) begins an interrupted file anew in the next ca
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from pfl_bench.data.download import Progress, download
 from pfl_bench.types import DataError, HubDataset, RemoteFile
@@ -54,10 +52,15 @@ def _list_files(dataset: HubDataset, advice: str) -> list[RemoteFile]:
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), library_name="pfl-bench")
     name, endpoint = dataset.repository, api.endpoint
 
-    def ask() -> Any:
-        return api.dataset_info(name, files_metadata=True, timeout=_TIMEOUT_S)
-
-    info = _asked(name, endpoint, advice, ask)
+    try:
+        info = api.dataset_info(name, files_metadata=True, timeout=_TIMEOUT_S)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever goes wrong there or on the way
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(
+            f"{name}: could not be listed at {endpoint} ({text[:300]}). {advice}"
+        ) from error
     if info.gated:
         raise DataError(
             f"{name}: its owner wants to know who fetches it, so that it cannot be fetched here; "
@@ -76,36 +79,16 @@ def _list_files(dataset: HubDataset, advice: str) -> list[RemoteFile]:
             f"{name}: {endpoint} lists no SHA-256 of {without[0]}, which it could be held against. "
             f"{advice}"
         )
+    place = {"repo_type": "dataset", "revision": info.sha, "endpoint": endpoint}
     return [
         RemoteFile(
             PurePosixPath(file.rfilename).name,
-            (
-                hf_hub_url(
-                    name,
-                    file.rfilename,
-                    repo_type="dataset",
-                    revision=info.sha,
-                    endpoint=endpoint,
-                ),
-            ),
+            (hf_hub_url(name, file.rfilename, **place),),
             file.size,
             f"sha256:{file.lfs.sha256}",
         )
         for file in found
     ]
-
-
-def _asked(name: str, endpoint: str, advice: str, ask: Callable[[], Any]) -> Any:
-    """Answer of the Hub; whatever goes wrong there or on the way becomes a ``DataError``."""
-    try:
-        return ask()
-    except MemoryError:
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(
-            f"{name}: could not be listed at {endpoint} ({text[:300]}). {advice}"
-        ) from error
 
 
 def _check_rows(dataset: HubDataset, paths: list[Path]) -> None:
