@@ -171,10 +171,10 @@ def check_train_differs_from_test(
     for client_id in common:
         if train_counts[train.clients[client_id]] != test_counts[test.clients[client_id]]:
             return
-    train_segments, test_segments = train.segments_by_client(), test.segments_by_client()
+    train_segments, test_segments = train.segments_by_number(), test.segments_by_number()
     for client_id in common:
-        ours = _example_digests(train, train_segments(client_id), fields)
-        theirs = _example_digests(test, test_segments(client_id), fields)
+        ours = _example_digests(train, train_segments(train.clients[client_id]), fields)
+        theirs = _example_digests(test, test_segments(test.clients[client_id]), fields)
         if ours != theirs:
             return
     raise DataError(

@@ -128,13 +128,8 @@ class Spool:
         """Order of segments that sorts clients by ``ranks``, shape (U,), stable within each."""
         return np.argsort(ranks[_as_int64(self._owners)], kind="stable").astype(np.int64)
 
-    def segments_by_client(self) -> Callable[[str], NDArray[np.int64]]:
-        """Give a function from a client to its segments, shape (S,), in order of arrival."""
-        segments_of = self.segments_by_number()
-        return lambda client_id: segments_of(self.clients[client_id])
-
     def segments_by_number(self) -> Callable[[int], NDArray[np.int64]]:
-        """As ``segments_by_client``, shape (S,), for the number of a client in ``clients``."""
+        """Give a function from a client's number to its segments, shape (S,), as they came."""
         owners = _as_int64(self._owners)
         order = np.argsort(owners, kind="stable").astype(np.int64)
         ends = np.cumsum(np.bincount(owners, minlength=self._num_clients))
