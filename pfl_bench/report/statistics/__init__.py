@@ -1,9 +1,8 @@
 """Statistics of a store: sizes of users, labels and how unequally users have them.
 
-``store`` computes them (``sizes``, ``labels`` and ``columns`` do the arithmetic), ``text`` lays
-them out (with ``source``, what the source held before any choice), ``figures`` draws them and
-``pictures`` writes what was drawn. What only one task has, such as the names of its labels, is
-that task's own: ``tasks/<name>/statistics.py``.
+``store`` computes them (with ``sizes`` and ``labels``), ``text`` lays them out, ``figures`` draws
+them and ``pictures`` writes what was drawn. What only one task has, such as the names of its
+labels, is that task's own: ``tasks/<name>/statistics.py``.
 """
 
 from pfl_bench.report.statistics.store import store_statistics

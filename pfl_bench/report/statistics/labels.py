@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -38,12 +39,12 @@ def label_statistics(splits: Sequence[StoreSplit], num_classes: int) -> dict[str
         Users without any label are left out of both means, which are None if all users are.
     """
     pooled = np.zeros(num_classes, dtype=np.int64)
-    for _, labels in _blocks(splits, num_classes):
+    for _, labels in chain.from_iterable(_blocks(split, num_classes) for split in splits):
         pooled += np.bincount(labels, minlength=num_classes)
     share = pooled / max(1, pooled.sum())
     having = np.zeros(num_classes, dtype=np.int64)
     users, variation = 0, 0.0
-    for owners, labels in _blocks(splits, num_classes):
+    for owners, labels in chain.from_iterable(_blocks(split, num_classes) for split in splits):
         if not len(labels):
             continue
         totals = np.bincount(owners)
@@ -67,13 +68,6 @@ def label_statistics(splits: Sequence[StoreSplit], num_classes: int) -> dict[str
 
 
 def _blocks(
-    splits: Sequence[StoreSplit], num_classes: int
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    for split in splits:
-        yield from _labels_by_user(split, num_classes)
-
-
-def _labels_by_user(
     split: StoreSplit, num_classes: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Blocks of whole users: for each label its user, counted within the block, and its class."""

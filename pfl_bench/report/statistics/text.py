@@ -1,4 +1,11 @@
-"""The statistics of a store as a plain text table."""
+"""The statistics of a store as a plain text table.
+
+A task that knows what its source held before any choice, and what was published of it, says both
+by one fact of the store's ``extra``, under a name of its own: "counted", what one sample is, for a
+human; "users", "samples", "mean" and "sd" (population) of a user's samples; and "published", the
+same four numbers and "title", where they were published. "differs_from_published" in ``extra`` has
+a sentence for each number that differs; None for data that are only a part.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +15,18 @@ from itertools import pairwise
 from typing import Any
 
 from pfl_bench.report.statistics.sizes import PERCENTILES
-from pfl_bench.report.statistics.source import source_lines
 from pfl_bench.report.table import Table
 
 _TABLE_LABELS = 20
 _TABLE_VALUES = 5
 _ALL = "all"
+_DIFFERS = "differs_from_published"
+_ROWS = (
+    ("users", "users", ",.0f"),
+    ("samples", "samples", ",.0f"),
+    ("mean", "mean a user", ",.2f"),
+    ("sd", "sd (population)", ",.2f"),
+)
 
 
 def format_statistics(statistics: Mapping[str, Any]) -> str:
@@ -43,7 +56,7 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
             + ["max", "skewness"],
             [_size_row(name, part) for name, part in sizes.items()],
         ),
-        *source_lines(facts["extra"]),
+        *_source_lines(facts["extra"]),
         "",
         "users by number of examples",
         *_histogram(statistics["size_histogram"]),
@@ -55,6 +68,45 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
         ),
     ]
     return "\n".join([*lines, *_labels(parts), *_columns(statistics)])
+
+
+def _source_lines(extra: Mapping[str, Any]) -> list[str]:
+    """Lay out what the source held, and how that differs; no line if the store is silent."""
+    source = next((fact for fact in extra.values() if _is_comparison(fact)), None)
+    if source is None:
+        return []
+    published = source["published"]
+    rows = [
+        [name, *(format(own[key], how) for own in (source, published))] for key, name, how in _ROWS
+    ]
+    return [
+        "",
+        f"the source before any choice: {source['counted']}",
+        Table.of(("", "here", published["title"]), rows).to_text(),
+        *(_differences(extra[_DIFFERS]) if _DIFFERS in extra else ()),
+    ]
+
+
+def _differences(sentences: Any) -> list[str]:
+    if not isinstance(sentences, list):
+        return ["too few samples to be all that was published: differences are not listed"]
+    if not sentences:
+        return ["nothing differs from what was published"]
+    return ["differs from what was published:", *(f"  {sentence}" for sentence in sentences)]
+
+
+def _is_comparison(fact: Any) -> bool:
+    """Whether a fact has the shape above; stores of older versions have others."""
+    if not isinstance(fact, Mapping) or not isinstance(fact.get("counted"), str):
+        return False
+    published = fact.get("published")
+    return (
+        isinstance(published, Mapping)
+        and isinstance(published.get("title"), str)
+        and all(
+            isinstance(own.get(key), int | float) for own in (fact, published) for key, *_ in _ROWS
+        )
+    )
 
 
 def _labels(parts: Mapping[str, Any]) -> list[str]:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pfl_bench.data import FieldSpec, StoreWriter
-from pfl_bench.report.statistics import columns as columns_module
 from pfl_bench.report.statistics import format_statistics
+from pfl_bench.report.statistics import store as store_module
 from pfl_bench.types import DataError
 from tests.pfl_bench.report.test_stats import statistics_of
 
@@ -56,7 +56,7 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("block", [1, 2, 1 << 20])
 def test_values_are_counted_by_split(path, monkeypatch, block):
-    monkeypatch.setattr(columns_module, "_BLOCK_EXAMPLES", block)
+    monkeypatch.setattr(store_module, "_BLOCK_EXAMPLES", block)
     result = statistics_of(path)
     assert json.loads(json.dumps(result)) == result
     assert result["name_lists"] == {"play": 3, "vocabulary": 1234}
