@@ -37,6 +37,7 @@ Source: Song et al. 2022 (FLAIR), tables 1 and 2; thresholds: that paper's publi
 from __future__ import annotations
 
 import math
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -155,9 +156,8 @@ class MultiLabel:
             result["o_ap"] = overall_average_precision(self._scores)
         else:
             result = dict.fromkeys([*result, "o_ap"], math.nan)
-        losses = self._losses.values()
         # Summed exactly, so that neither the order of examples nor of workers matters.
-        result["loss"] = math.fsum(losses.tolist()) / len(losses)
+        result["loss"] = fmean(self._losses.values().tolist())
         result["num_classes_without_positives"] = int((counts.num_positives == 0).sum())
         if len(self._class_names) <= MOST_CLASSES_BY_NAME:
             columns = zip(self._class_names, counts.average_precision, by_threshold, strict=True)

@@ -85,7 +85,7 @@ def _words(name: str, run: RunRecord, document: Mapping[str, Any]) -> AuditWords
         checks=Table.of(
             ("check", "outcome", "claim", "evidence"),
             [
-                (name.replace("_", " "), _outcome(outcome), claim, evidence)
+                (name.replace("_", " "), outcome_cell(outcome), claim, evidence)
                 for name, outcome, claim, evidence in checks
             ],
             to_left=range(4),
@@ -94,9 +94,10 @@ def _words(name: str, run: RunRecord, document: Mapping[str, Any]) -> AuditWords
     )
 
 
-def _outcome(outcome: str) -> Cell:
+def outcome_cell(outcome: str, detail: str = "") -> Cell:
+    """An outcome of a check or an audit, in its colour."""
     color = {"passed": "reproduced", "failed": "differs"}.get(outcome, "other")
-    return Cell(outcome, outcome, style=f"verdict {color}")
+    return Cell(outcome, outcome, detail, style=f"verdict {color}")
 
 
 def _status(document: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pfl_bench.report.canvas import GRID, INK, PALETTE, Picture
@@ -30,7 +31,7 @@ class Box:
     """
 
     label: str
-    percentiles: tuple[float, float, float, float, float]
+    percentiles: tuple[float, ...]
     mean: float
     num_runs: int
 
@@ -53,10 +54,8 @@ def box_of(label: str, runs: Sequence[RunRecord], metric: str) -> Box | None:
             found.append(numbers)
     if not found:
         return None
-    low, first, middle, third, high, mean = (
-        math.fsum(column) / len(found) for column in zip(*found, strict=True)
-    )
-    return Box(label, (low, first, middle, third, high), mean, len(found))
+    *percentiles, mean = map(fmean, zip(*found, strict=True))
+    return Box(label, tuple(percentiles), mean, len(found))
 
 
 def draw_boxes(identifier: str, metric: str, boxes: Sequence[Box]) -> Picture:

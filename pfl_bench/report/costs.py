@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from pfl_bench.metrics import lower_is_better
-from pfl_bench.report.panels import step_unit
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Table
 from pfl_bench.runs.rows import as_float
@@ -63,10 +63,6 @@ def _scaled(value: float | None, unit: str) -> str:
     return f"{number} {_PREFIXES[place]}{unit}"
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def amounts(entry: Any) -> dict[str, float] | None:
     """The three amounts of a summary's entry; None if one is missing."""
     if not isinstance(entry, Mapping):
@@ -78,7 +74,7 @@ def amounts(entry: Any) -> dict[str, float] | None:
 def total_of(runs: Sequence[RunRecord]) -> dict[str, float] | None:
     """Mean over finished runs of what the whole training cost; None if no run says it."""
     found = [total for run in runs if (total := amounts((run.summary or {}).get("systems")))]
-    return {name: _mean([total[name] for total in found]) for name in AMOUNTS} if found else None
+    return {name: fmean([total[name] for total in found]) for name in AMOUNTS} if found else None
 
 
 def budget_entries(run: RunRecord) -> list[Mapping[str, Any]]:
@@ -114,10 +110,10 @@ def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | N
     return Price(
         num_runs=len(reached) + len(missed),
         num_reached=len(reached),
-        **{name: _mean([spent[name] for spent, _ in shown]) for name in AMOUNTS},
-        steps=_mean([steps for _, steps in shown]),
+        **{name: fmean([spent[name] for spent, _ in shown]) for name in AMOUNTS},
+        steps=fmean([steps for _, steps in shown]),
         best=(min if lower_is_better(metric, runs[0].summary) else max)(best, default=None),
-        seconds=_mean(seconds) if seconds else None,
+        seconds=fmean(seconds) if seconds else None,
     )
 
 
@@ -148,7 +144,7 @@ def clock_table(groups: Mapping[str, Sequence[RunRecord]]) -> Table | None:
     for name, group in groups.items():
         found = [one for run in group if (one := _simulated(run))]
         if found:
-            seconds, lost, late, rounds = (_mean(column) for column in zip(*found, strict=True))
+            seconds, lost, late, rounds = (fmean(column) for column in zip(*found, strict=True))
             counts = (f"{lost:,.0f}", f"{late:,.0f}")
             lines.append((name, f"{seconds / 3600:.3g}", f"{seconds / rounds:.4g}", *counts))
     return _table(("simulated hours", "seconds a round", "lost", "too late"), lines)
@@ -177,8 +173,9 @@ def budget_table(groups: Mapping[str, Sequence[RunRecord]]) -> Table | None:
             price = price_of(group, metric, target)
             if price is None:
                 continue
-            unit = step_unit(group[0])
-            reached = f"{unit} {price.steps:,.0f}" if price.num_reached else "not reached"
+            reached = (
+                f"{group[0].step_unit} {price.steps:,.0f}" if price.num_reached else "not reached"
+            )
             if price.seconds is not None:
                 reached += f", {price.seconds / 3600:.3g} simulated hours"
             if price.num_runs > 1:

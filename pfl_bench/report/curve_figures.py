@@ -21,7 +21,7 @@ from pfl_bench.simulation.devices.trace_file import DEVICES
 def draw_curves(identifier: str, figure: Figure, rows: Rows) -> panels.DrawnFigure:
     """Draw scalars of the rounds, a line a row: over rounds, or over the simulated time."""
     timed = figure.x == "simulated_time"
-    unit = next((panels.step_unit(run) for runs in rows.values() for run in runs), "round")
+    unit = next((run.step_unit for runs in rows.values() for run in runs), "round")
     unit = "simulated hours" if timed else unit
     made_up = timed and any(_made_up_devices(run) for runs in rows.values() for run in runs)
     headings = ["row"]
@@ -93,10 +93,8 @@ def _panels(
         title = whole
         if len(part) < len(found):
             title += f", rows {start + 1} to {start + len(part)} of {len(found)}"
-        lines: list[curves.Line] = []
-        bands: list[curves.Band] = []
-        for curve, (_, label, style) in part:
-            curves.add_row(lines, bands, curve, style, label)
+        drawn = [(curve, style, label) for curve, (_, label, style) in part]
+        lines, bands = curves.lines_and_bands(drawn)
         plot = curves.Plot(unit, lines, bands, limits, log, counts=x == STEP)
         picture = curves.draw(f"{identifier}-{start}", f"{title} by {unit}: {ends}", plot)
         chart = Chart(x, unit, metric, tuple(line for _, line in part), None, log, limits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pfl_bench.report.canvas import PALETTE as PALETTE
@@ -60,11 +61,11 @@ class Plot:
     points: int = _MAX_POINTS
 
 
-def add_row(lines: list[Line], bands: list[Band], curve: Curve, style: int, label: str) -> None:
-    """Add a row's curve, and the range of its seeds where there are several."""
-    lines.append(Line(curve.x, curve.y, style, label))
-    if curve.num_runs > 1:
-        bands.append(Band(curve.x, curve.low, curve.high, style))
+def lines_and_bands(rows: Sequence[tuple[Curve, int, str]]) -> tuple[list[Line], list[Band]]:
+    """Curves of rows by style and label, and the ranges of their seeds where there are several."""
+    lines = [Line(curve.x, curve.y, style, label) for curve, style, label in rows]
+    several = [(curve, style) for curve, style, _ in rows if curve.num_runs > 1]
+    return lines, [Band(curve.x, curve.low, curve.high, style) for curve, style in several]
 
 
 def mean_curve(
@@ -77,7 +78,7 @@ def mean_curve(
     common = [
         x for x in tables[0] if all(math.isfinite(table.get(x, math.nan)) for table in tables)
     ]
-    return common, [math.fsum(table[x] for table in tables) / len(tables) for x in common]
+    return common, [fmean([table[x] for table in tables]) for x in common]
 
 
 def draw(

@@ -48,7 +48,7 @@ def _draw(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
     notes = [] if drawn.panels else ["Nothing could be drawn."]
     notes += [f"{label}: no run of this row is there" for label, runs in rows.items() if not runs]
     notes += [
-        f"{label}: seed {run.seed} is unfinished, after {panels.step_unit(run)} {run.last_round}"
+        f"{label}: seed {run.seed} is unfinished, after {run.step_unit} {run.last_round}"
         for label, runs in rows.items()
         for run in runs
         if run.summary is None

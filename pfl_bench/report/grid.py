@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pfl_bench.report.results import format_epsilon, format_value
+from pfl_bench.report.run_facts import count
 from pfl_bench.report.table import Cell, Table
 from pfl_bench.runs.rows import RowResult
 from privacy.statement.statement import small
@@ -49,10 +50,8 @@ def _cell(row: RowResult | None) -> str | Cell:
 
 def _closing(groups: Sequence[_Group]) -> list[list[str | Cell]]:
     firsts = [next(iter(group.values())) for group in groups]
-    simulated, actual = (
-        [row.epsilon_simulated for row in firsts],
-        [row.epsilon_actual for row in firsts],
-    )
+    simulated = [row.epsilon_simulated for row in firsts]
+    actual = [row.epsilon_actual for row in firsts]
     lines = [["agree", *map(_count, groups)]]
     if any(epsilon is not None for epsilon in (*simulated, *actual)):
         lines += [
@@ -77,14 +76,12 @@ def _notes(groups: Mapping[str, _Group], labels: Mapping[str, str]) -> list[str]
         rows = list(group.values())
         first = rows[0]
         seeds = max(len(row.measured) for row in rows)
-        parts = [f"row {name}", f"data {first.variant}", f"{seeds} seed{'s' * (seeds != 1)}"]
+        parts = [f"row {name}", f"data {first.variant}", count(seeds, "seed")]
         sources = [row.source for row in rows if row.source]
         if sources:
             parts.append(f"source: {_shared_start(sources, ',').rstrip(',') or sources[0]}")
-        for side, delta in (
-            ("simulated", first.delta_simulated),
-            ("actual", first.delta_actual),
-        ):
+        deltas = {"simulated": first.delta_simulated, "actual": first.delta_actual}
+        for side, delta in deltas.items():
             if delta is not None:
                 parts.append(f"delta ({side}) {small(delta, 2)}")
         parts += _row_notes(rows)

@@ -12,13 +12,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pfl_bench.files import to_json_value, write_atomically, write_json
+from pfl_bench.report.audit import outcome_cell
 from pfl_bench.report.canvas import Picture
 from pfl_bench.report.costs import bytes_text, flops_text
-from pfl_bench.report.front import draw_front
 from pfl_bench.report.page import fill
+from pfl_bench.report.points import draw_front
 from pfl_bench.report.records import Record, protects, records
 from pfl_bench.report.results import SETTINGS, epsilon_cell, format_mean
 from pfl_bench.report.run_facts import count, duration
@@ -211,12 +213,7 @@ def _line(row: Record, notes: list[str]) -> list[str | Cell]:
     within = "" if bound is None else f" (to {bound:g})" if bound < math.inf else " (beyond 16)"
     rank = Cell(f"{row['rank']}{within}" if row["rank"] else "-", row["rank"], note=mark)
     setting = str(SETTINGS.get(row["setting"], row["setting"]))
-    name = Cell(
-        row["row"],
-        row["row"],
-        detail=row["method"],
-        page_detail=setting,
-    )
+    name = Cell(row["row"], row["row"], detail=row["method"], page_detail=setting)
     epsilons = [Cell("-")] * 2
     if privacy is not None and privacy["unit"] != "nobody":
         epsilons = [epsilon_cell(**privacy[side]) for side in ("simulated", "actual")]
@@ -224,7 +221,7 @@ def _line(row: Record, notes: list[str]) -> list[str | Cell]:
     spent = Cell("-")
     if cost is not None:
         sent = cost["bytes_down"] + cost["bytes_up"]
-        took = f"{duration(math.fsum(seconds) / len(seconds))} a run" if seconds else ""
+        took = f"{duration(fmean(seconds))} a run" if seconds else ""
         detail = f"{bytes_text(sent)} moved" if sent else "nothing moved"
         spent = Cell(flops_text(cost["flops"]), cost["flops"], detail, took)
     return [
@@ -246,14 +243,9 @@ def _audit(privacy: Mapping[str, Any] | None) -> Cell:
     if privacy is None or privacy["unit"] == "nobody":
         return Cell("-")
     audits = privacy["audits"]
-    total = sum(audits.values())
-    if len(audits) == 1:
-        (status,) = audits
-        color = {"passed": "reproduced", "failed": "differs"}.get(status, "other")
-        return Cell(status, status, f"{total} of {total}", style=f"verdict {color}")
-    worst = "failed" if "failed" in audits else next(one for one in audits if one != "passed")
-    color = "differs" if worst == "failed" else "other"
-    return Cell(worst, worst, f"{audits[worst]} of {total}", style=f"verdict {color}")
+    others = (status for status in audits if status != "passed")
+    worst = "failed" if "failed" in audits else next(others, "passed")
+    return outcome_cell(worst, f"{audits[worst]} of {sum(audits.values())}")
 
 
 def _short(commit: str) -> str:

@@ -101,7 +101,7 @@ def learning_panels(rows: Rows) -> dict[str, Learning]:
     styles = {name: style for style, name in enumerate(rows)}
     learning: dict[str, Learning] = {}
     for unit in ("round", "epoch"):
-        chosen = {name: runs for name, runs in rows.items() if step_unit(runs[0]) == unit}
+        chosen = {name: runs for name, runs in rows.items() if runs[0].step_unit == unit}
         headlines = dict.fromkeys(key for runs in chosen.values() for key in headline_keys(runs))
         titles = {key: key for key in [*headlines][:_MAX_HEADLINES]}
         titles |= {"train/loss": "train/loss", **_PRIVACY_CURVES}
@@ -154,7 +154,7 @@ def client_panels(rows: Rows) -> list[Panel]:
         shared.setdefault(stem, []).extend([*band.low, *band.high])
     panels = []
     for index, (name, stem, run, line, band) in enumerate(drawn):
-        unit, limits = step_unit(run), curves.limits(shared[stem])
+        unit, limits = run.step_unit, curves.limits(shared[stem])
         text = (
             f"{name}: median of {stem} over clients by {unit}, last {line.y[-1]:.4g}, with the "
             f"range from the 10th percentile ({band.low[-1]:.4g}) to the 90th "
@@ -194,14 +194,6 @@ def _final_headlines(runs: Sequence[RunRecord]) -> list[str]:
     for run in runs:
         wanted = wanted or headline_metrics(run.summary or {})
     return list(dict.fromkeys(wanted))
-
-
-def step_unit(run: RunRecord) -> str:
-    """Unit of a line of the run's metrics: an epoch of central training, else a round.
-
-    A round of local models is the training of the next clients, each to its end.
-    """
-    return "epoch" if run.setting in {"central", "central_dp"} else "round"
 
 
 def headline_keys(runs: Sequence[RunRecord]) -> list[str]:
@@ -284,10 +276,7 @@ def _panels(
         limits = curves.limits([value for one in every for value in (*one.low, *one.high)])
     for start in range(0, len(drawn), MAX_CURVES):
         part = drawn[start : start + MAX_CURVES]
-        lines: list[curves.Line] = []
-        bands: list[curves.Band] = []
-        for one in part:
-            curves.add_row(lines, bands, one.curve, one.style, one.name)
+        lines, bands = curves.lines_and_bands([(one.curve, one.style, one.name) for one in part])
         ends = ", ".join(
             f"{one.name} {one.curve.y[-1]:.4g} at {unit} {one.curve.x[-1]:g}" for one in part
         )

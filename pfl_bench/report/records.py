@@ -13,13 +13,12 @@ from pfl_bench.config.row_differences import experiment, from_head, row_differen
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.report.audit import audit_status
 from pfl_bench.report.costs import total_of
+from pfl_bench.report.run_facts import SPREADS
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.runs.rows import RowResult, as_float, headline_metrics, rows_from_summaries
 
 Record = dict[str, Any]
-# Dozens of numbers each: how metrics spread over clients and strata.
-_SPREADS = ("client_", "stratum_")
 _UNITS = {"none": "nobody"}
 _NUMBERS = ("published", "published_sd", "margin", "chance")
 
@@ -109,7 +108,7 @@ def _metrics(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float | N
     return {
         name: [as_float(one["metrics"].get(name)) for one in summaries]
         for name in names
-        if not name.partition("/")[2].startswith(_SPREADS)
+        if not name.partition("/")[2].startswith(SPREADS)
     }
 
 

@@ -79,7 +79,7 @@ def _line(row: RowResult, mark: int | None, has_epsilons: bool) -> tuple[str | C
         _published(row),
         Cell("", row.published_sd),
         Cell("", row.published_seeds),
-        _measured(row),
+        format_mean(row.mean, row.sd, len(row.measured)),
         Cell("", row.mean),
         Cell("", row.sd),
         Cell("", len(row.measured)),
@@ -113,11 +113,6 @@ def _published(row: RowResult) -> Cell:
         return Cell(format_value(row.published), row.published)
     spread = f"{format_value(row.published)} ± {format_value(row.published_sd)}"
     return Cell(spread, row.published, f"{row.published_seeds} seeds")
-
-
-def _measured(row: RowResult) -> Cell:
-    """Mean, standard deviation and number of seeds."""
-    return format_mean(row.mean, row.sd, len(row.measured))
 
 
 def format_mean(mean: float | None, sd: float | None, seeds: int) -> Cell:

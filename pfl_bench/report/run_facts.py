@@ -7,13 +7,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pfl_bench.report.panels import step_unit
 from pfl_bench.report.results import format_value
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Cell, Table
 from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.runs.rows import as_float
 
+# Dozens of numbers each: how metrics spread over clients and strata.
+SPREADS = ("client_", "stratum_")
 _MAX_CHARACTERS = 200_000
 _SEED = re.compile(r"^seed:.*$", re.MULTILINE)
 
@@ -79,17 +80,16 @@ def _numbers(run: RunRecord) -> dict[str, Any]:
         "metrics": {
             name: format_value(as_float(value))
             for name, value in (summary.get("metrics") or {}).items()
-            if not name.partition("/")[2].startswith(("client_", "stratum_"))
+            if not name.partition("/")[2].startswith(SPREADS)
         },
     }
 
 
 def progress(run: RunRecord) -> str:
     """Rounds that a run has done, in words."""
-    unit = step_unit(run)
     if run.planned_rounds is None:
-        return count(run.last_round, unit)
-    return f"{run.last_round} of {count(run.planned_rounds, unit)}"
+        return count(run.last_round, run.step_unit)
+    return f"{run.last_round} of {count(run.planned_rounds, run.step_unit)}"
 
 
 def count(number: int, noun: str) -> str:

@@ -63,6 +63,14 @@ class RunRecord:
         return "private_federated" if private else "federated"
 
     @property
+    def step_unit(self) -> str:
+        """Unit of a line of the metrics: an epoch of central training, else a round.
+
+        A round of local models is the training of the next clients, each to its end.
+        """
+        return "epoch" if self.setting in {"central", "central_dp"} else "round"
+
+    @property
     def status(self) -> str:
         """State of the run: "finished", "budget_exhausted" or "unfinished"."""
         return "unfinished" if self.summary is None else str(self.summary.get("status", "finished"))

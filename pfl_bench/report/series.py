@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
+from statistics import fmean
 from typing import Any
 
 from pfl_bench.report.run_folder import RunRecord
@@ -115,8 +116,8 @@ def curve_of(runs: Sequence[RunRecord], y: str, x: str = STEP, scale: float = 1.
         return None
     ys = [[y for _, y in point] for point in points]
     return Curve(
-        [math.fsum(x for x, _ in point) / len(point) for point in points],
-        [math.fsum(values) / len(values) for values in ys],
+        [fmean([x for x, _ in point]) for point in points],
+        list(map(fmean, ys)),
         list(map(min, ys)),
         list(map(max, ys)),
         len(tables),
@@ -142,7 +143,7 @@ def numbers(rows: Rows, kept: Sequence[str] = ()) -> str:
     document = {
         "rows": {
             name: {
-                "unit": "epoch" if runs[0].setting in {"central", "central_dp"} else "round",
+                "unit": runs[0].step_unit,
                 "runs": [_columns(run, keys, steps) for run, steps in _thinned(runs, most)],
             }
             for name, runs in chosen.items()

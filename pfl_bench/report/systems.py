@@ -175,10 +175,7 @@ def clock_panel(
     ]
     if not found:
         return None
-    lines: list[curves.Line] = []
-    bands: list[curves.Band] = []
-    for name, _, style, curve in found:
-        curves.add_row(lines, bands, curve, style, name)
+    lines, bands = curves.lines_and_bands([(curve, style, name) for name, _, style, curve in found])
     title = f"{metric} over simulated time" + (" (generated devices)" if is_generated else "")
     ends = "; ".join(
         f"{name} {curve.y[-1]:.4g} after {curve.x[-1]:.4g} h" for name, _, _, curve in found
