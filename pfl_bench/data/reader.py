@@ -7,7 +7,7 @@ client, no memory map whose pages would count as the process's, safe across thre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,6 +32,25 @@ from pfl_bench.data.opening import (
 )
 from pfl_bench.profiling import phase
 from pfl_bench.types import DataError, DataFacts
+
+
+class _Texts:
+    """Identifiers or names in the file, read when asked for."""
+
+    def __init__(self, group: Any, name: str, count: int, descriptor: Descriptor, where: str):
+        self._name, self._where = name, where
+        self._text = open_column(group, name, FieldSpec("uint8"), None, descriptor, where)
+        self._bounds = open_column(
+            group, offsets_name(name), FieldSpec("int64"), count + 1, descriptor, where
+        )
+
+    def read(self, decode: Callable[[Any, Any, str], list[str]]) -> list[str]:
+        bounds = self._bounds.read(0, self._bounds.num_rows)
+        return decode(self._text.read(0, self._text.num_rows), bounds, self._where)
+
+    def digest(self, digest: ContentDigest, group: str) -> None:
+        self._bounds.digest(digest, group, offsets_name(self._name))
+        self._text.digest(digest, group, self._name)
 
 
 class StoreSplit:
@@ -63,33 +82,23 @@ class StoreSplit:
         self.num_users = len(self.offsets) - 1
         self.num_examples = int(self.offsets[-1])
 
-        def column(dataset: str, spec: FieldSpec, rows: int | None, where: str) -> Column:
+        def column(dataset: str, spec: FieldSpec, rows: int | None) -> Column:
             return open_column(group, dataset, spec, rows, descriptor, where)
 
-        def bounds(field: str, parts: int, where: str) -> Column:
-            return column(offsets_name(field), FieldSpec("int64"), parts + 1, where)
-
-        self._ids = column(CLIENT_IDS, FieldSpec("uint8"), None, self._where)
-        self._id_bounds = bounds(CLIENT_IDS, self.num_users, self._where)
+        self._ids = _Texts(group, CLIENT_IDS, self.num_users, descriptor, self._where)
         self._columns: dict[str, Column | RaggedColumn] = {}
         for field, spec in fields.items():
             where = f"{self._where}, field {field!r}"
             rows = None if spec.ragged else self.num_examples
-            values = column(field, spec, rows, where)
+            values = column(field, spec, rows)
             self._columns[field] = values
             if spec.ragged:
-                ends = bounds(field, self.num_examples, where)
+                ends = column(offsets_name(field), FieldSpec("int64"), self.num_examples + 1)
                 self._columns[field] = RaggedColumn(values, ends, where)
 
     def client_ids(self) -> list[str]:
-        """Read the users' identifiers, in the order of ``offsets``.
-
-        Raises:
-            ValueError: The store is closed.
-            DataError: The identifiers are damaged, or the file was cut after it was opened.
-        """
-        bounds = self._id_bounds.read(0, self._id_bounds.num_rows)
-        return decode_client_ids(self._ids.read(0, self._ids.num_rows), bounds, self._where)
+        """Read the users' identifiers, in the order of ``offsets``."""
+        return self._ids.read(decode_client_ids)
 
     def read(self, field: str, start: int, stop: int) -> Any:
         """Read a field of the examples ``start:stop``, counted over all users of the split.
@@ -97,11 +106,6 @@ class StoreSplit:
         Returns:
             A fresh writable array of shape (stop - start, *shape); for a ragged field a list of
             stop - start 1-d arrays.
-
-        Raises:
-            ValueError: There is no such field, the range is not within the split, or the store
-                is closed.
-            DataError: The file was cut or damaged after it was opened.
         """
         column = self._columns.get(field)
         if column is None:
@@ -120,29 +124,9 @@ class StoreSplit:
         """Feed all arrays to a digest, in blocks."""
         digest.begin(self.name, "offsets", "<i8", self.offsets.shape)
         digest.update(self.offsets.astype("<i8"))
-        self._id_bounds.digest(digest, self.name, offsets_name(CLIENT_IDS))
-        self._ids.digest(digest, self.name, CLIENT_IDS)
+        self._ids.digest(digest, self.name)
         for field, column in self._columns.items():
             column.digest(digest, self.name, field)
-
-
-class _NameList:
-    """One list of names in the file, read when asked for."""
-
-    def __init__(self, path: Path, group: Any, name: str, count: int, descriptor: Descriptor):
-        self._where = f"{path}: names {name!r}"
-        self._text = open_column(group, name, FieldSpec("uint8"), None, descriptor, self._where)
-        self._bounds = open_column(
-            group, offsets_name(name), FieldSpec("int64"), count + 1, descriptor, self._where
-        )
-
-    def read(self) -> list[str]:
-        bounds = self._bounds.read(0, self._bounds.num_rows)
-        return decode_names(self._text.read(0, self._text.num_rows), bounds, self._where)
-
-    def digest(self, digest: ContentDigest, name: str) -> None:
-        self._bounds.digest(digest, NAMES, offsets_name(name))
-        self._text.digest(digest, NAMES, name)
 
 
 class Store:
@@ -173,7 +157,7 @@ class Store:
         self._file = open_file(self.path)
         self._descriptor = Descriptor(self._file)
         self._splits: dict[str, StoreSplit] = {}
-        self._names: dict[str, _NameList] = {}
+        self._names: dict[str, _Texts] = {}
         try:
             self.attributes = read_attributes(self._file, self.path)
             self.fields = read_fields(self.attributes["fields"], self.path)
@@ -191,9 +175,8 @@ class Store:
                     self.attributes["counts"][name],
                 )
             for name, count in sorted(self.attributes.get(NAMES, {}).items()):
-                self._names[name] = _NameList(
-                    self.path, self._file[NAMES], name, count, self._descriptor
-                )
+                where = f"{self.path}: names {name!r}"
+                self._names[name] = _Texts(self._file[NAMES], name, count, self._descriptor, where)
         except DataError:
             self.close()
             raise
@@ -213,11 +196,7 @@ class Store:
         )
 
     def split(self, name: str) -> StoreSplit:
-        """Get one split.
-
-        Raises:
-            DataError: The store has no split of that name.
-        """
+        """Get one split; DataError if the store has none of that name."""
         if name not in self._splits:
             raise DataError(
                 f"{self.path}: no split {name!r}; the store has {list(self._splits)}. Ask for one "
@@ -226,30 +205,21 @@ class Store:
         return self._splits[name]
 
     def names(self, name: str) -> list[str]:
-        """Read a list of names: what the numbers of a column or of tokens stand for.
-
-        Raises:
-            ValueError: The store is closed.
-            DataError: The store has no such list, or it is damaged.
-        """
+        """Read a list of names: what the numbers of a column or of tokens stand for."""
         if name not in self._names:
             raise DataError(
                 f"{self.path}: no names {name!r}; the store has names for "
                 f"{list(self._names) or 'nothing'}. Prepare the data again with this release."
             )
-        return self._names[name].read()
+        return self._names[name].read(decode_names)
 
     def verify(self) -> None:
-        """Read all arrays and compare their digest with the one in the file.
-
-        Raises:
-            DataError: They differ: the content was changed or damaged after writing.
-        """
+        """Read all arrays; DataError if their digest is not the one in the file."""
         digest = ContentDigest()
         for name in self.split_names:
             self._splits[name].digest(digest)
-        for name, names in self._names.items():
-            names.digest(digest, name)
+        for names in self._names.values():
+            names.digest(digest, NAMES)
         if digest.hexdigest() != self.attributes["content_sha256"]:
             raise damaged(
                 self.path,
