@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.types import DataError, Examples
+from pfl_bench.types import DataError, Examples, FederatedSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +21,24 @@ def split_named(name: str, splits: Mapping[str, Split], task: str) -> Split:
     if name not in splits:
         raise DataError(f"task {task} has no split {name!r}; choose from {', '.join(splits)}")
     return splits[name]
+
+
+def user_range(split: FederatedSplit, user: int) -> tuple[int, int]:
+    """First example of a user, and one past the last; IndexError if there is no such user."""
+    if not 0 <= user < split.num_users:
+        raise IndexError(
+            f"user {user} of split {split.name!r}: there are users 0 to {split.num_users - 1}"
+        )
+    return int(split.offsets[user]), int(split.offsets[user + 1])
+
+
+def check_examples(split: str, num_examples: int, indices: NDArray[np.int64]) -> None:
+    """Refuse, by an IndexError, examples, shape (n,), of which one is not in the split."""
+    outside = indices[(indices < 0) | (indices >= num_examples)]
+    if len(outside):
+        raise IndexError(
+            f"example {outside[0]} of split {split!r}: there are examples 0 to {num_examples - 1}"
+        )
 
 
 class InMemorySplit:
@@ -78,11 +96,7 @@ class InMemorySplit:
         Raises:
             IndexError: There is no such user.
         """
-        if not 0 <= user < self.num_users:
-            raise IndexError(
-                f"user {user} of split {self.name!r}: there are users 0 to {self.num_users - 1}"
-            )
-        return self.read_range(int(self.offsets[user]), int(self.offsets[user + 1]))
+        return self.read_range(*user_range(self, user))
 
     def read_range(self, start: int, stop: int) -> Examples:
         """Read the examples ``start:stop`` as fresh tensors.
@@ -99,12 +113,7 @@ class InMemorySplit:
         Raises:
             IndexError: An index is outside the split.
         """
-        outside = indices[(indices < 0) | (indices >= self.num_examples)]
-        if len(outside):
-            raise IndexError(
-                f"example {outside[0]} of split {self.name!r}: "
-                f"there are examples 0 to {self.num_examples - 1}"
-            )
+        check_examples(self.name, self.num_examples, indices)
         # Here, because preparing data needs no torch, which alone takes 0.3 GB.
         import torch
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pfl_bench.data.in_memory import check_examples, user_range
 from pfl_bench.data.reader import Store, StoreSplit
 from pfl_bench.types import ConfigError, DataError, DataFacts, Examples
 
@@ -64,11 +65,7 @@ class StoredSplit:
         Raises:
             IndexError: There is no such user.
         """
-        if not 0 <= user < self.num_users:
-            raise IndexError(
-                f"user {user} of split {self.name!r}: there are users 0 to {self.num_users - 1}"
-            )
-        start, stop = int(self.offsets[user]), int(self.offsets[user + 1])
+        start, stop = user_range(self, user)
         if self._max_examples is None or stop - start <= self._max_examples:
             return self.read_range(start, stop)
         chosen = np.sort(rng.choice(stop - start, self._max_examples, replace=False))
@@ -114,12 +111,7 @@ class StoredSplit:
 
 def gather(stored: StoreSplit, field: str, indices: NDArray[np.int64]) -> Any:
     """Read one field of chosen examples of a split; shapes as of ``StoredSplit.gather``."""
-    outside = indices[(indices < 0) | (indices >= stored.num_examples)]
-    if len(outside):
-        raise IndexError(
-            f"example {outside[0]} of split {stored.name!r}: "
-            f"there are examples 0 to {stored.num_examples - 1}"
-        )
+    check_examples(stored.name, stored.num_examples, indices)
     order = np.argsort(indices, kind="stable")
     parts: list[Any] = []
     # One read a run of neighbours: a whole range in order costs one read.
@@ -214,15 +206,7 @@ class StoredTask:
 
 
 def open_store(path: str | Path, task: str) -> Store:
-    """Open the store that a task's options name.
-
-    Args:
-        path: The file.
-        task: Name of the task.
-
-    Raises:
-        DataError: There is no such file, or it was prepared for another task or is damaged.
-    """
+    """Open the store that a task's options name; DataError if it is missing or another task's."""
     path = Path(path)
     if not path.is_file():
         raise DataError(
