@@ -147,7 +147,7 @@ def _stats(arguments: argparse.Namespace) -> int:
             options = validate_options(module.Options, arguments.overrides, where)
         if folder is not None:
             # Before the work, so that a wrong DIR is told at once.
-            from pfl_bench.report.statistics.pictures import make_folder
+            from pfl_bench.report.statistics.figures import make_folder
 
             make_folder(folder)
         statistics = store_statistics(store)
@@ -204,16 +204,16 @@ def _statistics_module(task: str, overrides: Sequence[str]) -> ModuleType | None
 
 def _plot(statistics: dict[str, Any], module: ModuleType | None, folder: Path) -> list[str]:
     """Draw the statistics; gives the paths of the pictures."""
-    from pfl_bench.report.statistics import figures, pictures
+    from pfl_bench.report.statistics import figures
 
     facts, task, notice = statistics["facts"], statistics["task"], None
-    with pictures.picture_style():
+    with figures.picture_style():
         drawn = figures.store_figures(statistics)
         if module is not None:
             drawn |= module.figures(statistics["task_statistics"])
             notice = statistics["task_statistics"]["notice"]
     heading = f"{task} ({facts['variant']}): {facts['source']}"
-    return [str(path) for path in pictures.write_pictures(drawn, folder, heading, notice)]
+    return [str(path) for path in figures.write_pictures(drawn, folder, heading, notice)]
 
 
 def _traces(arguments: argparse.Namespace) -> int:

@@ -10,8 +10,7 @@ from PIL import Image
 
 from pfl_bench.cli.main import main
 from pfl_bench.data import FieldSpec
-from pfl_bench.report.statistics.figures import store_figures
-from pfl_bench.report.statistics.pictures import picture_style, write_pictures
+from pfl_bench.report.statistics.figures import picture_style, store_figures, write_pictures
 from tests.pfl_bench.report.test_stats import statistics_of, write
 
 
