@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Literal
@@ -19,14 +19,8 @@ Reader = Literal["people", "programs"]
 
 _LATEX_ESCAPES = str.maketrans(
     {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
         "\\": r"\textbackslash{}",
-        "&": r"\&",
-        "%": r"\%",
-        "$": r"\$",
-        "#": r"\#",
-        "_": r"\_",
-        "{": r"\{",
-        "}": r"\}",
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
         "±": r"$\pm$",
@@ -40,12 +34,9 @@ _NARROWEST = 3
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
+    """One column, for all or only for "people" (CSV lacks it) or "programs" (CSV alone has it).
 
-    Attributes:
-        only: "people" for a column that CSV lacks, "programs" for one that CSV alone has.
-        alias: What ``choose`` knows it by, too.
-        shows_alias: Whether people read the alias above it.
+    ``choose`` knows it by its alias too, which people read above it if ``shows_alias``.
     """
 
     heading: str
@@ -57,13 +48,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell that is more than one text.
+    """A cell that is more than one text; ``note`` is the number, from 1, of the table's note on it.
 
-    Attributes:
-        value: What CSV has: a number, shortest text that reads back the same; None for nothing.
-        page_detail: Stands below both, on a page that has room for a detail.
-        page_text: What a page has in the place of the text.
-        note: Number of the table's note that belongs to it, from 1.
+    CSV has the value: a number as the shortest text that reads back the same; None for nothing. The
+    detail follows in parentheses; on a page it stands below, then ``page_detail``, and a
+    ``page_text`` takes the text's place.
     """
 
     text: str
@@ -82,13 +71,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """One table.
+    """One table. A plain text is a cell whose value is that text.
 
-    Attributes:
-        rows: A cell a column; a plain text is a cell whose value is that text.
-        has_numbered_notes: Whether cells refer to the notes by their numbers.
-        title: What is in the table: LaTeX's caption and label.
-        is_chosen: Whether the columns were asked for, so that none is left out.
+    Cells may refer to notes by their numbers. LaTeX's caption and label are made of the title.
+    Columns that were asked for, ``is_chosen``, are all kept.
     """
 
     columns: tuple[Column, ...]
@@ -116,11 +102,7 @@ class Table:
         return tuple(column.heading for column in self.columns)
 
     def write(self, fmt: TableFormat) -> str:
-        """Write the table in one of the formats of the command line, ending in a newline.
-
-        Raises:
-            ValueError: ``fmt`` is none of the three.
-        """
+        """Write the table in one of the formats of the command line, ending in a newline."""
         writers = {"md": self.to_markdown, "csv": self.to_csv, "latex": self.to_latex}
         if fmt not in writers:
             raise ValueError(f"fmt is {fmt!r}; allowed are 'md', 'csv' and 'latex'")
@@ -131,7 +113,7 @@ class Table:
         columns = self._columns("people")
         lines = [
             [" ".join(text.split()).replace("|", r"\|") for text in line]
-            for line in self._texts(lambda cell: _marked("", cell))
+            for line in self._texts(marked=True)
         ]
         widths = [max(_NARROWEST, *map(len, column)) for column in zip(*lines, strict=True)]
         rule = [
@@ -178,16 +160,15 @@ class Table:
         The first column stays, and so does every column of a table of one row. Columns without a
         value in any row are left out.
         """
-        columns = self._columns("people")
-        lines = [[_marked(cell.full_text, cell) for cell in line] for line in self._cells("people")]
+        headings, *lines = self._texts(marked=True)
         if len(lines) < 2:
             return self, []
-        varying, constants = [columns[0].heading], []
-        for column, texts in list(zip(columns, zip(*lines, strict=True), strict=True))[1:]:
+        varying, constants = headings[:1], []
+        for heading, texts in list(zip(headings, zip(*lines, strict=True), strict=True))[1:]:
             if len(set(texts)) > 1:
-                varying.append(column.heading)
+                varying.append(heading)
             elif texts[0] not in ("", "-"):
-                constants.append((column.heading, texts[0]))
+                constants.append((heading, texts[0]))
         return self.choose(varying), constants
 
     def to_terminal(self, width: int = 80) -> str:
@@ -199,14 +180,12 @@ class Table:
         table, constants = self.split_constants()
         lines = [line for pair in constants for line in wrapped(": ".join(pair), width)]
         lines += [""] if lines else []
-        columns = table._columns("people")
-        cells = list(table._cells("people"))
-        if len(cells) == 1:
-            texts = [_marked(cell.full_text, cell) for cell in cells[0]]
-            headings = [column.heading for column in columns]
-            lines += one_below_another(list(zip(headings, texts, strict=True)), width)
+        headings, *rows = table._texts(marked=True)
+        if len(rows) == 1:
+            lines += one_below_another(list(zip(headings, rows[0], strict=True)), width)
         else:
-            pairs = zip(columns, zip(*cells, strict=True), strict=True)
+            bodies = zip(*table._cells("people"), strict=True)
+            pairs = zip(table._columns("people"), bodies, strict=True)
             lines += side_by_side([_text_column(column, body) for column, body in pairs], width)
         lines += [""] if self.notes else []
         for note in self._numbered_notes():
@@ -252,12 +231,13 @@ class Table:
                     line[place] = "--" if line[place] == "-" else _SIGN.sub(r"$\1$", line[place])
                 if cell.note:
                     line[place] += rf"\textsuperscript{{{cell.note}}}"
+        label = re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-") or "results"
         text = [
             r"% needs \usepackage{booktabs,adjustbox}",
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{_caption(self.title, constants)}}}",
-            rf"\label{{tab:{_label(self.title)}}}",
+            rf"\label{{tab:{label}}}",
             r"\begin{adjustbox}{max width=\textwidth}",
             rf"\begin{{tabular}}{{{''.join('r' if c.is_number else 'l' for c in columns)}}}",
             r"\toprule",
@@ -302,11 +282,11 @@ class Table:
             cells = [cell for column, cell in pairs if column.only in (None, reader)]
             yield [Cell(cell, cell) if isinstance(cell, str) else cell for cell in cells]
 
-    def _texts(self, mark: Callable[[Cell], str] = lambda cell: "") -> Iterator[list[str]]:
-        """Headings, then rows, as people read them."""
+    def _texts(self, marked: bool = False) -> Iterator[list[str]]:
+        """Headings, then rows, as people read them; marked: with the numbers of their notes."""
         yield [column.heading for column in self._columns("people")]
         for line in self._cells("people"):
-            yield [cell.full_text + mark(cell) for cell in line]
+            yield [_marked(cell.full_text, cell) if marked else cell.full_text for cell in line]
 
 
 def _padded(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
@@ -362,10 +342,6 @@ def _caption(title: str, constants: Sequence[tuple[str, str]]) -> str:
     same = "; ".join(f"{heading} {text}" for heading, text in constants)
     text = ". ".join(filter(None, (title or "Results", same)))
     return latex_escape(text).replace("epsilon", r"$\varepsilon$") + "."
-
-
-def _label(title: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "results"
 
 
 def latex_escape(text: str) -> str:
