@@ -37,12 +37,7 @@ class _Statement:
 
 
 def write_report(run_dirs: Sequence[Path], out: Path, save_to: Path | None = None) -> Path:
-    """Write the page of run folders, finished or not; several seeds of one row have the same name.
-
-    Raises:
-        RunFolderError: There is no run folder, or one is missing or damaged.
-        OSError: ``out`` cannot be written.
-    """
+    """Write the page of run folders, finished or not; seeds of one row have the same name."""
     if not run_dirs:
         raise RunFolderError("there is no run folder to report on; name at least one")
     return write_page([read_run(path) for path in run_dirs], out, save_to=save_to)
@@ -60,28 +55,11 @@ def write_page(
     ``labels`` makes the table a grid of metrics by rows; it says what each row's name is called
     there. A view's ``figures`` come before the learning curves. In the folder ``save_to`` each
     picture is an SVG and a PDF.
-
-    Raises:
-        RunFolderError: ``out`` is a folder.
-        OSError: ``out`` cannot be written.
     """
     if out.is_dir():
         raise RunFolderError(
             f"{out} is a folder; name the HTML file to write, as {out}/report.html"
         )
-    page = render(runs, labels, figures, save_to)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, page)
-    return out
-
-
-def render(
-    runs: Sequence[RunRecord],
-    labels: Mapping[str, str] | None = None,
-    figures: Sequence[panels.DrawnFigure] = (),
-    save_to: Path | None = None,
-) -> str:
-    """Make the page's text, a whole HTML document; arguments as of ``write_page``."""
     groups: dict[str, list[RunRecord]] = {}
     for run in told_apart(runs):
         groups.setdefault(run.name, []).append(run)
@@ -102,7 +80,7 @@ def render(
         parts += [part.panels for part in learning.values()]
         parts += [clients, boxes, *(part for _, part in devices)]
         _save_figures([panel for part in parts for panel in part], save_to)
-    return fill(
+    page = fill(
         "page.html",
         title=_title(runs),
         subtitle=_subtitle(groups),
@@ -127,6 +105,9 @@ def render(
         library=_asset("vendor/uPlot.iife.min.js"),
         licence=_asset("vendor/LICENSE-uPlot.txt"),
     )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, page)
+    return out
 
 
 def fill(template: str, **values: Any) -> str:
