@@ -23,11 +23,9 @@ from pfl_bench.profiling import one_thread
 class ClassCounts:
     """Counts that each class's metrics follow from; meaningless for a class that is not finite.
 
-    Attributes:
-        finite: Shape (K,), bool: all scores of the class are finite.
-        predicted: Shape (K, T), int64: examples that score above each threshold.
-        hits: Shape (K, T), int64: positives among those.
-        average_precision: Shape (K,), float64; NaN for a class without positives or not finite.
+    ``finite``, shape (K,): all scores of the class are. ``predicted`` and ``hits``, shape (K, T):
+    examples that score above each threshold, and positives among those. ``average_precision``,
+    shape (K,): NaN for a class without positives or not finite.
     """
 
     num_examples: int

@@ -55,11 +55,7 @@ class Classification:
         self._count += other._count
 
     def compute(self) -> dict[str, float]:
-        """Accuracy in 0..1 and mean cross entropy in nats.
-
-        Raises:
-            UserInputError: Nothing was taken in, so there is no mean.
-        """
+        """Accuracy in 0..1 and mean cross entropy in nats."""
         if self._count == 0:
             raise UserInputError("classification metrics over zero examples are undefined")
         return {"accuracy": self._correct / self._count, "loss": self._loss / self._count}

@@ -125,11 +125,7 @@ class MultiLabel:
         return {"loss": loss}
 
     def merge(self, other: MultiLabel) -> None:
-        """Take in what another instance has seen.
-
-        Raises:
-            UserInputError: It has other classes.
-        """
+        """Take in what another instance has seen; UserInputError if it has other classes."""
         if other._class_names != self._class_names:
             raise UserInputError(
                 f"multi-label metrics of other classes cannot be merged: {len(self._class_names)} "
@@ -143,9 +139,6 @@ class MultiLabel:
 
         "loss" is the mean over examples and labels, in nats; "num_classes_without_positives" says
         how many classes c_ap leaves out.
-
-        Raises:
-            UserInputError: Nothing was taken in.
         """
         if self._scores.num_rows == 0:
             raise UserInputError("multi-label metrics over zero examples are undefined")
@@ -217,11 +210,7 @@ def _harmonic_mean(precision: float, recall: float) -> float:
 
 
 def build(options: Options, facts: DataFacts) -> MultiLabel:
-    """Build an empty accumulator for the data's classes; classes without names go by number.
-
-    Raises:
-        UserInputError: There are names, and not one for each class.
-    """
+    """Build an empty accumulator for the data's classes; classes without names go by number."""
     names = facts.class_names or tuple(str(index) for index in range(facts.num_classes))
     if len(names) != facts.num_classes:
         raise UserInputError(

@@ -32,7 +32,6 @@ Source: Caldas et al. 2018 (LEAF), table 2; its published code of the Reddit mod
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -81,7 +80,12 @@ class NextToken:
         Raises:
             UserInputError: Shapes do not fit, or a counted target is no token.
         """
-        _check_shapes(outputs, targets)
+        if outputs.ndim != 3 or targets.shape != outputs.shape[:2]:
+            raise UserInputError(
+                "next-token metrics take outputs of shape (n, T, V), logits of each place of each "
+                f"sequence, and targets of shape (n, T); got {tuple(outputs.shape)} and "
+                f"{tuple(targets.shape)}"
+            )
         count, length, vocabulary = outputs.shape
         flat = targets.reshape(-1)
         places = torch.nonzero(flat != NOT_COUNTED).squeeze(1)
@@ -114,7 +118,8 @@ class NextToken:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Of each counted token: right, right with unknown ones, and its loss; on the CPU."""
         right, any_right, losses = [], [], []
-        for rows, tokens in _pieces(places, wanted, logits.shape[1]):
+        size = max(1, _PIECE // logits.shape[1])
+        for rows, tokens in zip(torch.split(places, size), torch.split(wanted, size), strict=True):
             piece = logits[rows].float()
             predicted = piece.argmax(dim=1)
             hit = (predicted == tokens) & piece.isfinite().all(dim=1)
@@ -138,11 +143,7 @@ class NextToken:
         self._examples += other._examples
 
     def compute(self) -> dict[str, float]:
-        """The metrics that the module lists.
-
-        Raises:
-            UserInputError: Nothing was taken in.
-        """
+        """The metrics that the module lists."""
         if self._examples == 0:
             raise UserInputError("next-token metrics over zero examples are undefined")
         tokens = self._tokens if self._tokens else math.nan
@@ -156,11 +157,6 @@ class NextToken:
         }
 
 
-def _pieces(places: Tensor, wanted: Tensor, vocabulary: int) -> Iterator[tuple[Tensor, Tensor]]:
-    size = max(1, _PIECE // vocabulary)
-    return zip(torch.split(places, size), torch.split(wanted, size), strict=True)
-
-
 def _exp(loss: float) -> float:
     try:
         return math.exp(loss)
@@ -168,21 +164,8 @@ def _exp(loss: float) -> float:
         return math.inf
 
 
-def _check_shapes(outputs: Tensor, targets: Tensor) -> None:
-    if outputs.ndim != 3 or targets.shape != outputs.shape[:2]:
-        raise UserInputError(
-            "next-token metrics take outputs of shape (n, T, V), logits of each place of each "
-            f"sequence, and targets of shape (n, T); got {tuple(outputs.shape)} and "
-            f"{tuple(targets.shape)}"
-        )
-
-
 def build(options: Options, facts: DataFacts) -> NextToken:
-    """Build an empty accumulator; "pad_id" and "unk_id" of the data's extra facts are never right.
-
-    Raises:
-        UserInputError: One of the two is there and no whole number.
-    """
+    """Build an empty accumulator; the tokens "pad_id" and "unk_id" of the facts are never right."""
     never_right = []
     for key in ("pad_id", "unk_id"):
         token = facts.extra.get(key)
