@@ -158,12 +158,9 @@ def _text_blocks(texts: Sequence[str], order: NDArray[np.int64]) -> Iterator[NDA
 
 @dataclass(frozen=True)
 class Structure:
-    """Arrays of a file, and the groups and attributes around them.
+    """Arrays of a file (the byte at which each begins, 0 if empty), and what is around them.
 
-    Attributes:
-        positions: Byte at which each dataset's content begins; 0 if it has none.
-        pieces: (position, bytes) of what HDF5 wrote, in that order: a later one may cover an
-            earlier one.
+    ``pieces`` are positions and bytes, as HDF5 wrote them: a later one may cover an earlier one.
     """
 
     positions: tuple[int, ...]

@@ -168,9 +168,8 @@ def check_train_differs_from_test(
     if not common:
         return
     train_counts, test_counts = train.examples_per_client(), test.examples_per_client()
-    for client_id in common:
-        if train_counts[train.clients[client_id]] != test_counts[test.clients[client_id]]:
-            return
+    if any(train_counts[train.clients[one]] != test_counts[test.clients[one]] for one in common):
+        return
     train_segments, test_segments = train.segments_by_number(), test.segments_by_number()
     for client_id in common:
         ours = _example_digests(train, train_segments(train.clients[client_id]), fields)

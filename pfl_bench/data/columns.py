@@ -54,12 +54,7 @@ class Column:
             self._position = dataset.id.get_offset()
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Read the rows ``start:stop`` into a fresh array; the caller has checked the range.
-
-        Raises:
-            ValueError: The store is closed.
-            DataError: The file has been cut since it was opened, or cannot be read.
-        """
+        """Read the rows ``start:stop`` into a fresh array; the caller has checked the range."""
         rows = np.empty((stop - start, *self._row_shape), dtype=self.dtype)
         if not rows.size:
             return rows
@@ -129,12 +124,7 @@ class RaggedColumn:
             )
 
     def read(self, start: int, stop: int) -> list[NDArray[Any]]:
-        """Read the items of the examples ``start:stop``, an array each.
-
-        Raises:
-            ValueError: The store is closed.
-            DataError: The file is damaged or has been cut since it was opened.
-        """
+        """Read the items of the examples ``start:stop``, an array each."""
         bounds = self._bounds.read(start, stop + 1)
         first, last = int(bounds[0]), int(bounds[-1])
         if not 0 <= first <= last <= self._items.num_rows or (bounds[1:] < bounds[:-1]).any():
@@ -166,9 +156,6 @@ def open_column(
     """Check that a dataset is what the store says it is and lies within the file.
 
     ``rows`` is the number that it must have; None for any.
-
-    Raises:
-        DataError: The dataset is missing, has another dtype or shape, or reaches past the end.
     """
     dataset = own_member(group, name)
     if not isinstance(dataset, h5py.Dataset):

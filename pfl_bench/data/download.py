@@ -53,12 +53,6 @@ def download(
     read through if its name says how (gzip's CRC-32, JSON). Where the server declares none, such
     content must do; a ``.txt`` must then be UTF-8 text of at least one line. Its SHA-256 goes into
     ``SHA256SUMS`` in the folder; what is recorded there is its digest from then on.
-
-    Raises:
-        DataError: No mirror gives a file; a file of that name but other content is there;
-            ``target`` is no folder, or another process is fetching into it.
-        PluginError: ``files`` is declared wrongly.
-        OSError: The folder is not writable or the disk is full.
     """
     check_declaration(files)
     try:

@@ -24,12 +24,6 @@ def download_from_hub(
 
     All files are of one commit, the newest. Their folders in the repository are left out. The
     variable HF_ENDPOINT names another Hub than https://huggingface.co.
-
-    Raises:
-        DataError: ``huggingface_hub`` is not installed, the Hub cannot be reached or refuses, a
-            file is there with other content, a digest or the number of rows is not as published,
-            or ``target`` is a file.
-        OSError: The folder is not writable or the disk is full.
     """
     files = _list_files(dataset, advice)
     paths = download(files, target, progress, advice)

@@ -68,11 +68,7 @@ def open_file(path: Path) -> Any:
 
 
 def read_attributes(file: Any, path: Path) -> dict[str, Any]:
-    """Read and check the attributes of a store, JSON ones decoded.
-
-    Raises:
-        DataError: Not a store, another layout version, or an attribute is missing or malformed.
-    """
+    """Read and check the attributes of a store, JSON ones decoded."""
     if _text(file, "format") != FORMAT:
         raise DataError(
             f"{path}: an HDF5 file, but not a store of this toolkit: its attribute 'format' is "
@@ -181,9 +177,6 @@ def read_offsets(
     """Read and check where each user's examples begin; shape (U + 1,), int64.
 
     ``counts`` is the announced number of "users" and "examples".
-
-    Raises:
-        DataError: No user, a user without examples, or not what was announced.
     """
     column = open_column(group, "offsets", FieldSpec("int64"), None, descriptor, where)
     offsets = column.read(0, column.num_rows)
@@ -210,12 +203,7 @@ def read_offsets(
 
 
 def decode_client_ids(text: NDArray[np.uint8], bounds: NDArray[np.int64], where: str) -> list[str]:
-    """Turn a split's identifiers, ``text[bounds[u]:bounds[u + 1]]`` in UTF-8, into strings.
-
-    Raises:
-        DataError: The bounds do not divide the text, it is not UTF-8, or the identifiers do not
-            ascend.
-    """
+    """Turn a split's ascending identifiers, ``text[bounds[u]:bounds[u + 1]]``, into strings."""
     client_ids = _decode(text, bounds, where, "client id", "client_ids_offsets")
     if not all(map(operator.lt, client_ids, client_ids[1:])):
         earlier, later = next(pair for pair in pairwise(client_ids) if pair[0] >= pair[1])
@@ -224,11 +212,7 @@ def decode_client_ids(text: NDArray[np.uint8], bounds: NDArray[np.int64], where:
 
 
 def decode_names(text: NDArray[np.uint8], bounds: NDArray[np.int64], where: str) -> list[str]:
-    """Turn a list of names, ``text[bounds[v]:bounds[v + 1]]`` in UTF-8, into strings.
-
-    Raises:
-        DataError: The bounds do not divide the text, it is not UTF-8, or a name comes twice.
-    """
+    """Turn a list of names, ``text[bounds[v]:bounds[v + 1]]``, into strings."""
     names = _decode(text, bounds, where, "name", "the offsets")
     if len(set(names)) != len(names):
         raise DataError(f"{where}: a name comes twice. {_MEND}")

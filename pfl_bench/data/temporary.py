@@ -82,13 +82,7 @@ def remove_leftovers(out: Path) -> None:
 def new_folder(out: Path, what: str) -> Iterator[Path]:
     """Give a hidden folder beside ``out`` that takes its name when the block ends well.
 
-    Args:
-        out: Folder to make; it may exist if it is empty.
-        what: What fills it, such as "pictures", for the message.
-
-    Raises:
-        DataError: ``out`` is or lies below a file, or is a folder that is not empty.
-        OSError: The folder cannot be made.
+    ``out`` may exist if it is empty, else it is a DataError; ``what`` fills it, in the message.
     """
     out = out.resolve()
     file = next((path for path in (out, *out.parents) if path.is_file()), None)

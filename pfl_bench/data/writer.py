@@ -127,12 +127,7 @@ class StoreWriter:
                 self._folder = self._temporary = None
 
     def set_extra(self, key: str, value: Any) -> None:
-        """Record a further fact.
-
-        Args:
-            key: Name of the fact.
-            value: Anything that JSON can hold; NaN and infinity are not JSON.
-        """
+        """Record a further fact, anything that JSON can hold; NaN and infinity are not JSON."""
         try:
             self._extra[key] = parse_json(json.dumps(value, allow_nan=False))
         except (TypeError, ValueError) as error:
@@ -144,14 +139,8 @@ class StoreWriter:
     def set_names(self, name: str, values: Sequence[str]) -> None:
         """Record what numbers stand for: the words of a vocabulary, the values of a column.
 
-        Args:
-            name: Name of the list, such as "vocabulary"; for a column, the name of its field.
-            values: The names in the order of their numbers, from 0; any number of them. A list
-                of that name that was recorded before is replaced.
-
-        Raises:
-            ValueError: ``name`` is malformed.
-            DataError: A value is no string, is empty, is not valid Unicode or comes twice.
+        The list of a column has the name of its field. Values are in the order of their numbers,
+        from 0. A list of that name that was recorded before is replaced.
         """
         check_list_name(name)
         self._names[name] = check_names(values, f"{self.path}: names {name!r}")

@@ -23,11 +23,9 @@ _MEDIAN, _MEAN = PALETTE[1], PALETTE[2]
 
 @dataclass(frozen=True)
 class Box:
-    """One distribution over clients; several seeds are averaged, number by number.
+    """A distribution over clients, each weighing the same: p10, p25, p50, p75, p90, and the mean.
 
-    Attributes:
-        percentiles: The 10th, 25th, 50th, 75th and 90th percentile over clients.
-        mean: Mean over clients, each weighing the same.
+    Several seeds are averaged, number by number.
     """
 
     label: str

@@ -45,13 +45,11 @@ def dashes(style: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture, drawn when it is asked for.
+    """One picture, drawn when it is asked for; ``size`` is width and height in inches.
 
-    Attributes:
-        identifier: Prefix that keeps this picture's ids apart from the page's other pictures.
-        paint: Draws on the axes it is given, with the colours of this module alone.
-        size: Width and height in inches.
-        titles: What a browser shows over an artist, by the artist's gid.
+    The identifier is a prefix that keeps its ids apart from those of other pictures. ``paint``
+    draws with the colours of this module alone. Of ``titles`` a browser shows that of an artist's
+    gid.
     """
 
     identifier: str

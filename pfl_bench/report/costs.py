@@ -19,15 +19,11 @@ AMOUNTS = ("flops", "bytes_down", "bytes_up")
 
 @dataclass(frozen=True)
 class Price:
-    """Cost of a row's runs until they reached a value; several seeds are averaged.
+    """Cost of a row's runs until they reached a value, averaged over those that did.
 
-    Attributes:
-        flops: Mean FLOPs of all clients together, of the runs that reached it; of all runs and
-            until their ends if none did, and so on.
-        bytes_down: Likewise, bytes that clients received.
-        bytes_up: Likewise, bytes that clients sent.
-        best: Best value of the metric in any run; None where nothing tells.
-        seconds: Mean simulated seconds; None for runs without simulated devices.
+    If none did, it is that of all runs until their ends. FLOPs and bytes are those of all clients
+    together; steps are rounds (central training: epochs). ``best`` is the metric's in any run, None
+    where nothing tells; ``seconds`` are simulated, None without devices.
     """
 
     num_runs: int

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from pfl_bench.report.canvas import PALETTE as PALETTE
-from pfl_bench.report.canvas import Picture, dashes
+from pfl_bench.report.canvas import PALETTE, Picture, dashes
 from pfl_bench.report.series import Curve
 
 if TYPE_CHECKING:
@@ -44,12 +43,10 @@ class Band:
 
 @dataclass(frozen=True)
 class Plot:
-    """Content of one picture.
+    """Content of one picture; ``counts``: the horizontal axis has marks at whole numbers alone.
 
-    Attributes:
-        y_limits: Fixed range of the vertical axis; None fits an end to the data.
-        log: Whether the vertical axis is logarithmic; values up to 0 are then not drawn.
-        counts: Whether the horizontal axis counts, and has marks at whole numbers alone.
+    ``y_limits`` is the range of the vertical axis; a None fits an end to the data. On a logarithmic
+    one values up to 0 are not drawn.
     """
 
     x_label: str

@@ -255,12 +255,7 @@ def _short(commit: str) -> str:
 
 
 def write_leaderboard(runs: Sequence[RunRecord], out: Path, data_out: Path) -> list[Board]:
-    """Write the page, and the same as JSON; runs without a number to rank by are only named.
-
-    Raises:
-        RunFolderError: A summary or an audit is damaged.
-        OSError: A file cannot be written.
-    """
+    """Write the page, and the same as JSON; runs without a number to rank by are only named."""
     tables = standings(runs)
     shown = boards(tables)
     left_out = {str(run.path): why for run in runs if (why := _left_out(run))}

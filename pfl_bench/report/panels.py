@@ -55,13 +55,9 @@ class LegendEntry:
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """One figure of a view.
+    """One figure of a view: pictures (none if nothing could be drawn), and their numbers.
 
-    Attributes:
-        panels: The pictures; empty if nothing could be drawn.
-        table: What is drawn, as numbers.
-        legend: How rows are drawn; empty where the pictures say it themselves.
-        wide: Whether its one picture takes the page's width.
+    The legend is empty where the pictures say it themselves; a wide one takes the page's width.
     """
 
     title: str

@@ -28,9 +28,6 @@ def records(runs: Iterable[RunRecord]) -> list[Record]:
 
     Runs belong together if name, configuration and data are the same: what may differ within a row
     (``pfl_bench.config.row_differences``) may differ here.
-
-    Raises:
-        RunFolderError: A summary or an audit is damaged.
     """
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:

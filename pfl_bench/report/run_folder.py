@@ -18,15 +18,11 @@ _FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Content of a run folder.
+    """Content of a run folder; what is absent is None or empty.
 
-    Attributes:
-        rounds: Lines of ``metrics.jsonl``, each with "round"; non-finite numbers are floats.
-        environment: ``environment.json``; empty when absent.
-        statement: ``privacy.json``, and ``selection.json`` as "selection" where a sweep has chosen
-            the run; None when absent.
-        summary: ``summary.json``; None while the run is unfinished.
-        strata: ``strata.json``: by split, column and value; None when absent.
+    Of ``rounds``, lines of ``metrics.jsonl``, non-finite numbers are floats. The statement has
+    ``selection.json`` as "selection" where a sweep has chosen the run. ``summary`` is None while
+    the run is unfinished. ``strata`` are by split, column and value.
     """
 
     path: Path
@@ -140,11 +136,7 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def read_run(path: Path) -> RunRecord:
-    """Read a run folder; a missing ``summary.json`` means an unfinished run.
-
-    Raises:
-        RunFolderError: The folder is missing, is none of ours, or has a damaged file.
-    """
+    """Read a run folder; a missing ``summary.json`` means an unfinished run."""
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "does not exist"
         raise RunFolderError(
@@ -188,11 +180,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def read_runs(paths: Sequence[Path], notice: Callable[[str], None]) -> list[RunRecord]:
-    """Read several run folders; ``notice`` is told of each that cannot be read, which is left out.
-
-    Raises:
-        RunFolderError: None of them can be read.
-    """
+    """Read run folders; ``notice`` is told of each that cannot be read, unless none can."""
     runs, refused = [], []
     for path in paths:
         try:

@@ -39,11 +39,9 @@ Rows = Mapping[str, Sequence[RunRecord]]
 
 @dataclass(frozen=True)
 class Curve:
-    """One row's curve: its one run, or the mean of its seeds with their range.
+    """One row's curve: its one run, or the mean of its seeds, all finite, with their range.
 
-    Attributes:
-        x: Rounds, or means of another scalar at those rounds.
-        y: Means there, all finite.
+    ``x`` is rounds, or means of another scalar at those rounds.
     """
 
     x: list[float]
@@ -62,12 +60,9 @@ class Curve:
 class Chart:
     """Chart that the page's script draws in the place of a picture.
 
-    Attributes:
-        x: "step", or a scalar of ``X_AXES``.
-        lines: Name of the row's runs, what the row is called, and its style.
-        band: Scalars of a range around the line; None for the range of the seeds.
-        log: Whether the vertical axis begins as a logarithmic one.
-        limits: Range of the vertical axis; None where the data decide.
+    ``x`` is "step" or a scalar of ``X_AXES``; a line is the name of the row's runs, what the row is
+    called, and its style. ``band`` has the scalars of a range around the line, None for the range
+    of the seeds; without ``limits`` the data decide.
     """
 
     x: str

@@ -34,9 +34,6 @@ def system_panels(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, 
 
     They are metrics over simulated time, a first round of each row, and each source of devices
     once.
-
-    Raises:
-        RunFolderError: A file of a run folder is damaged.
     """
     devices: dict[str, Devices] = {}
     timelines: list[Panel] = []
