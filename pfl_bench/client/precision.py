@@ -1,4 +1,4 @@
-"""The arithmetic of a run: float32, TF32 on a GPU, or bfloat16 beside float32.
+"""The device of a run and its arithmetic: float32, TF32 on a GPU, or bfloat16 beside float32.
 
 Mixed precision is ``torch.autocast``: products and convolutions take bfloat16, while parameters,
 losses, local steps, updates, clipping, sums and noise are float32. Where autocast would cast more
@@ -7,6 +7,7 @@ than it saves, layers keep to float32: see ``is_mixed``.
 
 from __future__ import annotations
 
+import os
 import platform
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -43,6 +44,31 @@ def without_autocast(inputs: Tensor) -> AbstractContextManager[Any]:
     if not torch.is_autocast_enabled(kind):
         return nullcontext()
     return torch.autocast(kind, enabled=False)
+
+
+def resolve_device(name: str, is_private: bool = False) -> torch.device:
+    """Find the device that a configuration asks for; one that is not there is a ConfigError.
+
+    Where it ``is_private``, PyTorch refuses operations that it cannot repeat on CUDA, and not only
+    warns of them: a private run's audit computes rounds again.
+    """
+    mps = torch.backends.mps.is_available()
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else ("mps" if mps else "cpu")
+    if (name == "cuda" and not torch.cuda.is_available()) or (name == "mps" and not mps):
+        raise ConfigError(
+            f"device: '{name}' is not available on this machine; use device=cpu or device=auto"
+        )
+    if name == "cuda":
+        # Reruns are to be bit-identical.
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=not is_private)
+        # Else each ``empty`` launches a kernel that fills it. No memory is read before it is
+        # written: ``tests/equivalence/test_uninitialised_memory.py``.
+        cast("Any", torch.utils.deterministic).fill_uninitialized_memory = False
+    return torch.device(name)
 
 
 def use(precision: str, device: torch.device) -> None:

@@ -11,12 +11,7 @@ from pfl_bench.types import Algorithm, PluginError
 
 
 def write_gradient(algorithm: Algorithm, mean_update: Tensor, out: Tensor) -> None:
-    """Have an algorithm write the gradient of a round.
-
-    Args:
-        algorithm: The algorithm.
-        mean_update: Shape (P,), on the device of ``out``.
-        out: Shape (P,), overwritten.
+    """Have an algorithm write the gradient of a round to ``out``; both vectors of shape (P,).
 
     Raises:
         PluginError: The algorithm returned something, or did not write each element: it would train
@@ -46,18 +41,9 @@ def write_gradient(algorithm: Algorithm, mean_update: Tensor, out: Tensor) -> No
 def private_gradient(
     algorithm: Algorithm, cohort_size: int, mean_update: Tensor, out: Tensor
 ) -> None:
-    """Have an algorithm write the gradient of a private round.
+    """Have an algorithm write the gradient of a private round to ``out``; both of shape (P,).
 
-    Beside the release it is told the configuration alone: what came in has no noise.
-
-    Args:
-        algorithm: The algorithm.
-        cohort_size: As configured.
-        mean_update: Shape (P,): the release.
-        out: Shape (P,), overwritten.
-
-    Raises:
-        PluginError: See ``write_gradient``.
+    Beside the release it is told the configured cohort size alone: what came in has no noise.
     """
     algorithm.receive(float(cohort_size), 0.0)
     write_gradient(algorithm, mean_update, out)

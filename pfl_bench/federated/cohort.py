@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ from numpy.typing import NDArray
 
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
 from pfl_bench.federated.parts import FederatedParts
-from pfl_bench.federated.personal import PersonalTraining
 from pfl_bench.federated.shards import Node, PairwiseReduction
 from pfl_bench.profiling import phase, timed
 from pfl_bench.rng import Purpose, stream
@@ -30,14 +30,15 @@ from privacy.mechanism import Mechanism
 from privacy.recording.observation import Observer
 from privacy.recording.shard_observation import ShardObservation
 
+if TYPE_CHECKING:
+    from pfl_bench.federated.personal import PersonalTraining
+
 
 class UpdateAggregator:
     """Takes clients' updates into the sum, by a mechanism and under an observer's eyes.
 
-    Args:
-        mechanism: Clips and sums.
-        seed: The private seed, which clients' own noise is drawn from.
-        observer: Watches a private run; None for others.
+    ``seed`` is the private one, of which clients' own noise is drawn. Runs without a plan have no
+    observer.
     """
 
     def __init__(self, mechanism: Mechanism, seed: int, observer: Observer | None) -> None:
@@ -48,14 +49,9 @@ class UpdateAggregator:
     def add(
         self, aggregate: Aggregate, update: torch.Tensor, weight: float, index: int, client: int
     ) -> ClipOutcome:
-        """Take one client's update into the sum.
+        """Add the update, shape (P,), of a user in a round, from 1, to the sum in place.
 
-        Args:
-            aggregate: The round's sum, changed in place.
-            update: Shape (P,).
-            weight: Of the client.
-            index: The round, from 1.
-            client: Index of the user; those of canaries come after all users.
+        Canaries are numbered behind all users.
         """
         if self.observer is None:
             return self.mechanism.accumulate(aggregate, update, weight)
@@ -76,28 +72,14 @@ class UpdateAggregator:
 
 @dataclass(slots=True)
 class ShardResult:
-    """Statistics of a trained shard, without its sum.
-
-    Attributes:
-        counted: What was counted.
-        seen: What the observer saw; None without one.
-    """
+    """Statistics of a trained shard without its sum; and what the observer saw, if there is one."""
 
     counted: RoundStatistics
     seen: ShardObservation | None
 
 
 class CohortTraining:
-    """Trains shards of clients and sums what they send.
-
-    Args:
-        parts: What the run is made of.
-        engine: Trains the clients.
-        aggregator: Takes their updates in.
-
-    Raises:
-        ConfigError: Updates are compressed that clients noise afterwards.
-    """
+    """Trains shards of clients and sums what they send."""
 
     def __init__(self, parts: FederatedParts, engine: Engine, aggregator: UpdateAggregator) -> None:
         self._transforms = list(parts.transforms.values())
@@ -116,7 +98,11 @@ class CohortTraining:
         self._engine = engine
         self._options = parts.options
         self._buffers = parts.model.buffers()
-        self._personal = PersonalTraining.of(parts)
+        self._personal: PersonalTraining | None = None
+        if parts.algorithm.personal_training is not None:
+            from pfl_bench.federated.personal import PersonalTraining
+
+            self._personal = PersonalTraining(parts)
 
     def train(
         self,
@@ -135,12 +121,6 @@ class CohortTraining:
             central: Shape (P,).
             probed: Which of the clients, counted through these shards, is probed where not all are;
                 negative or too large for none.
-
-        Returns:
-            What each shard came to.
-
-        Raises:
-            ConfigError: Training moved a buffer of the model, which nothing carries to the centre.
         """
         self.tree.clear()
         results = []

@@ -10,12 +10,7 @@ _MOST_NAMES = 10
 
 
 class RoundNotices:
-    """Says it: of lost updates each time, of what may go on for many rounds the first time.
-
-    Args:
-        notice: Called with what is said.
-        client_ids: Gives the names of the training users, by index.
-    """
+    """Says it: of lost updates each time, of what may go on for many rounds the first time."""
 
     def __init__(
         self, notice: Callable[[str], None], client_ids: Callable[[], Sequence[str]]

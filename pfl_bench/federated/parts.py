@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -44,36 +43,6 @@ if TYPE_CHECKING:
 _DEFAULT_THREADS = torch.get_num_threads()
 
 
-def resolve_device(name: str, is_private: bool = False) -> torch.device:
-    """Find the device that a configuration asks for.
-
-    Args:
-        name: As in the configuration.
-        is_private: Whether PyTorch is to refuse operations that it cannot repeat on CUDA, and not
-            only to warn of them: a private run's audit computes rounds again.
-
-    Raises:
-        ConfigError: It is not there; nothing falls back in silence.
-    """
-    mps = torch.backends.mps.is_available()
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else ("mps" if mps else "cpu")
-    if (name == "cuda" and not torch.cuda.is_available()) or (name == "mps" and not mps):
-        raise ConfigError(
-            f"device: '{name}' is not available on this machine; use device=cpu or device=auto"
-        )
-    if name == "cuda":
-        # Reruns are to be bit-identical.
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=not is_private)
-        # Else each ``empty`` launches a kernel that fills it. No memory is read before it is
-        # written: ``tests/equivalence/test_uninitialised_memory.py``.
-        cast("Any", torch.utils.deterministic).fill_uninitialized_memory = False
-    return torch.device(name)
-
-
 def set_threads(config: RunConfig) -> None:
     """Set the threads of torch that a configuration asks for, in this process."""
     # A client's products are too small to be shared out; whole clients are.
@@ -99,11 +68,7 @@ def build_model(resolved: ResolvedConfig, task: Task, device: torch.device) -> F
 
 
 def _check_apart(module: Any, task: Task) -> None:
-    """Refuse a model in which an example moves the gradient of another.
-
-    Raises:
-        ConfigError: It has such a layer.
-    """
+    """Refuse a model in which an example moves the gradient of another."""
     split = task.split("train")
     inputs = split.read_range(0, min(4, split.num_examples)).inputs
     layer = mixing_layer(module, inputs, training=True) if len(inputs) > 1 else None
@@ -138,11 +103,7 @@ def _build_poison(resolved: ResolvedConfig, facts: DataFacts, example: Examples)
 
 
 def build_forward(resolved: ResolvedConfig, task: Task, model: FlatModel) -> Forward:
-    """Build the forward pass of training and evaluation, in the row's precision.
-
-    Raises:
-        ConfigError: The device does not have it.
-    """
+    """Build the forward pass of training and evaluation, in a precision that the device has."""
     config = resolved.config
     precision.use(config.precision, model.device)
     return Forward(model.module, task, model.device, config.precision, config.channels_last)
@@ -150,14 +111,7 @@ def build_forward(resolved: ResolvedConfig, task: Task, model: FlatModel) -> For
 
 @dataclass(frozen=True)
 class RunParts:
-    """Parts of a run of any setting, built once and handed on.
-
-    Attributes:
-        resolved: The configuration.
-        task: Data and loss.
-        model: Its memory is the working copy of training and evaluation.
-        forward: From a batch as it was read to its loss.
-    """
+    """Parts of a run of any setting, built once; training works in the model's own memory."""
 
     resolved: ResolvedConfig
     task: Task
@@ -166,22 +120,14 @@ class RunParts:
 
     @classmethod
     def build(cls, resolved: ResolvedConfig, task: Task, model: FlatModel) -> RunParts:
-        """Build the forward pass of a task and a model.
-
-        Raises:
-            ConfigError: The device does not have the precision.
-        """
+        """Build the forward pass of a task and a model."""
         return cls(resolved, task, model, build_forward(resolved, task, model))
 
 
 def build_run(resolved: ResolvedConfig) -> RunParts:
-    """Set this process up and build what a run of any setting is made of.
-
-    Raises:
-        UserInputError: Device, data or model are not what the configuration asks for.
-    """
+    """Set this process up and build the parts that a run of any setting has."""
     set_threads(resolved.config)
-    device = resolve_device(resolved.config.device, resolved.config.privacy is not None)
+    device = precision.resolve_device(resolved.config.device, resolved.config.privacy is not None)
     task = build_task(resolved, device)
     return RunParts.build(resolved, task, build_model(resolved, task, device))
 
@@ -190,13 +136,9 @@ def build_run(resolved: ResolvedConfig) -> RunParts:
 class FederatedParts(RunParts):
     """Parts of a federated run beside its engine, which depends on what "auto" is settled to.
 
-    Attributes:
-        options: The section ``federated``.
-        split: The training split.
-        algorithm: How clients train, and what becomes of the mean update.
-        transforms: What happens to each client's update before it is sent, by the section of the
-            configuration that asks for it, in its order.
-        aggregation: What the centre makes of the updates of a run without a privacy plan.
+    ``transforms`` are what happens to each client's update before it is sent, in that order, by the
+    section of the configuration that asks for them. ``aggregation`` is that of a run without a
+    privacy plan.
     """
 
     options: FederatedOptions
@@ -212,12 +154,7 @@ class FederatedParts(RunParts):
 
     @classmethod
     def of(cls, run: RunParts) -> FederatedParts:
-        """Build what a federated run has beside what every run has.
-
-        Raises:
-            ConfigError: The settings do not fit one another.
-            PluginError: A plug-in gives something else than its kind is.
-        """
+        """Build what a federated run has beside what every run has."""
         resolved, options = run.resolved, run.resolved.config.federated
         if options is None:
             raise ConfigError("a federated trainer needs the section 'federated'")
@@ -289,12 +226,7 @@ def build_mechanism(name: str, options: Any, noise: NoiseScale) -> Mechanism:
 
 
 def build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algorithm:
-    """Build the algorithm for clients that train as the configuration says.
-
-    Raises:
-        ConfigError: The section has what the algorithm's ``check``, if it has one, refuses.
-        PluginError: What it builds is no ``Algorithm``.
-    """
+    """Build the algorithm for clients that train as the configuration says."""
     local = LocalTraining(
         epochs=options.local_epochs,
         max_steps=options.local_steps,
@@ -320,12 +252,7 @@ def build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algo
 def build_aggregation(
     resolved: ResolvedConfig, options: FederatedOptions, algorithm: Algorithm
 ) -> Aggregation:
-    """Build what the centre makes of the updates of a run without privacy.
-
-    Raises:
-        ConfigError: It looks at updates alone, but more decides what each of them counts for.
-        PluginError: What it builds is no ``Aggregation``.
-    """
+    """Build what the centre makes of the updates of a run without privacy."""
     name = resolved.tree["federated"]["aggregation"]["name"]
     module = plugins.load(plugins.AGGREGATION, name)
     no_noise = NoiseScale(0.0, options.cohort_size, options.cohort_size)
@@ -364,9 +291,6 @@ def build_engine(parts: FederatedParts, notice: Callable[[str], None]) -> Engine
     """Build the engine that the configuration names.
 
     The runner has named it where it is "auto" (``autotune.settle``); else that is "sequential".
-
-    Raises:
-        ConfigError: It does not serve the algorithm, or has no slots where some are asked for.
     """
     resolved, options, algorithm = parts.resolved, parts.options, parts.algorithm
     name = "sequential" if options.engine == "auto" else options.engine
@@ -398,27 +322,15 @@ def build_engine(parts: FederatedParts, notice: Callable[[str], None]) -> Engine
         notice,
         **served,
     )
-    return engine if resolved.config.attack is None else _with_attack(parts, engine, notice)
-
-
-def _with_attack(parts: FederatedParts, engine: Engine, notice: Callable[[str], None]) -> Engine:
-    """The engine with corrupted clients that attack."""
-    from pfl_bench.simulation.attacking_engine import AttackingEngine, boost_of
-    from pfl_bench.simulation.corrupted_task import CorruptedSplit
-
-    attack, split = parts.resolved.config.attack, parts.split
-    assert attack is not None
-    assert isinstance(split, CorruptedSplit)  # build_task gives no other
-    if attack.boost == "replace" and not parts.algorithm.follows_mean:
+    attack = resolved.config.attack
+    if attack is None:
+        return engine
+    if attack.boost == "replace" and not algorithm.follows_mean:
         raise ConfigError(
             "attack.boost: replace reckons with a step along the mean of clients' updates, but the "
-            f"algorithm {parts.resolved.tree['federated']['algorithm']['name']} takes another; "
+            f"algorithm {resolved.tree['federated']['algorithm']['name']} takes another; "
             "give boost a number instead"
         )
-    boost = boost_of(attack, parts.options)
-    every = "each round" if attack.every == 1 else f"one round in {attack.every}"
-    notice(
-        f"attack: {attack.kind} by {len(split.corrupted)} of {split.num_users} training users in "
-        f"{every}, what they send times {boost:g}"
-    )
-    return AttackingEngine(engine, split, attack.every, boost)
+    from pfl_bench.simulation.attacking_engine import attacking
+
+    return attacking(engine, parts.split, attack, options, notice)

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.client.engines import sequential
-from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.evaluation.personalized_clients import PersonalizedClients
 from pfl_bench.federated.parts import FederatedParts
-from pfl_bench.types import Algorithm, FederatedSplit, LocalResult
+from pfl_bench.types import FederatedSplit, LocalResult
 
 
 class PersonalTraining:
@@ -24,14 +23,11 @@ class PersonalTraining:
 
     A client's draws are those of its training of the central model: both models see the same
     batches in the same order, as far as they take as many.
-
-    Args:
-        parts: What the run is made of; its algorithm has a ``personal_training``.
     """
 
     def __init__(self, parts: FederatedParts) -> None:
         local = parts.algorithm.personal_training
-        assert local is not None, "the algorithm has none: see of()"
+        assert local is not None, "the algorithm has none"
         self._algorithm, self._weight = parts.algorithm, local.proximal_weight
         self._pull: Tensor | None = None
         self._engine = sequential.SequentialEngine(
@@ -44,21 +40,11 @@ class PersonalTraining:
             lambda user: self._pull,
         )
 
-    @classmethod
-    def of(cls, parts: FederatedParts) -> PersonalTraining | None:
-        """That of a run; None if its algorithm's clients keep no models."""
-        return None if parts.algorithm.personal_training is None else cls(parts)
-
     def train(self, users: NDArray[np.int64], index: int, central: Tensor) -> Iterator[LocalResult]:
-        """Train the own model of each user; one that comes out not finite is not kept.
+        """Train the own model of each user in a round, from 1, beside ``central``, shape (P,).
 
-        Args:
-            users: Indices into the training split.
-            index: The round, from 1.
-            central: Shape (P,).
-
-        Yields:
-            One result a user, whose ``update`` is that of its own model.
+        One that comes out not finite is not kept. A result's ``update`` is that of the user's own
+        model.
         """
         for user in users.tolist():
             kept = self._algorithm.own_model(user)
@@ -76,36 +62,18 @@ class PersonalTraining:
 class KeptModels:
     """Gives evaluation the models that clients keep; others are evaluated with the central one.
 
-    Args:
-        algorithm: Keeps them.
-        model: Its memory is the working copy.
-        clients: The training users, by the ids that evaluated splits name them.
+    Users of evaluated splits who train nothing are told to ``notice``; a ConfigError if such splits
+    have other users altogether.
     """
 
-    def __init__(
-        self, algorithm: Algorithm, model: FlatModel, clients: PersonalizedClients
-    ) -> None:
-        self._algorithm = algorithm
-        self._model = model
-        self._clients = clients
-        self._central = torch.zeros(0)
-
-    @classmethod
-    def of(cls, parts: FederatedParts, notice: Callable[[str], None]) -> KeptModels | None:
-        """Those of a run; None if its algorithm's clients keep none.
-
-        Args:
-            parts: What the run is made of.
-            notice: Told of users of evaluated splits who train nothing.
-
-        Raises:
-            ConfigError: Evaluated splits have other users than the training split.
-        """
-        if parts.algorithm.personal_training is None:
-            return None
+    def __init__(self, parts: FederatedParts, notice: Callable[[str], None]) -> None:
+        self._algorithm = parts.algorithm
+        self._model = parts.model
         section = parts.name_of("algorithm")
-        clients = PersonalizedClients(parts.resolved.config, section, parts.task, None, notice)
-        return cls(parts.algorithm, parts.model, clients)
+        self._clients = PersonalizedClients(
+            parts.resolved.config, section, parts.task, None, notice
+        )
+        self._central = torch.zeros(0)
 
     def begin(self) -> None:
         """See ``OwnModels``."""
@@ -116,14 +84,9 @@ class KeptModels:
         self._model.vector.copy_(self._central)
 
     def personalise(self, split: FederatedSplit, user: int) -> NDArray[np.int64]:
-        """Put a user's own model into the working memory.
+        """Put a user's own model into the working memory; see ``OwnModels``.
 
-        Args:
-            split: The split whose user it is.
-            user: Index of the user.
-
-        Returns:
-            All positions of the user's examples; none for a user who has no training examples.
+        All positions of its examples are evaluated; none of a user who has no training examples.
         """
         place = int(self._clients.places(split)[user])
         if place < 0:

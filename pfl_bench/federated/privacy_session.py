@@ -35,14 +35,7 @@ if TYPE_CHECKING:
 
 
 def make_federated_plan(parts: FederatedParts, participants: Participants) -> PrivacyPlan | None:
-    """Build the plan of a run's configuration.
-
-    Args:
-        parts: What the run is made of.
-        participants: Who takes part.
-
-    Returns:
-        The plan; None for a run that claims no privacy.
+    """Build the plan of a run's configuration; None for a run that claims no privacy.
 
     Raises:
         ConfigError: A model without a plan has layers that gather running statistics.
@@ -96,13 +89,7 @@ def make_federated_plan(parts: FederatedParts, participants: Participants) -> Pr
 
 
 def make_observer(mechanism: Mechanism, noise: NoiseScale, num_parameters: int) -> Observer:
-    """Make what watches the rounds of a private run.
-
-    Args:
-        mechanism: What it watches.
-        noise: Of the run.
-        num_parameters: P; all clients are probed unless it is very large.
-    """
+    """Make what watches a private run's rounds; with very large P it probes one client of each."""
     stated = mechanism.description
     return Observer(
         noise.cohort_size, stated.norm, num_parameters <= WATCH_ALL, stated.clips_to_bound
@@ -110,17 +97,7 @@ def make_observer(mechanism: Mechanism, noise: NoiseScale, num_parameters: int) 
 
 
 class PublicRounds:
-    """The rounds of a run without a plan: nothing is claimed, watched or written down.
-
-    Args:
-        mechanism: Sums clients' updates.
-        seed: The run's.
-
-    Attributes:
-        mechanism: As given.
-        aggregator: Takes clients' updates into the sum.
-        plan: What the run claims.
-    """
+    """The rounds of a run without a plan: nothing is claimed, watched or written down."""
 
     plan: PrivacyPlan | None = None
 
@@ -129,32 +106,13 @@ class PublicRounds:
         self.aggregator = UpdateAggregator(mechanism, seed, observer)
 
     def begin(self, done: int) -> None:
-        """Open the ledger; check that what goes on is what it has recorded.
-
-        Args:
-            done: Rounds that the run has behind it, from its checkpoint.
-
-        Raises:
-            privacy.errors.LedgerError: The ledger is damaged or of another run.
-        """
+        """Open the ledger, and check that it has recorded the ``done`` rounds of the checkpoint."""
 
     def check_round(self, index: int) -> None:
-        """Check that a round, from 1, is within the budget.
-
-        Raises:
-            privacy.errors.BudgetExceededError: It is not.
-        """
+        """Check that a round, from 1, is within the budget."""
 
     def choose_probe(self, index: int, num_users: int) -> int:
-        """Choose the client of a round that is probed where not all are.
-
-        Args:
-            index: The round, from 1.
-            num_users: How many take part.
-
-        Returns:
-            Which of them, from 0; -1 for none.
-        """
+        """Choose which of a round's users, from 0, is probed where not all are; -1 for none."""
         return -1
 
     def add_canaries(self, aggregate: Aggregate, index: int) -> None:
@@ -168,27 +126,14 @@ class PublicRounds:
         aggregate: Aggregate,
         trained: Sequence[int],
     ) -> None:
-        """Write the round's line of the ledger.
+        """Write the round's line of the ledger; replayed rounds must be as they were recorded.
 
-        Args:
-            index: The round, from 1.
-            users: Shape (n,), who took part.
-            release: What was released.
-            aggregate: The sum that it was released from.
-            trained: Whose updates were taken in, as often as they were; without canaries.
-
-        Raises:
-            privacy.errors.LedgerError: The round was recorded before, and its replay differs.
+        ``users``, of shape (n,), took part. Of ``trained`` updates were taken in, as often as they
+        were; canaries are not among them.
         """
 
     def watch(self, index: int, release: Release, central: torch.Tensor) -> None:
-        """Let the canaries see what the round released, and where the model is after it.
-
-        Args:
-            index: The round, from 1.
-            release: What was released.
-            central: Shape (P,), after the central step.
-        """
+        """Let the canaries see the release, and ``central``, shape (P,), after the central step."""
 
     def scalars(self, release: Release, fraction_clipped: float) -> dict[str, float]:
         """Scalars for the round's line of metrics; the fraction of clients clipped has no noise."""
@@ -207,11 +152,10 @@ class PublicRounds:
         return None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave.
+        """Restore what ``state_dict`` gave; RunFolderError if the run began with another seed.
 
-        Raises:
-            RunFolderError: The run began with other streams: groups, noise and canaries would be
-                drawn anew in the midst of it, and what the plan says of them would not hold.
+        With other streams, groups, noise and canaries would be drawn anew in the midst of the run,
+        and what the plan says of them would not hold.
         """
 
     def close(self) -> None:

@@ -25,11 +25,7 @@ from pfl_bench.types import PrivateSeed, RunFolderError
 
 
 class OtherSeedError(RunFolderError):
-    """A checkpoint of a private run was written under another seed than the run has today.
-
-    Args:
-        folder: The run's folder.
-    """
+    """A checkpoint of a private run was written under another seed than the run has today."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(
@@ -75,9 +71,7 @@ def derive(
 def configuration_digest(resolved: ResolvedConfig, has_traces: bool) -> str:
     """Digest of what a configuration says of training and releases.
 
-    Args:
-        resolved: The configuration.
-        has_traces: Whether it has devices, whose content has a digest of its own.
+    Where there are devices, their content has a digest of its own (``has_traces``).
     """
     tree = resolved.training_tree
     # Where files lie decides nothing: their content is in the digests.

@@ -1,20 +1,27 @@
-"""Draws the cohorts of a run by a scheme of ``privacy.schemes``, which is what is accounted too.
+"""Participants of rounds: cohorts drawn by a scheme of ``privacy.schemes``, or simulated devices.
 
-A shadow run (``pfl_bench.runs.shadows``) has some of the users alone. The others are drawn as in
-any run, and left out afterwards: the mechanism is the row's, on data without these users.
+The scheme that draws is what is accounted too. A shadow run (``pfl_bench.runs.shadows``) has some
+of the users alone. The others are drawn as in any run, and left out afterwards: the mechanism is
+the row's, on data without these users.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import ConfigError
+from pfl_bench.types import ConfigError, Participants, RoundStatistics
 from privacy.amplification import Participation
 from privacy.sampling_scheme import SamplingScheme
+
+if TYPE_CHECKING:
+    from pfl_bench.federated.parts import FederatedParts
+    from pfl_bench.simulation.devices.devices import Devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +46,7 @@ class Sampler:
 
 
 def draw_members(seed: int, shadow: int, num_users: int) -> NDArray[np.bool_]:
-    """Toss the coins of a shadow run: shape (num_users,), each True with probability 1/2.
-
-    Args:
-        seed: The run's seed.
-        shadow: Number of the shadow run.
-        num_users: Users in the training split.
-    """
+    """Toss the coins of a shadow run: shape (num_users,), each True with probability 1/2."""
     return stream(seed, Purpose.SHADOW, shadow).random(num_users) < 0.5
 
 
@@ -64,9 +65,6 @@ def build_sampler(
         cohort_size: Expected users a round; all of them for a scheme that takes everybody.
         rng: Source of what the scheme draws once; None for a scheme that draws nothing so.
         members: Shape (num_users,): who is in the population of a shadow run; None for everybody.
-
-    Raises:
-        ConfigError: The numbers do not fit the number of users, or the scheme.
     """
     separation = scheme.min_separation
     if not 1 <= cohort_size <= num_users:
@@ -93,3 +91,61 @@ def build_sampler(
     participation = Participation(scheme, num_users, cohort_size)
     groups = None if rng is None else scheme.assign(participation, rng)
     return Sampler(participation, groups, members)
+
+
+class SampledParticipants(Participants):
+    """Participants that a sampler draws; they all finish, and each receives ``num_bytes``."""
+
+    def __init__(self, sampler: Sampler, num_bytes: float) -> None:
+        self._sampler = sampler
+        self._num_bytes = num_bytes
+
+    def draw(self, index: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Draw the round's users."""
+        return self._sampler.draw(rng, index)
+
+    def finish(
+        self, index: int, users: NDArray[np.int64], counted: RoundStatistics
+    ) -> dict[str, float]:
+        """Those too whose update was lost have had the cost."""
+        down = float(len(users) * self._num_bytes)
+        return {"systems/bytes_down": down, "systems/bytes_up": counted.bytes_up}
+
+
+def build_participants(
+    parts: FederatedParts, devices: Devices | None, seed: int, folder: Path
+) -> Participants:
+    """Build what decides who takes part: drawn users, or simulated devices where there are any.
+
+    Nothing of the run's folder is read or written yet.
+    """
+    options, shadow = parts.options, parts.options.shadow
+    if devices is not None:
+        if shadow is not None:
+            raise ConfigError(
+                "federated.shadow: leaves users out of cohorts that are drawn, but the section "
+                "systems has them selected among devices; remove one of the two"
+            )
+        from pfl_bench.simulation.devices.cohorts import SimulatedParticipants
+
+        return SimulatedParticipants(
+            parts.resolved,
+            devices,
+            parts.split,
+            parts.algorithm.local_training,
+            parts.download_bytes,
+            parts.upload_bytes,
+            folder,
+        )
+    assert options.scheme.is_drawn  # the configuration was refused
+    num_users = parts.split.num_users
+    # By the run's own seed, which the attacker's evaluation knows without the model.
+    own_seed = parts.resolved.config.seed
+    sampler = build_sampler(
+        options.scheme,
+        num_users,
+        options.cohort_size,
+        stream(seed, Purpose.SAMPLING, 0),
+        None if shadow is None else draw_members(own_seed, shadow, num_users),
+    )
+    return SampledParticipants(sampler, parts.download_bytes)

@@ -38,17 +38,10 @@ def shards_of_rank(rank: int, size: int, shards: int) -> range:
 
 
 def expected_costs(sizes: NDArray[np.int64], local: LocalTraining) -> NDArray[np.float64]:
-    """Expected time of training clients, in examples.
+    """Expected time of training clients of n ``sizes``, in examples: shape (n,), positive.
 
     A step costs its examples and half a batch more, for what does not depend on their number; a
     client, two batches more, to be read, reset and clipped.
-
-    Args:
-        sizes: Shape (n,), the clients' examples.
-        local: How they train.
-
-    Returns:
-        Shape (n,), positive.
     """
     batch = local.batch_size
     costs: NDArray[np.float64]
@@ -63,15 +56,7 @@ def expected_costs(sizes: NDArray[np.int64], local: LocalTraining) -> NDArray[np
 def expected_work(
     sizes: NDArray[np.int64], local: LocalTraining
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Steps that clients take in a round, and the examples that go through them.
-
-    Args:
-        sizes: Shape (n,), the clients' examples.
-        local: How they train.
-
-    Returns:
-        Both of shape (n,).
-    """
+    """Steps of clients of n ``sizes`` in a round, and examples in all of them: shapes (n,)."""
     batch = local.batch_size
     if local.batch_fraction is not None:
         return np.ones(len(sizes)), np.maximum(1.0, np.ceil(sizes * local.batch_fraction))
@@ -93,16 +78,8 @@ def assign_clients(
 
     Between the halves of the shards first, then within each half, and so on: the most expensive
     client first, each to the side that has less so far for a shard. Then 2, 4, 8 or more processes
-    with equally many shards have balanced costs, however skewed the clients' costs are. A shard may
-    be empty.
-
-    Args:
-        users: Shape (n,).
-        costs: Shape (n,), of each, positive.
-        shards: How many there are.
-
-    Returns:
-        The users of each shard, in the order of ``users``.
+    with equally many shards have balanced costs, however skewed the clients' costs (shape (n,),
+    positive) are. A shard may be empty; its users are in the order of ``users``.
 
     Source: Graham 1969, longest processing time first: at most 4/3 of the best possible time.
     """
@@ -126,13 +103,7 @@ def assign_clients(
 
 @dataclass(slots=True)
 class Node:
-    """The sum of 2^level neighbouring shards, from shard ``place * 2^level`` on.
-
-    Attributes:
-        level: 0 for one shard.
-        place: Which of its level.
-        aggregate: The sum; None where nobody was assigned.
-    """
+    """The sum of 2^level neighbouring shards, the first ``place * 2^level``; None without users."""
 
     level: int
     place: int
@@ -150,11 +121,7 @@ class PairwiseReduction:
         self._free: list[Tensor] = []
 
     def push(self, node: Node) -> None:
-        """Take in the shard or shards that follow those that are there.
-
-        Args:
-            node: Its aggregate belongs to the tree from now on.
-        """
+        """Take in, and own, the shard or shards that follow those that are there."""
         while node.place % 2 and self.nodes and self.nodes[-1].level == node.level:
             left = self.nodes.pop()
             node = Node(node.level + 1, node.place // 2, self._add(left, node))

@@ -37,14 +37,10 @@ _FIXED = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type, BaseM
 
 
 class StateWatch:
-    """Watches the plug-ins of a run through their first round.
+    """Watches the plug-ins of a run, by what messages call them, through their first round.
 
-    Args:
-        parts: The plug-ins, by what messages call them.
-
-    Raises:
-        PluginError: One keeps what cannot be saved, or writes one of ``state_dict`` and
-            ``load_state_dict`` alone.
+    One that keeps what cannot be saved is refused at once, and one that writes ``state_dict`` or
+    ``load_state_dict`` alone.
     """
 
     def __init__(self, parts: Mapping[str, Stateful]) -> None:
@@ -61,14 +57,7 @@ class StateWatch:
         }
 
     def check(self, index: int) -> None:
-        """Check, once, what a round has changed.
-
-        Args:
-            index: The round that has ended.
-
-        Raises:
-            PluginError: An attribute is another than before, and ``state_dict`` does not hold it.
-        """
+        """Check, once, what a round that has ended has changed: ``state_dict`` must hold it."""
         for label, before in self._before.items():
             part = self._parts[label]
             state = part.state_dict()

@@ -13,9 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.client import machine
@@ -25,23 +23,18 @@ from pfl_bench.federated.central_gradient import write_gradient
 from pfl_bench.federated.cohort import CohortTraining
 from pfl_bench.federated.notices import RoundNotices
 from pfl_bench.federated.parts import FederatedParts, build_engine
-from pfl_bench.federated.personal import KeptModels
 from pfl_bench.federated.privacy_session import PrivateRounds, PublicRounds, make_federated_plan
-from pfl_bench.federated.sampling import Sampler, build_sampler, draw_members
+from pfl_bench.federated.sampling import build_participants
 from pfl_bench.federated.shards import num_shards
 from pfl_bench.federated.state_watch import StateWatch
 from pfl_bench.federated.workers.messages import Begin, Built, SharedTraining, await_workers
 from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.simulation.devices.cohorts import SimulatedParticipants, digest_of
-from pfl_bench.simulation.devices.devices import Devices
-from pfl_bench.simulation.devices.sources import open_devices
 from pfl_bench.types import (
     ConfigError,
     Engine,
     OwnModels,
     Participants,
-    PrivateSeed,
     RoundStatistics,
     SingleProcess,
     Stateful,
@@ -53,48 +46,16 @@ from privacy.noise.prefetched_noise import prefetched_release
 from privacy.statement.statement import PrivacyStatement
 
 
-class SampledParticipants(Participants):
-    """Participants that a sampler draws; they all finish.
-
-    Args:
-        sampler: Draws them.
-        num_bytes: What each of them receives.
-    """
-
-    def __init__(self, sampler: Sampler, num_bytes: float) -> None:
-        self._sampler = sampler
-        self._num_bytes = num_bytes
-
-    def draw(self, index: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Draw the round's users."""
-        return self._sampler.draw(rng, index)
-
-    def finish(
-        self, index: int, users: NDArray[np.int64], counted: RoundStatistics
-    ) -> dict[str, float]:
-        """Those too whose update was lost have had the cost."""
-        down = float(len(users) * self._num_bytes)
-        return {"systems/bytes_down": down, "systems/bytes_up": counted.bytes_up}
-
-
 class FederatedTrainer(Trainer):
     """Trains a model over rounds; the runner drives it.
 
-    Args:
-        parts: What the run is made of. The model's memory is the clients' working copy; its
-            initial values are the start.
-        folder: The run's folder, where a private run keeps its ledger.
-        notice: Called with what a person must know.
-        group: The processes of the run, which this one leads.
+    The model's initial values are the start, and its memory the clients' working copy. This process
+    leads those of the ``group``. A private run keeps its ledger in the ``folder``. ``notice`` is
+    called with what a person must know.
 
     Attributes:
         central: Shape (P,): the central parameters.
         plan: What the run claims; None for a run that is not private.
-
-    Raises:
-        ConfigError: The settings do not fit the data or one another.
-        PluginError: A plug-in keeps what a checkpoint cannot hold.
-        privacy.errors.PlanError: The accounting of the settings would be wrong.
     """
 
     def __init__(
@@ -110,18 +71,29 @@ class FederatedTrainer(Trainer):
         self.total = options.num_rounds
         engine = build_engine(parts, notice)
         self.engine, shards = _shards_of(engine, group, options.cohort_size)
-        devices = None
+        devices, traces = None, ""
         if resolved.config.systems is not None:
+            from pfl_bench.simulation.devices.cohorts import digest_of
+            from pfl_bench.simulation.devices.sources import open_devices
+
             devices = open_devices(resolved.config.systems.source, parts.split.num_users)
+            traces = digest_of(devices)
             notice(f"systems: devices are {devices.source}")
-        self.private_seed = _private_seed(parts, f"{self.engine}, {shards} shards", devices)
         self._cohort_seed = resolved.config.seed
-        if self.private_seed is not None:
+        if resolved.config.setting == "private_federated":
+            checksum, sums = parts.task.facts.checksum, f"{self.engine}, {shards} shards"
+            self.private_seed = private_seed.derive(
+                resolved, checksum, model.initial_digest, model.device, sums, traces
+            )
             self._cohort_seed = self.private_seed.value
         self._participants = build_participants(parts, devices, self._cohort_seed, folder)
         self._notices = RoundNotices(notice, parts.split.client_ids)
         self.central = model.vector.clone()
-        self._own_models = KeptModels.of(parts, notice)
+        self._own_models: OwnModels | None = None
+        if self._algorithm.personal_training is not None:
+            from pfl_bench.federated.personal import KeptModels
+
+            self._own_models = KeptModels(parts, notice)
         self.plan = make_federated_plan(parts, self._participants)
         self._rounds = PublicRounds(parts.aggregation, self._cohort_seed)
         if self.plan is not None:
@@ -151,7 +123,7 @@ class FederatedTrainer(Trainer):
             plugins[parts.name_of(key) + suffix] = transform
         if self.plan is None:
             plugins[parts.name_of("aggregation")] = parts.aggregation
-        if isinstance(self._participants, SimulatedParticipants):
+        if self._participants.selector is not None:
             plugins[parts.name_of("selection")] = self._participants.selector
         return plugins
 
@@ -168,25 +140,12 @@ class FederatedTrainer(Trainer):
         group.broadcast(Begin(self._parts.resolved, noise, self._cohort_seed, digest, checksum))
 
     def advance(self, index: int) -> dict[str, float]:
-        """Run one round.
-
-        Args:
-            index: The round, 1-based.
-
-        Returns:
-            The round's scalars.
-
-        Raises:
-            privacy.errors.BudgetExceededError: The round would exceed the budget; nothing was
-                drawn or trained.
-            PluginError: After the first round: a plug-in's state would not be in a checkpoint.
-        """
+        """Run round ``index``, from 1, and give its scalars; past the budget nothing is drawn."""
         started = time.perf_counter()
         self._rounds.check_round(index)
         with phase("sampling"):
-            users = self._participants.draw(
-                index, stream(self._cohort_seed, Purpose.SAMPLING, index)
-            )
+            coins = stream(self._cohort_seed, Purpose.SAMPLING, index)
+            users = self._participants.draw(index, coins)
         if self._participants.rests_on and not len(users):
             self._notices.nobody(index)
         probed = self._rounds.choose_probe(index, len(users))
@@ -200,11 +159,7 @@ class FederatedTrainer(Trainer):
             release = released(aggregate)
         del released  # what was drawn ahead takes memory
         self._rounds.record(index, users, release, aggregate, counted.users)
-        weight, scalar = counted.weight, counted.scalar
-        if self._mechanism.is_private:
-            # What came in has no noise: of a private round the centre knows the configuration.
-            weight, scalar = float(self._options.cohort_size), 0.0
-        self._algorithm.receive(weight, scalar / weight if weight else 0.0)
+        self._tell_algorithm(counted)
         with phase("central step"):
             rate = self._take_central_step(release.mean_update, index)
         self._rounds.watch(index, release, self.central)
@@ -218,6 +173,13 @@ class FederatedTrainer(Trainer):
             **self._rounds.scalars(release, num_clipped / max(1, contributions)),
         }
         return scalars | {"time/round_seconds": time.perf_counter() - started}
+
+    def _tell_algorithm(self, counted: RoundStatistics) -> None:
+        weight, scalar = counted.weight, counted.scalar
+        if self._mechanism.is_private:
+            # What came in has no noise: of a private round the centre knows the configuration.
+            weight, scalar = float(self._options.cohort_size), 0.0
+        self._algorithm.receive(weight, scalar / weight if weight else 0.0)
 
     def _scalars(
         self, index: int, release: Release, counted: RoundStatistics, contributions: int
@@ -324,62 +286,3 @@ def _shards_of(engine: Engine, group: WorkerGroup, cohort_size: int) -> tuple[st
     # Who trains beside whom decides the last bits of updates, and of their sum.
     processes = f", {group.description}" if group.size > 1 else ""
     return engine.description + processes, group.size
-
-
-def _private_seed(
-    parts: FederatedParts, engine: str, devices: Devices | None
-) -> PrivateSeed | None:
-    if parts.resolved.config.setting != "private_federated":
-        return None
-    return private_seed.derive(
-        parts.resolved,
-        parts.task.facts.checksum,
-        parts.model.initial_digest,
-        parts.model.device,
-        engine=engine,
-        traces="" if devices is None else digest_of(devices),
-    )
-
-
-def build_participants(
-    parts: FederatedParts, devices: Devices | None, seed: int, folder: Path
-) -> Participants:
-    """Build what decides who takes part.
-
-    Args:
-        parts: What the run is made of.
-        devices: Simulated devices; None where users are drawn.
-        seed: Of the cohorts.
-        folder: The run's, of which nothing is read or written yet.
-
-    Raises:
-        ConfigError: Users cannot be selected as configured.
-    """
-    options, shadow = parts.options, parts.options.shadow
-    if devices is not None:
-        if shadow is not None:
-            raise ConfigError(
-                "federated.shadow: leaves users out of cohorts that are drawn, but the section "
-                "systems has them selected among devices; remove one of the two"
-            )
-        return SimulatedParticipants(
-            parts.resolved,
-            devices,
-            parts.split,
-            parts.algorithm.local_training,
-            parts.download_bytes,
-            parts.upload_bytes,
-            folder,
-        )
-    assert options.scheme.is_drawn  # the configuration was refused
-    num_users = parts.split.num_users
-    # By the run's own seed, which the attacker's evaluation knows without the model.
-    own_seed = parts.resolved.config.seed
-    sampler = build_sampler(
-        options.scheme,
-        num_users,
-        options.cohort_size,
-        stream(seed, Purpose.SAMPLING, 0),
-        None if shadow is None else draw_members(own_seed, shadow, num_users),
-    )
-    return SampledParticipants(sampler, parts.download_bytes)

@@ -14,7 +14,7 @@ from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.federated import private_seed
 from pfl_bench.federated.parts import FederatedParts, RunParts
 from pfl_bench.federated.privacy_session import make_federated_plan
-from pfl_bench.federated.trainer import build_participants
+from pfl_bench.federated.sampling import build_participants
 from pfl_bench.simulation.devices.cohorts import digest_of
 from pfl_bench.simulation.devices.devices import Devices
 from pfl_bench.simulation.devices.sources import open_devices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from pfl_bench.config.attack import AttackOptions
 from pfl_bench.config.training import FederatedOptions
 from pfl_bench.simulation.corrupted_task import CorruptedSplit
-from pfl_bench.types import Engine, LocalResult
+from pfl_bench.types import Engine, FederatedSplit, LocalResult
 
 
 def boost_of(attack: AttackOptions, federated: FederatedOptions) -> float:
@@ -28,6 +28,24 @@ def boost_of(attack: AttackOptions, federated: FederatedOptions) -> float:
         return attack.boost
     attackers = max(1.0, attack.corrupted_fraction * federated.cohort_size)
     return max(1.0, federated.cohort_size / (attackers * federated.central_learning_rate))
+
+
+def attacking(
+    engine: Engine,
+    split: FederatedSplit,
+    attack: AttackOptions,
+    federated: FederatedOptions,
+    notice: Callable[[str], None],
+) -> AttackingEngine:
+    """The engine of a run whose training split has corrupted users; says that they attack."""
+    assert isinstance(split, CorruptedSplit)  # a task under attack gives no other
+    boost = boost_of(attack, federated)
+    every = "each round" if attack.every == 1 else f"one round in {attack.every}"
+    notice(
+        f"attack: {attack.kind} by {len(split.corrupted)} of {split.num_users} training users in "
+        f"{every}, what they send times {boost:g}"
+    )
+    return AttackingEngine(engine, split, attack.every, boost)
 
 
 class AttackingEngine:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pfl_bench.types.round_counts import RoundStatistics
+    from pfl_bench.types.state import Stateful
 
 
 class Participants:
@@ -20,10 +21,12 @@ class Participants:
     Attributes:
         rests_on: What decides who takes part beside coins of their own; empty where nothing does.
         uses_data: Whether it depends on what clients have learned who takes part.
+        selector: The plug-in that selects them; None without one.
     """
 
     rests_on: tuple[str, ...] = ()
     uses_data: bool = False
+    selector: Stateful | None = None
 
     def begin(self, done: int) -> None:
         """Prepare the files of a run that has so many rounds behind it."""

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from pfl_bench.client.machine import processor_name
+from pfl_bench.client.precision import resolve_device
 from pfl_bench.config.loading import resolve
 from pfl_bench.federated.parts import (
     FederatedParts,
     build_model,
     build_task,
-    resolve_device,
 )
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.federated.workers.start import start_workers

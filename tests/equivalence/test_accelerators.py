@@ -14,7 +14,8 @@ import torch
 from pfl_bench import plugins
 from pfl_bench.client import precision
 from pfl_bench.client.costs import measure_step
-from pfl_bench.federated.parts import build_forward, build_model, build_task, resolve_device
+from pfl_bench.client.precision import resolve_device
+from pfl_bench.federated.parts import build_forward, build_model, build_task
 from pfl_bench.files import read_metrics
 from pfl_bench.metrics.multilabel import MultiLabel
 from pfl_bench.metrics.next_token import NextToken

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from pfl_bench.client.precision import resolve_device
 from pfl_bench.federated.parts import (
     FederatedParts,
     build_engine,
     build_model,
     build_task,
-    resolve_device,
 )
 from pfl_bench.types import LocalResult
 from tests.equivalence.engines import CPU, MODELS, assert_equal, configure, trained

@@ -1,6 +1,6 @@
 """No memory is read before it is written: runs stay when PyTorch fills new memory with NaN.
 
-So a GPU need not fill it (``pfl_bench.federated.parts.resolve_device``).
+So a GPU need not fill it (``pfl_bench.client.precision.resolve_device``).
 """
 
 from __future__ import annotations

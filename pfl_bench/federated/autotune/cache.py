@@ -40,12 +40,9 @@ def cache_folder() -> Path | None:
 
 
 class TimingCache:
-    """Kept times of one kind of work.
+    """Kept times of one kind of work: machine, versions, model, data and local training.
 
-    Args:
-        folder: Where files are; None to keep nothing.
-        work: What decides the times: machine, versions, model, data, local training.
-        notice: Called with what a person must know.
+    Without a ``folder`` nothing is kept.
     """
 
     def __init__(

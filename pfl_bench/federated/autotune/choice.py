@@ -20,12 +20,7 @@ _PROCESSES = re.compile(r"(\d+) worker processes")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An engine, and how many slots it has.
-
-    Attributes:
-        engine: Name of the engine.
-        slots: Clients that it trains at once; None for an engine without slots.
-    """
+    """An engine, and how many clients it trains at once; None for an engine without slots."""
 
     engine: str
     slots: int | None = None
@@ -54,14 +49,10 @@ def workers_of(processes: str) -> int | None:
 
 
 def fastest(seconds: Mapping[Candidate, float]) -> Candidate:
-    """The candidate to take.
+    """The fastest candidate by the seconds that a client takes.
 
-    Args:
-        seconds: Of each, what a client takes.
-
-    Returns:
-        The fastest; but an engine that trains one client at a time rather than one with slots, and
-        the sequential one rather than any other, where they are as fast within a few percent.
+    But an engine that trains one client at a time rather than one with slots, and the sequential
+    one rather than any other, where they are as fast within a few percent.
     """
 
     def handicapped(candidate: Candidate) -> float:
@@ -72,12 +63,9 @@ def fastest(seconds: Mapping[Candidate, float]) -> Candidate:
 
 
 def pick_workers(round_seconds: float, num_rounds: int, most: int) -> int:
-    """The number of processes with which a run is expected to end first.
+    """The number of processes, ``most`` at most, with which a run is expected to end first.
 
-    Args:
-        round_seconds: What the clients of a round take one process.
-        num_rounds: Rounds of the run.
-        most: Processes that cores, memory and clients allow, at least 1.
+    ``round_seconds`` are those that the clients of a round take one process.
     """
 
     def whole(workers: int) -> float:

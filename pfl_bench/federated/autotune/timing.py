@@ -53,13 +53,7 @@ class Sample:
 def expected_client_seconds(
     sizes: NDArray[np.int64], local: LocalTraining, step: StepFlops
 ) -> float:
-    """Seconds that a mean client is expected to take, by its FLOPs and steps alone.
-
-    Args:
-        sizes: Shape (n,), examples of each client.
-        local: How the clients train.
-        step: FLOPs of a local step.
-    """
+    """Seconds that the mean client, of n ``sizes``, shape (n,), takes by FLOPs and steps alone."""
     return float(_expected_seconds(sizes, local, step).mean())
 
 
@@ -82,14 +76,7 @@ def _expected_seconds(
 def choose_sample(
     split: FederatedSplit, local: LocalTraining, step: StepFlops, together: int
 ) -> Sample:
-    """Choose the clients to time.
-
-    Args:
-        split: The training split.
-        local: How clients train.
-        step: FLOPs of a step.
-        together: Clients that an engine has at once at most, in a round of the run.
-    """
+    """Choose the clients to time; an engine has so many ``together`` at once at most in a round."""
     sizes = np.diff(split.offsets)
     mean = expected_client_seconds(sizes, local, step)
     some = np.flatnonzero(sizes > 0)
@@ -119,20 +106,12 @@ def time_engines(
     parts: FederatedParts,
     notice: Callable[[str], None],
 ) -> dict[Candidate, float]:
-    """Train the sample's clients by each candidate, in turn.
+    """Train the sample's clients by each candidate: seconds of the population's mean client.
 
     The time is the processor's, of the one thread that trains, so that what else the machine does
     hardly counts; with several threads it is the clock's. Model and random streams are left as they
-    were: clients' draws come from streams by name, and nothing else is drawn.
-
-    Args:
-        candidates: Who is timed; what the first cannot train is an error, of others a notice.
-        sample: The clients.
-        parts: What the run is made of.
-        notice: Called with why a candidate cannot train these clients.
-
-    Returns:
-        Seconds of the population's mean client, by candidate.
+    were: clients' draws come from streams by name, and nothing else is drawn. What the first
+    candidate cannot train is an error, of others a notice.
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     best: dict[Candidate, float] = {}

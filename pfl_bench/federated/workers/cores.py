@@ -42,8 +42,7 @@ def cores_of_this_run() -> int:
 def most_by_memory(bytes_more: int) -> int | None:
     """Processes like this one that fit into memory, this one among them; None if nobody tells.
 
-    Args:
-        bytes_more: What each of the others needs beside what this one has had at most.
+    Each of the others needs ``bytes_more`` beside what this one has had at most.
     """
     free = _number_of(Path("/proc/meminfo"), "MemAvailable")
     peak = _number_of(Path("/proc/self/status"), "VmHWM")

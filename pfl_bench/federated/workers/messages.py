@@ -36,14 +36,9 @@ from privacy.mechanism import NoiseScale
 
 @dataclass(frozen=True)
 class Begin:
-    """Build what the run needs.
+    """Build what the run needs, for the model and data of these digests.
 
-    Attributes:
-        resolved: The configuration.
-        noise: Scale of a private run's noise; None for a run without a plan.
-        seed: That of clients' own noise.
-        model_digest: Of the model that the run begins with.
-        data_checksum: Of its data.
+    ``noise`` is None for a run without a plan; ``seed`` is that of clients' own noise.
     """
 
     resolved: ResolvedConfig
@@ -81,12 +76,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Trained:
-    """A rank's results of training, beside vectors.
-
-    Attributes:
-        results: Of its shards.
-        nodes: Of its tree, their aggregates without vectors.
-    """
+    """A rank's results of training: of its shards, and the nodes of its tree, without vectors."""
 
     results: list[ShardResult]
     nodes: list[Node]
@@ -96,9 +86,8 @@ class Trained:
 class Built:
     """A rank's answer when it has built what ``Begin`` asks for.
 
-    Attributes:
-        engine: What trains its clients, as far as it decides the rounding of results.
-        identity: Its code, versions and processor (``pfl_bench.client.machine``), of private runs.
+    The ``engine`` is described as far as it decides the rounding of results. Of private runs the
+    ``identity`` is code, versions and processor (``pfl_bench.client.machine``).
     """
 
     engine: str
@@ -108,14 +97,9 @@ class Built:
 def await_workers(group: WorkerGroup, own: Built) -> None:
     """Wait until all have built what ``Begin`` asks for; so what is wrong is said before round 1.
 
-    Args:
-        group: The processes, which this one leads.
-        own: What the lead has built.
-
-    Raises:
-        ConfigError: Another trains by another engine, or, in a private run, computes by other
-            code, versions or instructions, which the seed of the noise does not cover; or what is
-            wrong with its data or model.
+    A ConfigError where another trains by another engine; where, in a private run, it computes by
+    other code, versions or instructions, which the seed of the noise does not cover; or where data
+    or model are wrong there.
     """
     for rank in range(1, group.size):
         built: Built
@@ -155,14 +139,7 @@ def bring(group: WorkerGroup, tree: PairwiseReduction, results: list[ShardResult
 
 
 class SharedTraining:
-    """The lead's view of training: it deals clients to all processes, and adds up what comes back.
-
-    Args:
-        group: The processes.
-        own: Trains the lead's own shards.
-        parts: What the run is made of.
-        shards: How many a round has.
-    """
+    """The lead's view of training: deals clients to all processes, and adds up what comes back."""
 
     def __init__(
         self, group: WorkerGroup, own: CohortTraining, parts: FederatedParts, shards: int
@@ -177,20 +154,13 @@ class SharedTraining:
     def train(
         self, users: NDArray[np.int64], index: int, central: torch.Tensor, probed: int
     ) -> tuple[Aggregate, RoundStatistics]:
-        """Train a round's users.
+        """Train a round's users; the sum of what they sent is valid until the next round.
 
         Args:
             users: Indices into the training split.
             index: The round, from 1.
             central: Shape (P,).
             probed: Which of the users, counted through the shards, is probed; -1 for none.
-
-        Returns:
-            The sum of what they sent, valid until the next round, and what was counted.
-
-        Raises:
-            ConfigError: Training moved a buffer of the model.
-            WorkerError: A process has died.
         """
         aggregator, tree = self._own.aggregator, self._own.tree
         shards = assign_clients(
@@ -228,15 +198,7 @@ class SharedTraining:
 
 
 class Failure:
-    """Answer of a rank that cannot go on.
-
-    Args:
-        rank: Which it is.
-        error: Why.
-
-    Attributes:
-        error: What the lead raises: the user's error as it is, one of ours with its rank.
-    """
+    """Answer of a rank that cannot go on: the user's error as it is, one of ours with its rank."""
 
     def __init__(self, rank: int, error: Exception) -> None:
         if not isinstance(error, (UserInputError, PrivacyError)):

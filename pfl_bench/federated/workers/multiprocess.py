@@ -35,10 +35,7 @@ _SECONDS_TO_END = 10.0
 class _Vectors:
     """The vector that the lead shares, and one place for the sum of each worker.
 
-    Args:
-        path: A file of ``size_of`` bytes; it may be removed once all have mapped it.
-        length: P.
-        workers: Processes beside the lead.
+    The file at ``path`` has ``size`` bytes; it may be removed once all have mapped it.
     """
 
     def __init__(self, path: str, length: int, workers: int) -> None:
@@ -88,12 +85,9 @@ def _make_file(size: int) -> str:
 
 
 class LeadOfProcesses:
-    """The lead's side.
+    """The lead's side of ``size`` processes, itself among them, 2 or more.
 
-    Args:
-        size: Processes, the lead among them, 2 or more.
-        work: What a worker does with its group, until its lead lets go of it; a function of a
-            module.
+    ``work``, a function of a module, is what a worker does with its group until its lead lets go.
     """
 
     rank = 0

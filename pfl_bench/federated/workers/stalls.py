@@ -34,10 +34,8 @@ def state_of(pid: int) -> str:
 class StallWatch:
     """Gives notice, from a thread of its own, of a process that is waited for too long.
 
-    The time that this process was itself stopped does not count.
-
-    Args:
-        patience: Seconds of the first notice; each further one comes after twice as long.
+    The first comes after ``patience`` seconds, each further one after twice as long. The time that
+    this process was itself stopped does not count.
     """
 
     def __init__(self, patience: float | None = None) -> None:
@@ -52,13 +50,9 @@ class StallWatch:
 
     @contextmanager
     def waiting(self, whom: str, pid: int | None = None, is_usual: bool = True) -> Iterator[None]:
-        """Watch the block, which waits for a process.
+        """Watch the block, which waits for ``whom``, such as "worker 1"; ``pid`` if it is here.
 
-        Args:
-            whom: What it is called, such as "worker 1".
-            pid: Its id, if it is of this machine.
-            is_usual: Whether this is what is waited for each round, which tells how long that
-                takes.
+        What ``is_usual`` is waited for in each round, and tells how long that takes.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="stalls", daemon=True)

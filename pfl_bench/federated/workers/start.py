@@ -9,17 +9,9 @@ from pfl_bench.types import ConfigError, SingleProcess, WorkerGroup
 
 
 def start_workers(resolved: ResolvedConfig, device: torch.device) -> WorkerGroup:
-    """Start worker processes, if the configuration asks for any.
+    """Start the worker processes that the configuration asks for; "auto" is one here.
 
-    Args:
-        resolved: The configuration. "auto", which ``autotune.settle`` makes a number of, is one.
-        device: Where the model lives.
-
-    Returns:
-        The group as its lead sees it; the workers are loading what they need.
-
-    Raises:
-        ConfigError: Worker processes are asked for on a GPU.
+    They are loading what they need when the group, as its lead sees it, is returned.
     """
     federated = resolved.config.federated
     if federated is None or federated.workers in (1, "auto"):

@@ -53,19 +53,10 @@ def _packed(given: Any) -> bytes:
 def _agree(store: Store, rank: int, size: int, seconds: float = 300.0) -> str:
     """Agree on a name that no start of the run has had before.
 
-    After a restart, torchrun's store still has the addresses of processes that have died; ranks of
-    torch 2.15 read them where they are earlier than who writes the new ones. (Its count of restarts
-    is not the same on all machines.) So rank 0 makes a name, and gives it to those who ask by names
-    of their own, until all that ask today have it.
-
-    Args:
-        store: That of all ranks, and of all starts.
-        rank: Of this process.
-        size: How many there are.
-        seconds: How long rank 0 waits for the others.
-
-    Raises:
-        WorkerError: Some have not come.
+    After a restart, torchrun's store, which is that of all starts, still has the addresses of
+    processes that have died; ranks of torch 2.15 read them where they are earlier than who writes
+    the new ones. (Its count of restarts is not the same on all machines.) So rank 0 makes a name,
+    and gives it to those who ask by names of their own, until all that ask today have it.
     """
     own = uuid.uuid4().hex
     if rank:
@@ -90,13 +81,7 @@ class TorchrunGroup:
     """The processes of ``torchrun``, over gloo, and NCCL for what is on GPUs.
 
     Orders and parts are objects on the CPU. The lead hears from one rank after another, so that it
-    knows which one it waits for.
-
-    Args:
-        device: The configured device; each process of a machine has a GPU of its own, if any.
-
-    Raises:
-        ConfigError: torch was built without what this needs, or there are too few GPUs.
+    knows which one it waits for. On a machine with GPUs each process has one of its own.
     """
 
     def __init__(self, device: str) -> None:

@@ -97,7 +97,7 @@ class SimulatedParticipants(Participants):
         users = Users(self._sizes, seconds)
         selection = resolved.federated_options["selection"]
         built = plugins.build(plugins.SELECTION, self._name, selection, users)
-        self.selector = plugins.checked(built, Selector, plugins.SELECTION, self._name)
+        self.selector: Selector = plugins.checked(built, Selector, plugins.SELECTION, self._name)
         self.uses_data = self.selector.uses_data
         self._timeline: RoundTimeline | None = None
         self.rests_on = (
