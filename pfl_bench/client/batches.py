@@ -28,17 +28,9 @@ def local_batches(
     rng: np.random.Generator,
     device: torch.device,
 ) -> Iterator[Batch]:
-    """Give a client's batches, step by step.
+    """Give a client's batches, step by step: inputs, targets and draws, on a device.
 
-    Args:
-        examples: The client's.
-        local: How it trains.
-        forward: Draws the augmentation.
-        rng: The client's stream of local training.
-        device: Where the batches are wanted.
-
-    Yields:
-        Inputs, targets and draws of a step.
+    Order and augmentation are drawn from ``rng``, the client's stream of local training.
     """
     inputs = examples.inputs.to(device, non_blocking=True)
     targets = examples.targets.to(device, non_blocking=True)

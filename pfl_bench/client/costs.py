@@ -69,11 +69,6 @@ def measure_step(forward: Forward, model: FlatModel, split: FederatedSplit) -> S
     """Count the FLOPs of a training step on the split's first example, repeated.
 
     Leaves the model as it was, weights, buffers, gradients and modes, and the random streams too.
-
-    Args:
-        forward: The model and how a batch goes through it to its loss.
-        model: The parameters that are trained.
-        split: The training split.
     """
     modes = [(module, module.training) for module in model.module.modules()]
     buffers = model.buffers()
@@ -142,10 +137,7 @@ def _countable() -> Iterator[None]:
 class CostMeter:
     """Adds up the costs of a run, and notes at which cost the wanted values were reached.
 
-    Args:
-        step: FLOPs of a training step.
-        targets: The values that are wanted.
-        directions: Which metrics are better when lower; None for what all families say.
+    Without ``directions`` all families say which of their metrics are better when lower.
     """
 
     def __init__(
@@ -189,11 +181,9 @@ class CostMeter:
         return result
 
     def watch(self, index: int, scalars: dict[str, float]) -> None:
-        """Note which of the wanted values an evaluation reached for the first time.
+        """Note the wanted values that the evaluation after round ``index`` is the first to reach.
 
-        Args:
-            index: The round after which it was, already added.
-            scalars: What it measured; NaN reaches nothing.
+        The round is already added; NaN reaches nothing.
         """
         for place, target in enumerate(self._targets):
             if self._reached[place] is not None:
@@ -232,11 +222,7 @@ class CostMeter:
         return {"totals": dict(self._totals), "reached": list(self._reached)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` gave.
-
-        Raises:
-            ValueError: The state is of other budgets.
-        """
+        """Restore what ``state_dict`` gave, which must be of as many budgets."""
         if len(state["reached"]) != len(self._targets):
             raise ValueError(f"{len(state['reached'])} budgets, not {len(self._targets)}")
         self._totals = dict(state["totals"])

@@ -30,22 +30,13 @@ def weights_come_first(rows: int, outputs: int) -> bool:
     So it was measured with MKL on one thread, although what is computed is then transposed: the one
     order takes as long for sixteen rows as for one, the other grows by steps of a few rows
     (``scripts/bench.py products``).
-
-    Args:
-        rows: Rows of inputs.
-        outputs: Outputs of the layer.
     """
     return 7 <= rows <= (32 if outputs <= 256 else 16)
 
 
 @dataclass(frozen=True, slots=True)
 class FactoredGradient:
-    """The matrix ``left.T @ right``.
-
-    Attributes:
-        left: Shape (n, rows).
-        right: Shape (n, columns).
-    """
+    """The matrix ``left.T @ right``, of shapes (n, rows) and (n, columns)."""
 
     left: Tensor
     right: Tensor
@@ -57,10 +48,9 @@ class FactoredGradient:
     def norm(self, squares: dict[int, Tensor] | None = None) -> Tensor:
         """L2 norm of the matrix's elements, a scalar tensor.
 
-        Args:
-            squares: The products of rows of left factors, by their ``id``; those that are missing
-                are put in. Of products that are alive together, so that those of one left factor
-                share it. None to compute it for this one.
+        ``squares`` are the products of rows of left factors by their ``id``; those that are missing
+        are put in. They are of products that are alive together, so that those of one left factor
+        share it.
         """
         count, rows = self.left.shape
         columns = self.right.shape[1]
@@ -98,13 +88,8 @@ class FactoredGradients:
     ``torch.autocast`` had better cast (``precision.is_mixed``).
 
     A large linear layer has ``keep_factors`` meanwhile, for functions that compute it in a way of
-    their own.
-
-    Args:
-        module: The model.
-        parameters: Its trainable parameters.
-        is_mixed: Whether the module runs under ``torch.autocast``. Then it is all linear layers,
-            large or not: of few rows they are to be float32, as ``precision.is_mixed`` says.
+    their own. Under ``torch.autocast`` (``is_mixed``) it is all linear layers, large or not: of few
+    rows they are to be float32.
     """
 
     def __init__(
@@ -161,14 +146,7 @@ class FactoredGradients:
         self._kept.setdefault(place, []).append(FactoredGradient(left, right))
 
     def take(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | FactoredGradient | None]:
-        """Put the products in their places.
-
-        Args:
-            gradients: What ``torch.autograd.grad`` gave for ``parameters``.
-
-        Returns:
-            A gradient a parameter; None where it took no part in the loss.
-        """
+        """Put the products beside what ``torch.autograd.grad`` gave for ``parameters``."""
         taken: list[Tensor | FactoredGradient | None] = list(gradients)
         for place, products in self._kept.items():
             for product in products:

@@ -33,15 +33,11 @@ class FlatModel:
             ``vector``.
 
     Attributes:
-        module: The model.
         vector: Shape (P,), float32: all trainable parameters, in the module's order.
         parameters: The module's trainable parameters (they require gradients).
         slices: The same memory as ``parameters``, without gradients, for in-place steps.
         initial_digest: Digest of all that the model began with, frozen parameters and buffers
             too, "sha256:<hex>".
-
-    Raises:
-        ValueError: No trainable parameter, or one that is not float32.
     """
 
     def __init__(
@@ -84,11 +80,7 @@ class FlatModel:
         return {name: buffer.clone() for name, buffer in self.module.named_buffers()}
 
     def load_buffers(self, buffers: dict[str, Tensor]) -> None:
-        """Restore what ``buffers`` gave, in the same shapes.
-
-        Raises:
-            KeyError: One is missing.
-        """
+        """Restore what ``buffers`` gave, in the same shapes; all of them must be there."""
         for name, buffer in self.module.named_buffers():
             buffer.copy_(buffers[name])
 
@@ -99,14 +91,9 @@ class FlatModel:
 
 
 def clip_each(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, ...]:
-    """Scale each gradient whose L2 norm exceeds a bound down to it.
+    """Scale each gradient, dense, sparse or a product, whose L2 norm exceeds a bound down to it.
 
-    Args:
-        gradients: One a weight, dense, sparse or a product; left as they are.
-        bound: Largest norm of each, positive.
-
-    Returns:
-        The gradients, clipped tensor by tensor; all NaN is one whose norm is not finite.
+    One whose norm is not finite becomes all NaN. What is given stays as it is.
 
     Source: Keras' optimizers have it as ``clipnorm``.
     """
@@ -117,12 +104,8 @@ def clip_each(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, ..
 def clip_global(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, ...]:
     """Scale all gradients by one factor that brings the L2 norm of the whole down to a bound.
 
-    Args:
-        gradients: One a weight, dense, sparse or a product; left as they are.
-        bound: Largest norm of all together, positive.
-
-    Returns:
-        The gradients; as they are if their norm is within the bound, all NaN if it is not finite.
+    They are dense, sparse or products, and become all NaN if that norm is not finite. What is given
+    stays as it is.
 
     Source: Pascanu et al. 2013, algorithm 1; TensorFlow has it as ``clip_by_global_norm``.
     """
@@ -135,15 +118,7 @@ def global_clip_factor(gradients: Sequence[Tensor | FactoredGradient], bound: fl
 
 
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
-    """Factors that bring gradients of these norms within a bound: 1 for those that are.
-
-    Args:
-        norms: Any shape, 0 or larger.
-        bound: Largest norm, positive.
-
-    Returns:
-        The shape of ``norms``.
-    """
+    """Factors, shaped as ``norms``, that bring gradients within a bound: 1 for those that are."""
     # NaN where a norm overflowed: 0 would leave the weights where they are, and say nothing of it.
     return torch.where(norms.isfinite(), bound / norms.clamp_min(bound), torch.nan)
 
@@ -156,11 +131,8 @@ def descend(
 ) -> None:
     """Take a step of SGD in place: of a sparse gradient, only the rows that it has are touched.
 
-    Args:
-        weights: Shapes of any kind, without gradients.
-        gradients: One a weight.
-        rate: Learning rate.
-        factor: A scalar that all gradients are multiplied with; None for 1.
+    Weights are of any shapes, without gradients; ``factor`` is a scalar that all gradients are
+    multiplied with.
     """
     if factor is not None and factor.device.type == "cpu":
         rate *= float(factor)
@@ -249,16 +221,10 @@ def batchnorm_layers(module: nn.Module) -> tuple[str, ...]:
 def mixing_layer(module: nn.Module, inputs: Tensor, training: bool) -> str | None:
     """Find a layer that lets the examples of a batch see one another; weights and modes stay.
 
-    Outputs of the batch are held against those of its examples alone, without dropout.
-
-    Args:
-        module: The model.
-        inputs: Shape (n, ...), n at least 2, as the model takes them.
-        training: Whether in training or in evaluation.
-
-    Returns:
-        Name of the first such layer without layers of its own ("the model itself" where it is none
-        of them); None for a model that keeps examples apart.
+    Outputs of the batch, shape (n, ...), n at least 2, in training or in evaluation, are held
+    against those of its examples alone, without dropout. Gives the name of the first such layer
+    without layers of its own ("the model itself" where it is none of them); None for a model that
+    keeps examples apart.
     """
     seen: list[dict[str, Tensor]] = []
     leaves = {name: part for name, part in module.named_modules() if not any(part.children())}

@@ -21,21 +21,9 @@ from pfl_bench.types import (
 class Forward:
     """The forward pass that engines, the central trainer and evaluation share.
 
-    Args:
-        module: The model.
-        task: Its loss, and its transform of batches if it has one.
-        device: Where the model lives.
-        precision: "float32", "tf32" (which ``pfl_bench.client.precision.use`` sets), or "bfloat16"
-        for
-            mixed precision.
-        channels_last: Whether batches of images are laid out with their channels last, or as
-            their axes are.
-
-    Attributes:
-        module: The model.
-        device: Where it lives.
-        precision: As given.
-        channels_last: As given.
+    Precision is "float32", "tf32" (which ``pfl_bench.client.precision.use`` sets), or "bfloat16"
+    for mixed precision. Batches of images are laid out with their channels last, or as their axes
+    are.
     """
 
     def __init__(
@@ -70,11 +58,10 @@ class Forward:
         return None if self._transform is None else self._transform.draw(count, rng)
 
     def prepare(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
-        """Inputs as the model takes them, from a batch as it was read.
+        """Inputs, shape (n, ...), as the model takes them, from a batch as it was read.
 
-        Args:
-            inputs: Shape (n, ...), on the device.
-            draws: Rows of what ``draw`` gave, on the device; None for evaluation.
+        Both are on the device, and so are ``draws``, rows of what ``draw`` gave; None for
+        evaluation.
         """
         if self._transform is not None:
             inputs = self._transform(inputs, draws)
@@ -103,12 +90,7 @@ class Forward:
         return self.apply(loss, self.prepare(inputs, draws))
 
     def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Loss of each example, shape (n,): those whose mean is the task's loss.
-
-        Args:
-            outputs: Of ``outputs``.
-            targets: As they were read.
-        """
+        """Loss of each example, shape (n,), of ``outputs``: those whose mean is the task's loss."""
         return self._example_losses(outputs, targets)
 
     def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -69,9 +69,6 @@ def code_digest() -> str:
     It covers every module of the three packages, wherever their parts lie: engines, algorithms,
     mechanisms and all tasks; and the user's plug-ins (``plugins.user_files``). It does not cover
     what else a plug-in imports.
-
-    Raises:
-        ConfigError: There are no source files.
     """
     return _digest_of_code(tuple(plugins.__path__))
 
@@ -188,11 +185,7 @@ def cpu_capability() -> str:
 
 
 def identity(device: torch.device) -> dict[str, Any]:
-    """All of this module together; two processes compute the same bits where it is the same.
-
-    Args:
-        device: Where the model lives.
-    """
+    """All of this module together; two processes compute the same bits where it is the same."""
     return {
         "code": code_digest(),
         "versions": library_versions(),
@@ -201,12 +194,7 @@ def identity(device: torch.device) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Say what differs, such as "versions.torch 2.8.0 -> 2.9.0".
-
-    Args:
-        before: Names and values, or further mappings of them.
-        now: Likewise.
-    """
+    """Say what differs between nested mappings, such as "versions.torch 2.8.0 -> 2.9.0"."""
     changed = []
     for name in sorted(set(before) | set(now)):
         old, new = before.get(name), now.get(name)
@@ -218,11 +206,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def arithmetic(device: torch.device) -> dict[str, Any]:
-    """Describe what computes: processor, its instructions, the accelerator, and switches.
-
-    Args:
-        device: Where the model lives.
-    """
+    """Describe what computes: processor, its instructions, the accelerator, and switches."""
     found: dict[str, Any] = {
         "machine": platform.machine(),
         "processor": processor_details(),

@@ -18,15 +18,8 @@ class Yogi(torch.optim.Optimizer):
     """Yogi: Adam whose second moment moves by at most (1 - beta2) of the squared gradient.
 
     The first moment starts at zero and the second at ``initial_second_moment``; there is no bias
-    correction, as in the federated use.
-
-    Args:
-        params: Tensors to optimize.
-        lr: Learning rate.
-        betas: Decay of the first and the second moment.
-        eps: Added to the root of the second moment (the paper's tau).
-        weight_decay: L2 penalty, added to the gradient.
-        initial_second_moment: Value that the second moment starts at.
+    correction, as in the federated use. ``eps``, the paper's tau, is added to the root of the
+    second moment; ``weight_decay`` is an L2 penalty, added to the gradient.
 
     Source: Zaheer et al., 2018; Reddi et al., 2021, algorithm 2 (FedYogi), and its appendix for
         the start of the second moment.
@@ -128,16 +121,9 @@ def build_optimizer(
 
 
 def rate_factor(schedule: ScheduleOptions, step: int, total: int) -> float:
-    """Fraction of the full learning rate that a step uses.
+    """Fraction of the full learning rate that a step, from 1, of ``total`` uses; decays end there.
 
-    Args:
-        schedule: The shape.
-        step: 1-based index of the step.
-        total: Steps of the whole run; the decays end there.
-
-    Returns:
-        A number above 0 for warm-up, constant and exponential; linear and cosine reach
-        ``final_fraction`` at ``total``.
+    It is above 0 for warm-up, constant and exponential; linear and cosine reach ``final_fraction``.
     """
     if step <= schedule.warmup:
         return step / schedule.warmup

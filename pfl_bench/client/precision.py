@@ -26,9 +26,8 @@ FEW_ROWS = 32
 def is_mixed(inputs: Tensor, rows: int) -> bool:
     """Whether a linear layer's product is to be in the type of autocast.
 
-    Args:
-        inputs: What the layer is given, of any shape: its device decides.
-        rows: Rows that one set of weights is multiplied with.
+    ``inputs``, of any shape, say on which device. ``rows`` are those that one set of weights is
+    multiplied with.
     """
     kind = inputs.device.type
     return torch.is_autocast_enabled(kind) and not (kind == "cpu" and rows <= FEW_ROWS)
@@ -37,8 +36,7 @@ def is_mixed(inputs: Tensor, rows: int) -> bool:
 def without_autocast(inputs: Tensor) -> AbstractContextManager[Any]:
     """Float32 for what is computed inside, where autocast is on for the device of ``inputs``.
 
-    Args:
-        inputs: Any shape: its device decides.
+    These are of any shape.
     """
     kind = inputs.device.type
     if not torch.is_autocast_enabled(kind):
@@ -74,12 +72,7 @@ def resolve_device(name: str, is_private: bool = False) -> torch.device:
 def use(precision: str, device: torch.device) -> None:
     """Set what PyTorch makes of float32 products and convolutions on a GPU, for the process.
 
-    Args:
-        precision: "float32" (which is then exactly that), "tf32" or "bfloat16".
-        device: Where the model lives.
-
-    Raises:
-        ConfigError: The device has no such arithmetic.
+    "float32" is then exactly that; of the others a device may have none, which is a ConfigError.
     """
     if precision == "tf32":
         _check_tf32(device)
@@ -127,12 +120,7 @@ def new_loss_sum(device: torch.device) -> Tensor:
 
 
 def slow_notice(precision: str, device: torch.device) -> str | None:
-    """Notice for a device that computes bfloat16 without units for it; None for others.
-
-    Args:
-        precision: As in ``use``.
-        device: Where the model lives.
-    """
+    """Notice for a device that computes bfloat16 without units for it; None for others."""
     if precision != "bfloat16":
         return None
     if device.type == "cpu" and not cpu_has_bfloat16():

@@ -35,11 +35,7 @@ class MicroBatch:
     draws: Tensor | None
 
     def to(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Inputs, targets and draws on a device: of shape (n, ...), n examples, each.
-
-        Raises:
-            ValueError: The micro-batch is empty.
-        """
+        """Inputs, targets and draws on a device, of shape (n, ...) each; an empty one has none."""
         if self.examples is None:
             raise ValueError("an empty micro_batch has no examples")
         inputs = self.examples.inputs.to(device, non_blocking=True)
@@ -49,14 +45,9 @@ class MicroBatch:
 
 
 def prefetch(jobs: Iterable[Callable[[], T]], workers: int) -> Iterator[T]:
-    """Run jobs ahead of their use.
+    """Run jobs ahead of their use in some threads, or in line for 0: their results, in order.
 
-    Args:
-        jobs: What to read; taken from the iterable in order, in the caller's thread.
-        workers: Threads; 0 runs each job when its result is asked for.
-
-    Yields:
-        The jobs' results, in order. At most 2 * workers + 1 are waiting at a time.
+    Jobs are taken from the iterable in the caller's thread. At most 2 * workers + 1 results wait.
     """
     if workers == 0:
         for job in jobs:

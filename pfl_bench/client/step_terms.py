@@ -17,11 +17,7 @@ def apply_proximal_and_decay_(
 ) -> None:
     """Take their part of a step without momentum, in place.
 
-    Args:
-        weights: The local ones, shape (..., *that of ``central``).
-        central: What the proximal term draws to.
-        local: The weights of both terms.
-        rate: Of the round.
+    The local weights are of shape (..., *that of ``central``), which the proximal term draws to.
     """
     to_central, to_zero = rate * local.proximal_weight, rate * local.weight_decay
     if to_zero:
@@ -43,12 +39,8 @@ def add_to_momentum_(
 ) -> None:
     """Add them to what momentum is made of, in place.
 
-    Args:
-        velocity: Shape of ``weights``.
-        weights: The local ones, shape (..., *that of ``central``).
-        central: What the proximal term draws to.
-        local: The weights of both terms.
-        scratch: Shape of ``weights``, overwritten; None to take memory anew.
+    ``velocity`` and ``weights`` are of shape (..., *that of ``central``), which the proximal term
+    draws to. ``scratch``, as large, is overwritten; None to take memory anew.
     """
     if local.proximal_weight:
         away = torch.sub(weights, central, out=scratch)

@@ -239,11 +239,6 @@ def composition_of(
         cohorts: Cohort of the run, and the cohort whose noise is simulated.
         rounds: Number of rounds that are planned, at most; None where they are asked for.
         separation: Rounds between two of one user.
-
-    Raises:
-        ConfigError: An option is wrong.
-        PluginError: There is no such mechanism.
-        PlanError: It is not private.
     """
     if name == DEFAULT_MECHANISM and not options:
         return sampled_gaussian

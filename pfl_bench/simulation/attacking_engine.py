@@ -49,17 +49,9 @@ def attacking(
 
 
 class AttackingEngine:
-    """An engine whose corrupted clients attack in some rounds.
+    """An engine whose corrupted clients attack in one of ``every`` rounds.
 
-    Args:
-        engine: Trains all clients.
-        split: The training split that ``engine`` reads.
-        every: Rounds from one attack to the next.
-        boost: Factor on an attacker's update.
-
-    Attributes:
-        description: The engine's.
-        trains_alone: The engine's.
+    An attacker's update is multiplied by ``boost``.
     """
 
     def __init__(self, engine: Engine, split: CorruptedSplit, every: int, boost: float) -> None:

@@ -40,23 +40,7 @@ _OF_A_USER = 1
 
 
 class CorruptedSplit:
-    """The training split, whose corrupted users have poisoned examples.
-
-    Args:
-        split: The split as it is.
-        poison: What happens to a corrupted user's examples and updates.
-        corrupted: Indices of the corrupted users.
-        seed: The run's seed.
-
-    Attributes:
-        name: Name of the split.
-        offsets: Shape (U + 1,).
-        num_users: U.
-        num_examples: Number of examples of all users.
-        poison: As given.
-        corrupted: As given.
-        is_attacked: Whether corrupted users are so now; else they are honest.
-    """
+    """The training split, whose corrupted users have poisoned examples while they attack."""
 
     def __init__(
         self, split: FederatedSplit, poison: Poison, corrupted: frozenset[int], seed: int
@@ -94,19 +78,9 @@ class CorruptedSplit:
 
 
 class AttackSplit:
-    """The test examples that the attack is after, as it presents them.
+    """The examples of the test split that the attack is after, as it presents them.
 
-    Args:
-        split: The test split.
-        poison: Presents them.
-        kept: Shape (n,), ascending: which of the split's examples they are.
-
-    Attributes:
-        name: "attack".
-        offsets: Shape (U + 1,), of the test split's users.
-        num_users: U.
-        num_examples: n.
-        kept: As given.
+    ``kept``, of shape (n,), ascending, says which of the test split's they are.
     """
 
     name = SPLIT
@@ -150,22 +124,10 @@ class AttackSplit:
 class CorruptedTask:
     """A task with corrupted training users; everything else is the task's own.
 
-    It has one more split where success can be counted: "attack", of the test split.
-
-    Args:
-        task: The task as it is, told of its device.
-        options: Who is corrupted.
-        build: Builds the attack for the data's facts and an example of them.
-        seed: The run's seed, of which the corrupted users are drawn.
-
-    Attributes:
-        facts: The task's, with the number of corrupted users among the extra ones.
-        metrics: The task's.
-        split_names: The task's, and "attack" where there is one.
-        corrupted: Indices of the corrupted users of the training split.
-
-    Raises:
-        ConfigError: The attack does not fit the data.
+    It has one more split where success can be counted: "attack", of the test split. The task is
+    told of its device. ``build`` makes the attack for the data's facts and an example of them. The
+    corrupted users, indices of the training split, are drawn of the run's seed; the facts say how
+    many they are.
     """
 
     def __init__(
@@ -199,11 +161,7 @@ class CorruptedTask:
             self.read_column: Callable[[str, str, int, int], NDArray[np.int64]] = self._read_column
 
     def split(self, name: str) -> FederatedSplit:
-        """Open one split.
-
-        Raises:
-            DataError: The data has no split of that name, or no test example to attack.
-        """
+        """Open one split; the attack's must have examples to attack."""
         if name == "train":
             return CorruptedSplit(self._task.split(name), self._poison, self.corrupted, self._seed)
         if name == SPLIT and SPLIT in self.split_names:
@@ -239,11 +197,7 @@ class CorruptedTask:
 
 
 def _check_labels(task: Task, example: Examples) -> None:
-    """Check that the task has one class label an example.
-
-    Raises:
-        ConfigError: It has not, or a split of the attack's name.
-    """
+    """Check that the task has one class label an example, and no split of the attack's name."""
     targets = example.targets
     if targets.ndim != 1 or targets.is_floating_point() or task.facts.num_classes < 2:
         raise ConfigError(

@@ -22,14 +22,7 @@ CUDA_LANES, CUDA_SHARE, CUDA_COPIES = 256, 0.25, 4
 def slots_of(
     model: FlatModel, forward: Forward, split: FederatedSplit, local: LocalTraining
 ) -> int:
-    """``automatic_slots`` of a model, with what a slot's step keeps for its backward pass.
-
-    Args:
-        model: The model; it is left as it was.
-        forward: Its forward pass.
-        split: The training split.
-        local: How a client trains.
-    """
+    """``automatic_slots`` of a model, with what a slot's step keeps for its backward pass."""
     activations = 0
     if model.device.type == "cuda":
         rows = min(local.batch_size, int(np.diff(split.offsets).max(initial=1)))
@@ -41,14 +34,9 @@ def automatic_slots(num_parameters: int, device: torch.device, activations: int 
     """Slots for a model.
 
     On a CPU 24, but no more than have their weights in 8 MiB, at least one; on a GPU 256, but no
-    more than have four copies of their weights, and their activations, in a quarter of its memory.
-    It depends on nothing that changes from run to run on a machine, so that a run is repeated bit
-    for bit.
-
-    Args:
-        num_parameters: P.
-        device: Where the model lives.
-        activations: Bytes that a slot's step keeps for its backward pass, on a GPU.
+    more than have four copies of their weights, and their ``activations`` (bytes that a slot's step
+    keeps for its backward pass), in a quarter of its memory. It depends on nothing that changes
+    from run to run on a machine, so that a run is repeated bit for bit.
     """
     size = 4 * num_parameters
     if device.type == "cuda":

@@ -19,10 +19,10 @@ from torch.nn import functional
 
 
 def convolve(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Convolve each slot's images with its kernels.
+    """Convolve each slot's images with its kernels, strided, padded and grouped as the layer is.
 
     Args:
-        layer: Its stride, padding, dilation and groups.
+        layer: Not its own weights.
         inputs: Shape (L * n, C, height, width).
         weight: Shape (L, outputs, C / groups, k, k), channels last in memory.
         bias: Shape (L, outputs), or None.

@@ -16,13 +16,8 @@ def drop(
     """Give what replaces a dropout layer's forward pass: of inputs of shape (L * n, ...).
 
     On a CPU each slot's mask is what ``torch.nn.functional.dropout`` would draw for its real
-    examples alone, from a generator with the client's seed.
-
-    Args:
-        layer: The layer.
-        context: Has the slots' generators.
-        channels_last: Whether images have their channels last where clients train one by one: the
-            order in which a mask's elements are drawn.
+    examples alone, from a generator with the client's seed. Where clients train one by one, a
+    mask's elements are drawn in the order of memory, with images' channels last or not.
     """
 
     def forward(inputs: Tensor) -> Tensor:
@@ -54,12 +49,8 @@ def _mask(
 ) -> Tensor:
     """Mask of all slots, True (or 1) where an element is kept; anything on padding.
 
-    Args:
-        shape: Of the mask, axes in the order in which it is drawn.
-        examples: The axis of examples.
-        probability: That an element is dropped.
-        inputs: Give device and type.
-        context: Sizes and generators.
+    ``shape`` has the axes in the order in which they are drawn; ``examples`` is the axis of
+    examples, ``probability`` that of dropping an element.
     """
     assert context.generators is not None
     per_slot = shape[examples] // context.count

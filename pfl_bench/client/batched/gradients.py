@@ -20,12 +20,7 @@ from pfl_bench.types import LocalTraining
 
 @dataclass(slots=True)
 class Dense:
-    """A gradient a slot.
-
-    Attributes:
-        values: Shape (L, ...).
-        factors: What they are multiplied by, shape (L,); None for 1.
-    """
+    """A gradient a slot, of shape (L, ...), times factors of shape (L,) unless they are None."""
 
     values: Tensor
     factors: Tensor | None = None

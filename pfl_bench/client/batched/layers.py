@@ -50,14 +50,8 @@ def pool_first(module: nn.Module) -> list[tuple[nn.Module, LayerForward]]:
     """Patches by which a ReLU follows the pooling behind it, where a maximum is a quarter as large.
 
     The maximum of ReLUs is the ReLU of the maximum, and so are the gradients: where they tie, below
-    zero, there are none.
-
-    Args:
-        module: The model.
-
-    Returns:
-        Layers and their forward passes, for a ReLU that stands before a max pooling in a
-        ``torch.nn.Sequential``, and nowhere else.
+    zero, there are none. It is done for a ReLU that stands before a max pooling in a
+    ``torch.nn.Sequential``, and nowhere else.
     """
     places: dict[nn.Module, int] = {}
     for sequence in (m for m in module.modules() if isinstance(m, nn.Sequential)):

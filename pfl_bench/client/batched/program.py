@@ -59,10 +59,7 @@ def unsupported(model: FlatModel) -> str | None:
 class LayerProgram:
     """Steps by layers that are replaced, while a step runs, by those of ``slots.layers``.
 
-    Args:
-        model: The model; ``unsupported`` says None of it.
-        forward: From a batch as it was read to its losses.
-        weights: The slots' weights.
+    ``unsupported`` says None of the model.
     """
 
     def __init__(self, model: FlatModel, forward: Forward, weights: SlotWeights) -> None:
@@ -104,14 +101,9 @@ class LayerProgram:
         return outputs, leaves
 
     def step(self, batch: StepBatch, generators: Sequence[torch.Generator] | None) -> Step:
-        """Losses and gradients of a step.
+        """Losses and gradients of a step: mean loss of each slot, shape (L,), and by parameter.
 
-        Args:
-            batch: The slots' batches.
-            generators: The slots' generators of dropout masks, if the model draws any.
-
-        Returns:
-            Mean loss of each slot, shape (L,), and the gradient of each parameter.
+        The generators are the slots' of dropout masks, if the model draws any.
         """
         outputs, leaves = self.outputs(batch, generators)
         losses = self._forward.example_losses(outputs, batch.targets)
@@ -123,13 +115,7 @@ class LayerProgram:
 
 
 class VmapProgram:
-    """Steps by ``torch.func``: for models with layers that have no form for slots.
-
-    Args:
-        model: The model.
-        forward: From a batch as it was read to its losses.
-        weights: The slots' weights.
-    """
+    """Steps by ``torch.func``: for models with layers that have no form for slots."""
 
     draws_masks = False
 
@@ -198,16 +184,9 @@ def build_program(model: FlatModel, forward: Forward, weights: SlotWeights) -> P
 def check(
     program: Program, model: FlatModel, forward: Forward, weights: SlotWeights, batch: StepBatch
 ) -> None:
-    """Try a program on a batch: each slot must compute what the model computes alone.
+    """Try a program on a batch of all slots: each must compute what the model computes alone.
 
-    Slots get weights that differ. The weights are left as they then are.
-
-    Args:
-        program: The program.
-        model: The model; its memory is used.
-        forward: The forward pass.
-        weights: The slots' weights.
-        batch: Batches of all slots.
+    Slots get weights that differ, and are left with them; the model's memory is used.
 
     Raises:
         ConfigError: A slot's outputs depend on other slots, on the original weights, or on random

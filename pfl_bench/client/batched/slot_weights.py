@@ -21,16 +21,9 @@ class _Place:
 
 
 class SlotWeights:
-    """A copy of a model's trainable parameters for each slot, or of what has their shapes.
+    """A copy of a model's trainable parameters for each of L slots, or of what has their shapes.
 
     The slots in use are the first ones: ``move`` fills a gap.
-
-    Args:
-        model: The model.
-        slots: Number of slots, L.
-
-    Attributes:
-        slots: L.
     """
 
     def __init__(self, model: FlatModel, slots: int) -> None:
@@ -75,13 +68,7 @@ class SlotWeights:
             storage[target].copy_(storage[source])
 
     def update(self, slot: int, central: Sequence[Tensor], out: Sequence[Tensor]) -> None:
-        """Write what a slot has learned, local minus central parameters.
-
-        Args:
-            slot: The slot.
-            central: Views of the central parameters.
-            out: Views of the vector that is written.
-        """
+        """Write a slot's local minus central parameters to ``out``; both as ``views``."""
         for storage, start, update in zip(self._storage, central, out, strict=True):
             torch.sub(storage[slot], start, out=update)
 

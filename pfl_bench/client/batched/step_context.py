@@ -31,11 +31,7 @@ class StepContext:
     def begin(
         self, sizes: Sequence[int], generators: Sequence[torch.Generator] | None
     ) -> list[Tensor]:
-        """Begin a step.
-
-        Returns:
-            The weights that gradients are wanted of, a tensor a parameter, slots first.
-        """
+        """Begin a step; gives the weights that gradients are wanted of, slots first."""
         self.count, self.sizes, self.generators = len(sizes), sizes, generators
         self._kept.clear()
         return self.weights.leaves(self.count)
@@ -54,14 +50,7 @@ class StepContext:
             self._kept.append((place, gradient))
 
     def take(self, found: Sequence[Tensor | None]) -> list[Gradients | None]:
-        """Put what was kept beside what autograd found.
-
-        Args:
-            found: Each parameter's gradient, of shape (L, *its shape); None where there is none.
-
-        Returns:
-            The same, with what was kept added.
-        """
+        """Put what was kept beside what autograd found, of shape (L, *the parameter's shape)."""
         taken: list[Gradients | None] = [None if f is None else Dense(f) for f in found]
         for place, gradient in self._kept:
             before = taken[place]

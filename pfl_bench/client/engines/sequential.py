@@ -46,17 +46,9 @@ class SequentialEngine:
     """Trains clients one by one on the memory of one flat model.
 
     A client's draws come from its own streams, named by (seed, round, user): neither the order of
-    clients nor the number of reading threads changes a result.
-
-    Args:
-        options: See ``Options``.
-        model: Its memory is the working copy; its dropout, if any, is on during training.
-        split: The training split.
-        forward: From a batch as it was read to its loss.
-        local: How a client trains.
-        seed: The run's seed.
-        correction: What is added to the gradients of a user's steps, see ``CorrectsSteps``; None
-            for nothing.
+    clients nor the number of reading threads changes a result. The model's dropout, if any, is on
+    during training. ``correction`` is added to the gradients of a user's steps, see
+    ``Algorithm.correction``.
     """
 
     description = "sequential"
@@ -88,16 +80,10 @@ class SequentialEngine:
     def train(
         self, users: NDArray[np.int64], round_index: int, central: Tensor
     ) -> Iterator[LocalResult]:
-        """Train each user from the central parameters.
+        """Train each user from ``central``, shape (P,); see ``Engine.train``.
 
-        Args:
-            users: Indices into the training split.
-            round_index: The round, 1-based.
-            central: Shape (P,).
-
-        Yields:
-            One result a user, in the order of ``users``. Its ``update`` is overwritten by the
-            next client: use it before asking for the next.
+        Results come in the order of ``users``. An ``update`` is overwritten by the next client: use
+        it before asking for the next.
         """
         self._model.module.train()
         jobs = (partial(self._read, user, round_index) for user in users.tolist())

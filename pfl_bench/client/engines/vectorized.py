@@ -49,16 +49,10 @@ class Options(BaseModel):
 
 @dataclass(slots=True)
 class _Client:
-    """A client in its slot.
+    """A client in its slot; without a next ``batch`` it has finished.
 
-    Attributes:
-        user: Index of the user.
-        num_examples: Examples that it trains on, once each.
-        batches: Its batches that are still to come.
-        batch: The next of them; None when it has finished.
-        size: Examples of ``batch``.
-        steps: Steps that it has taken.
-        processed: Examples that went through them.
+    ``batches`` are those still to come after ``batch``, of ``size`` examples; ``num_examples``
+    counts each once, ``processed`` those that went through its ``steps``.
     """
 
     user: int
@@ -80,20 +74,9 @@ class VectorizedEngine:
 
     A client's draws come from its own streams, named by (seed, round, user), as in the sequential
     engine; on a GPU dropout masks are drawn from them in another way. Clients begin in the order of
-    their sizes, the largest first, and results come as clients finish.
-
-    Args:
-        options: See ``Options``.
-        model: Gives layers and shapes; its memory is not trained.
-        split: The training split.
-        forward: From a batch as it was read to its losses.
-        local: How a client trains.
-        seed: The run's seed.
-        notice: Called with what a person must know.
-
-    Attributes:
-        description: What decides the rounding of results.
-        trains_alone: Whether there is one slot, so that no client has another beside it.
+    their sizes, the largest first, and results come as clients finish. The model gives layers and
+    shapes; its memory is not trained. With one slot no client has another beside it
+    (``trains_alone``).
     """
 
     def __init__(
@@ -127,16 +110,10 @@ class VectorizedEngine:
     def train(
         self, users: NDArray[np.int64], round_index: int, central: Tensor
     ) -> Iterator[LocalResult]:
-        """Train each user from the central parameters.
+        """Train each user from ``central``, shape (P,); see ``Engine.train``.
 
-        Args:
-            users: Indices into the training split.
-            round_index: The round, 1-based.
-            central: Shape (P,).
-
-        Yields:
-            One result a user, as they finish. Its ``update`` is overwritten by the next: use it
-            before asking for the next.
+        Results come as clients finish. An ``update`` is overwritten by the next: use it before
+        asking for the next.
         """
         sizes = np.diff(self._split.offsets)[users]
         left = dict.fromkeys(users[np.argsort(-sizes, kind="stable")].tolist())

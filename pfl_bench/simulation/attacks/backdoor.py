@@ -44,15 +44,7 @@ class Options(Strict):
 
 
 class Backdoor(Poison):
-    """Draws the trigger into images.
-
-    Args:
-        options: The trigger.
-        facts: Of the data.
-        example: One example, as the task gives it.
-
-    Raises:
-        ConfigError: The task's inputs are no images, or the trigger or class does not fit them.
+    """Draws the trigger into images such as ``example``, which it and the class must fit.
 
     Source: Gu et al. 2017, "BadNets: Identifying vulnerabilities in the machine learning model
     supply chain"; section 3 (a fixed pattern, one target class).
@@ -87,12 +79,7 @@ class Backdoor(Poison):
             self._value = round(options.trigger_value * _WHITE)
 
     def corrupt(self, examples: Examples, rng: np.random.Generator) -> Examples:
-        """Training examples of a corrupted client: some have the trigger and the target label.
-
-        Args:
-            examples: Of the client; not changed.
-            rng: The client's own, opened anew for each call.
-        """
+        """Training examples of a corrupted client: some have the trigger and the target label."""
         count = len(examples)
         poisoned = min(count, max(1, math.floor(self._fraction * count + 0.5)))
         chosen = torch.from_numpy(rng.permutation(count)[:poisoned])
@@ -124,11 +111,7 @@ def _edge(size: int, side: int, is_first: bool) -> slice:
 
 
 def _image_sides(options: Options, image: Tensor) -> tuple[int, int]:
-    """Height and width of one input.
-
-    Raises:
-        ConfigError: It is no image, or not of the shape that the options give.
-    """
+    """Height and width of one input; a ConfigError if it is no image, or not of the given shape."""
     shape = tuple(image.shape)
     if image.dtype != torch.uint8 and not image.is_floating_point():
         raise ConfigError(
@@ -153,11 +136,5 @@ def _image_sides(options: Options, image: Tensor) -> tuple[int, int]:
 
 
 def build(options: Options, facts: DataFacts, example: Examples) -> Backdoor:
-    """Build the attack on images such as an example.
-
-    Args:
-        options: The trigger.
-        facts: Of the data.
-        example: One example, as the task gives it.
-    """
+    """Build the attack on images such as an example."""
     return Backdoor(options, facts, example)

@@ -50,14 +50,7 @@ class Options(Strict):
 
 
 class LabelFlip(Poison):
-    """Turns classes into others.
-
-    Args:
-        options: Which, and into what.
-        facts: Of the data.
-
-    Raises:
-        ConfigError: A class is named that the data do not have.
+    """Turns classes into others, all of which the data must have.
 
     Source: FedScale's repository, examples/poisoning_setting/customized_client.py, whose
     corrupted clients each shuffle the classes in their own way ("permutation"; a class may then
@@ -81,12 +74,7 @@ class LabelFlip(Poison):
             self._map[source] = target
 
     def corrupt(self, examples: Examples, rng: np.random.Generator) -> Examples:
-        """Training examples of a corrupted client.
-
-        Args:
-            examples: Of the client; not changed. Targets of shape (n,), int64.
-            rng: The client's own, opened anew for each call.
-        """
+        """Training examples of a corrupted client, with targets of shape (n,), int64."""
         targets = examples.targets
         if self._labels == "permutation":
             permutation = torch.from_numpy(rng.permutation(self._num_classes))
@@ -106,11 +94,5 @@ class LabelFlip(Poison):
 
 
 def build(options: Options, facts: DataFacts, example: Examples) -> LabelFlip:
-    """Build the attack on data of some classes.
-
-    Args:
-        options: Which labels, and into what.
-        facts: Of the data.
-        example: Not used: labels alone are changed.
-    """
+    """Build the attack on data of some classes; the example is not used, as labels alone change."""
     return LabelFlip(options, facts)

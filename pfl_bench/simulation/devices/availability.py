@@ -41,23 +41,13 @@ class Availability:
         return len(self.offsets) - 1
 
     def available(self, traces: Ids, time: float) -> NDArray[np.bool_]:
-        """Whether traces are in a slot at a time.
-
-        Args:
-            traces: Shape (n,), indices of traces.
-            time: Seconds, at least 0.
-
-        Returns:
-            Shape (n,).
-        """
+        """Whether n traces are in a slot at a time, in seconds from 0 on: shape (n,)."""
         return self._find(traces, time)[2]
 
     def slot_end(self, traces: Ids, time: float) -> Times:
-        """Time at which the slot ends that a trace is in.
+        """Time at which the slot ends that each of n traces is in: shape (n,), absolute seconds.
 
-        Returns:
-            Shape (n,), absolute seconds; infinite for one that is always available; ``time``
-            itself for one that is not available.
+        Infinite for one that is always available; ``time`` itself for one that is not available.
         """
         slots, base, inside = self._find(traces, time)
         result = np.full(len(traces), time)
@@ -71,11 +61,9 @@ class Availability:
         return result
 
     def next_available(self, traces: Ids, time: float) -> Times:
-        """First time from ``time`` on at which a trace is available.
+        """First time from ``time`` on at which each of n traces is available: shape (n,).
 
-        Returns:
-            Shape (n,), absolute seconds; ``time`` for one that is available; infinite for one
-            without slots.
+        In absolute seconds; infinite for one without slots.
         """
         slots, base, inside = self._find(traces, time)
         first, stop = self.offsets[traces], self.offsets[traces + 1]
@@ -90,8 +78,7 @@ class Availability:
     def count(self, step_s: int) -> Ids:
         """Number of traces available at the times 0, ``step_s``, 2 ``step_s`` ... of the period.
 
-        Returns:
-            Shape (ceil(period_s / step_s),).
+        The shape is (ceil(period_s / step_s),).
         """
         size = -(-self.period_s // step_s)
         # Slots that have begun at a time, less those that have ended.
@@ -103,9 +90,8 @@ class Availability:
     def _find(self, traces: Ids, time: float) -> tuple[Ids, float, NDArray[np.bool_]]:
         """The first slot of each trace that ends after a time.
 
-        Returns:
-            Indices of the slots (the trace's stop where there is none in this period), the time
-            at which this period began, and whether the slot has begun.
+        Gives indices of the slots (the trace's stop where there is none in this period), the time
+        at which this period began, and whether the slot has begun.
         """
         base = np.floor(time / self.period_s) * self.period_s
         phase = time - base
@@ -158,10 +144,6 @@ def make_availability(
         num_traces: Traces, T.
         period_s: Seconds after which slots come again.
         place: Says where slot number i of the arguments is, such as file and line.
-
-    Raises:
-        DataError: A slot has no length or runs backwards, does not fit the period, or overlaps
-            another of its trace.
     """
     wrong = (start >= end) | (start < 0) | (end > period_s)
     if wrong.any():
@@ -201,12 +183,7 @@ def merge_slots(
 ) -> Availability:
     """Make one of slots that overlap or touch.
 
-    Args:
-        owner: Shape (S,), ascending.
-        start: Shape (S,), ascending within an owner.
-        end: Shape (S,), above ``start``.
-        num_traces: Traces, T.
-        period_s: Seconds after which slots come again.
+    All have shape (S,). Owners ascend, and starts within an owner; every end is above its start.
     """
     # Owners are kept apart by more than a period, so one running maximum serves them all.
     apart = owner * (2 * period_s)

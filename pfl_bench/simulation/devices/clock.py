@@ -22,16 +22,8 @@ from pfl_bench.simulation.devices.timeline import Outcome, RoundTimeline, play_r
 class VirtualClock:
     """Simulated time of a run: from round to round it moves on by what the rounds take.
 
-    Args:
-        fleet: The devices of all users.
-        overcommitment: For N wanted participants, ceil(overcommitment * N) are selected.
-        deadline_s: Seconds after which a round ends at the latest; None for no deadline.
-
-    Attributes:
-        now: Simulated seconds since the run began.
-
-    Raises:
-        DataError: No user is available at any time.
+    For N wanted participants, ceil(overcommitment * N) are selected. A round ends at its deadline
+    at the latest, if it has one. Some user must be available at some time.
     """
 
     def __init__(self, fleet: Fleet, overcommitment: float, deadline_s: float | None) -> None:
@@ -80,11 +72,7 @@ class VirtualClock:
         self.now = timeline.end
 
     def scalars(self, timeline: RoundTimeline) -> dict[str, float]:
-        """Scalars of a round and of the run so far, for its line of metrics.
-
-        Args:
-            timeline: The round to whose end the clock has advanced.
-        """
+        """Scalars of a round, to whose end the clock has advanced, and of the run so far."""
         return {
             "systems/simulated_seconds": timeline.end - timeline.start,
             "systems/total_simulated_seconds": self.now,

@@ -44,21 +44,7 @@ _KEPT_ROUNDS, _KEPT_PARTICIPANTS, _KEPT_DEVICES = 20, 40, 1000
 class SimulatedParticipants(Participants):
     """Participants that are selected among devices, and finish in time.
 
-    Args:
-        resolved: The configuration, with the section ``systems``.
-        devices: The devices.
-        split: The training split.
-        local: How clients train.
-        down_bytes: What a client receives.
-        up_bytes: What it sends.
-        folder: The run's folder.
-
-    Attributes:
-        selector: Chooses among those who may take part.
-
-    Raises:
-        ConfigError: There are too few users to fill the rounds, or nobody can meet the deadline.
-        DataError: No user is available at any time.
+    A client receives ``down_bytes`` and sends ``up_bytes``.
     """
 
     def __init__(
@@ -164,11 +150,7 @@ class SimulatedParticipants(Participants):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` gave.
-
-        Raises:
-            ValueError: It is of other devices.
-        """
+        """Restore what ``state_dict`` gave, of the same devices."""
         if state["devices"] != self._digest:
             raise ValueError("the devices of 'systems.source' are others than those it began with")
         self._clock.load_state_dict(state["clock"])

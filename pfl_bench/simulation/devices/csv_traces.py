@@ -30,10 +30,6 @@ def read_csv(capacity: Path, availability: Path | None, period_s: int) -> Device
         availability: CSV of ``SLOTS_HEADER``, in any order; None for devices that are always
             available. A client without a line there is never available.
         period_s: Seconds after which the slots come again.
-
-    Raises:
-        DataError: A file is missing or is no such CSV, a client has no capacity or has two, a
-            number is none, or a slot cannot be; file and line are named.
     """
     clients: dict[str, int] = {}
     lines, latency, bandwidth = array("q"), array("d"), array("d")

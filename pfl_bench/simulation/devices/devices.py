@@ -41,14 +41,10 @@ class Devices:
         """Give each user a device.
 
         The capacities are shuffled and dealt to the users in turn, in a new order for each further
-        pass if there are more users than capacities; so each stands for as many users as any
-        other, but for one. The availability traces are dealt in the same way, independent of the
-        capacities: nothing is known of which belongs to which. (FedScale deals both in the order
-        of the files.)
-
-        Args:
-            num_users: Users to give devices, U.
-            rng: Decides which.
+        pass if there are more users than capacities; so each stands for as many users as any other,
+        but for one. The availability traces are dealt in the same way, independent of the
+        capacities: nothing is known of which belongs to which. (FedScale deals both in the order of
+        the files.)
         """
         capacity = _deal(len(self.latency_ms), num_users, rng)
         trace = _deal(len(self.availability), num_users, rng)
@@ -82,13 +78,9 @@ class Devices:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fleet:
-    """The devices of U users.
+    """The devices of U users: columns of shape (U,) as in ``Devices``.
 
-    Attributes:
-        latency_ms: Shape (U,), milliseconds a sample of inference.
-        bandwidth_kbps: Shape (U,), kbit/s in each direction.
-        trace: Shape (U,), which trace of ``availability`` a user follows.
-        availability: The slots.
+    A user follows the slots of its ``trace``.
     """
 
     latency_ms: Column
@@ -113,11 +105,7 @@ class Fleet:
         return self.availability.next_available(self.trace[users], time)
 
     def check_available(self) -> None:
-        """Check that some user is available at some time.
-
-        Raises:
-            DataError: No user ever is.
-        """
+        """Check that some user is available at some time."""
         if not np.diff(self.availability.offsets)[self.trace].any():
             raise DataError(
                 f"systems: none of the {len(self)} users is available at any time of the traces' "
@@ -141,18 +129,9 @@ def check_capacities(
     bandwidth_kbps: NDArray[np.float64],
     place: Callable[[int], str],
 ) -> tuple[Column, Column]:
-    """Check the capacities of devices.
+    """Check the capacities of C devices, shape (C,) each, and make columns of ``Devices`` of them.
 
-    Args:
-        latency_ms: Shape (C,), milliseconds a sample of inference.
-        bandwidth_kbps: Shape (C,), kbit/s.
-        place: Says where device i is, such as file and client.
-
-    Returns:
-        Both as columns of ``Devices``.
-
-    Raises:
-        DataError: There are none, or one is not a finite number above 0.
+    ``place`` says where device i is, such as file and client.
     """
     if not len(latency_ms):
         raise DataError(f"{place(0)}: there are no devices; at least one is needed")

@@ -55,17 +55,10 @@ class LeftOut:
     first: list[str] = field(default_factory=list)
 
     def sift(self, path: Path, entries: _Entries, check: Callable[[_Entries], object]) -> None:
-        """Take out of a file's clients those that ``check`` refuses.
+        """Take out of a file's clients those that ``check`` refuses by a DataError.
 
-        Halves are checked until what is wrong is one client: quick if few are bad.
-
-        Args:
-            path: The file.
-            entries: All clients.
-            check: Raises ``DataError`` if one of the clients is bad, whoever the others are.
-
-        Raises:
-            DataError: All are bad.
+        ``check`` refuses a client whoever the others are. Halves are checked until what is wrong is
+        one client: quick if few are bad. All being bad is a DataError.
         """
         reasons: dict[Any, str] = {}
         waiting = [list(entries)]
@@ -94,14 +87,8 @@ def read_fedscale(
 ) -> Devices:
     """Read the published files; one after the other, so that only one is in memory as objects.
 
-    Args:
-        capacity: ``client_device_capacity``.
-        availability: ``client_behave_trace``; None for devices that are always available.
-        left_out: Takes note of the bad clients, which are left out; None to refuse them.
-
-    Raises:
-        DataError: A file is missing, damaged or of another form, a client has no capacity, or a
-            slot cannot be; file and client are named.
+    Without a file of ``availability`` devices are always available. ``left_out`` takes note of the
+    bad clients, which are left out; None to refuse them.
     """
     latency, bandwidth = _read_capacity(capacity, left_out)
     if availability is None:

@@ -44,13 +44,7 @@ _SHORTEST_S = 20
 
 
 def generate_devices(num_devices: int, rng: np.random.Generator, label: str) -> Devices:
-    """Make devices up.
-
-    Args:
-        num_devices: How many, at least 1.
-        rng: Decides all of it.
-        label: What ``rng`` is, such as "seed 0".
-    """
+    """Make up one or more devices; ``label`` is what ``rng`` is, such as "seed 0"."""
     latency = _lognormal(_LATENCY_MS, num_devices, rng).astype(np.float32)
     bandwidth = _lognormal(_BANDWIDTH_KBPS, num_devices, rng).astype(np.float32)
     slots = _generate_slots(num_devices, rng)

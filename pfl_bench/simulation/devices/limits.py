@@ -14,15 +14,8 @@ from pfl_bench.types import ConfigError
 class Limits:
     """The limits of a run; a user was in a round if its update was used.
 
-    Args:
-        num_users: Users, U.
-        cohort_size: Participants that each round wants.
-        num_rounds: Rounds of the run.
-        separation: Two rounds of one user are at least so many apart.
-        most: Rounds that a user may be in; None for no limit.
-
-    Raises:
-        ConfigError: There are too few users to fill the rounds.
+    Two rounds of one user are ``separation`` or more apart, and it is in ``most`` of them at most,
+    if that is limited. There must be enough users to fill the rounds.
     """
 
     def __init__(

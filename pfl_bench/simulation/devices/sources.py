@@ -22,9 +22,6 @@ def open_devices(source: Source, num_users: int, left_out: LeftOut | None = None
         num_users: Users of the data: so many are made up, unless ``source`` says how many.
         left_out: Takes note of bad clients of FedScale's files, which are left out; None to refuse
             them, as the other sources do in any case.
-
-    Raises:
-        DataError: A file is missing, damaged, or says what cannot be.
     """
     # Each reader is imported when it is used: a run has one.
     if isinstance(source, GeneratedSource):

@@ -47,11 +47,7 @@ _DAMAGED = (
 
 
 def check_target(path: Path) -> None:
-    """Refuse, before any work, a file that could not be written.
-
-    Raises:
-        DataError: It is a folder, its folder is not there, or it is a file of another kind.
-    """
+    """Refuse, before any work, a file that could not be written, or is of another kind."""
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else f"its folder {path.parent} does not exist"
         raise DataError(f"--out {path}: {what}; name a file in a folder that exists")
@@ -60,11 +56,7 @@ def check_target(path: Path) -> None:
 
 
 def write_trace_file(path: Path, devices: Devices) -> None:
-    """Write devices to a file, whole or not at all.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write devices to a file, whole or not at all."""
     slots = devices.availability
     about = {
         "format": FORMAT,
@@ -86,11 +78,7 @@ def write_trace_file(path: Path, devices: Devices) -> None:
 
 
 def read_trace_file(path: Path) -> Devices:
-    """Read what ``write_trace_file`` wrote.
-
-    Raises:
-        DataError: The file is missing, foreign or damaged.
-    """
+    """Read what ``write_trace_file`` wrote."""
     if not path.is_file():
         raise DataError(
             f"{path}: no such file; `pfl-bench data traces SOURCE --out {path}` writes one"

@@ -11,14 +11,9 @@ from pfl_bench.types import LocalTraining
 def examples_processed(
     num_examples: NDArray[np.int64], local: LocalTraining
 ) -> NDArray[np.float64]:
-    """Examples that go through clients' local steps, again in each epoch.
+    """Examples that go through the local steps of clients that have so many each: shape (n,).
 
-    Args:
-        num_examples: Shape (n,), the clients' examples.
-        local: How they train.
-
-    Returns:
-        Shape (n,): what ``LocalResult.num_processed`` will be.
+    It is what ``LocalResult.num_processed`` will be: an example counts again in each epoch.
     """
     counts = num_examples.astype(np.float64)
     if local.batch_fraction is not None:
