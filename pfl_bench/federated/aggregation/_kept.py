@@ -25,15 +25,10 @@ class BufferedAggregation(Aggregation):
     """Makes one update of all of a round; memory is cohort times P (float32), plus 16 MB or so.
 
     Clients count alike. An update that is not finite is left out, and counted. A round with fewer
-    updates than are needed is left out, and counted: its update is zero, on which the central
-    optimizer steps as on any other. How many come is up to chance and devices, and a run is not to
-    end because of it.
-
-    Args:
-        name: Name of the aggregation.
-        combine: Makes one vector of shape (P,), float32, of ``fewest`` or more of that shape and
-            type.
-        fewest: Updates that it needs, at least 1.
+    updates than are needed, 1 or more, is left out, and counted: its update is zero, on which the
+    central optimizer steps as on any other. How many come is up to chance and devices, and a run is
+    not to end because of it. ``combine`` makes one vector of shape (P,), float32, of ``fewest`` or
+    more.
     """
 
     keeps_updates = True
@@ -53,14 +48,7 @@ class BufferedAggregation(Aggregation):
         weight: float,
         rng: np.random.Generator | None = None,
     ) -> ClipOutcome:
-        """Keep a copy of one update.
-
-        Args:
-            aggregate: The round's, changed in place.
-            update: Shape (P,), a float dtype; not changed.
-            weight: Of the client: 1, as ``build_aggregation`` sees to.
-            rng: Not used.
-        """
+        """Keep a copy of one update, shape (P,), of any float dtype; the weight is 1."""
         outcome = super().accumulate(aggregate, update, weight)
         if outcome.finite:
             if aggregate.updates is None:
@@ -69,12 +57,7 @@ class BufferedAggregation(Aggregation):
         return outcome
 
     def release(self, aggregate: Aggregate, rng: np.random.Generator) -> Release:
-        """Combine the round's updates, or leave the round out.
-
-        Args:
-            aggregate: The merged aggregate of all clients; not changed.
-            rng: Not used.
-        """
+        """Combine the round's updates, or leave the round out."""
         updates = aggregate.updates or []
         if len(updates) >= self.fewest:
             mean_update = self._combine(updates)
@@ -94,23 +77,15 @@ class BufferedAggregation(Aggregation):
         return {"rounds_left_out": self.rounds_left_out}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` gave.
-
-        Raises:
-            PrivacyError: It is of another mechanism.
-        """
+        """Restore what ``state_dict`` gave, of no other mechanism."""
         check_state_keys(self.name, state, {"rounds_left_out"})
         self.rounds_left_out = int(state["rounds_left_out"])
 
 
 def chunks(updates: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-    """Go through updates some coordinates at a time, so that no second copy of all is needed.
+    """Go through n >= 1 updates, of shape (P,), some coordinates at a time: no second copy of all.
 
-    Args:
-        updates: n >= 1, each of shape (P,).
-
-    Yields:
-        Which coordinates, and a fresh tensor of shape (n, how many).
+    Yields which coordinates, and a fresh tensor of shape (n, how many).
     """
     width = max(1, _ELEMENTS // len(updates))
     for start in range(0, updates[0].numel(), width):
@@ -121,12 +96,7 @@ def chunks(updates: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
 def trimmed(updates: Sequence[Tensor], cut: int) -> Tensor:
     """Mean of each coordinate's values without the ``cut`` smallest and ``cut`` largest.
 
-    Args:
-        updates: n > 2 * cut, each of shape (P,).
-        cut: At least 0.
-
-    Returns:
-        Shape (P,), float32.
+    There are n > 2 * cut updates, float32 as the result, all of shape (P,).
     """
     result = torch.empty_like(updates[0])
     for part, values in chunks(updates):

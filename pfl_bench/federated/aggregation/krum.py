@@ -67,15 +67,7 @@ def select(updates: Sequence[Tensor], num_attackers: int, num_selected: int) -> 
 
 
 def build(options: Options, noise: NoiseScale) -> BufferedAggregation:
-    """Build Krum; nothing is noised. A round with too few finite updates is left out.
-
-    Args:
-        options: f and m.
-        noise: Its cohort size is the expected number of clients.
-
-    Raises:
-        ConfigError: The cohort is too small.
-    """
+    """Build Krum; nothing is noised. A round with too few finite updates is left out."""
     fewest = max(
         2 * options.num_attackers + _FEWEST_MORE, options.num_selected + options.num_attackers
     )

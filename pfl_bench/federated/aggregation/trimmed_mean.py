@@ -39,12 +39,7 @@ class Options(BaseModel):
 def build(options: Options, noise: NoiseScale) -> BufferedAggregation:
     """Build the trimmed mean; nothing is noised. A round so small that nobody is cut is left out.
 
-    Args:
-        options: The share.
-        noise: Its cohort size is the expected number of clients.
-
-    Raises:
-        ConfigError: The share is above 0, but of an expected cohort it cuts nobody.
+    A ConfigError if the share is above 0, but of an expected cohort it cuts nobody.
     """
     fraction = options.trimmed_fraction
 

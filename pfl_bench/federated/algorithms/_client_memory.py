@@ -11,10 +11,8 @@ from pfl_bench.types import ClientUpload, LocalResult, UpdateTransform
 class LearnsFromClients(UpdateTransform):
     """Tells an algorithm of each client that has trained, and leaves its update as it is.
 
-    Args:
-        learn: Called with what a client's training gave, with what the client counts for, and with
-            the round, 1-based.
-        sends_vector: Whether the client sends a vector of P parameters beside its update.
+    ``learn`` is called with what a client's training gave, with what the client counts for, and
+    with the round, from 1. A client may send a vector of P parameters beside its update.
     """
 
     keeps_state = True

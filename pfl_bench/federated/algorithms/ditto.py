@@ -63,12 +63,7 @@ class Options(BaseModel):
 
 
 class Ditto(Algorithm):
-    """See the module.
-
-    Args:
-        options: Of how clients train their own models.
-        local_training: How clients train the central model.
-    """
+    """See the module; ``local_training`` is that of the central model."""
 
     def __init__(self, options: Options, local_training: LocalTraining) -> None:
         self.local_training = local_training

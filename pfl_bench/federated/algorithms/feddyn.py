@@ -56,12 +56,7 @@ class Options(BaseModel):
 
 
 class FedDyn(Algorithm):
-    """See the module.
-
-    Args:
-        alpha: Of the options.
-        local_training: How clients train, without the terms.
-    """
+    """See the module; ``local_training`` comes without the terms."""
 
     corrects_steps = True
     follows_mean = False
@@ -120,11 +115,7 @@ class FedDyn(Algorithm):
 
 
 def check(federated: FederatedOptions) -> None:
-    """Refuse what would not be FedDyn.
-
-    Raises:
-        ConfigError: Clients weigh by their examples, but h is the plain mean of the g_i.
-    """
+    """Refuse clients that weigh by their examples: h is the plain mean of the g_i."""
     if federated.weighting != "uniform":
         raise ConfigError(
             f"federated.weighting: '{federated.weighting}' with feddyn, whose h is a plain mean "

@@ -63,26 +63,16 @@ class Options(BaseModel):
 
 
 def normalizer(num_steps: int, momentum: float) -> float:
-    """The sum of the weights that the gradients of local steps have in an update.
+    """The sum of the weights that the gradients of local steps have in an update: the module's a.
 
-    Args:
-        num_steps: n, 0 or larger.
-        momentum: m, from 0 to below 1.
-
-    Returns:
-        The module's a; 0 where there were no steps.
+    It is 0 where there were no steps; momentum is from 0 to below 1.
     """
     rest = 1.0 - momentum
     return (num_steps - momentum * (1.0 - momentum**num_steps) / rest) / rest
 
 
 class Normalizes(UpdateTransform):
-    """Divides a client's update by its a; see the module.
-
-    Args:
-        momentum: Of local steps.
-        sends_normalizer: Whether a goes beside the update.
-    """
+    """Divides a client's update by its a, which goes beside it if asked to; see the module."""
 
     def __init__(self, momentum: float, sends_normalizer: bool) -> None:
         self._momentum = momentum
@@ -100,12 +90,7 @@ class Normalizes(UpdateTransform):
 
 
 class FedNova(Algorithm):
-    """See the module.
-
-    Args:
-        effective_steps: Of the options.
-        local_training: How clients train.
-    """
+    """See the module."""
 
     follows_mean = False
     # Written anew in each round before it is read.

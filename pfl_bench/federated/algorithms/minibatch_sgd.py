@@ -37,11 +37,7 @@ class Options(BaseModel):
 
 
 def check(federated: FederatedOptions) -> None:
-    """Refuse settings that are of several local steps: there is one.
-
-    Raises:
-        ConfigError: ``local_epochs`` or ``local_steps`` asks for more, or there is local momentum.
-    """
+    """Refuse settings that are of several local steps, momentum among them: there is one."""
     if federated.local_momentum:
         raise ConfigError(
             f"federated.local_momentum: {federated.local_momentum:g} with minibatch_sgd, whose "

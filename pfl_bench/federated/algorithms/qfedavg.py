@@ -65,12 +65,7 @@ class Options(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class WeighsByLoss(UpdateTransform):
-    """Scales a client's update and sets its weight; see the module.
-
-    Attributes:
-        q: Of the options.
-        local: How clients train: L is one over the round's rate.
-    """
+    """Scales a client's update and sets its weight; L is one over the round's local rate."""
 
     q: float
     local: LocalTraining
@@ -112,11 +107,7 @@ class QFedAvg(Algorithm):
 
 
 def check(federated: FederatedOptions) -> None:
-    """Refuse local steps that are not those of plain SGD on the loss.
-
-    Raises:
-        ConfigError: There is local momentum or weight decay.
-    """
+    """Refuse local steps that are not those of plain SGD on the loss: momentum or weight decay."""
     for key, reason in (
         ("local_momentum", "takes one over the local rate for the curvature that plain SGD meets"),
         ("local_weight_decay", "weighs clients by the loss that they descend, without a penalty"),

@@ -42,11 +42,7 @@ class Options(BaseModel):
 
 
 def check(federated: FederatedOptions) -> None:
-    """Refuse what would not be Reptile.
-
-    Raises:
-        ConfigError: Clients weigh by their examples; Reptile's tasks count alike.
-    """
+    """Refuse clients that weigh by their examples: Reptile's tasks count alike."""
     if federated.weighting != "uniform":
         raise ConfigError(
             f"federated.weighting: '{federated.weighting}' with reptile, whose tasks (clients) "

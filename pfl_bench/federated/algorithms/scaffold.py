@@ -64,11 +64,7 @@ class Options(BaseModel):
 
 
 class Scaffold(Algorithm):
-    """See the module.
-
-    Args:
-        local_training: How clients train.
-    """
+    """See the module."""
 
     uploads = ("update", "control_variate")
     downloads = ("central", "control_variate")
@@ -110,12 +106,9 @@ class Scaffold(Algorithm):
         return self._correction
 
     def learn(self, result: LocalResult, weight: float, round_index: int) -> None:
-        """Replace a client's control variate by what its training has shown.
+        """Replace a client's control variate by what its training in a round, from 1, has shown.
 
-        Args:
-            result: What its training gave.
-            weight: What the client counts for; 1 in the paper's variant.
-            round_index: The round, 1-based.
+        The client counts for ``weight``, 1 in the paper's variant.
         """
         self._cohort += 1
         self._total_weight += weight
@@ -153,9 +146,8 @@ class Scaffold(Algorithm):
 def check(federated: FederatedOptions) -> None:
     """Refuse what would not be the paper's SCAFFOLD, unless the variant is another.
 
-    Raises:
-        ConfigError: Clients weigh by their examples, but c is the plain mean of the c_i; or they
-            have momentum, but what they learn of their gradients is that of plain SGD.
+    Clients must not weigh by their examples, as c is the plain mean of the c_i; nor have momentum,
+    as what they learn of their gradients is that of plain SGD.
     """
     if federated.algorithm.get("variant", "paper") != "paper":
         return

@@ -67,12 +67,6 @@ class Hashing:
 
     A block goes through memory that stays in the processor's cache, with nothing allocated for it:
     signs as floats of all rows would take five times the update's memory, and four times as long.
-
-    Args:
-        length: P.
-        rows: r.
-        columns: c.
-        rng: Decides them.
     """
 
     def __init__(self, length: int, rows: int, columns: int, rng: np.random.Generator) -> None:
@@ -86,14 +80,7 @@ class Hashing:
         self._signs = torch.from_numpy(signs[:, :length])
 
     def table(self, vector: Tensor) -> Tensor:
-        """Sketch a vector.
-
-        Args:
-            vector: Shape (P,), float32.
-
-        Returns:
-            Shape (r, c).
-        """
+        """Sketch a vector, shape (P,), float32: shape (r, c)."""
         signs = self._signs.to(vector.device)
         table = vector.new_zeros(len(signs), self._columns)
         buffer = vector.new_empty(self._columns)
@@ -108,14 +95,7 @@ class Hashing:
         return table
 
     def estimates(self, table: Tensor) -> Tensor:
-        """Read all elements from a table.
-
-        Args:
-            table: Shape (r, c).
-
-        Returns:
-            Shape (P,).
-        """
+        """Read all elements, shape (P,), from a table of shape (r, c)."""
         signs = self._signs.to(table.device)
         rows, length = signs.shape
         found = table.new_empty(length)
@@ -132,13 +112,10 @@ class Hashing:
 
 
 def _median(rows: list[Tensor], spare: Tensor) -> Tensor:
-    """Median of an odd number of vectors, element by element; NaN where one has it.
+    """Median of an odd number of vectors, shape (n,), element by element; NaN where one has it.
 
-    Bubbles the larger half up; of few vectors, in a fraction of the time of ``torch.median``.
-
-    Args:
-        rows: Shape (n,) each; overwritten.
-        spare: Shape (n,): memory for it.
+    Bubbles the larger half up; of few vectors, in a fraction of the time of ``torch.median``. The
+    rows are overwritten, and so is ``spare``, of their shape.
     """
     for last in range(len(rows) - 1, len(rows) // 2 - 1, -1):
         for place in range(last):
@@ -150,13 +127,7 @@ def _median(rows: list[Tensor], spare: Tensor) -> Tensor:
 
 
 class CountSketch(Compression):
-    """See the module.
-
-    Args:
-        options: See ``Options``.
-        num_parameters: P.
-        seed: The run's seed.
-    """
+    """See the module."""
 
     def __init__(self, options: Options, num_parameters: int, seed: int) -> None:
         super().__init__(num_parameters, options.rows * options.columns * BYTES_PER_PARAMETER)

@@ -49,16 +49,10 @@ class Options(BaseModel):
 
 
 def quantize(vector: Tensor, levels: int, bucket_size: int, rng: np.random.Generator) -> Tensor:
-    """Round to levels without bias.
+    """Round a vector, shape (P,), float32, to levels without bias; in memory of its own.
 
-    Args:
-        vector: Shape (P,), float32.
-        levels: s.
-        bucket_size: Elements that share a norm; the last bucket may have fewer.
-        rng: Decides between the two levels beside an element.
-
-    Returns:
-        Shape (P,), float32, memory of its own.
+    The last bucket may have fewer elements. ``rng`` decides between the two levels beside an
+    element.
     """
     length = vector.numel()
     count = math.ceil(length / bucket_size)
@@ -78,13 +72,7 @@ def quantize(vector: Tensor, levels: int, bucket_size: int, rng: np.random.Gener
 
 
 class Quantization(Compression):
-    """See the module.
-
-    Args:
-        options: See ``Options``.
-        num_parameters: P.
-        seed: The run's seed.
-    """
+    """See the module."""
 
     def __init__(self, options: Options, num_parameters: int, seed: int) -> None:
         width = math.ceil(math.log2(2 * options.levels + 1))

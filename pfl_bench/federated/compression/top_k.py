@@ -56,12 +56,9 @@ class Options(BaseModel):
 
 
 def keep_largest(vector: Tensor, k: int, out: Tensor) -> None:
-    """Copy the k elements of largest magnitude, and zeros in place of the others.
+    """Copy the k >= 1 elements of largest magnitude to ``out``, and zeros in place of the others.
 
-    Args:
-        vector: Shape (P,), float32; NaN counts as larger than all numbers.
-        k: From 1 to P.
-        out: Shape (P,), float32: other memory.
+    Both are of shape (P,), float32, of memory apart; NaN counts as larger than all numbers.
     """
     # The bits of magnitudes are ordered as they are, NaN last; whole numbers are sorted faster.
     bits = vector.view(torch.int32) & 0x7FFF_FFFF
@@ -78,13 +75,7 @@ def keep_largest(vector: Tensor, k: int, out: Tensor) -> None:
 
 
 class TopK(Compression):
-    """See the module.
-
-    Args:
-        k: Elements that are sent, from 1 to ``num_parameters``.
-        num_parameters: P.
-        error_feedback: See ``Options``.
-    """
+    """See the module; ``k`` is from 1 to ``num_parameters``."""
 
     scratch = ("_sent",)
 

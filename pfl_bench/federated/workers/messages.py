@@ -156,11 +156,8 @@ class SharedTraining:
     ) -> tuple[Aggregate, RoundStatistics]:
         """Train a round's users; the sum of what they sent is valid until the next round.
 
-        Args:
-            users: Indices into the training split.
-            index: The round, from 1.
-            central: Shape (P,).
-            probed: Which of the users, counted through the shards, is probed; -1 for none.
+        ``central`` has shape (P,). Of the users, counted through the shards, one is ``probed``; -1
+        for none.
         """
         aggregator, tree = self._own.aggregator, self._own.tree
         shards = assign_clients(

@@ -44,12 +44,7 @@ _Entries = dict[Any, dict[str, Any]]
 
 @dataclass(slots=True)
 class LeftOut:
-    """Clients that cannot be as they are in a file, and so are left out.
-
-    Attributes:
-        counts: How many, by file.
-        first: What is wrong with the first of each file, with its name.
-    """
+    """Number of bad clients that are left out of each file, and what is wrong with its first."""
 
     counts: dict[Path, int] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)
@@ -171,13 +166,9 @@ def _read_availability(path: Path, left_out: LeftOut | None = None) -> tuple[Ava
 
 
 class _Slots(NamedTuple):
-    """The slots of a file as columns.
+    """The slots of a file as columns, in whole seconds and shape (S,), client by client.
 
-    Attributes:
-        counts: Shape (A,), slots of each client.
-        begin: Shape (S,), seconds, client by client.
-        end: Shape (S,), seconds.
-        period_s: The clients' period.
+    ``counts``, of shape (A,), are those of each client; all clients share the period.
     """
 
     counts: NDArray[np.int64]

@@ -118,7 +118,7 @@ def play_round(
     start: float,
     deadline_s: float | None = None,
 ) -> RoundTimeline:
-    """Play a round on the devices of its participants.
+    """Play a round on the devices of its n participants.
 
     Args:
         fleet: The devices of all users.

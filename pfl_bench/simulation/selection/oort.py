@@ -89,12 +89,7 @@ class Options(Strict):
 
 
 class Oort(Selector):
-    """The selector; it remembers utility, speed and last round of each user.
-
-    Args:
-        options: Its constants.
-        users: The users of the run.
-    """
+    """The selector; it remembers utility, speed and last round of each user."""
 
     uses_data = True
 
