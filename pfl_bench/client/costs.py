@@ -70,18 +70,10 @@ def measure_step(forward: Forward, model: FlatModel, split: FederatedSplit) -> S
 
     Leaves the model as it was, weights, buffers, gradients and modes, and the random streams too.
     """
-    modes = [(module, module.training) for module in model.module.modules()]
-    buffers = model.buffers()
-    devices = [model.device] if model.device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices=devices), _countable():
-            model.module.train()
-            # Not 1: normalisation over a batch has nothing to go by there.
-            (two, kept), (three, more) = (_count(forward, model, split, n) for n in (2, 3))
-    finally:
-        model.load_buffers(buffers)
-        for module, mode in modes:
-            module.training = mode
+    with model.put_back(), _countable():
+        model.module.train()
+        # Not 1: normalisation over a batch has nothing to go by there.
+        (two, kept), (three, more) = (_count(forward, model, split, n) for n in (2, 3))
     per_example = three - two
     return StepFlops(two - 2 * per_example, per_example, max(0, more - kept))
 

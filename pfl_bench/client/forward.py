@@ -36,10 +36,11 @@ class Forward:
     ) -> None:
         self.module = module
         self.device = device
-        self._task_loss: Callable[[Tensor, Tensor], Tensor] = task.loss
-        self._example_losses: Callable[[Tensor, Tensor], Tensor] = self._losses_one_by_one
+        # Of outputs and targets: a scalar; and the losses of shape (n,) whose mean it is.
+        self.mean_loss: Callable[[Tensor, Tensor], Tensor] = task.loss
+        self.example_losses: Callable[[Tensor, Tensor], Tensor] = self._losses_one_by_one
         if isinstance(task, GivesExampleLosses):
-            self._example_losses = task.example_losses
+            self.example_losses = task.example_losses
         # Which outputs are left out depends on the data: a GPU would have to be waited for.
         self._skipping: SkipsOutputs | None = None
         if isinstance(task, SkipsOutputs) and device.type == "cpu":
@@ -85,21 +86,13 @@ class Forward:
     def loss(self, inputs: Tensor, targets: Tensor, draws: Tensor | None) -> Tensor:
         """Mean loss of a training batch as it was read; a differentiable scalar."""
         if self._skipping is None:
-            return self._task_loss(self.outputs(inputs, draws), targets)
+            return self.mean_loss(self.outputs(inputs, draws), targets)
         loss = partial(self._skipping.training_loss, self.module, targets=targets)
         return self.apply(loss, self.prepare(inputs, draws))
 
-    def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Loss of each example, shape (n,), of ``outputs``: those whose mean is the task's loss."""
-        return self._example_losses(outputs, targets)
-
-    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The task's loss of outputs, a scalar."""
-        return self._task_loss(outputs, targets)
-
     def _losses_one_by_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
         def loss(output: Tensor, target: Tensor) -> Tensor:
-            return self._task_loss(output.unsqueeze(0), target.unsqueeze(0))
+            return self.mean_loss(output.unsqueeze(0), target.unsqueeze(0))
 
         losses: Tensor = torch.func.vmap(loss)(outputs, targets)
         return losses

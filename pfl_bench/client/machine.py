@@ -149,13 +149,18 @@ def library_versions() -> dict[str, str | None]:
 
 def processor_name() -> str:
     """Name of the processor, as far as the platform tells."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    for line in _cpuinfo():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor()
+
+
+def _cpuinfo() -> list[str]:
+    """Lines of /proc/cpuinfo; none on a system without it."""
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
 
 
 def processor_details() -> dict[str, str]:
@@ -163,11 +168,7 @@ def processor_details() -> dict[str, str]:
     details = {"system": platform.system(), "libc": " ".join(platform.libc_ver())}
     if platform.system() == "Darwin":
         return details | {"macos": platform.mac_ver()[0], "name": platform.processor()}
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return details
-    for line in lines:
+    for line in _cpuinfo():
         if not line.strip():
             break  # the first of the cores
         key, _, value = (part.strip() for part in line.partition(":"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(slots=True)
@@ -38,14 +38,7 @@ class RoundStatistics:
 
     def merge(self, other: RoundStatistics) -> None:
         """Take in what was counted of other clients of the same round."""
-        self.loss += other.loss
-        self.num_examples += other.num_examples
-        self.num_steps += other.num_steps
-        self.weight += other.weight
-        self.scalar += other.scalar
-        self.steps += other.steps
-        self.processed += other.processed
-        self.lost += other.lost
-        self.bytes_up += other.bytes_up
-        self.users += other.users
-        self.clients += other.clients
+        for each in fields(self):
+            own = getattr(self, each.name)
+            own += getattr(other, each.name)  # in place, of lists
+            setattr(self, each.name, own)

@@ -42,7 +42,7 @@ Step = tuple[Tensor, list[Gradients | None]]
 
 
 def unsupported(model: FlatModel) -> str | None:
-    """Reason why a model's layers have no replacements in ``slots.layers``; None if they have."""
+    """Reason why a model's layers have no replacements in ``batched.layers``; None if they have."""
     trained = {id(parameter) for parameter in model.parameters}
     for name, layer in model.module.named_modules():
         own = [p for p in layer.parameters(recurse=False) if id(p) in trained]
@@ -57,7 +57,7 @@ def unsupported(model: FlatModel) -> str | None:
 
 
 class LayerProgram:
-    """Steps by layers that are replaced, while a step runs, by those of ``slots.layers``.
+    """Steps by layers that are replaced, while a step runs, by those of ``batched.layers``.
 
     ``unsupported`` says None of the model.
     """

@@ -35,7 +35,7 @@ class Options(BaseModel):
 
     Attributes:
         data_workers: Threads that read clients ahead of training; 0 reads in line.
-        slots: Clients that train at once; None for as many as ``slots.number`` says.
+        slots: Clients that train at once; None for as many as ``auto_slots`` says.
         keeps_slots: Whether a run must end where that many do not fit into a GPU's memory, instead
             of going on with half: the seed of a private run's noise takes in how many they are.
     """

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 
 from pfl_bench import plugins
 from pfl_bench.client.costs import StepFlops
-from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.federated.autotune.choice import Candidate
 from pfl_bench.federated.parts import FederatedParts
 from pfl_bench.federated.shards import expected_costs
@@ -115,7 +113,7 @@ def time_engines(
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     best: dict[Candidate, float] = {}
-    with _untouched(parts.model):
+    with parts.model.put_back():
         central = parts.model.vector.clone()
         engines = {candidate: _build(candidate, sample.local, parts) for candidate in candidates}
         spent = 0.0
@@ -155,18 +153,3 @@ def _build(candidate: Candidate, local: LocalTraining, parts: FederatedParts) ->
         options, parts.model, parts.split, parts.forward, local, 0, lambda text: None
     )
     return engine
-
-
-@contextmanager
-def _untouched(model: FlatModel) -> Iterator[None]:
-    """Put weights, buffers, modes and torch's generator back as they were."""
-    vector, buffers = model.vector.clone(), model.buffers()
-    modes = [(module, module.training) for module in model.module.modules()]
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        model.vector.copy_(vector)
-        model.load_buffers(buffers)
-        for module, mode in modes:
-            module.training = mode
