@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Literal
 
 from torch import nn
@@ -12,8 +11,8 @@ from tasks.common.options import StrictOptions
 from tasks.common.shapes import check_inputs
 from tasks.common.vision.leaf_cnn import two_convolutions
 from tasks.common.vision.normalization import for_one_channel
+from tasks.femnist.forms import NUM_PIXELS, SIDE
 
-SIDE = 28
 IMAGE_SHAPE = (1, SIDE, SIDE)
 
 
@@ -75,6 +74,6 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
     fits = tuple(facts.input_shape) == IMAGE_SHAPE
     check_inputs(fits, "femnist", options.name, f"inputs of shape {IMAGE_SHAPE}", facts)
     if options.name == "softmax":
-        return nn.Sequential(nn.Flatten(), nn.Linear(prod(IMAGE_SHAPE), facts.num_classes))
+        return nn.Sequential(nn.Flatten(), nn.Linear(NUM_PIXELS, facts.num_classes))
     builders = {"leaf_cnn": leaf_cnn, "cnn": cnn, "resnet18": resnet18}
     return builders[options.name](facts.num_classes)

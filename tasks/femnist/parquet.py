@@ -58,9 +58,7 @@ def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
             f"{source}: some pictures have a white ground and others a black one; FEMNIST's have "
             "one of the two: get the files anew"
         )
-    differs = []
-    if done != NUM_IMAGES:
-        differs = [f"images: {done:,} here, {NUM_IMAGES:,} published"]
+    differs = f"images: {done:,} here, {NUM_IMAGES:,} published"
     return Reading(
         source="FEMNIST, parquet files of flwrlabs/femnist",
         num_classes=NUM_CHARACTERS,
@@ -68,7 +66,7 @@ def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
         extra={
             "files": len(paths),
             "ground": "black, turned round" if dark else "white",
-            "differs_from_published": differs,
+            "differs_from_published": [differs] if done != NUM_IMAGES else [],
         },
     )
 

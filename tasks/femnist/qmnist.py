@@ -46,13 +46,12 @@ MNIST_TRAIN = Part("train-images-idx3-ubyte", NUM_ROWS, TRAIN_LABELS, 0, "train-
 MNIST_TEST = Part(
     "t10k-images-idx3-ubyte", NUM_MNIST_TEST, TEST_LABELS, 0, "t10k-labels-idx1-ubyte"
 )
-QMNIST_TEST_IMAGES = "qmnist-test-images-idx3-ubyte"
 # The first 10,000 of QMNIST's test images redo MNIST's: they are used only if those are absent.
-QMNIST_TEST = Part(QMNIST_TEST_IMAGES, NUM_ROWS, TEST_LABELS, NUM_MNIST_TEST)
+QMNIST_TEST = Part("qmnist-test-images-idx3-ubyte", NUM_ROWS, TEST_LABELS, NUM_MNIST_TEST)
 PARTS = (MNIST_TRAIN, MNIST_TEST, QMNIST_TEST)
 LOOKED_FOR = (
     f"QMNIST: {TEST_LABELS}[.gz] with {MNIST_TEST.images}[.gz] and perhaps "
-    f"{QMNIST_TEST_IMAGES}[.gz], or {TRAIN_LABELS}[.gz] with {MNIST_TRAIN.images}[.gz]"
+    f"{QMNIST_TEST.images}[.gz], or {TRAIN_LABELS}[.gz] with {MNIST_TRAIN.images}[.gz]"
 )
 
 
