@@ -15,7 +15,6 @@ from typing import Any
 
 from privacy.audit import (
     checks_accounting,
-    checks_attack,
     checks_central,
     checks_clipping,
     checks_cohorts,
@@ -28,7 +27,6 @@ from privacy.audit import (
     checks_replay,
     checks_reports,
     checks_statement,
-    checks_statistics,
 )
 from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.evidence import Evidence, gather
@@ -116,7 +114,7 @@ def _checks(evidence: Evidence, inputs: AuditInputs) -> list[Check]:
         *_observed_checks(evidence, inputs),
         checks_release.check_releases(evidence, inputs),
         checks_release.check_canaries(evidence, inputs),
-        *([] if inputs.attacks is None else [checks_attack.check_attacks(evidence, inputs)]),
+        *([] if inputs.attacks is None else [checks_release.check_attacks(evidence, inputs)]),
     ]
 
 
@@ -141,4 +139,4 @@ def _observed_checks(evidence: Evidence, inputs: AuditInputs) -> Iterator[Check]
     for check in _OBSERVED:
         if check.name in _OF_EXAMPLES:
             yield check(evidence, inputs)
-    yield checks_statistics.check_statistics(evidence, inputs)
+    yield checks_noise.check_statistics(evidence, inputs)

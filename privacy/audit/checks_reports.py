@@ -39,8 +39,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit import power, tails
-from privacy.audit.check import LEVEL, Finding, check
+from privacy.audit import tails
+from privacy.audit.check import LEVEL, SEEN, Finding, check
 from privacy.audit.checks_noise import claimed_noise
 from privacy.audit.errors import SkippedError
 from privacy.audit.evidence import Evidence
@@ -61,12 +61,9 @@ _RATES = np.geomspace(1e-5, 0.5, 60)
 
 def claimed_design(evidence: Evidence) -> CapDesign:
     """Design of reports that follows from the ledger's constants; else ``PrivacyError``."""
-    noise, size = (
-        evidence.constant("noise_multiplier", "actual"),
-        evidence.constant("num_parameters"),
-    )
+    noise = evidence.constant("noise_multiplier", "actual")
     try:
-        return design(1.0 / noise, int(size))
+        return design(1.0 / noise, int(evidence.constant("num_parameters")))
     except (ValueError, ZeroDivisionError, OverflowError) as error:
         raise PrivacyError(f"no report is such as is recorded: {error}") from error
 
@@ -255,11 +252,11 @@ def _privunit(
     # As of a normal sum, which it nearly is.
     second = float(np.dot(weights, values**2))
     least = (np.sqrt(2.0 * np.log(6.0 / LEVEL)) + 1.3) * np.sqrt(directed * second) / wanted
-    further = "reports that point along their updates {:.2g} further than claimed, relative,"
     return (
         f"they point along their updates {ratio:.4g} times as far as claimed, "
         f"p = {min(mean, square):.3g}",
-        power.shown(further, float(least)),
+        f"reports that point along their updates {float(least):.2g} further than claimed, "
+        f"relative, with probability {SEEN:g}",
     )
 
 

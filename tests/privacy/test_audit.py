@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from privacy.audit import check as check_module
-from privacy.audit import power
 from privacy.audit.auditor import _observed_checks, audit
 from privacy.audit.check import NUM_STATISTICAL, Check
 from privacy.audit.checks_accounting import check_budget, check_epsilon
 from privacy.audit.checks_clipping import check_clip_path
 from privacy.audit.checks_cohorts import check_participation
 from privacy.audit.checks_multiplier import check_delta, check_population
+from privacy.audit.checks_noise import deviations
 from privacy.audit.checks_record import (
     check_chain,
     check_configuration,
@@ -143,7 +143,7 @@ def test_what_a_check_says_that_it_shows_it_shows() -> None:
     """A wrong scale, in nine of ten runs; here in eight of twelve."""
     draws = float(TRUE.rounds * TRUE.num_parameters)
     run = replace(TRUE, adaptive=False)
-    scale = 1.0 + power.deviations(4.0) / np.sqrt(2.0 * draws)
+    scale = 1.0 + deviations(4.0) / np.sqrt(2.0 * draws)
     off = replace(run, noise_factor=float(scale))
     seen = sum("noise_scale" in failed(outcomes(off, seed)) for seed in range(2000, 2012))
     assert seen >= 8, seen
