@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -51,13 +51,7 @@ class Check:
 
     def to_json_dict(self) -> dict[str, Any]:
         """The check as plain data."""
-        return {
-            "name": self.name,
-            "outcome": self.outcome,
-            "claim": self.claim,
-            "evidence": self.evidence,
-            "numbers": dict(self.numbers),
-        }
+        return asdict(self)
 
 
 @dataclass(slots=True)

@@ -43,24 +43,19 @@ def check_clip_bound(evidence: Evidence, inputs: AuditInputs) -> Finding:
     keys = ("clip_norm", "largest_clipped_norm", "largest_norm", "num_clipped", "num_contributions")
     clip, clipped, largest, number, updates, norm = evidence.need(*keys, "sum_norm")
     most = updates * clip * (1.0 + _SUM_ROUNDING) + 1e-30
-    apart = np.abs(clipped - np.minimum(largest, clip))
     found = Finding()
-    for what, wrong in {
-        "there is no bound": ~(clip > 0) | np.isinf(clip),
-        "a clipped norm exceeds the bound": ~(clipped <= clip * (1.0 + _NORM_ROUNDING)),
-        "the sum is longer than its updates can make it": ~((norm >= 0.0) & (norm <= most)),
-        "more updates are clipped than summed": ~(number <= updates),
-    }.items():
-        found.where(what, wrong)
-    for what, wrong in {
-        "the largest clipped norm is not the largest norm, clipped": ~(
-            apart <= _NORM_ROUNDING * clip
-        ),
+    found.where("there is no bound", ~(clip > 0) | np.isinf(clip))
+    beyond = ~(clipped <= clip * (1.0 + _NORM_ROUNDING))
+    found.where("a clipped norm exceeds the bound", beyond)
+    longer = ~((norm >= 0.0) & (norm <= most))
+    found.where("the sum is longer than its updates can make it", longer)
+    found.where("more updates are clipped than summed", ~(number <= updates))
+    if inputs.configured.description.clips_to_bound:
+        other = ~(np.abs(clipped - np.minimum(largest, clip)) <= _NORM_ROUNDING * clip)
+        found.where("the largest clipped norm is not the largest norm, clipped", other)
         # Whether an update was beyond the bound is told by its norm and by the count alike.
-        "the largest norm and the number of clipped updates contradict each other": (largest > clip)
-        != (number > 0),
-    }.items():
-        found.where(what, wrong & inputs.configured.description.clips_to_bound)
+        what = "the largest norm and the number of clipped updates contradict each other"
+        found.where(what, (largest > clip) != (number > 0))
     share = float(np.nanmax(np.where(clip > 0, clipped / clip, np.nan), initial=0.0))
     total = float(np.nansum(updates))
     return found.seen(
@@ -89,27 +84,22 @@ def check_clip_probe(evidence: Evidence, inputs: AuditInputs) -> Finding:
     # as in L2.
     slack = _NORM_ROUNDING * clip + _SUM_ROUNDING * updates * clip
     finite, reached = seen & ~np.isnan(norm), np.nan_to_num(moved, nan=math.inf)
-    wanted, to_bound = np.minimum(norm, clip), inputs.configured.description.clips_to_bound
-    watched, number = evidence["watched"], evidence.sent
+    wanted, watched, number = np.minimum(norm, clip), evidence["watched"], evidence.sent
     # Of huge models one client is watched, and nothing between the clients.
     one = np.isnan(evidence["unseen"])
     few = ~np.isnan(watched) & (watched != np.where(one, np.minimum(1.0, watched), number))
     found = Finding()
-    for what, wrong in {
-        "no client was watched": missed,
-        "not every client was watched": few,
-        "the watched client moved the sum beyond the bound": seen & ~(reached <= clip + slack),
-        "the watched client moved the sum by more than its update": finite
-        & ~(reached <= wanted + slack)
-        & to_bound,
-        "the watched client moved the sum by less than its clipped update": finite
-        & (moved < wanted - slack)
-        & to_bound,
-        "an update that was not finite moved the sum": seen
-        & np.isnan(norm)
-        & ~((moved == 0.0) & (bit == 0.0)),
-    }.items():
-        found.where(what, wrong)
+    found.where("no client was watched", missed)
+    found.where("not every client was watched", few)
+    beyond = seen & ~(reached <= clip + slack)
+    found.where("the watched client moved the sum beyond the bound", beyond)
+    if inputs.configured.description.clips_to_bound:
+        more = finite & ~(reached <= wanted + slack)
+        found.where("the watched client moved the sum by more than its update", more)
+        less = finite & (moved < wanted - slack)
+        found.where("the watched client moved the sum by less than its clipped update", less)
+    still = (moved == 0.0) & (bit == 0.0)
+    found.where("an update that was not finite moved the sum", seen & np.isnan(norm) & ~still)
     if inputs.statement.get("count_noise_stddev") is not None:
         off = np.abs(bit - np.where(norm <= clip, 0.5, -0.5)) > 1e-9 * np.maximum(1.0, updates)
         found.where("the watched client moved the count by other than a half", finite & off)
