@@ -56,8 +56,6 @@ _SEGMENTS = 16
 _SIGNS = 20_250
 _COLUMNS = 256
 _EXACT = 1e-9
-# R where any norm may come out; finite, as 0 times infinity would be no number.
-_ANY = 1e9
 
 Array = NDArray[np.float64]
 
@@ -71,7 +69,7 @@ class Sketch:
         columns = rng.choice([-1.0, 1.0], (2, _COLUMNS))
         rows = rng.integers(0, 2, (2, -(-length // _COLUMNS)), dtype=np.int8)
         self._signs = [
-            (np.outer(2 * row.astype(np.int8) - 1, column.astype(np.int8)).ravel()[:length])
+            np.outer(2 * row - 1, column.astype(np.int8)).ravel()[:length]
             for row, column in zip(rows, columns, strict=True)
         ]
 
@@ -79,6 +77,11 @@ class Sketch:
         """Two projections and up to eight coordinates of a vector, shape (P,)."""
         values = vector.detach().cpu().double().numpy()
         return np.array([*(values @ signs for signs in self._signs), *values[self._places]])
+
+
+def _signs(length: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 2, (length,), generator=generator) * 2.0 - 1.0
 
 
 class Allowed:
@@ -101,11 +104,6 @@ class Allowed:
         """R."""
         return self.each * self.rounds + self.clients
 
-    @property
-    def is_chaotic(self) -> bool:
-        """Whether an update may be off by more than itself, so that its client may diverge."""
-        return self.relative >= 1.0
-
     def begin(self) -> None:
         """Begin the next round."""
         self.rounds += 1
@@ -117,8 +115,7 @@ class Allowed:
         Each of several places is disturbed in other directions, and in float32 by four times as
         much after every third.
         """
-        generator = torch.Generator().manual_seed(_SIGNS + 1 + place)
-        signs = torch.randint(0, 2, central.shape, generator=generator) * 2.0 - 1.0
+        signs = _signs(len(central), _SIGNS + 1 + place)
         apart = self.central / (4.0 * math.sqrt(len(central)))
         one = 2.0**-10 * 4.0 ** (place // 3) if self.each < 2.0**-10 else 2.0**-5
         return central + signs * (central.abs() * (self.each * one) + apart)
@@ -128,15 +125,14 @@ class Allowed:
         self.total = max(self.total, 2.0 * float((disturbed.total - made.total).norm()))
         for one, same in zip(made.contributions, disturbed.contributions, strict=True):
             moved = abs(one.norm - same.norm) / max(one.norm, 1e-30)
-            # Of one that is not finite no norm is held against the record any more.
-            self.clients = max(self.clients, 2.0 * moved if math.isfinite(moved) else _ANY)
+            # Of one that is not finite no norm is held against the record any more; 0 times
+            # infinity would be no number.
+            self.clients = max(self.clients, 2.0 * moved if math.isfinite(moved) else 1e9)
 
     def step(self, made: Round, gradient: float) -> None:
         """Take the central step of a round whose gradient is off by a distance."""
-        length = len(made.before)
-        generator = torch.Generator().manual_seed(_SIGNS)
-        signs = torch.randint(0, 2, (length,), generator=generator).double() * 2.0 - 1.0
-        off = made.gradient.double() + signs * (gradient / math.sqrt(length))
+        signs = _signs(len(made.before), _SIGNS).double()
+        off = made.gradient.double() + signs * (gradient / math.sqrt(len(signs)))
         after = self._disturbed.step(made.before.double() + self._shift, off, made.rate)
         self._shift = after - made.central.double()
         self._float32 += 8.0 * _ULP * float(made.central.double().norm())
@@ -157,11 +153,18 @@ def compare(
     ``following`` is the sketch of the central parameters after it, ``saved`` those of a checkpoint,
     shape (P,); None where there is none. ``metrics`` is empty where there are none.
     """
-    yield from _cohort(line, made)
+    digest = hashlib.sha256(np.ascontiguousarray(made.users, "<i8").data).hexdigest()
+    for key, what in (("users", "drawn"), ("trained", "trained")):
+        found = line.get(f"{key}_sha256")
+        if found is not None and found != digest:
+            yield (
+                f"cohort: the users who were {what} ({line.get('realised_cohort')}) are not the "
+                f"{len(made.users)} that the seed draws"
+            )
     yield from _clients(line, metrics, made, allowed)
     noise = list(_noise(line, made, allowed.relative))
     yield from noise
-    if allowed.is_chaotic:
+    if allowed.relative >= 1.0:
         return
     near = _near(line, made, allowed)
     yield from _sum(line, made, sketch, near, bool(noise))
@@ -179,17 +182,6 @@ def undecided(made: Round, relative: float) -> int:
     return sum(abs(one.norm - made.bound) <= near for one in trained)
 
 
-def _cohort(line: Mapping[str, Any], made: Round) -> Iterator[str]:
-    digest = hashlib.sha256(np.ascontiguousarray(made.users, "<i8").data).hexdigest()
-    for key, what in (("users", "drawn"), ("trained", "trained")):
-        found = line.get(f"{key}_sha256")
-        if found is not None and found != digest:
-            yield (
-                f"cohort: the users who were {what} ({line.get('realised_cohort')}) are not the "
-                f"{len(made.users)} that the seed draws"
-            )
-
-
 def _clients(
     line: Mapping[str, Any], metrics: Mapping[str, Any], made: Round, allowed: Allowed
 ) -> Iterator[str]:
@@ -197,26 +189,24 @@ def _clients(
     finite = [one for one in made.contributions if math.isfinite(one.norm)]
     trained = [one.trained for one in finite if one.trained is not None]
     clipped, near = sum(one.norm > made.bound for one in finite), undecided(made, relative)
-    largest = max(finite, key=lambda one: one.norm, default=None)
     yield from _number("clipping bound", line, "clip_norm", made.bound, _EXACT * made.bound)
-    if allowed.is_chaotic:
+    if allowed.relative >= 1.0:
         return
     yield from _number("contributions", line, "num_contributions", len(finite))
     yield from _number("updates clipped", line, "num_clipped", clipped, near)
-    if largest is not None:
-        norm, most = largest.norm, max(one.clipped for one in finite)
-        whose = f"largest norm of an update (user {largest.user}'s)"
-        yield from _number(whose, line, "largest_norm", norm, 4.0 * relative * norm)
+    if finite:
+        largest, most = max(finite, key=lambda one: one.norm), max(one.clipped for one in finite)
+        whose, off = f"largest norm of an update (user {largest.user}'s)", 4.0 * relative
+        yield from _number(whose, line, "largest_norm", largest.norm, off * largest.norm)
         what = "largest norm of a clipped update"
-        yield from _number(what, line, "largest_clipped_norm", most, 4.0 * relative * most)
+        yield from _number(what, line, "largest_clipped_norm", most, off * most)
     if trained:
         loss = math.fsum(one.loss for one in trained) / len(trained)
         off = (4.0 * relative + 1e-5) * abs(loss)
         yield from _number("mean training loss", metrics, "train/loss", loss, off)
-    examples = sum(one.num_examples for one in trained)
-    yield from _number("examples seen", metrics, "train/num_examples", examples)
-    steps = sum(one.num_steps for one in trained)
-    yield from _number("local steps", metrics, "train/num_steps", steps)
+    for what, name in (("examples seen", "num_examples"), ("local steps", "num_steps")):
+        total = sum(getattr(one, name) for one in trained)
+        yield from _number(what, metrics, f"train/{name}", total)
     if made.fraction is not None:
         share = _EXACT + near / max(1, len(made.users))
         key = "noisy_fraction_unclipped"
@@ -224,8 +214,7 @@ def _clients(
 
 
 def _noise(line: Mapping[str, Any], made: Round, relative: float) -> Iterator[str]:
-    stddev = made.stddev
-    key = "update_noise_stddev"
+    stddev, key = made.stddev, "update_noise_stddev"
     yield from _number("noise's standard deviation", line, key, stddev, _EXACT * stddev)
     record = line.get("noise")
     if not isinstance(record, Mapping) or not stddev > 0.0:
@@ -234,12 +223,11 @@ def _noise(line: Mapping[str, Any], made: Round, relative: float) -> Iterator[st
     count, near = len(unit), 64.0 * _rounding(line) + made.follows * relative
     ends = [count * k // _SEGMENTS for k in range(_SEGMENTS + 1)]
     pairs = [(a, b) for a, b in pairwise(ends) if b > a]
-    root = math.sqrt(count)
     ours = {
         "head": (unit[:8], near * 4.0),
         "segments": (np.array([unit[a:b].sum() / math.sqrt(b - a) for a, b in pairs]), near),
-        "sum": (np.array([unit.sum()]), near * root),
-        "sum_squares": (np.array([unit @ unit]), near * (2.0 * root + near * count)),
+        "sum": (np.array([unit.sum()]), near * math.sqrt(count)),
+        "sum_squares": (np.array([unit @ unit]), near * (2.0 * math.sqrt(count) + near * count)),
     }
     for key, (expected, allowed) in ours.items():
         found = np.atleast_1d(np.array(record.get(key), dtype=np.float64))
@@ -289,8 +277,7 @@ def _near(line: Mapping[str, Any], made: Round, allowed: Allowed) -> float:
 def _sum(
     line: Mapping[str, Any], made: Round, sketch: Sketch, near: float, is_noise: bool
 ) -> Iterator[str]:
-    found = _sketch_of(line.get("release"))
-    if found is None:
+    if (found := _sketch_of(line.get("release"))) is None:
         return
     expected = sketch(made.total + made.noise)
     rest = float(line["denominator"]) * found - expected
@@ -319,8 +306,7 @@ def _client(rest: Array, made: Round, bound: Array) -> str:
 def _central(
     following: Mapping[str, Any] | None, made: Round, sketch: Sketch, allowed: float
 ) -> Iterator[str]:
-    found = _sketch_of(following)
-    if found is None:
+    if (found := _sketch_of(following)) is None:
         return
     rest = np.abs(found - sketch(made.central))
     bound = allowed * np.array([6.0, 6.0] + [1.0] * (len(rest) - 2))
@@ -357,8 +343,7 @@ def _number(
     if key not in record:
         return
     found = as_number(record[key])
-    if not math.isfinite(expected) and not math.isfinite(found):
-        return
-    if not abs(found - expected) <= allowed:
+    is_lost = not (math.isfinite(expected) or math.isfinite(found))
+    if not (is_lost or abs(found - expected) <= allowed):
         near = f", where rounding explains {allowed:.2g}" if allowed else ""
         yield f"{what}: {record[key]!r} is recorded, but computed again it is {expected:.12g}{near}"
