@@ -105,13 +105,20 @@ def train(
                     w.sub_(rate * k)
         steps, processed, losses = steps + 1, processed + len(inputs), losses + loss.item()
     update = learner.flat([w.detach() - c for w, c in zip(weights, start, strict=True)])
-    used = _num_used(len(examples.inputs), local)
+    count, fraction = len(examples.inputs), local.batch_fraction
+    used = count if fraction is None else max(1, int(fraction * count))
     return Trained(update, used, steps, processed, losses / max(1, steps))
 
 
-def _num_used(count: int, local: Any) -> int:
-    fraction = local.batch_fraction
-    return count if fraction is None else max(1, int(fraction * count))
+def places(count: int, local: Any) -> list[tuple[int, int, int]]:
+    """Batches of a client with so many examples: the pass over them, begin and end of each."""
+    lengths, size, most = [count] * local.epochs, local.batch_size, local.max_steps
+    if local.batches_across_epochs:
+        lengths = [count * local.epochs]
+    if local.batch_fraction is not None:
+        size, most = max(1, int(local.batch_fraction * count)), 1
+    found = [(e, at, min(at + size, n)) for e, n in enumerate(lengths) for at in range(0, n, size)]
+    return found[:most]
 
 
 def _batches(
@@ -127,15 +134,11 @@ def _batches(
         draws.append(None if transform is None else transform.draw(count, rng))
     if local.batches_across_epochs:
         orders, draws = [torch.cat(orders)], [None if transform is None else torch.cat(draws)]
-    size, most = local.batch_size, local.max_steps
-    if local.batch_fraction is not None:
-        size, most = _num_used(count, local), 1
-    places = [(e, at) for e, order in enumerate(orders) for at in range(0, len(order), size)]
-    for epoch, at in places[:most]:
-        chosen = orders[epoch][at : at + size]
+    for epoch, at, end in places(count, local):
+        chosen = orders[epoch][at:end]
         inputs = examples.inputs[chosen]
         if transform is not None:
-            inputs = transform(inputs, draws[epoch][at : at + size])
+            inputs = transform(inputs, draws[epoch][at:end])
         if learner.channels_last and inputs.ndim == 4:  # dropout draws in the order of memory
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         yield inputs, examples.targets[chosen]

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.reference.client import places
 from privacy.reference.streams import COHORT, DEVICES, stream
 
 # Whether those alone are chosen who are available, by the name of the selection.
@@ -118,11 +119,4 @@ class Devices:
 
 def processed(count: int, local: Any) -> int:
     """Examples of all local steps of a client with so many examples."""
-    if local.batch_fraction is not None:
-        return max(1, int(local.batch_fraction * count))
-    passes = [count] * local.epochs
-    if local.batches_across_epochs:
-        passes = [count * local.epochs]
-    size = local.batch_size
-    steps = [min(size, each - at) for each in passes for at in range(0, each, size)]
-    return sum(steps[: local.max_steps])
+    return sum(end - begin for _, begin, end in places(count, local))
