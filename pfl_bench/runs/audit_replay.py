@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.parts import build_mechanism
 from pfl_bench.rng import Purpose, stream
-from privacy.audit.central_columns import COORDINATES
 from privacy.audit.inputs import DrawUsers, Replay
 from privacy.description import Tree
 from privacy.mechanism import NoiseScale, ReplayedNoise, ReplaysNoise, RoundStreams
+from privacy.recording.central_record import COORDINATES
 from privacy.reference.cohort import SCHEMES, draw
 from privacy.sampling_scheme import Participation
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.audit import values
+from privacy.recording.central_record import COORDINATES, PROJECTIONS
 
-PROJECTIONS, COORDINATES = 2, 8
 _DIGESTS = ("central", "users", "trained", "release")
 _WIDTH = 1 + PROJECTIONS + COORDINATES
 

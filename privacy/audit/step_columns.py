@@ -84,10 +84,7 @@ class StepColumns:
 
 
 def _digest(value: Any, where: str) -> bytes:
-    try:
-        found = bytes.fromhex(value)
-    except (TypeError, ValueError):
-        found = b""
+    found = values.from_hexadecimal(value)
     if 2 * len(found) != DIGEST_LENGTH:
         raise LedgerError(f"{where} has {value!r}, but must have {DIGEST_LENGTH} hex digits")
     return found

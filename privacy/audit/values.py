@@ -51,10 +51,15 @@ def member(record: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]
 
 def digest(value: Any, where: str) -> bytes:
     """The 32 bytes of a SHA-256 in hexadecimal."""
-    try:
-        found = bytes.fromhex(value)
-    except (TypeError, ValueError):
-        found = b""
+    found = from_hexadecimal(value)
     if len(found) != 32:
         raise LedgerError(f"{where} is {value!r}, but must be a SHA-256 in hexadecimal")
     return found
+
+
+def from_hexadecimal(value: Any) -> bytes:
+    """Bytes of a value in hexadecimal; none if it is something else."""
+    try:
+        return bytes.fromhex(value)
+    except (TypeError, ValueError):
+        return b""

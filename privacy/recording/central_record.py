@@ -24,6 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from privacy.recording.shard_observation import finite
+
 PROJECTIONS = 2
 COORDINATES = 8
 # Names the fixed signs and places; part of the format of a ledger.
@@ -64,12 +66,10 @@ class Sketcher:
                 signs = self._rows[number, first : first + len(block)].double().mul_(2.0).sub_(1.0)
                 sums[number] += float(((block * self._columns[number]).sum(dim=1) * signs).sum())
         return {
-            "norm": _finite(math.sqrt(squares)),
-            "projections": [_finite(value) for value in sums],
+            "norm": finite(math.sqrt(squares)),
+            "projections": [finite(value) for value in sums],
             # Nine digits are every bit of a float32.
-            "coordinates": [
-                _finite(float(f"{value:.9g}")) for value in vector[self.places].tolist()
-            ],
+            "coordinates": [finite(float(f"{x:.9g}")) for x in vector[self.places].tolist()],
         }
 
 
@@ -111,7 +111,3 @@ def central_state(central: Tensor, sketcher: Sketcher | None = None) -> dict[str
 def users_digest(users: NDArray[np.int64]) -> str:
     """SHA-256 of who took part, in hexadecimal: of indices of users, shape (n,), ascending."""
     return hashlib.sha256(np.ascontiguousarray(users, dtype="<i8").data).hexdigest()
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

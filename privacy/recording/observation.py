@@ -30,7 +30,7 @@ from torch import Tensor
 from privacy.aggregate import Aggregate
 from privacy.errors import PrivacyError
 from privacy.mechanism import Release
-from privacy.recording.shard_observation import finite as _finite
+from privacy.recording.shard_observation import finite
 from privacy.recording.sum_watch import HALF_ULP, SumWatch, clean_total
 
 # Elements that are looked at together, which stay in the cache.
@@ -66,9 +66,9 @@ class Observer(SumWatch):
         return {
             "probe": None if seen.worst is None else seen.worst[1],
             "watched": seen.watched,
-            "unseen": None if seen.unseen is None else _finite(seen.unseen),
+            "unseen": None if seen.unseen is None else finite(seen.unseen),
             "reports": None if seen.reports is None else seen.reports.to_json_dict(),
-            "sum_norm": _finite(self._norm_of(total)),
+            "sum_norm": finite(self._norm_of(total)),
             "noise": self._noise(release, aggregate, total),
         }
 
@@ -84,7 +84,7 @@ class Observer(SumWatch):
         draw = None
         if release.noisy_fraction_unclipped is not None and release.count_noise_stddev:
             noisy = (release.noisy_fraction_unclipped - 0.5) * self._cohort_size
-            draw = _finite((noisy - aggregate.bit_sum) / release.count_noise_stddev)
+            draw = finite((noisy - aggregate.bit_sum) / release.count_noise_stddev)
         ends = [count * k // SEGMENTS for k in range(SEGMENTS + 1)]
         segments = np.zeros(SEGMENTS)
         for start in range(0, count, _PIECE):
@@ -101,7 +101,7 @@ class Observer(SumWatch):
                 if last > 0 and first < len(noise) and last > first:
                     segments[segment] += float(noise[max(0, first) : last].sum())
             if not start:
-                head = [_finite(float(value)) for value in noise[:_HEAD]]
+                head = [finite(float(value)) for value in noise[:_HEAD]]
         scale, sum_, sum_squares, product, norm = sums.tolist()
         scale, norm = math.sqrt(scale / count), math.sqrt(norm)
         product = product / norm if norm > 0.0 else 0.0
@@ -109,16 +109,16 @@ class Observer(SumWatch):
         kept = lengths > 0
         return {
             "count": count,
-            "sum": _finite(sum_),
-            "sum_squares": _finite(sum_squares),
+            "sum": finite(sum_),
+            "sum_squares": finite(sum_squares),
             "head": head,
-            "dot_sum": _finite(product),
+            "dot_sum": finite(product),
             "lag_correlation": release.lag_correlation,
             # The noise, the sum and the division each are rounded to float32 once.
-            "rounding": _finite(math.sqrt(3.0) * HALF_ULP * scale / stddev),
+            "rounding": finite(math.sqrt(3.0) * HALF_ULP * scale / stddev),
             "count_draw": draw,
             "segments": [
-                _finite(value) for value in (segments[kept] / np.sqrt(lengths[kept])).tolist()
+                finite(value) for value in (segments[kept] / np.sqrt(lengths[kept])).tolist()
             ],
         }
 

@@ -22,6 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from privacy.recording.shard_observation import finite
+
 BLOCKS = 4
 # The vectors that are sketched, in the order of a record.
 VECTORS = ("sum", "noise", "parameters")
@@ -130,8 +132,9 @@ class StepObserver:
         return {
             "batch_sizes": list(self._sizes),
             "batch_digests": list(self._digests),
+            # Nine digits are more than the float32 hold that they were made of.
             **{
-                name: [[_rounded(value) for value in row] for row in rows]
+                name: [[finite(float(f"{value:.9g}")) for value in row] for row in rows]
                 for name, rows in zip(VECTORS, sketches, strict=True)
             },
         }
@@ -141,8 +144,3 @@ def batch_digest(batch: NDArray[np.int64]) -> str:
     """The first digits of the SHA-256 of a batch's examples, shape (n,), in their order."""
     found = hashlib.sha256(np.ascontiguousarray(batch, dtype="<i8").data).hexdigest()
     return found[:DIGEST_LENGTH]
-
-
-def _rounded(value: float) -> float | None:
-    """Nine digits, which is more than the float32 hold that it was made of."""
-    return float(f"{value:.9g}") if math.isfinite(value) else None
