@@ -36,7 +36,7 @@ def check_noise_multiplier(evidence: Evidence, inputs: AuditInputs) -> Finding:
     clip = clip * configured.description.reach(evidence.constant("num_parameters"))
     simulated, actual = (evidence.constant("noise_multiplier", side) for side in SIDES)
     expects = np.full(evidence.rounds, actual > 0)
-    if configured.randomizes_clients:
+    if configured.description.randomizes_clients:
         # A sum of n reports has the noise of n; each must hide its own client alone.
         stddev = stddev / np.sqrt(evidence.sent)
         expects &= evidence.sent > 0

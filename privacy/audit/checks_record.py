@@ -244,7 +244,7 @@ def _derived_problems(inputs: AuditInputs, evidence: Evidence) -> Iterator[str]:
     sampling, adjacency = constants.get("sampling"), constants.get("adjacency")
     own = own_users(constants)
     expected = ADJACENCY.get(str(sampling)) if own is None else own.adjacency
-    if inputs.configured.randomizes_clients:
+    if inputs.configured.description.randomizes_clients:
         # A report hides which of two values it is of, not that there is one.
         expected = "replace-one"
     if adjacency != expected:

@@ -198,7 +198,7 @@ def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
     stddev, visible = evidence["update_noise_stddev"], np.isin(rounds, seen.rounds)
     reach = inputs.configured.description.reach(evidence.constant("num_parameters"))
     rounding = 4.0 * _HALF_ULP * (reach * evidence["sum_norm"] / stddev + 8.0)
-    if inputs.configured.randomizes_clients:
+    if inputs.configured.description.randomizes_clients:
         rounding = rounding * np.sqrt(np.maximum(1.0, evidence["num_contributions"]))
     allowed = _ALIKE + rounding
     fresh = evidence.constant("noise_multiplier", "actual")

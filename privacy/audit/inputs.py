@@ -29,18 +29,11 @@ Compose = Callable[[str, Mapping[str, Any], "Participation", float, int], "Compo
 DrawUsers = Callable[[int, int], NDArray[np.int64]]
 # Of metrics.jsonl, what an audit compares; other scalars are left out.
 METRICS = (
-    "train/cohort_size",
-    "train/num_nonfinite",
-    "train/num_steps",
-    "train/update_norm",
-    "train/central_learning_rate",
-    "privacy/clip_norm",
-    "privacy/update_noise_stddev",
-    "privacy/fraction_clipped",
-    "privacy/noisy_fraction_unclipped",
-    "privacy/epsilon_simulated",
+    "train/cohort_size", "train/num_nonfinite", "train/num_steps", "train/update_norm",
+    "train/central_learning_rate", "privacy/clip_norm", "privacy/update_noise_stddev",
+    "privacy/fraction_clipped", "privacy/noisy_fraction_unclipped", "privacy/epsilon_simulated",
     "privacy/epsilon_actual",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +58,7 @@ class Configured:
     accountant: str  # "rdp", "pld" or "prv"
     # What the mechanism is: as the ledger records it, else as its module says.
     description: Description
-    # Rounds of one user at most, under "selected"; None for no cap.
-    max_participations: int | None = None
-
-    @property
-    def noise_shape(self) -> str:
-        """Law of each element of the noise: "gaussian" or "laplace"; "none" if none is stated."""
-        return self.description.law or "none"
-
-    @property
-    def randomizes_clients(self) -> bool:
-        """Whether clients randomise their own updates."""
-        return self.description.randomizes_clients
+    max_participations: int | None = None  # rounds of a user, under "selected"; None for no cap
 
 
 @dataclass(frozen=True, slots=True)
