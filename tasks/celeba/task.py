@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from pydantic import Field
+from torch import Tensor
 
 from pfl_bench.data import Store, StoredTask, open_store
-from tasks.celeba.transform import ToNumbers
 from tasks.common.classification import CrossEntropy, known_facts
 from tasks.common.options import StoredOptions
 from tasks.common.vision.decoding import DecodedPictures
@@ -42,6 +43,22 @@ class Options(StoredOptions):
     resample: Literal["nearest", "bilinear", "bicubic"] = "bicubic"
     pixels: Literal["scaled", "raw"] = "scaled"
     keep_decoded: bool = False
+
+
+class ToNumbers:
+    """Makes numbers of pixels, in -1..1 if ``scale``, else in 0..255; draws nothing."""
+
+    def __init__(self, scale: bool) -> None:
+        self.scale = scale
+
+    def draw(self, count: int, rng: np.random.Generator) -> Tensor:
+        """Draw nothing: shape (count, 0); ``rng`` stays untouched."""
+        return torch.zeros((count, 0), dtype=torch.int64)
+
+    def __call__(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
+        """Turn shape (n, 3, side, side), uint8, into float32."""
+        numbers = inputs.to(torch.float32)
+        return numbers.mul_(1 / 127.5).sub_(1.0) if self.scale else numbers
 
 
 class CelebaTask(CrossEntropy, StoredTask):

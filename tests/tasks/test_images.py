@@ -18,10 +18,10 @@ from pfl_bench.federated.parts import build_model, build_task
 from pfl_bench.types import ConfigError, DataError
 from tasks.cifar10.task import Options as Cifar10Options
 from tasks.cifar10.task import build as build_cifar10
+from tasks.common.images.models import lenet
 from tasks.common.images.store import About, Images, write_images
 from tasks.common.images.task import ImageTask
 from tasks.common.images.transform import CropFlip
-from tasks.common.vision.lenet import lenet
 from tasks.mnist.task import Options, build
 from tests.equivalence.engines import CPU, configure
 

@@ -12,7 +12,6 @@ from pfl_bench.types import DataFacts
 from tasks.common.options import StrictOptions
 from tasks.common.vision import dp_models, scatter_models
 from tasks.common.vision.leaf_cnn import two_convolutions
-from tasks.common.vision.lenet import lenet
 from tasks.common.vision.scattering import COEFFICIENTS
 from tasks.common.vision.small_cnn import small_cnn
 
@@ -49,6 +48,32 @@ class Options(StrictOptions):
         if self.groups is not None and COEFFICIENTS % self.groups:
             raise ValueError(f"groups: {self.groups} does not divide {COEFFICIENTS} features")
         return self
+
+
+def lenet(channels: int, side: int, num_classes: int) -> nn.Module:
+    """Build two 5 x 5 convolutions, each with pooling, and three dense layers.
+
+    44,426 parameters for MNIST, 62,006 for CIFAR-10.
+
+    From shape (n, channels, side, side), sides of 16 or more, to logits of shape (n, num_classes).
+
+    Source: Li et al. 2022 (NIID-Bench), section V; Flower's baseline niid_bench.
+    """
+    left = ((side - 4) // 2 - 4) // 2
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * left**2, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, num_classes),
+    )
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:

@@ -19,7 +19,7 @@ from privacy.plan.example_level import ExampleLevelRequest, make_example_level_p
 from privacy.recording.step_observation import StepObserver
 from tasks.common.images.task import ImageTask
 from tasks.common.images.transform import Scale
-from tasks.common.vision.dp_cnn import strided_cnn, tanh_cnn
+from tasks.common.vision.dp_models import strided_cnn, tanh_cnn
 from tasks.common.vision.scatter_models import scatter_model
 from tasks.common.vision.small_cnn import small_cnn
 

@@ -17,8 +17,7 @@ from tasks.common.images.features import FeatureOptions, featured
 from tasks.common.images.models import Options
 from tasks.common.images.store import About, Images, write_images
 from tasks.common.vision import imagenet
-from tasks.common.vision.dp_cnn import draw_he_normal
-from tasks.common.vision.dp_models import FixedNormalization
+from tasks.common.vision.dp_models import FixedNormalization, draw_he_normal
 from tasks.common.vision.scatter_models import Standardized
 from tasks.common.vision.scattering import COEFFICIENTS, scattering
 
