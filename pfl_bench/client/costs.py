@@ -70,7 +70,8 @@ def measure_step(forward: Forward, model: FlatModel, split: FederatedSplit) -> S
 
     Leaves the model as it was, weights, buffers, gradients and modes, and the random streams too.
     """
-    with model.put_back(), _countable():
+    devices = [model.device] if model.device.type == "cuda" else []
+    with untouched(model, devices), _countable():
         model.module.train()
         # Not 1: normalisation over a batch has nothing to go by there.
         (two, kept), (three, more) = (_count(forward, model, split, n) for n in (2, 3))
@@ -105,6 +106,21 @@ def _count(forward: Forward, model: FlatModel, split: FederatedSplit, size: int)
     if isinstance(model.module, CountsFlops):
         total += model.module.own_flops(forward.prepare(batch[0], None))
     return total, sum(saved.values())
+
+
+@contextlib.contextmanager
+def untouched(model: FlatModel, devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Put weights, buffers, modes and random streams, of devices too, back after the block."""
+    vector, buffers = model.vector.clone(), model.buffers()
+    modes = [(module, module.training) for module in model.module.modules()]
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        model.vector.copy_(vector)
+        model.load_buffers(buffers)
+        for module, mode in modes:
+            module.training = mode
 
 
 @contextlib.contextmanager

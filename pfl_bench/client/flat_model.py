@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -84,21 +83,6 @@ class FlatModel:
         """Restore what ``buffers`` gave, in the same shapes; all of them must be there."""
         for name, buffer in self.module.named_buffers():
             buffer.copy_(buffers[name])
-
-    @contextmanager
-    def put_back(self) -> Iterator[None]:
-        """Put weights, buffers, modes and random streams back as they were before the block."""
-        vector, buffers = self.vector.clone(), self.buffers()
-        modes = [(module, module.training) for module in self.module.modules()]
-        devices = [self.device] if self.device.type == "cuda" else []
-        try:
-            with torch.random.fork_rng(devices=devices):
-                yield
-        finally:
-            self.vector.copy_(vector)
-            self.load_buffers(buffers)
-            for module, mode in modes:
-                module.training = mode
 
     @property
     def device(self) -> torch.device:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from pfl_bench import plugins
-from pfl_bench.client.costs import StepFlops
+from pfl_bench.client.costs import StepFlops, untouched
 from pfl_bench.federated.autotune.choice import Candidate
 from pfl_bench.federated.parts import FederatedParts
 from pfl_bench.federated.shards import expected_costs
@@ -113,7 +113,7 @@ def time_engines(
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     best: dict[Candidate, float] = {}
-    with parts.model.put_back():
+    with untouched(parts.model):
         central = parts.model.vector.clone()
         engines = {candidate: _build(candidate, sample.local, parts) for candidate in candidates}
         spent = 0.0
