@@ -29,10 +29,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "data prepare femnist --help",
     ),
     "data download": ("data download femnist --out raw", "data download flair"),
-    "data generate": (
-        "data generate flair --out raw num_users=700",
-        "data generate reddit --help",
-    ),
+    "data generate": ("data generate flair --out raw num_users=700", "data generate reddit --help"),
     "data stats": ("data stats femnist.h5 --json", "data stats flair.h5 --plots plots"),
     "data traces": (
         "data traces generated num_devices=1000 --out devices.npz",
@@ -70,10 +67,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "privacy explain runs/demo/private_federated/seed-0",
         "privacy explain demo/private_federated",
     ),
-    "audit": (
-        "audit runs/demo/private_federated/seed-0",
-        "audit runs/mine --tuned-runs 50 --json",
-    ),
+    "audit": ("audit runs/demo/private_federated/seed-0", "audit runs/mine --tuned-runs 50 --json"),
     "attack": (
         "attack runs/demo/private_federated/seed-0 --kind lira --shadows 32",
         "attack demo/federated --kind gradient --out runs/inversion",

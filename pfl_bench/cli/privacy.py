@@ -41,13 +41,7 @@ def main(arguments: argparse.Namespace) -> int:
         noise = _calibrate(arguments, composition)
     else:
         noise = arguments.noise_multiplier
-    pair = shared.make_pair(
-        arguments,
-        composition,
-        noise,
-        arguments.rounds,
-        arguments.accountant,
-    )
+    pair = shared.make_pair(arguments, composition, noise, arguments.rounds, arguments.accountant)
     answer = _answer(arguments, pair, noise, arguments.rounds)
     if arguments.action == "calibrate":
         answer["target_epsilon"] = arguments.epsilon
@@ -98,11 +92,7 @@ def _solve(arguments: argparse.Namespace, composition: MechanismComposition) -> 
     arguments.population = solution.participation.population_size
     arguments.cohort = int(arguments.cohort or solution.participation.cohort_size)
     pair = shared.make_pair(
-        arguments,
-        composition,
-        solution.noise_multiplier,
-        solution.rounds,
-        arguments.accountant,
+        arguments, composition, solution.noise_multiplier, solution.rounds, arguments.accountant
     )
     answer = _answer(arguments, pair, solution.noise_multiplier, solution.rounds)
     answer |= _solved(solution)

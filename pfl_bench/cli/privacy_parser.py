@@ -68,10 +68,7 @@ def _add_privacy_setting(action: argparse.ArgumentParser) -> None:
         help="rounds between two of one user (cyclic_poisson, selected)",
     )
     action.add_argument(
-        "--max-participations",
-        type=int,
-        metavar="K",
-        help="rounds of one user at most (selected)",
+        "--max-participations", type=int, metavar="K", help="rounds of one user at most (selected)"
     )
     action.add_argument(
         "--noise-cohort",

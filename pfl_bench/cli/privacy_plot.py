@@ -136,12 +136,7 @@ def _curve(
     for rounds, coarseness in sorted(grids.items()):
         try:
             pair = shared.make_pair(
-                arguments,
-                composition,
-                noise,
-                rounds,
-                accountant,
-                coarseness=coarseness,
+                arguments, composition, noise, rounds, accountant, coarseness=coarseness
             )
         except PlanError:
             continue

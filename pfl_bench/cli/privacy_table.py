@@ -90,13 +90,7 @@ def _lines(
             pairs = {}
             for name in accountants:
                 try:
-                    pairs[name] = shared.make_pair(
-                        arguments,
-                        composition,
-                        noise,
-                        rounds,
-                        name,
-                    )
+                    pairs[name] = shared.make_pair(arguments, composition, noise, rounds, name)
                 except PlanError as error:
                     refusals.setdefault(name, str(error))
             lines.append(Line(rounds, noise, pairs))

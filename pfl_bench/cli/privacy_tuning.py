@@ -20,13 +20,7 @@ from privacy.accountant import compose_epsilon
 from privacy.amplification import MechanismComposition, Participation
 from privacy.calibration import calibrate_noise_multiplier, default_delta
 from privacy.statement.statement import json_epsilon, round_up, small
-from privacy.tuning import (
-    DISTRIBUTIONS,
-    Trials,
-    calibrate_selection,
-    repeated,
-    selection_epsilon,
-)
+from privacy.tuning import DISTRIBUTIONS, Trials, calibrate_selection, repeated, selection_epsilon
 
 COVERS = (
     "The price of a selection holds if each trial draws its settings uniformly from the grid, and "
@@ -183,12 +177,7 @@ def _answer(question: _Question, trials: Trials, target: float | None) -> dict[s
     noise = question.noise_multiplier
     if target is not None:
         noise = calibrate_selection(
-            target,
-            first.delta,
-            first.participation,
-            question.rounds,
-            question.composition,
-            trials,
+            target, first.delta, first.participation, question.rounds, question.composition, trials
         )
     assert noise is not None
     answer = {**trials.to_json_dict(), "probability_of_no_trial": trials.probability_of_none}

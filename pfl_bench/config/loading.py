@@ -307,11 +307,7 @@ def _plugin(
 
 
 def validate_tree(
-    model: type[M],
-    data: Mapping[str, Any],
-    where: str,
-    path: Path,
-    overrides: Sequence[str] = (),
+    model: type[M], data: Mapping[str, Any], where: str, path: Path, overrides: Sequence[str] = ()
 ) -> M:
     """Check plain data against a type.
 

@@ -139,8 +139,7 @@ class Sweep(Strict):
     row: str
     metric: Annotated[str, Field(pattern=r"^[^/]+/.+$")]
     grid: Annotated[
-        dict[str, Annotated[list[Scalar], Field(min_length=1)] | Range],
-        Field(min_length=1),
+        dict[str, Annotated[list[Scalar], Field(min_length=1)] | Range], Field(min_length=1)
     ]
     random: RandomOptions | None = None
     halving: HalvingOptions | None = None
