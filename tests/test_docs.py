@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pfl_bench.cli.main import _parse, build_parser
+from pfl_bench.cli.main import _parse
+from pfl_bench.cli.parsers import build_parser
 from pfl_bench.config.loading import load_config
 from pfl_bench.config.row_files import kind_of, rows_below
 from tests.helpers import REPOSITORY

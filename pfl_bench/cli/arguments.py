@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any, TypeAlias
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def path_text(text: str) -> str:
@@ -10,6 +13,13 @@ def path_text(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty; give a path, or leave the option out")
     return text
+
+
+def add_out(
+    command: argparse.ArgumentParser, help: str | None, metavar: str = "DIR", **given: Any
+) -> None:
+    """Give a command ``--out``, with what else ``add_argument`` takes."""
+    command.add_argument("--out", metavar=metavar, type=path_text, help=help, **given)
 
 
 def add_plugins(command: argparse.ArgumentParser) -> None:

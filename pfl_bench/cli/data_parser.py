@@ -6,10 +6,10 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 
-from pfl_bench.cli.arguments import path_text
+from pfl_bench.cli.arguments import Commands, add_out
 
 
-def add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_data(commands: Commands) -> None:
     """Add the command to the parser of all."""
     data = commands.add_parser("data", help="prepare, download, generate and describe data")
     actions = data.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -18,14 +18,12 @@ def add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     prepare.add_argument("task", metavar="TASK")
     prepare.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
     prepare.add_argument("--source", required=True, metavar="DIR")
-    prepare.add_argument("--out", required=True, metavar="FILE.h5", type=path_text)
+    add_out(prepare, None, "FILE.h5", required=True)
     prepare.add_argument("--force", action="store_true", help="replace FILE.h5 if it exists")
     download = actions.add_parser("download", help="fetch the published files", add_help=False)
     _add_task_help(download, "PREPARE")
     download.add_argument("task", metavar="TASK")
-    download.add_argument(
-        "--out", metavar="DIR", type=path_text, help="target folder (default: data/TASK)"
-    )
+    add_out(download, "target folder (default: data/TASK)")
     download.add_argument(
         "--from",
         dest="origin",
@@ -39,9 +37,7 @@ def add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _add_task_help(generate, "GENERATE")
     generate.add_argument("task", metavar="TASK")
     generate.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
-    generate.add_argument(
-        "--out", required=True, metavar="DIR", type=path_text, help="folder to make"
-    )
+    add_out(generate, "folder to make", required=True)
     stats = actions.add_parser("stats", help="users, examples, skew of a store")
     stats.add_argument("file", metavar="FILE.h5")
     stats.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
@@ -50,9 +46,7 @@ def add_data(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     traces = actions.add_parser("traces", help="devices of clients -> one file that opens fast")
     traces.add_argument("source", choices=("generated", "fedscale", "csv", "file"))
     traces.add_argument("overrides", nargs="*", metavar="key=value", help="the source's options")
-    traces.add_argument(
-        "--out", metavar="FILE.npz", type=path_text, help="file to write (default: only describe)"
-    )
+    add_out(traces, "file to write (default: only describe)", "FILE.npz")
     traces.add_argument(
         "--leave-out-bad", action="store_true", help="leave bad clients of FedScale's files out"
     )

@@ -13,7 +13,8 @@ from typing import Any
 
 from pfl_bench.cli.check_plugin import Checked, check_folder
 from pfl_bench.cli.list import rows_listed
-from pfl_bench.cli.main import EXIT_DONE, build_parser
+from pfl_bench.cli.main import EXIT_DONE
+from pfl_bench.cli.parsers import build_parser
 from pfl_bench.cli.python_calls import in_python, override_texts, silence
 from pfl_bench.cli.show import look
 from pfl_bench.cli.targets import check_new

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from pfl_bench.cli.arguments import add_columns, add_plugins
+from pfl_bench.cli.arguments import Commands, add_columns, add_plugins
 
 
-def add_privacy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_privacy(commands: Commands) -> None:
     """Add the command to the parser of all."""
     privacy = commands.add_parser("privacy", help="privacy calculations without a run")
     actions = privacy.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -83,7 +83,7 @@ def _add_privacy_setting(action: argparse.ArgumentParser) -> None:
     action.add_argument("overrides", nargs="*", metavar="key=value", help="options of --mechanism")
 
 
-def _add_tuning(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_tuning(actions: Commands) -> None:
     tuning = actions.add_parser("tuning", help="the price of choosing the best of several runs")
     tuning.add_argument(
         "--row", metavar="ROW", help="a private row; key=value changes its settings"

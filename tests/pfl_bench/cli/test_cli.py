@@ -46,7 +46,7 @@ def test_help_and_version(capsys: Capture) -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from pfl_bench.cli.main import build_parser; build_parser();"
+        "import sys; from pfl_bench.cli.parsers import build_parser; build_parser();"
         "print([m for m in ('torch', 'numpy', 'h5py', 'pydantic', 'wandb') if m in sys.modules])"
     )
     done = subprocess.run(

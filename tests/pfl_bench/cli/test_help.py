@@ -14,8 +14,9 @@ import pytest
 from pfl_bench import plugins
 from pfl_bench.cli.completion import _NAMES, _completer
 from pfl_bench.cli.examples import EXAMPLES, commands_of
-from pfl_bench.cli.main import _parse, build_parser, main
+from pfl_bench.cli.main import _parse, main
 from pfl_bench.cli.option_text import _meanings, option_lines
+from pfl_bench.cli.parsers import build_parser
 from pfl_bench.config.bundled_rows import bundled_configs, locate
 from tests.helpers import REPOSITORY
 
