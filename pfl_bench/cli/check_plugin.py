@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from pydantic import BaseModel
@@ -25,6 +25,7 @@ from pfl_bench.cli.plugin_checks import SkippedError, module_checks
 from pfl_bench.cli.speech import answer
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import rows_below
+from pfl_bench.config.schema import TRAINERS
 from pfl_bench.evaluation.evaluator import families_of
 from pfl_bench.federated.parts import build_task
 from pfl_bench.profiling import Profile
@@ -48,18 +49,12 @@ _SECTIONS = {
     plugins.SELECTION: ("federated", "selection"),
     plugins.MECHANISM: ("privacy", "mechanism"),
 }
+_IN_ROWS = (*_SECTIONS, plugins.ATTACK, plugins.TASK, plugins.METRIC)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Result of a plug-in's check.
-
-    Attributes:
-        subject: The plug-in or the row.
-        check: What was checked.
-        outcome: "passed", "failed" or "skipped".
-        evidence: What was found, or why not.
-    """
+    """Result of a check: of a plug-in or a row, and what was found, or why not."""
 
     subject: str
     check: str
@@ -74,16 +69,13 @@ def main(arguments: argparse.Namespace) -> int:
         found.append(checked)
         if not arguments.json:
             print(f"{checked.outcome:7}  {checked.subject}: {checked.check}: {checked.evidence}")
-    counts = {
-        outcome: sum(checked.outcome == outcome for checked in found)
-        for outcome in ("passed", "failed", "skipped")
-    }
-    failed = counts["failed"] > 0
+    outcomes = [checked.outcome for checked in found]
+    failed = "failed" in outcomes
     if arguments.json:
         checks = [asdict(checked) for checked in found]
         answer(json.dumps({"verdict": "failed" if failed else "passed", "checks": checks}))
     else:
-        print(", ".join(f"{number} {outcome}" for outcome, number in counts.items()))
+        print(", ".join(f"{outcomes.count(one)} {one}" for one in get_args(Outcome)))
     return 1 if failed else 0
 
 
@@ -114,10 +106,7 @@ def check_folder(place: str | Path) -> Iterator[Checked]:
                 yield _made(f"row {name}", check, make, home)
             used |= row.uses
     for kind, name in found:
-        if (
-            kind in (*_SECTIONS, plugins.ATTACK, plugins.TASK, plugins.METRIC)
-            and (kind, name) not in used
-        ):
+        if kind in _IN_ROWS and (kind, name) not in used:
             why = f"no row below {home} uses it; put one there, such as rows/{name}.yaml"
             yield Checked(f"{kind.word} {name}", "row", "skipped", why)
 
@@ -136,11 +125,7 @@ def _options_of_rows(home: Path) -> dict[tuple[plugins.PluginKind, str], BaseMod
 
 
 def _folders_of(place: str) -> tuple[Path, Path]:
-    """The folder whose rows are looked at, and the folder of plug-ins.
-
-    Raises:
-        ConfigError: There is no folder of plug-ins, or there are several.
-    """
+    """The folder whose rows are looked at, and the one folder of plug-ins."""
     home = Path(place)
     if not home.is_dir() and place.replace(".", "_").isidentifier():
         spec = importlib.util.find_spec(place.partition(".")[0]) and importlib.util.find_spec(place)
@@ -164,24 +149,20 @@ def _folders_of(place: str) -> tuple[Path, Path]:
 
 def _made(subject: str, check: str, make: Callable[[], str], home: Path) -> Checked:
     """Make a check; whatever is raised is an outcome."""
+    outcome: Outcome = "failed"
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             evidence, outcome = make(), "passed"
     except SkippedError as error:
         evidence, outcome = str(error), "skipped"
     except (UserInputError, PrivacyError) as error:
-        evidence, outcome = str(error), "failed"
+        evidence = str(error)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if Path(frame.filename).is_relative_to(home.resolve())]
         last = (own or frames)[-1]
         evidence = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
-        outcome = "failed"
-    return Checked(subject, check, _outcome(outcome), " ".join(evidence.split()))
-
-
-def _outcome(text: str) -> Outcome:
-    return "passed" if text == "passed" else "failed" if text == "failed" else "skipped"
+    return Checked(subject, check, outcome, " ".join(evidence.split()))
 
 
 class _KilledError(BaseException):
@@ -202,16 +183,7 @@ class _Killer(Profile):
 
 
 class _Row:
-    """A row of the user's, cut short.
-
-    Args:
-        path: Its file.
-        folder: Where its runs are.
-        found: The plug-ins that are checked.
-
-    Attributes:
-        uses: Those of them that it uses.
-    """
+    """A row of the user's, cut short; it ``uses`` some of the plug-ins that were found."""
 
     def __init__(
         self, path: Path, folder: Path, found: list[tuple[plugins.PluginKind, str]]
@@ -240,12 +212,6 @@ class _Row:
         assert self._resolved is not None
         return self._resolved
 
-    @property
-    def _total(self) -> int:
-        tree = self._short.tree
-        section, key = _length_of(tree)
-        return int(tree[section][key])
-
     def _read(self) -> str:
         resolved = load_config(self._path)
         tree = resolved.tree
@@ -255,9 +221,9 @@ class _Row:
             if (tree.get(section) or {}).get(key)
         }
         task = build_task(resolved, torch.device("cpu"))
-        named |= {(plugins.TASK, tree["task"]["name"])}
+        named.add((plugins.TASK, tree["task"]["name"]))
         if resolved.config.attack is not None:
-            named |= {(plugins.ATTACK, resolved.config.attack.kind)}
+            named.add((plugins.ATTACK, resolved.config.attack.kind))
         named |= {(plugins.METRIC, family) for family in families_of(task, resolved.config)}
         self.uses = {one for one in self._found if one in named}
         if not self.uses:
@@ -277,9 +243,11 @@ class _Row:
         return f"{summary['rounds']} rounds, {len(summary['metrics'])} metrics"
 
     def _resume(self) -> str:
-        if self._total < 2:
+        section, key = _length_of(self._short.tree)
+        total: int = self._short.tree[section][key]
+        if total < 2:
             raise SkippedError("one round cannot be killed past a checkpoint")
-        index, folder = min(_KILLED, self._total), self._folder / "killed"
+        index, folder = min(_KILLED, total), self._folder / "killed"
         with contextlib.suppress(_KilledError):
             run(self._short, folder, profile=_Killer(index))
         summary = run(self._short, folder, resume=True)
@@ -334,14 +302,8 @@ class _Row:
 
 def _length_of(tree: dict[str, Any]) -> tuple[str, str]:
     """Section and key of the number of rounds."""
-    for section, key in (
-        ("federated", "num_rounds"),
-        ("central", "num_epochs"),
-        ("local", "num_epochs"),
-    ):
-        if tree.get(section):
-            return section, key
-    return "multitask", "num_rounds"
+    section = next(name for name in TRAINERS if tree.get(name))
+    return section, "num_rounds" if section in ("federated", "multitask") else "num_epochs"
 
 
 def _weights(folder: Path) -> torch.Tensor:

@@ -24,11 +24,10 @@ _SHARED = ("pyproject.toml", "README.md")
 
 @dataclass(frozen=True)
 class _Kind:
-    """The files that are written for a kind of plug-in.
+    """The files that are written for a kind of plug-in; in all texts "NAME" stands for its name.
 
     Attributes:
-        plugin: Where it is found.
-        files: Templates of its modules, by their paths in the package; "NAME" stands for the name.
+        files: Templates of its modules, by their paths in the package.
         task: The section ``task`` of its row.
         also: The name of a task that comes with it; empty for none.
     """
@@ -76,19 +75,17 @@ def main(arguments: argparse.Namespace) -> int:
     home = Path(arguments.out or name)
     package = _package_of(home)
     texts = _render(kind, name, package)
-    shared = {path: text for path, text in texts.items() if path in _SHARED}
-    own = {path: text for path, text in texts.items() if path not in _SHARED}
-    there = [str(home / path) for path in own if (home / path).exists() and own[path]]
+    kept = [path for path in _SHARED if (home / path).exists()]
     # An empty marker of a package is the same whoever wrote it.
-    there = [path for path in there if not path.endswith("__init__.py")]
+    own = [path for path in texts if path not in _SHARED and not path.endswith("__init__.py")]
+    there = [str(home / path) for path in own if (home / path).exists() and texts[path]]
     if there:
         raise ConfigError(
             f"{', '.join(there)}: exists, and is not overwritten; give another NAME, or another "
             "folder with --out"
         )
-    kept = [path for path in shared if (home / path).exists()]
     for path, text in texts.items():
-        if path not in kept and not (home / path).exists():
+        if not (home / path).exists():
             (home / path).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(home / path, text)
             print(home / path, file=sys.stderr)
@@ -101,11 +98,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _check_name(kind: str, name: str) -> None:
-    """Check that a name can be a module's, and is nobody's yet.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Check that a name can be a module's, and is nobody's yet."""
     if not _NAME.match(name) or keyword.iskeyword(name):
         raise ConfigError(
             f"pfl-bench new {kind} {name}: the name is that of a Python module: small letters, "
@@ -120,11 +113,7 @@ def _check_name(kind: str, name: str) -> None:
 
 
 def _package_of(home: Path) -> str:
-    """The package of a folder: one that an earlier call has made, or one by the folder's name.
-
-    Raises:
-        ConfigError: The folder is a file, or has several such packages.
-    """
+    """The package of a folder: one that an earlier call has made, or one by the folder's name."""
     if home.exists() and not home.is_dir():
         raise ConfigError(f"--out {home}: is a file; give a folder, which may be new")
     found = sorted(path.parent.name for path in home.glob("*_plugins/__init__.py"))

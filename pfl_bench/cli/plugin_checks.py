@@ -33,11 +33,7 @@ def module_checks(
     """The checks of one plug-in that need no run: what each is called, and what makes it.
 
     A check gives what it found, or raises: ``SkippedError`` with a reason, anything else failed.
-
-    Args:
-        kind: Its kind.
-        name: Its name.
-        given: Options of it that a row has; None for its defaults.
+    The options ``given`` are those that a row has; None for the plug-in's defaults.
     """
     yield "loads", lambda: _loads(kind, name)
     yield "options", lambda: _options(kind, name)
@@ -65,8 +61,6 @@ def _loads(kind: plugins.PluginKind, name: str) -> str:
 
 def _options(kind: plugins.PluginKind, name: str) -> str:
     options = plugins.options_type(kind, name)
-    if not issubclass(options, BaseModel):
-        raise PluginError("Options is no pydantic model; derive it from pydantic.BaseModel")
     wanted = {"extra": "forbid", "strict": True, "frozen": True}
     lacking = {
         key: value for key, value in wanted.items() if options.model_config.get(key) != value
@@ -119,11 +113,7 @@ def _sensitivity(name: str, given: BaseModel | None) -> str:
 
 
 def _defaults(kind: plugins.PluginKind, name: str) -> BaseModel:
-    """The options of a plug-in that no row names.
-
-    Raises:
-        SkippedError: Some of them have no default.
-    """
+    """The options of a plug-in that no row names, all of which must have a default."""
     options = plugins.options_type(kind, name)
     given = {"clip_norm": _BOUND} if "clip_norm" in options.model_fields else {}
     lacking = [

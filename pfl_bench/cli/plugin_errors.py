@@ -14,13 +14,9 @@ from pfl_bench.types import PluginError
 
 
 def error_place(error: BaseException) -> str | None:
-    """The user's file and line that an error comes from, and what it says.
+    """One line: the user's file and line that an error comes from, and what it says.
 
-    Args:
-        error: What was raised.
-
-    Returns:
-        One line; None where no plug-in of the user's took part.
+    None where no plug-in of the user's took part.
     """
     try:
         own = {os.path.realpath(file) for files in user_files().values() for _, file in files}
