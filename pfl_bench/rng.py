@@ -7,11 +7,7 @@ number of workers, or on whether the run was resumed.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import torch
@@ -57,29 +53,8 @@ def stream(
         purpose: What the stream is for.
         round_index: Round, 1-based; 0 for what happens once a run.
         client: Index of the user in the training split; 0 where no client is meant.
-
-    Returns:
-        A numpy generator.
     """
     return np.random.Generator(np.random.Philox(_sequence(seed, purpose, round_index, client)))
-
-
-def private_seed(seed: int, tree: Mapping[str, Any]) -> int:
-    """Derive the seed of a private run's cohorts and noise from all of its configuration.
-
-    Two runs on the same data that shared their noise would have no joint guarantee: the difference
-    of their releases is bare of noise. So each configuration has its own, while a run of the same
-    configuration and seed is still repeated bit for bit.
-
-    Args:
-        seed: The run's seed.
-        tree: The parts of the resolved configuration that can change a result.
-
-    Returns:
-        A seed of 256 bits.
-    """
-    text = json.dumps([seed, tree], sort_keys=True)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")
 
 
 def torch_seed(seed: int, purpose: Purpose, round_index: int = 0, client: int = 0) -> int:
