@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 # Set by the shell's script.
@@ -68,28 +69,27 @@ def _completer(names: Callable[[], Iterator[str]], takes_paths: bool) -> Callabl
     return completions
 
 
-def _rows() -> Iterator[str]:
+def _bundled() -> list[Path]:
+    """Paths of all bundled files, from their folder."""
     from pfl_bench.config.bundled_rows import bundled_configs
 
     root = bundled_configs()
-    for path in sorted(root.rglob("*.yaml")):
+    return [path.relative_to(root) for path in sorted(root.rglob("*.yaml"))]
+
+
+def _rows() -> Iterator[str]:
+    for path in _bundled():
         if path.parent.name != "sweeps" and not path.name.startswith(("_", "view")):
-            yield str(path.relative_to(root))
+            yield str(path)
 
 
 def _sweeps() -> Iterator[str]:
-    from pfl_bench.config.bundled_rows import bundled_configs
-
-    root = bundled_configs()
-    yield from (str(path.relative_to(root)) for path in sorted(root.rglob("sweeps/*.yaml")))
+    yield from (str(path) for path in _bundled() if path.parent.name == "sweeps")
 
 
 def _folders() -> Iterator[str]:
-    from pfl_bench.config.bundled_rows import bundled_configs
-
-    root = bundled_configs()
-    folders = {path.parent for path in root.rglob("*.yaml") if path.parent.name != "sweeps"}
-    yield from (str(folder.relative_to(root)) for folder in sorted(folders))
+    folders = {path.parent for path in _bundled() if path.parent.name != "sweeps"}
+    yield from map(str, sorted(folders))
 
 
 def _settings() -> Iterator[str]:
@@ -102,22 +102,11 @@ def _settings() -> Iterator[str]:
     yield from (f"{path}=" for path in paths if path not in sections)
 
 
-def _preparable() -> Iterator[str]:
+def _plugins(kind: str) -> Iterator[str]:
+    """Names of the plug-ins of a kind, by its name in ``pfl_bench.plugins``."""
     from pfl_bench import plugins
 
-    yield from plugins.available(plugins.PREPARE)
-
-
-def _generated() -> Iterator[str]:
-    from pfl_bench import plugins
-
-    yield from plugins.available(plugins.GENERATE)
-
-
-def _mechanisms() -> Iterator[str]:
-    from pfl_bench import plugins
-
-    yield from plugins.available(plugins.MECHANISM)
+    yield from plugins.available(getattr(plugins, kind))
 
 
 _NAMES: dict[tuple[str, str], Callable[[], Iterator[str]]] = {
@@ -130,11 +119,11 @@ _NAMES: dict[tuple[str, str], Callable[[], Iterator[str]]] = {
     ("list", "below"): _folders,
     ("sweep", "sweep"): _sweeps,
     **{(command, "overrides"): _settings for command in ("run", "table", "sweep", "show")},
-    ("data prepare", "task"): _preparable,
-    ("data download", "task"): _preparable,
-    ("data generate", "task"): _generated,
+    ("data prepare", "task"): partial(_plugins, "PREPARE"),
+    ("data download", "task"): partial(_plugins, "PREPARE"),
+    ("data generate", "task"): partial(_plugins, "GENERATE"),
     **{
-        (f"privacy {action}", "mechanism"): _mechanisms
+        (f"privacy {action}", "mechanism"): partial(_plugins, "MECHANISM")
         for action in ("calibrate", "epsilon", "solve", "table", "tuning")
     },
 }
