@@ -21,9 +21,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Attack a row; 1 if more is shown than the claim allows, or a shadow run failed."""
     source, out = _source(arguments)
     if arguments.kind == "gradient":
-        from pfl_bench.cli.attack_gradient import invert
-
-        return invert(source, out, arguments)
+        return _invert(source, out, arguments)
     if not 0.5 <= arguments.confidence < 1.0:
         raise ConfigError(
             f"--confidence {arguments.confidence:g}: is not in [0.5, 1); give 0.99, at which a "
@@ -61,6 +59,32 @@ def _source(arguments: argparse.Namespace) -> tuple[Path, Path]:
     return source, Path(
         arguments.out or Path("runs") / run_many.short_name(source).with_suffix("") / "attack"
     )
+
+
+def _invert(source: Path, out: Path, arguments: argparse.Namespace) -> int:
+    """``--kind gradient``: invert one client's update of round 1, and print how near that comes."""
+    from pfl_bench.config.loading import load_config
+
+    resolved = load_config(source, arguments.overrides)
+    if resolved.config.federated is None:
+        raise ConfigError(
+            f"{source}: clients send updates in federated training alone, and this row is of the "
+            f"setting '{resolved.config.setting}'; choose a row with the section federated"
+        )
+    from pfl_bench.federated.parts import FederatedParts, build_run
+    from pfl_bench.files import write_json
+    from pfl_bench.report.inversion_picture import save_picture
+    from pfl_bench.runs.gradient_inversion import invert_update, to_json_dict
+
+    inverted = invert_update(FederatedParts.of(build_run(resolved)), arguments.user)
+    out.mkdir(parents=True, exist_ok=True)
+    save_picture(inverted, out / "gradient.png")
+    write_json(out / "gradient.json", to_json_dict(inverted))
+    print(f"Inversion of the update of user {inverted.user}: {len(inverted.originals)} examples")
+    for name, one in inverted.found.items():
+        print(f"  from {name:24} PSNR {one.psnr:6.2f} dB  MSE {one.mse:.5f}")
+    print(f"picture: {out / 'gradient.png'}; numbers: {out / 'gradient.json'}")
+    return EXIT_DONE
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
