@@ -23,10 +23,6 @@ _STRINGS_AND_BRACKETS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.
 def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
     """Replace a file as a whole: written beside it, flushed to the disk, renamed over it.
 
-    Args:
-        path: The file.
-        content: What it is to hold, or what writes that into an open file.
-
     Raises:
         OSError: The folder is not writable or the disk is full; the old content is still there and
             nothing else is left behind. A device or pipe is not replaced.
@@ -64,15 +60,7 @@ def synchronise_folder(folder: Path) -> None:
 
 
 def given_path(path: str | os.PathLike[str], argument: str) -> Path:
-    """Check an argument of the Python interface that names a file or folder, which may not exist.
-
-    Args:
-        path: What was given.
-        argument: Its name.
-
-    Raises:
-        UserInputError: It is no path, or one that no file can have.
-    """
+    """Check a path, there or not, that was given as an argument of the Python interface."""
     try:
         checked = Path(path)
         checked.lstat()
@@ -118,14 +106,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def regular(path: Path, error: type[UserInputError] = DataError) -> Path:
-    """Give a path back to be opened, unless it is a folder, a pipe or a device.
+    """Give a path back to be opened, unless it is a folder, a pipe or a device, or not readable.
 
-    Args:
-        path: The path, which need not exist. Reading a pipe or a device may never end.
-        error: What is raised.
-
-    Raises:
-        UserInputError: It is no regular file, nor a link to one, or may not be read.
+    It need not exist. Reading a pipe or a device may never end.
     """
     if not path.exists() or (path.is_file() and os.access(path, os.R_OK)):
         return path
@@ -146,11 +129,7 @@ def read_text(path: Path) -> str:
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON that anybody may have written: whatever comes back can be walked and written.
 
-    Args:
-        text: The JSON; bytes are UTF-8.
-
-    Returns:
-        The value; no NaN or infinity is in it.
+    Bytes are UTF-8. No NaN or infinity is in the value.
 
     Raises:
         ValueError: It is not JSON, or is what ``check_values`` refuses.
@@ -180,10 +159,8 @@ def _refuse_constant(name: str) -> NoReturn:
 def check_values(value: Any, most: float = math.inf, allow_infinite: bool = False) -> None:
     """Refuse parsed values that later code could not walk, convert or write.
 
-    Args:
-        value: Mappings, lists and scalars.
-        most: How many values there may be, one that several places refer to counted at each.
-        allow_infinite: Whether floats may be infinite or NaN.
+    There may be so many values at most, one that several places refer to counted at each; only
+    where it is allowed are floats infinite or NaN.
 
     Raises:
         ValueError: Too deep (a value that holds itself is), too many, an integer beyond every

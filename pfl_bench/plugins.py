@@ -108,11 +108,7 @@ GROUPS = tuple(dict.fromkeys(kind.group for kind in KINDS if kind.group is not N
 def add_folder(folder: Path) -> None:
     """Find plug-ins in a user's folder too, in this process and those that it starts.
 
-    Args:
-        folder: Has at least one subfolder of ``GROUPS``.
-
-    Raises:
-        PluginError: It does not exist, or has no such subfolder.
+    It has at least one subfolder of ``GROUPS``; else a PluginError is raised.
     """
     place = str(folder.resolve())
     if place in __path__:
@@ -138,9 +134,7 @@ def in_folder(kind: PluginKind, folder: Path) -> list[str]:
 
 
 def user_files() -> dict[str, list[tuple[str, Path]]]:
-    """Python files that the user's plug-ins consist of, by where they come from.
-
-    Each has its relative path and its path.
+    """Python files that the user's plug-ins consist of, each with its relative path and its path.
 
     Of a folder and of an installed package these are all of its files, helpers among them, of an
     installed module its file. Keys are the folder's path, and the package's or module's name.
@@ -191,9 +185,8 @@ def load(kind: PluginKind, name: str) -> ModuleType:
     """Import the plug-in ``name`` of a kind.
 
     Raises:
-        PluginError: There is none of that name (with the nearest one), several places have one,
-            its module lacks ``Options`` or the kind's function, or ``Options`` is no pydantic
-            model.
+        PluginError: As ``spec_of`` says, or its module lacks ``Options`` or the kind's function, or
+            ``Options`` is no pydantic model.
     """
     path = spec_of(kind, name).name
     module = importlib.import_module(path)
@@ -286,11 +279,7 @@ def build(kind: PluginKind, name: str, options: BaseModel, *args: Any) -> Any:
 
 
 def checked(built: object, base: type[_Base], kind: PluginKind, name: str) -> _Base:
-    """The object that a plug-in has built, if it derives from the base of its kind.
-
-    Raises:
-        PluginError: It does not.
-    """
+    """The object that a plug-in has built, which has to derive from the base of its kind."""
     if not isinstance(built, base):
         raise PluginError(
             f"the {kind.word} '{name}' builds a {type(built).__name__}, which does not derive from "

@@ -30,11 +30,7 @@ _active: Profile | None = None
 
 
 def phase(name: str) -> AbstractContextManager[None]:
-    """Measure a phase, if the run is profiled.
-
-    Args:
-        name: What the time within the context is called.
-    """
+    """Measure the time within the context as a phase, if the run is profiled."""
     return _NOTHING if _active is None else _active.phase(name)
 
 
@@ -120,14 +116,7 @@ class Profile:
             )
 
     def write(self, folder: Path) -> str:
-        """Write ``profile.json`` and ``trace.json``.
-
-        Args:
-            folder: The run's folder.
-
-        Returns:
-            A table of the phases over all rounds, for a person.
-        """
+        """Write ``profile.json`` and ``trace.json``; gives a table of all rounds for a person."""
         self.begin_step(self._step + 1)
         del self.rounds[self._step]
         rows = []

@@ -7,6 +7,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 from pfl_bench.cli.speech import answer, say
@@ -68,9 +69,9 @@ def _lines(folder: Path, done: RunAudit) -> Iterator[str]:
     if statement["status"] == "planned":
         yield "  the run has not ended: the statement is of all planned rounds"
     yield ""
-    for outcome, evidence, checks in _together(done.checks):
-        names = _names(checks)
-        yield from _wrapped(f"{_MARKS[outcome]}  {names}: {evidence}", "      ")
+    # Checks that follow one another and say the same stand in one line.
+    for (outcome, evidence), checks in groupby(done.checks, attrgetter("outcome", "evidence")):
+        yield from _wrapped(f"{_MARKS[outcome]}  {_names(checks)}: {evidence}", "      ")
     yield ""
     yield "Outside of the guarantee"
     for sentence in statement["not_covered"]:
@@ -102,12 +103,6 @@ def _code(code: Mapping[str, str]) -> str:
 
 def _names(checks: Iterable[Check]) -> str:
     return ", ".join(check.name for check in checks)
-
-
-def _together(checks: Iterable[Check]) -> Iterator[tuple[str, str, list[Check]]]:
-    """Checks in their order; those that follow one another and say the same, as one."""
-    for (outcome, evidence), same in groupby(checks, lambda check: (check.outcome, check.evidence)):
-        yield outcome, evidence, list(same)
 
 
 def _tuning(done: RunAudit) -> Iterator[str]:

@@ -51,14 +51,7 @@ _SMALLER = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        argv: Arguments without the program's name; None for the process's own.
-
-    Returns:
-        0 done, 1 a check or a row failed, 2 the user's input is wrong, 130 interrupted.
-    """
+    """Run a command: 0 done, 1 a check or a row failed, 2 the input is wrong, 130 interrupted."""
     parser = build_parser()
     complete(parser)
     arguments = _parse(parser, argv)

@@ -15,21 +15,16 @@ _WIDTH = 80
 
 
 def option_lines(options: type[BaseModel]) -> list[str]:
-    """The options of a plug-in, a paragraph each.
-
-    Args:
-        options: Its type, whose docstring (and those of its bases) tell the attributes.
-    """
+    """The options of a plug-in, a paragraph each; docstrings of the type and its bases explain."""
     schema = options.model_json_schema()
     meanings = _meanings(options)
     lines = []
     for name, property_ in schema.get("properties", {}).items():
         head = f"{name}={_allowed(property_, schema)}"
-        default = options.model_fields[name]
-        if not default.is_required():
-            head += f" (default {json.dumps(property_.get('default'))})"
-        else:
+        if options.model_fields[name].is_required():
             head += " (required)"
+        else:
+            head += f" (default {json.dumps(property_.get('default'))})"
         text = f"{head}: {meanings.get(name, '')}".rstrip(": ")
         lines += textwrap.wrap(
             text, _WIDTH, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False

@@ -44,11 +44,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def check_target(target: Path) -> None:
-    """Check that a picture can be written to a path.
-
-    Raises:
-        ConfigError: The ending is unknown, there is no such folder, or matplotlib is missing.
-    """
+    """Check that a picture can be written to a path."""
     where = f"pfl-bench privacy table: --plot {target}"
     if target.suffix.lower() not in FORMATS:
         raise ConfigError(
@@ -75,14 +71,7 @@ def draw(
 ) -> None:
     """Draw epsilon against rounds, a panel for each of simulated and actual.
 
-    Args:
-        arguments: Those of ``pfl-bench privacy table``.
-        composition: What the mechanism's rounds compose to.
-        accountants: Those that can account the setting.
-        target: A path that ``check_target`` accepted.
-
-    Raises:
-        ConfigError: There are more noise multipliers than dashes to tell them by.
+    ``accountants`` are those that can account the setting; ``check_target`` has accepted the path.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure

@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pair:
-    """The two settings of a calculation, which are equal if nothing is simulated.
-
-    Attributes:
-        adjacency: Under which both are accounted.
-        simulated: The deployment.
-        actual: The run.
-    """
+    """The deployment and the run of a calculation, which are equal if nothing is simulated."""
 
     adjacency: str
     simulated: Accounted
@@ -45,11 +39,7 @@ def simulates(arguments: argparse.Namespace) -> bool:
 
 
 def scheme_of(arguments: argparse.Namespace) -> SamplingScheme:
-    """The sampling scheme, with the rounds between two of a user and the most of a user.
-
-    Raises:
-        ConfigError: Groups take turns, but there is one alone, as no row may have it.
-    """
+    """The sampling scheme; one group alone that takes turns is refused, as no row may have it."""
     scheme = scheme_named(arguments.sampling, arguments.separation, arguments.max_participations)
     if scheme.is_drawn and scheme.keeps_distance and arguments.separation == 1:
         raise ConfigError(
@@ -61,20 +51,12 @@ def scheme_of(arguments: argparse.Namespace) -> SamplingScheme:
 
 
 def participation_of(arguments: argparse.Namespace, population: int, cohort: int) -> Participation:
-    """The participation of users, from a population of this size and in cohorts of this size.
-
-    Raises:
-        PrivacyError: The arguments do not fit one another.
-    """
+    """The participation of users, from a population of this size and in cohorts of this size."""
     return Participation(scheme_of(arguments), population, cohort)
 
 
 def check_noise_cohort(arguments: argparse.Namespace) -> None:
-    """Check ``--noise-cohort`` and ``--users``.
-
-    Raises:
-        ConfigError: One of them is less than 1.
-    """
+    """Check that ``--noise-cohort`` and ``--users`` are 1 or more."""
     for flag, value in (("--noise-cohort", arguments.noise_cohort), ("--users", arguments.users)):
         if value is not None and value < 1:
             raise ConfigError(
@@ -84,13 +66,7 @@ def check_noise_cohort(arguments: argparse.Namespace) -> None:
 
 
 def mechanism_composition(arguments: argparse.Namespace) -> MechanismComposition:
-    """Composition of the rounds of ``--mechanism``, with its key=value options.
-
-    Raises:
-        ConfigError: There are options but no mechanism, or a wrong option.
-        PluginError: There is no such mechanism.
-        PlanError: It is not private.
-    """
+    """Composition of the rounds of ``--mechanism``, with its key=value options."""
     options = arguments.overrides
     if arguments.mechanism is None and options:
         raise ConfigError(
@@ -123,15 +99,10 @@ def make_pair(
 ) -> Pair:
     """Account both settings.
 
-    Args:
-        arguments: Those of the command: population (users of the deployment, and of the run unless
-            ``--users`` says others), cohort (users of a round of the run, and of the deployment
-            unless ``--noise-cohort`` does), sampling and delta.
-        composition: What the mechanism's rounds compose to.
-        noise_multiplier: z of the deployment, or of the run if nothing is simulated.
-        rounds: Number of rounds, at least 0.
-        accountant: "rdp", "pld" or "prv".
-        coarseness: At least 1: of the grid of "pld", for pictures; still an upper bound.
+    Of the command's arguments, population is of the deployment, and of the run unless ``--users``
+    says otherwise; cohort is of the run, and of the deployment unless ``--noise-cohort`` does. The
+    noise multiplier is the deployment's. A coarseness above 1 is for pictures: of the grid of
+    "pld", and still an upper bound.
 
     Raises:
         PrivacyError: A number is out of its range, or the accountant does not know the mechanism.

@@ -26,12 +26,9 @@ _DIGITS = 4
 
 @dataclass(frozen=True)
 class Line:
-    """Epsilons of one number of rounds and one noise multiplier.
+    """Both settings of one number of rounds and one noise multiplier (z of the deployment).
 
-    Attributes:
-        rounds: Number of rounds.
-        noise_multiplier: z of the deployment.
-        pairs: Both settings by accountant; without those that cannot account them.
+    They are by accountant, without those that cannot account them.
     """
 
     rounds: int
@@ -72,12 +69,7 @@ def main(arguments: argparse.Namespace, composition: MechanismComposition) -> in
 def _lines(
     arguments: argparse.Namespace, composition: MechanismComposition, accountants: Sequence[str]
 ) -> tuple[list[Line], dict[str, str]]:
-    """Every line of the table, and why an accountant is missing in some.
-
-    Raises:
-        ConfigError: A number of rounds is less than 1.
-        PlanError: No accountant can account any line.
-    """
+    """Every line of the table, and why an accountant is missing in some; one has to be there."""
     wrong = [count for count in arguments.rounds if count < 1]
     if wrong:
         raise ConfigError(

@@ -98,11 +98,8 @@ def _trials(arguments: argparse.Namespace) -> list[Trials]:
 
 
 def _of_arguments(arguments: argparse.Namespace) -> _Question:
-    missing = [
-        f"--{name}"
-        for name in ("population", "cohort", "rounds")
-        if getattr(arguments, name) is None
-    ]
+    wanted = ("population", "cohort", "rounds")
+    missing = [f"--{name}" for name in wanted if getattr(arguments, name) is None]
     if missing:
         raise ConfigError(
             f"pfl-bench privacy tuning: {' '.join(missing)} is left out; give it, or a row with "
@@ -126,17 +123,10 @@ def _of_arguments(arguments: argparse.Namespace) -> _Question:
 
 
 def _of_row(arguments: argparse.Namespace) -> _Question:
-    names = [
-        "noise_multiplier",
-        "population",
-        "cohort",
-        "rounds",
-        "delta",
-        "noise_cohort",
-        "users",
-        "mechanism",
-    ]
-    names.append("max_participations")
+    names = (
+        *("noise_multiplier", "population", "cohort", "rounds", "delta"),
+        *("noise_cohort", "users", "mechanism", "max_participations"),
+    )
     given = [
         f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None
     ]
@@ -184,8 +174,7 @@ def _answer(question: _Question, trials: Trials, target: float | None) -> dict[s
     answer |= {"noise_multiplier": noise, "run": {}, "selection": {}}
     for label, side in question.sides.items():
         plan = question.composition(side.participation, noise * side.scale, question.rounds)
-        one = compose_epsilon([plan], side.delta, "rdp")
-        answer["run"][label] = json_epsilon(one)
+        answer["run"][label] = json_epsilon(compose_epsilon([plan], side.delta, "rdp"))
         price = selection_epsilon([plan], trials, side.delta)
         answer["selection"][label] = json_epsilon(price)
     return answer

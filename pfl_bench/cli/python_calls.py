@@ -50,11 +50,7 @@ def add_folders(folders: Sequence[str | Path]) -> None:
 
 
 def folders_of(plugins: Sequence[str | Path]) -> list[Path]:
-    """Check an argument ``plugins``.
-
-    Raises:
-        UserInputError: It is no list of paths; a single path is none.
-    """
+    """Check that an argument ``plugins`` is a list of paths; a single path is none."""
     if not isinstance(plugins, list | tuple):
         raise UserInputError(f"plugins: {plugins!r:.60} is no list of folders; give [FOLDER, ...]")
     return [given_path(folder, "plugins") for folder in plugins]
@@ -73,11 +69,7 @@ class _NoWhere(io.StringIO):
 
 
 def override_texts(overrides: Mapping[str, Any]) -> list[str]:
-    """Overrides as ``key=value``, by dotted key with ``__`` for the dot.
-
-    Raises:
-        ConfigError: A value is none of a row.
-    """
+    """Overrides as ``key=value``, by dotted key with ``__`` for the dot."""
     return [f"{key.replace('__', '.')}={_as_yaml(key, value)}" for key, value in overrides.items()]
 
 

@@ -101,11 +101,7 @@ def _dry_run(resolved: ResolvedConfig, out: Path, resume: bool) -> int:
 
 
 def _join_group(resolved: ResolvedConfig) -> WorkerGroup | None:
-    """Join the processes that torchrun has started, if it has.
-
-    Raises:
-        ConfigError: The configuration is not for several processes, or asks for others.
-    """
+    """Join the processes that torchrun has started, if it has and the configuration allows it."""
     if not is_launched():
         return None
     if resolved.config.federated is None:

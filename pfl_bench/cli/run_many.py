@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 def choose(names: Mapping[str, Path], only: str, folder: Path) -> tuple[str, Path]:
-    """The one row that ``--only`` means, by its name in the folder or its file's.
-
-    Raises:
-        ConfigError: It is no row, or several.
-    """
+    """The one row that ``--only`` means, by its name in the folder or its file's."""
     wanted = only.removesuffix(".yaml")
     chosen = [(name, row) for name, row in names.items() if wanted in (name, row.stem)]
     if len(chosen) != 1:
@@ -52,16 +48,6 @@ def short_name(path: Path) -> Path:
     return Path(path.resolve().name)
 
 
-def check_seeds(seeds: int) -> None:
-    """Check the number of seeds a row.
-
-    Raises:
-        ConfigError: It is not positive.
-    """
-    if seeds < 1:
-        raise ConfigError(f"--seeds {seeds}: give 1 or more")
-
-
 def with_seeds(
     rows: Iterable[Path], arguments: argparse.Namespace
 ) -> dict[Path, list[ResolvedConfig]]:
@@ -81,11 +67,7 @@ def with_seeds(
 
 
 def check_names(configurations: Iterable[ResolvedConfig]) -> None:
-    """Check that no two rows have one name, under which their runs would be averaged.
-
-    Raises:
-        ConfigError: Two files give their rows the same name, or an override does.
-    """
+    """Check that no two rows have one name, under which their runs would be averaged."""
     files: dict[str, Path] = {}
     for resolved in configurations:
         name = resolved.config.name
@@ -106,7 +88,7 @@ class Batch:
     """Outcome of several runs.
 
     Attributes:
-        summaries: Each run's summary, in order; None for one that is not finished.
+        summaries: In the order of the runs; None for one that is not finished.
         failed: Why runs failed, by their folders.
         under_way: Folders of the runs whose jobs were not waited for.
         is_input: Whether the user's input was refused each time, and no job broke.
@@ -133,13 +115,7 @@ class Batch:
 def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
     """Run what is not done: here, one after another, or as jobs where the command says so.
 
-    Args:
-        plans: The runs' folders and configurations.
-        arguments: Those of the command, with the options of ``--launcher``.
-        out: The folder of all of them, whose ``jobs`` has the jobs' files.
-
-    Raises:
-        ConfigError: The jobs cannot be launched so.
+    The files of jobs are in the folder ``jobs`` of ``out``.
     """
     if arguments.launcher is not None:
         return _run_as_jobs(plans, arguments, out / "jobs")
@@ -303,15 +279,7 @@ def _summary(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | Non
 def save_table(out: Path, table: Table, arguments: argparse.Namespace, title: str) -> None:
     """Print a table and save it as OUT/table.FORMAT.
 
-    Args:
-        out: The folder.
-        table: The table.
-        arguments: Those of the command, with "format", which is Markdown when left out, but for a
-            person at a terminal, and "columns".
-        title: What is in the table.
-
-    Raises:
-        ConfigError: ``--columns`` names none of the table's.
+    Of the command's arguments, "format" is Markdown when left out, but for a person at a terminal.
     """
     from pfl_bench.files import write_atomically
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,12 +55,8 @@ class Look:
     """Facts of a row that are known before it is run.
 
     Attributes:
-        path: Its file.
-        resolved: Its configuration.
-        preview: Privacy, size and cost; None without the data.
-        lacking: Why there are no data.
-        estimate: Its time; None if it was not asked for, or cannot be measured.
-        why: Why it cannot.
+        preview: None without the data; then ``lacking`` says why there are none.
+        estimate: None if it was not asked for, or cannot be measured; then ``why`` says why.
     """
 
     path: Path
@@ -93,13 +88,7 @@ class Look:
 
 
 def look(row: str, overrides: list[str], estimates: bool) -> Look:
-    """Look at a row.
-
-    Args:
-        row: Its file, or a bundled one.
-        overrides: Settings that win, as ``key=value``.
-        estimates: Measure how long it will take.
-    """
+    """Look at a row, and with ``estimates`` measure how long it will take."""
     path = locate_row(row)
     found = Look(path, load_config(path, overrides))
     try:
@@ -138,9 +127,8 @@ def _head(
         spread = f"± {entry.sd:g} over {entry.seeds} seeds, " if entry.sd is not None else ""
         judged = f"({spread}margin {entry.tolerance:g})"
         diverged = ", of a training that diverged" if entry.diverged else ""
-        yield from wrapped(
-            f"{entry.metric}{best} {entry.value:g} {judged}{diverged}: {entry.source}"
-        )
+        told = f"{entry.metric}{best} {entry.value:g} {judged}{diverged}: {entry.source}"
+        yield from wrapped(told)
     for difference in resolved.not_the_row:
         yield from wrapped(f"not compared with it: {difference}")
 
@@ -197,11 +185,7 @@ def _planned_privacy(resolved: ResolvedConfig) -> Iterator[str]:
 
 
 def planned_epsilons(resolved: ResolvedConfig) -> tuple[Accounted, Accounted]:
-    """Both settings of a private federated row by its own numbers, without its data.
-
-    Args:
-        resolved: Of a private federated run whose population is a number.
-    """
+    """Both settings of a private federated row whose population is a number, without its data."""
     from pfl_bench.cli.privacy_settings import make_pair
     from pfl_bench.federated.accounting import composition_of
     from privacy.amplification import Participation
@@ -214,7 +198,7 @@ def planned_epsilons(resolved: ResolvedConfig) -> tuple[Accounted, Accounted]:
     options = dict(resolved.tree["privacy"]["mechanism"])
     name = options.pop("name")
     noise_cohort = privacy.noise_cohort_size or federated.cohort_size
-    asked = Namespace(
+    asked = argparse.Namespace(
         population=privacy.population_size,
         cohort=federated.cohort_size,
         noise_cohort=noise_cohort,

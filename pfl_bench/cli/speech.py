@@ -23,8 +23,6 @@ _READS = {
     "report": "runs",
     "leaderboard": "folders",
 }
-
-
 # Where a command's answer goes while everything else goes to standard error.
 _ANSWERS: ContextVar[TextIO | None] = ContextVar("_ANSWERS", default=None)
 
@@ -44,8 +42,7 @@ def answer_alone() -> Iterator[None]:
 def told(arguments: argparse.Namespace) -> Iterator[io.StringIO]:
     """Within it standard error has as much as ``--quiet`` or ``--verbose`` asks for.
 
-    Yields:
-        What ``--quiet`` keeps back, of which the end is told if the command fails.
+    What ``--quiet`` keeps back is given, of which the end is told if the command fails.
     """
     kept = io.StringIO()
     if getattr(arguments, "quiet", False):
@@ -71,11 +68,7 @@ def say(text: str) -> None:
 
 
 def announce(arguments: argparse.Namespace) -> None:
-    """Say what a command begins with, before its imports.
-
-    Args:
-        arguments: Those of the command.
-    """
+    """Say what a command begins with, before its imports."""
     # Of several processes the first speaks for all.
     if arguments.command not in _READS or os.environ.get("RANK", "0") != "0":
         return
@@ -98,12 +91,7 @@ def print_text(text: str) -> None:
 
 
 def print_table(table: Table, text: str | None = None) -> None:
-    """Print a table: as a person at a terminal reads it, else as Markdown.
-
-    Args:
-        table: The table.
-        text: What is printed instead, in a format that was asked for.
-    """
+    """Print a table: as ``text`` in a format that was asked for, for a terminal, or as Markdown."""
     if text is None and sys.stdout.isatty():
         text = table.to_terminal(shutil.get_terminal_size((80, 24)).columns)
     print(table.to_markdown() if text is None else text, end="")

@@ -51,7 +51,6 @@ class Ran:
         results: Of those that may be chosen, the best first; of the last step of halving.
         runs: All of them, with their summaries; None for one that is not finished.
         is_whole: Whether every run is finished that the choice rests on.
-        code: Exit status.
     """
 
     results: list[Result]
@@ -61,22 +60,13 @@ class Ran:
 
 
 def run_sweep(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
-    """Run the combinations that are not done, print and save the table and the joint price.
-
-    Args:
-        sweep: One without a selection.
-        arguments: Those of ``pfl-bench sweep``.
-        out: Folder of the runs.
-
-    Raises:
-        ConfigError: ``--only`` names no combination, or one of a halving.
-    """
+    """Run what is not done of a sweep without a selection; print and save table and joint price."""
     ran = _run(sweep, arguments, out)
     if ran.results:
         run_many.save_table(out, table_of(sweep, ran.results), arguments, str(arguments.sweep))
         # A program that reads the table is not to meet prose in it.
         stream = sys.stdout if arguments.format in (None, "md") else sys.stderr
-        words = [*_words(sweep, ran, out), *_price(ran.runs, out)]
+        words = [_words(sweep, ran, out), *_price(ran.runs, out)]
         print("\n" + "\n\n".join(words), file=stream)
     return ran
 
@@ -129,24 +119,21 @@ def _choose(sweep: LoadedSweep, only: int | None) -> tuple[Combination, ...]:
     return (sweep.combinations[only - 1],)
 
 
-def _words(sweep: LoadedSweep, ran: Ran, out: Path) -> list[str]:
-    """The chosen combination, how to test it, and the costs that no statement covers."""
-    paragraphs = []
+def _words(sweep: LoadedSweep, ran: Ran, out: Path) -> str:
+    """The chosen combination, and how to test it."""
     best = ran.results[0]
     if not ran.is_whole:
-        paragraphs.append(
+        return (
             f"{len(ran.results)} of {len(sweep.combinations)} combinations are in this table: the "
             "best is not chosen before all runs are finished."
         )
-    elif math.isnan(best.value):
-        paragraphs.append(f"No run measured {sweep.metric} as a number: nothing is chosen.")
-    else:
-        paragraphs.append(
-            f"The best by {sweep.metric} is run {best.combination.number}. No run has looked at "
-            "test data; this command trains the best once more, the same way, and tests it once:\n"
-            f"  {command_of(sweep, best.combination, out)}"
-        )
-    return paragraphs
+    if math.isnan(best.value):
+        return f"No run measured {sweep.metric} as a number: nothing is chosen."
+    return (
+        f"The best by {sweep.metric} is run {best.combination.number}. No run has looked at test "
+        "data; this command trains the best once more, the same way, and tests it once:\n"
+        f"  {command_of(sweep, best.combination, out)}"
+    )
 
 
 def _price(ran: Sequence[tuple[Combination, dict[str, Any] | None]], out: Path) -> list[str]:

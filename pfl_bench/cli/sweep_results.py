@@ -20,7 +20,6 @@ class Result:
     """Result of a combination.
 
     Attributes:
-        combination: The point of the grid.
         value: Its best metric; NaN if it measured none.
         index: Round (epoch) of that; None without one.
         epsilons: Of its statement, simulated and actual; None without privacy.
@@ -42,12 +41,8 @@ def result_of(combination: Combination, summary: dict[str, Any]) -> Result:
     simulated, actual = (
         as_float((privacy.get(side) or {}).get("epsilon")) for side in ("simulated", "actual")
     )
-    return Result(
-        combination,
-        math.nan if value is None else value,
-        selection.get("index"),
-        (simulated, actual),
-    )
+    value = math.nan if value is None else value
+    return Result(combination, value, selection.get("index"), (simulated, actual))
 
 
 def table_of(sweep: LoadedSweep, results: list[Result]) -> Table:

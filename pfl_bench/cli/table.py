@@ -18,7 +18,8 @@ from pfl_bench.types import ConfigError
 def main(arguments: argparse.Namespace) -> int:
     """Run the rows that are not done and print the table of all."""
     folder = locate(arguments.folder, folder=True)
-    run_many.check_seeds(arguments.seeds)
+    if arguments.seeds < 1:
+        raise ConfigError(f"--seeds {arguments.seeds}: give 1 or more")
     view = view_in(folder)
     if view is not None:
         from pfl_bench.cli.table_view import run_view

@@ -30,9 +30,7 @@ class _Plan:
 def run_view(path: Path, arguments: argparse.Namespace) -> int:
     """Run what is not done of a view's rows, in the viewed folder's own runs, and show them.
 
-    Args:
-        path: The view's file.
-        arguments: Those of ``pfl-bench table``; ``out`` is the folder of the viewed rows' runs.
+    ``--out`` is the folder of the viewed rows' runs.
     """
     view = load_view(path)
     runs = Path(arguments.out) if arguments.out else Path("runs") / run_many.short_name(view.folder)
@@ -72,11 +70,7 @@ def _plans(view: LoadedView, runs: Path, arguments: argparse.Namespace) -> list[
 
 
 def _check_cells(view: LoadedView, plan: _Plan) -> None:
-    """Check, before anything runs, that a row's data and model give each cell that is shown of it.
-
-    Raises:
-        ConfigError: One is not measured.
-    """
+    """Check, before anything runs, that a row's data and model give each cell shown of it."""
     from pfl_bench.evaluation.evaluator import Evaluator
     from pfl_bench.federated.parts import build_run
 

@@ -9,15 +9,7 @@ from pfl_bench.types import UserInputError
 
 
 def check_new(out: Path, force: bool) -> None:
-    """Check that a file is not replaced unasked.
-
-    Args:
-        out: The file to write.
-        force: Whether the user asked to replace it.
-
-    Raises:
-        UserInputError: It exists, or is a device or pipe, which is never replaced.
-    """
+    """Check that a file is not replaced unasked, nor a device or pipe at all."""
     if out.exists() and not out.is_file() and not out.is_dir():
         raise UserInputError(f"--out {out}: is a device or pipe; give the name of a file")
     if os.path.lexists(out) and not force and not out.is_dir():
@@ -28,15 +20,7 @@ def check_new(out: Path, force: bool) -> None:
 
 
 def check_empty(folder: Path, force: bool) -> None:
-    """Check that a folder which is filled with files has none that would be replaced or mixed up.
-
-    Args:
-        folder: A path that exists.
-        force: Whether the user asked to add to it.
-
-    Raises:
-        UserInputError: It is a file, or has files.
-    """
+    """Check that a path which exists is a folder, and has files only if these may be added to."""
     if not folder.is_dir():
         raise UserInputError(f"--figures {folder}: is a file; give a folder, which is made")
     if any(folder.iterdir()) and not force:

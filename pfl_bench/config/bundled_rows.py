@@ -17,15 +17,9 @@ def bundled_configs() -> Path:
 
 
 def locate(name: str, folder: bool) -> Path:
-    """Find a row file or a folder of rows.
+    """Find a row file or a folder of rows, by a path.
 
-    Args:
-        name: A path; or one inside the bundled rows, such as "demo", "demo/central.yaml" or
-            "demo/central".
-        folder: Whether a folder is meant.
-
-    Raises:
-        ConfigError: There is none.
+    It may be one inside the bundled rows, such as "demo", "demo/central.yaml" or "demo/central".
     """
     path = Path(name)
     inner = name.removeprefix("configs/")
@@ -54,11 +48,7 @@ def locate(name: str, folder: bool) -> Path:
 
 
 def locate_row(name: str) -> Path:
-    """Find the file of one row; see ``locate``.
-
-    Raises:
-        ConfigError: There is none, or the file is a sweep, a view or a declaration.
-    """
+    """Find the file of one row, no sweep, view or declaration; see ``locate``."""
     path = locate(name, folder=False)
     kind = kind_of(path)
     if kind != "row":

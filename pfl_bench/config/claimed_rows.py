@@ -14,15 +14,10 @@ from pfl_bench.config.yaml_text import read_yaml
 
 
 def claimed_rows(path: Path, tree: Mapping[str, Any]) -> list[Path]:
-    """Find the bundled rows that a configuration claims to be.
+    """Find the bundled rows that a configuration, read from a file, claims to be.
 
-    Args:
-        path: The file that it was read from.
-        tree: The configuration as plain data.
-
-    Returns:
-        The files of bundled rows that have its name or, where none has, the source of one of its
-        expected numbers; none for a bundled row itself.
+    They have its name or, where none has, the source of one of its expected numbers. A bundled row
+    itself claims none.
     """
     if path.resolve().is_relative_to(bundled_configs().resolve()):
         return []

@@ -32,16 +32,9 @@ def explain_errors(
     path: Path,
     overrides: Sequence[str],
 ) -> str:
-    """Say all that is wrong, a line each.
+    """Say all that is wrong with the data at a dotted key of a file, a line each.
 
-    Args:
-        error: What pydantic found.
-        model: The type that the data should have had.
-        root: The type of a whole configuration, where an unknown key may belong.
-        data: What was checked.
-        where: Dotted key of the data within the file; "" for the whole.
-        path: The file.
-        overrides: The ``key=value`` texts that won over the file.
+    ``root`` is the type of a whole configuration, where an unknown key may belong.
     """
     lines = []
     for detail in error.errors():
@@ -81,14 +74,9 @@ def _required(model: type[BaseModel], loc: Sequence[int | str]) -> str:
 
 
 def blame(dotted: str, path: Path, overrides: Sequence[str], is_cross: bool = False) -> str:
-    """Begin a message with what gave a value: an override, or the file.
+    """Begin a message with what gave the value of a key ("" for the whole): override or file.
 
-    Args:
-        dotted: Key of the value; "" for the whole.
-        path: The file.
-        overrides: The ``key=value`` texts that won over the file.
-        is_cross: Whether the fault may lie between values; then the overrides of values beside or
-            below it are named too.
+    Where the fault may lie between values, overrides of those beside or below it are named too.
     """
     for text in reversed(overrides):
         key = text.partition("=")[0].strip()

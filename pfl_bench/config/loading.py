@@ -24,14 +24,8 @@ M = TypeVar("M", bound=BaseModel)
 # What changes how a run is computed or watched, not what it releases.
 _NOT_TRAINING = {
     "": (
-        "name",
-        "plugins",
-        "device",
-        "num_threads",
-        "evaluation",
-        "checkpoint",
-        "logging",
-        "expected",
+        *("name", "plugins", "device", "num_threads"),
+        *("evaluation", "checkpoint", "logging", "expected"),
     ),
     "federated": ("engine", "engine_lanes", "data_workers", "workers"),
     "central": ("data_workers",),
@@ -117,11 +111,7 @@ class ResolvedConfig:
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> ResolvedConfig:
-    """Read a configuration file and resolve it, overrides winning over the file.
-
-    Args:
-        path: A YAML file.
-        overrides: Texts ``dotted.key=value``; the value is read as YAML.
+    """Read a configuration file and resolve it, overrides ``dotted.key=value`` winning over it.
 
     Raises:
         ConfigError: The file or an override is wrong; the message has file, dotted path, what is
@@ -162,11 +152,7 @@ def _differences(
 
 
 def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> ResolvedConfig:
-    """Check a configuration tree against the core's and the plug-ins' types.
-
-    Raises:
-        ConfigError: Something is unknown, missing, wrong-typed or contradictory.
-    """
+    """Check a configuration tree against the core's and the plug-ins' types."""
     version = tree.get("version")
     if version != CONFIG_VERSION:
         place = blame("version", path, overrides)
@@ -217,12 +203,7 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
 
 
 def _attack_options(config: RunConfig, path: Path, overrides: Sequence[str]) -> BaseModel | None:
-    """Check the keys of the section ``attack`` that are the plug-in's.
-
-    Raises:
-        ConfigError: There is no such attack, its options are wrong, or its success is to be
-            measured though it has no target.
-    """
+    """Check the keys of the section ``attack`` that are the plug-in's."""
     if config.attack is None:
         return None
     kind = config.attack.kind
@@ -242,16 +223,11 @@ def _attack_options(config: RunConfig, path: Path, overrides: Sequence[str]) -> 
 
 
 def _add_plugins(folders: Sequence[str], path: Path, overrides: Sequence[str]) -> list[str]:
-    """Find plug-ins in folders; those that a file names are relative to the file's own folder.
+    """Find plug-ins in folders, and give their absolute paths.
 
-    A row is its user's, and so is the code that it names. A run folder may be anybody's: of what
-    its ``config.yaml`` names nothing is added that is not added already.
-
-    Returns:
-        The folders' absolute paths.
-
-    Raises:
-        ConfigError: One is no folder of plug-ins, or was not added for a run folder.
+    Those that a file names are relative to the file's own folder. A row is its user's, and so is
+    the code that it names. A run folder may be anybody's: of what its ``config.yaml`` names nothing
+    is added that is not added already.
     """
     is_override = any(text.partition("=")[0].strip() == "plugins" for text in overrides)
     home = Path() if is_override else path.parent
@@ -268,11 +244,7 @@ def _add_plugins(folders: Sequence[str], path: Path, overrides: Sequence[str]) -
 
 
 def _check_added(folders: Sequence[str], path: Path) -> None:
-    """Check that the user has added folders of the names that a run folder's record has.
-
-    Raises:
-        ConfigError: One is not there.
-    """
+    """Check that the user has added folders of the names that a run folder's record has."""
     added = {Path(folder).name for folder in plugins.__path__}
     recorded = (read_json(path.with_name("environment.json")) or {}).get("plugins")
     for name in (Path(folder).name for folder in folders):
@@ -309,17 +281,9 @@ def _plugin(
 def validate_tree(
     model: type[M], data: Mapping[str, Any], where: str, path: Path, overrides: Sequence[str] = ()
 ) -> M:
-    """Check plain data against a type.
+    """Check plain data, at a dotted path of a file ("" for the whole), against a type.
 
-    Args:
-        model: What it must be.
-        data: What was read.
-        where: Dotted path of the data within the file; "" for the whole.
-        path: The file, for messages.
-        overrides: The ``key=value`` texts that won over the file, for messages.
-
-    Raises:
-        ConfigError: Keys are unknown or missing, or values wrong; a line each.
+    Path and overrides, which won over the file, are for messages: a line for each wrong value.
     """
     try:
         return model.model_validate(data)
@@ -329,14 +293,5 @@ def validate_tree(
 
 
 def validate_options(model: type[M], overrides: Sequence[str], where: str) -> M:
-    """Read ``key=value`` texts into typed options that no file belongs to.
-
-    Args:
-        model: The options' type.
-        overrides: Texts ``key=value``.
-        where: What messages name as the place, such as the command.
-
-    Raises:
-        ConfigError: A key is unknown or a value is wrong.
-    """
+    """Read ``key=value`` texts into typed options of a command, which messages name."""
     return validate_tree(model, with_overrides({}, overrides), "", Path(where))

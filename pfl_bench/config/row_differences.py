@@ -69,8 +69,7 @@ def tree_differences(
         prefix: Dotted key of both, for calls of this function by itself.
 
     Returns:
-        Dotted key, value before and value now of each value that differs, sorted by key; a key that
-        is missing has the value None.
+        Dotted key and both values of each difference, sorted; None for a key that is missing.
     """
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
         return [] if before == now else [(prefix, before, now)]
@@ -111,14 +110,9 @@ def is_harmless(key: str) -> bool:
 
 
 def row_differences(row: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say what makes a configuration another experiment than a row.
+    """Say what makes a configuration another experiment than a row; empty for a run of the row.
 
-    Args:
-        row: The row's tree, as its file has it.
-        tree: The configuration's tree.
-
-    Returns:
-        Texts such as "privacy.noise_multiplier 0.7 -> 0.01"; empty for a run of the row.
+    The texts are such as "privacy.noise_multiplier 0.7 -> 0.01".
     """
     left_out = set(_HARMLESS)
     if not (_selects(row) or _selects(tree)):
@@ -136,13 +130,9 @@ def row_differences(row: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[st
 
 
 def experiment(tree: Mapping[str, Any]) -> str:
-    """Text that identifies a configuration's experiment: equal for runs of one row.
+    """Text that identifies the experiment of a whole configuration: equal for runs of one row.
 
-    Args:
-        tree: The whole configuration, every default filled in.
-
-    Returns:
-        A JSON text without what ``row_differences`` passes over, and without published numbers.
+    It is JSON without what ``row_differences`` passes over, and without published numbers.
     """
     left_out = {*_HARMLESS, "expected", "version"}
     if not _selects(tree):

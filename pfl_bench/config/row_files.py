@@ -21,12 +21,7 @@ DIFFERENCES_NAME = "_differences.yaml"
 
 
 def kind_of(path: Path) -> Literal["row", "view", "sweep", "declaration"]:
-    """Tell what a YAML file holds, by its place: nothing is read.
-
-    Args:
-        path: A file; ``view.yaml`` is a view, ``_differences.yaml`` a declaration, and what lies in
-            a folder ``sweeps`` is a sweep.
-    """
+    """Tell what a YAML file holds, by its place: nothing is read."""
     if path.name == DIFFERENCES_NAME:
         return "declaration"
     if path.resolve().parent.name == SWEEP_FOLDER:
@@ -35,14 +30,9 @@ def kind_of(path: Path) -> Literal["row", "view", "sweep", "declaration"]:
 
 
 def rows_below(folder: Path) -> dict[str, Path]:
-    """Find the rows of a folder and of those in it.
+    """Find the rows of a folder and of those in it, by name: the path without the suffix, sorted.
 
-    Args:
-        folder: A folder.
-
-    Returns:
-        The rows' files by their names: paths from ``folder`` without the suffix, sorted. The
-        ``config.yaml`` of a run folder, which may lie below too, is a record and no row.
+    The ``config.yaml`` of a run folder, which may lie below too, is a record and no row.
     """
     return {
         path.relative_to(folder).with_suffix("").as_posix(): path
@@ -56,15 +46,7 @@ def _is_record(path: Path) -> bool:
 
 
 def read_typed(path: Path, model: type[M]) -> M:
-    """Read a file that is not a row's: a view or a sweep.
-
-    Args:
-        path: A YAML file with the key ``version``.
-        model: What it must be.
-
-    Raises:
-        ConfigError: It is of another version of the format, or is not what it must be.
-    """
+    """Read a file that is not a row's: a view or a sweep."""
     tree = read_yaml(path)
     if tree.get("version") != CONFIG_VERSION:
         raise ConfigError(

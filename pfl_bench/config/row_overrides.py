@@ -20,15 +20,8 @@ def fit_overrides(
     does one without privacy under ``privacy.epsilon=2``. An override that is for none of the rows
     is given to all, where it is refused.
 
-    Args:
-        rows: Their files.
-        overrides: Texts ``dotted.key=value``.
-
     Returns:
         The overrides of each row; and, for a person, which are not applied to which rows.
-
-    Raises:
-        ConfigError: A file is no row.
     """
     lacking = {row: {key for key in _SECTIONS if read_yaml(row).get(key) is None} for row in rows}
     fitting: dict[Path, list[str]] = {row: [] for row in lacking}

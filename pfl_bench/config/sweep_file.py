@@ -42,11 +42,7 @@ class SelectionOptions(Strict):
     seed: Annotated[int, Field(ge=0)] | None = None
 
     def trials(self, path: Path) -> Trials:
-        """The distribution.
-
-        Raises:
-            ConfigError: A number is missing, does not belong, or is out of its range.
-        """
+        """The distribution, if its numbers are right."""
         try:
             return Trials.named(self.distribution, self.mean, self.eta, self.gamma)
         except PrivacyError as error:
@@ -149,16 +145,7 @@ class Sweep(Strict):
 def points_of(
     grid: Mapping[str, list[Scalar] | Range], sweep: Sweep, path: Path
 ) -> Iterator[dict[str, Scalar]]:
-    """The points that are run: all of them, or those that a random search draws.
-
-    Args:
-        grid: The values of each dotted key.
-        sweep: Says which.
-        path: The sweep's file.
-
-    Raises:
-        ConfigError: There are no such points.
-    """
+    """The points of a grid that are run: all of them, or those that a random search draws."""
     lists = {key: values for key, values in grid.items() if not isinstance(values, Range)}
     if sweep.random is None:
         if len(lists) < len(grid):

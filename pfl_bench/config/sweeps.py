@@ -35,7 +35,6 @@ class Combination:
 
     Attributes:
         number: Its place in the grid, from 1.
-        values: The value of each key.
         slug: Its values as the name of a folder.
         overrides: What ``pfl-bench run`` takes to train it.
         resolved: The configuration, which tests nothing.
@@ -50,17 +49,12 @@ class Combination:
 
 @dataclass(frozen=True)
 class LoadedSweep:
-    """A sweep whose every combination is a valid configuration.
+    """A sweep whose every combination is a valid configuration; see ``Sweep``.
 
     Attributes:
-        path: Its file.
-        row: File of the row.
-        metric: See ``Sweep``.
         base: The row as it stands, with the overrides of the command.
         keys: Keys of the grid.
         combinations: The points of the grid, the last key fastest; of a random search as drawn.
-        selection: See ``Sweep``.
-        halving: See ``Sweep``.
     """
 
     path: Path
@@ -91,13 +85,7 @@ class LoadedSweep:
         return self._changed(point, text, f"rounds-{rounds},{point.slug}")
 
     def trial(self, number: int, point: int, seed: int) -> Combination:
-        """A trial of a point of the grid, with a seed and a folder of its own.
-
-        Args:
-            number: Of the trial, from 1.
-            point: Place of the point in the grid, from 1.
-            seed: Of its cohorts, noise and initial model.
-        """
+        """A trial of a point of the grid, with a seed and folder of its own; both count from 1."""
         drawn = self.combinations[point - 1]
         slug = f"trial-{number:03d},{drawn.slug}"[:_MAX_SLUG]
         return self._changed(drawn, f"seed={seed}", slug)
@@ -112,14 +100,8 @@ class LoadedSweep:
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
     """Read a sweep and resolve each of its combinations.
 
-    Args:
-        path: The sweep's file.
-        overrides: Texts ``key=value`` for all runs; one of a key of the grid leaves the grid that
-            value alone.
-
-    Raises:
-        ConfigError: The file is no sweep, the row or a combination is wrong, or test data would be
-            looked at.
+    The texts ``key=value`` are for all runs; one of a key of the grid leaves the grid that value
+    alone.
     """
     sweep = read_typed(path, Sweep)
     row = path.parent / sweep.row
@@ -152,15 +134,9 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
         )
         resolved = _resolved(tree, row, (*texts, *own))
         combinations.append(Combination(number, point, slug, texts, resolved))
+    found = tuple(combinations)
     return LoadedSweep(
-        path,
-        row,
-        sweep.metric,
-        base,
-        tuple(grid),
-        tuple(combinations),
-        sweep.selection,
-        sweep.halving,
+        path, row, sweep.metric, base, tuple(grid), found, sweep.selection, sweep.halving
     )
 
 
@@ -173,11 +149,7 @@ def _length_key(base: ResolvedConfig) -> tuple[str, str]:
 
 
 def _check_halving(sweep: Sweep, grid: Mapping[str, Any], base: ResolvedConfig, path: Path) -> None:
-    """Check that points can be trained for fewer rounds first.
-
-    Raises:
-        ConfigError: They cannot.
-    """
+    """Check that points can be trained for fewer rounds first."""
     assert sweep.halving is not None
     section, key = _length_key(base)
     if not section:
@@ -196,11 +168,7 @@ def _check_halving(sweep: Sweep, grid: Mapping[str, Any], base: ResolvedConfig, 
 
 
 def _check_selection(sweep: Sweep, base: ResolvedConfig, path: Path) -> None:
-    """Check that a selection can be accounted.
-
-    Raises:
-        ConfigError: The row is not private, or the grid has what each trial must draw itself.
-    """
+    """Check that a selection can be accounted, and that each trial draws what it has to itself."""
     assert sweep.selection is not None
     sweep.selection.trials(path)
     privacy = base.config.privacy

@@ -106,14 +106,7 @@ class View(Strict):
 
 @dataclass(frozen=True)
 class LoadedView:
-    """A view whose rows were found.
-
-    Attributes:
-        path: Its file.
-        folder: The folder whose rows are run.
-        rows: The view's rows, each with the file of the row that is run.
-        figures: Figures of them.
-    """
+    """A view whose rows were found, with the folder and the files that are run."""
 
     path: Path
     folder: Path
@@ -122,14 +115,7 @@ class LoadedView:
 
 
 def load_view(path: Path) -> LoadedView:
-    """Read a view and find its rows.
-
-    Args:
-        path: A file ``view.yaml``.
-
-    Raises:
-        ConfigError: The file is no view, or names a folder or a row that is not there.
-    """
+    """Read a file ``view.yaml`` and find its rows."""
     view = read_typed(path, View)
     folder = (path.parent / view.view_of).resolve()
     if not folder.is_dir() and (bundled_configs() / view.view_of).is_dir():
@@ -179,16 +165,7 @@ def _twice(texts: Sequence[str]) -> str | None:
 
 
 def check_measured(view: LoadedView, row: ViewRow, config: RunConfig) -> None:
-    """Check, before anything runs, that a row measures what the view shows of it.
-
-    Args:
-        view: The view.
-        row: One of its rows.
-        config: What that row's file resolves to.
-
-    Raises:
-        ConfigError: A cell or figure wants what the row does not evaluate.
-    """
+    """Check, before anything runs, that a row measures what the view shows of it."""
     evaluation = config.evaluation
     place = f"{view.path}: row '{row.row}'"
     finals = [entry.metric for entry in row.expected if entry.statistic == "last"]

@@ -38,11 +38,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
 # expect none of these, and no tag for anything but JSON's kinds of values.
 _OTHERWISE = (":bool", ":float", ":timestamp")
 _Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, pattern)
-        for tag, pattern in resolvers
-        if not tag.endswith((":bool", ":float", ":timestamp"))
-    ]
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(_OTHERWISE)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
@@ -67,11 +63,7 @@ _MOST_VALUES = 1_000_000  # a few lines of aliases of aliases stand for more tha
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse YAML that anybody may have written.
-
-    Raises:
-        ValueError: It is not YAML, or is what ``check_values`` refuses.
-    """
+    """Parse YAML that anybody may have written; a ValueError says what is wrong with it."""
     try:
         value = yaml.load(text, Loader=_Loader)  # _Loader derives from SafeLoader
         check_values(value, _MOST_VALUES, allow_infinite=True)
@@ -83,11 +75,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping.
-
-    Raises:
-        ConfigError: The file cannot be read, is not YAML, or is not a mapping.
-    """
+    """Read a file that is a YAML mapping."""
     if not path.exists():
         raise ConfigError(f"{path}: no such configuration file")
     try:
@@ -104,11 +92,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def with_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """A copy of a configuration tree in which dotted keys are set.
-
-    Raises:
-        ConfigError: A text is not ``key=value``, or a part of its key is not a section.
-    """
+    """A copy of a configuration tree in which dotted keys are set by texts ``key=value``."""
     changed = copy.deepcopy(dict(tree))
     for text in overrides:
         apply_override(changed, text)
@@ -116,11 +100,7 @@ def with_overrides(tree: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
 
 
 def apply_override(tree: dict[str, Any], text: str) -> None:
-    """Set one dotted key in a configuration tree.
-
-    Raises:
-        ConfigError: The text is not ``key=value``, or a part of the key is not a section.
-    """
+    """Set one dotted key in a configuration tree by a text ``key=value``."""
     key, equals, value_text = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
