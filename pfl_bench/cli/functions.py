@@ -151,8 +151,7 @@ def sweep(
     Raises:
         UserInputError: The sweep is wrong, or a run was refused.
     """
-    from pfl_bench.cli import sweep_selection
-    from pfl_bench.cli.sweep import best_first, run_sweep
+    from pfl_bench.cli.sweep import best_first, run_selection, run_sweep
     from pfl_bench.cli.sweep_results import result_of
     from pfl_bench.runs.selection import drawn_trials
 
@@ -164,7 +163,7 @@ def sweep(
     quiet = contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(told)
     with contextlib.redirect_stdout(io.StringIO()), quiet:
         if loaded.selection is not None:
-            code = sweep_selection.main(loaded, arguments, home)
+            code = run_selection(loaded, arguments, home)
         else:
             ran = run_sweep(loaded, arguments, home)
             code, results = ran.code, ran.results

@@ -8,14 +8,26 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pfl_bench.cli import run_many
+from pfl_bench.cli.main import EXIT_DONE
+from pfl_bench.cli.speech import say
 from pfl_bench.cli.sweep_results import Result, command_of, result_of, table_of
 from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.sweeps import Combination, LoadedSweep, load_sweep
+from pfl_bench.files import write_json
 from pfl_bench.metrics import lower_is_better
+from pfl_bench.runs.selection import (
+    NOT_COVERED,
+    best_of,
+    composed_epsilons,
+    covers,
+    drawn_trials,
+    record_choice,
+)
 from pfl_bench.types import ConfigError
+from privacy.statement.statement import round_up, small
 
 _COVERS = (
     "That is the honest price where the runs were fixed in advance or by earlier releases: it "
@@ -37,9 +49,7 @@ def main(arguments: argparse.Namespace) -> int:
     # A heading that there is not is told before anything runs.
     table_of(sweep, []).with_columns(arguments.columns, arguments.format)
     if sweep.selection is not None:
-        from pfl_bench.cli import sweep_selection
-
-        return sweep_selection.main(sweep, arguments, out)
+        return run_selection(sweep, arguments, out)
     return run_sweep(sweep, arguments, out).code
 
 
@@ -64,11 +74,14 @@ def run_sweep(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> R
     ran = _run(sweep, arguments, out)
     if ran.results:
         run_many.save_table(out, table_of(sweep, ran.results), arguments, str(arguments.sweep))
-        # A program that reads the table is not to meet prose in it.
-        stream = sys.stdout if arguments.format in (None, "md") else sys.stderr
         words = [_words(sweep, ran, out), *_price(ran.runs, out)]
-        print("\n" + "\n\n".join(words), file=stream)
+        print("\n" + "\n\n".join(words), file=_stream(arguments))
     return ran
+
+
+def _stream(arguments: argparse.Namespace) -> TextIO:
+    """The stream of prose: a program that reads the table is not to meet any in it."""
+    return sys.stdout if arguments.format in (None, "md") else sys.stderr
 
 
 def _run(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
@@ -79,7 +92,7 @@ def _run(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
         short = [sweep.shortened(combination, rounds) for combination in chosen]
         length = "" if rounds is None else f" for {rounds}"
         total = len(sweep.combinations)
-        print(f"{sweep.path}: {len(short)} of {total} combinations{length}", file=sys.stderr)
+        say(f"{sweep.path}: {len(short)} of {total} combinations{length}")
         plans = [(out / combination.slug, combination.resolved) for combination in short]
         batch = run_many.run_all(plans, arguments, out)
         pairs = list(zip(short, batch.summaries, strict=True))
@@ -145,10 +158,6 @@ def _price(ran: Sequence[tuple[Combination, dict[str, Any] | None]], out: Path) 
     ]
     if not runs:
         return []
-    from pfl_bench.files import write_json
-    from pfl_bench.runs.selection import composed_epsilons
-    from privacy.statement.statement import round_up
-
     accountant = runs[0][1]["accountant"]
     epsilons, problems = composed_epsilons(runs, accountant)
     record = {"runs": len(runs), "accountant": accountant, "epsilon": epsilons}
@@ -160,3 +169,75 @@ def _price(ran: Sequence[tuple[Combination, dict[str, Any] | None]], out: Path) 
         "run's epsilons hold for that run alone. By composition, all of them together have "
         f"{', '.join(told)} ({accountant}). {_COVERS}"
     ]
+
+
+def run_selection(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> int:
+    """Draw the trials of a sweep with a selection, run what is not done, and record the best.
+
+    Guarantee: see ``pfl_bench.runs.selection``.
+    """
+    if arguments.only is not None:
+        raise ConfigError(
+            "--only belongs to a sweep without a selection, whose trials are drawn and all "
+            "compared; leave it out, or take selection out of the sweep's file"
+        )
+    trials, record = drawn_trials(sweep, out)
+    say(f"{sweep.path}: {len(trials)} trials of {len(sweep.combinations)} points")
+    stream = _stream(arguments)
+    if not trials:
+        print(
+            "The number of trials was drawn, and is 0: nothing is trained or released. The price "
+            f"counts on that. {_selection_price(record)}",
+            file=stream,
+        )
+        return EXIT_DONE
+    plans = [(out / trial.slug, trial.resolved) for trial in trials]
+    batch = run_many.run_all(plans, arguments, out)
+    results = [
+        result_of(trial, summary)
+        for trial, summary in zip(trials, batch.summaries, strict=True)
+        if summary is not None
+    ]
+    if not results:
+        return batch.exit_code()
+    summary = next(summary for summary in batch.summaries if summary is not None)
+    is_lower = lower_is_better(sweep.metric, summary)
+    run_many.save_table(out, table_of(sweep, results), arguments, str(arguments.sweep))
+    chosen = best_of([result.value for result in results], is_lower)
+    if len(results) < len(trials):
+        words = [f"{len(results)} of {len(trials)} trials are done: nothing is chosen before all."]
+    elif chosen is None:
+        words = [f"No trial measured {sweep.metric} as a number: nothing is chosen."]
+    else:
+        record_choice(record, trials, chosen, results[chosen].value, out)
+        words = _selection_words(sweep, record, trials[chosen], out)
+    print("\n" + "\n\n".join(words), file=stream)
+    return batch.exit_code()
+
+
+def _selection_words(
+    sweep: LoadedSweep, record: dict[str, Any], best: Combination, out: Path
+) -> list[str]:
+    return [
+        f"Selected by {sweep.metric}: {out / best.slug}. No run has looked at test data; on the "
+        "same machine and code, this command repeats the selected trial, bit for bit, and tests it "
+        "once. Its model has the price of the selection, not that of one run. If model_sha256 in "
+        "its summary.json is not the trial's, it was one more run, and spent its own epsilon:\n"
+        f"  {command_of(sweep, best, out)}",
+        f"Privacy: {_selection_price(record)} {covers(record['unit'])}",
+        "Outside: " + " ".join(NOT_COVERED),
+    ]
+
+
+def _selection_price(record: dict[str, Any]) -> str:
+    law = record["trials"]
+    shape = "" if law["eta"] is None else f", eta {law['eta']:g}"
+    told = [
+        f"epsilon ({side}) {round_up(float(record['epsilon'][side]), 4)} at delta "
+        f"{small(record['delta'][side], 4)}"
+        for side in ("simulated", "actual")
+    ]
+    return (
+        f"With the selection: {', '.join(told)} (rdp; {law['distribution'].replace('_', ' ')} "
+        f"number of trials, mean {law['mean']:g}{shape})."
+    )
