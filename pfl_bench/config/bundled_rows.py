@@ -1,10 +1,15 @@
-"""Row files on disk or bundled with the package."""
+"""Row files on disk or bundled with the package, and the bundled ones that a file claims to be."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from pfl_bench.config.row_files import kind_of
+from pfl_bench.config.row_files import kind_of, rows_below
+from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.types import ConfigError, did_you_mean
 
 _HOME = Path(__file__).resolve().parent.parent
@@ -63,3 +68,39 @@ def is_row(name: str) -> bool:
     return any(
         path.is_file() for path in (Path(name), inner, inner.with_name(f"{inner.name}.yaml"))
     )
+
+
+def claimed_rows(path: Path, tree: Mapping[str, Any]) -> list[Path]:
+    """Find the bundled rows that a configuration, read from a file, claims to be.
+
+    They have its name or, where none has, the source of one of its expected numbers. A bundled row
+    itself claims none.
+    """
+    if path.resolve().is_relative_to(bundled_configs().resolve()):
+        return []
+    name = str(tree.get("name"))
+    named = [row for row in _with("name", name) if read_yaml(row).get("name") == name]
+    if named:
+        return named
+    sources = _sources(tree)
+    found = dict.fromkeys(row for source in sources for row in _with("source", source))
+    return [row for row in found if not sources.isdisjoint(_sources(read_yaml(row)))]
+
+
+def _sources(tree: Mapping[str, Any]) -> set[str]:
+    entries = [entry for entry in tree.get("expected") or () if isinstance(entry, Mapping)]
+    return {str(entry["source"]) for entry in entries if entry.get("source")}
+
+
+def _with(key: str, value: str) -> list[Path]:
+    """The bundled rows whose text seems to have the key with the value: few are worth parsing."""
+    words = re.escape(" ".join(value.split()))
+    pattern = re.compile(rf"(?:^| ){key}: (?:>-? |[\"'])?{words}(?:[\"' ]|$)")
+    return [row for row, text in _texts(bundled_configs()).items() if pattern.search(text)]
+
+
+@cache
+def _texts(folder: Path) -> dict[Path, str]:
+    """The rows' texts by their files, each run of white space as one space."""
+    rows = rows_below(folder).values()
+    return {row: " ".join(row.read_text(encoding="utf-8").split()) for row in rows}

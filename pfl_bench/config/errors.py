@@ -9,6 +9,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core.core_schema import ErrorType
 
 from pfl_bench.config.row_differences import is_harmless
@@ -67,10 +68,7 @@ def _is_begun(section: str, detail: Any, overrides: Sequence[str]) -> bool:
 
 def _required(model: type[BaseModel], loc: Sequence[int | str]) -> str:
     """The keys that a section cannot do without."""
-    _, here = _find(model, loc)
-    section = None if here is None else _section(here[0])
-    fields = {} if section is None else section.model_fields
-    return ", ".join(name for name, field in fields.items() if field.is_required())
+    return ", ".join(k for k, field in _fields_at(model, loc).items() if field.is_required())
 
 
 def blame(dotted: str, path: Path, overrides: Sequence[str], is_cross: bool = False) -> str:
@@ -284,10 +282,11 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
+def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> Mapping[str, FieldInfo]:
+    """The keys of a section; none for what is no section."""
     _, here = _find(model, loc)
     section = None if here is None else _section(here[0])
-    return [] if section is None else list(section.model_fields)
+    return {} if section is None else section.model_fields
 
 
 def all_paths(model: type[BaseModel], prefix: str = "") -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -130,7 +131,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> ResolvedConfig:
 
 def _claim_differences(resolved: ResolvedConfig) -> tuple[str, ...]:
     """Differences of a user's file from the nearest bundled row that it claims to be."""
-    from pfl_bench.config.claimed_rows import claimed_rows  # it reads rows, as this module does
+    from pfl_bench.config.bundled_rows import claimed_rows  # it reads rows, as this module does
 
     found = []
     for path in claimed_rows(resolved.source, resolved.tree):
@@ -179,11 +180,8 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
             name, found[where] = _plugin(kind, given, where, path, overrides)
             resolved[section][key] = {"name": name, **found[where].model_dump(mode="json")}
     if config.federated is not None and config.federated.engine != "auto":
-        try:
+        with _blaming("federated.engine", path, overrides):
             plugins.load(plugins.ENGINE, config.federated.engine)
-        except PluginError as error:
-            place = blame("federated.engine", path, overrides)
-            raise ConfigError(f"{place}{error}") from None
     attack_options = _attack_options(config, path, overrides)
     if config.attack is not None and attack_options is not None:
         own = attack_options.model_dump(mode="json")
@@ -207,10 +205,8 @@ def _attack_options(config: RunConfig, path: Path, overrides: Sequence[str]) -> 
     if config.attack is None:
         return None
     kind = config.attack.kind
-    try:
+    with _blaming("attack.kind", path, overrides):
         options_type = plugins.options_type(plugins.ATTACK, kind)
-    except PluginError as error:
-        raise ConfigError(f"{blame('attack.kind', path, overrides)}{error}") from None
     options = validate_tree(options_type, config.attack.own, "attack", path, overrides)
     evaluated = [*config.evaluation.splits, *config.evaluation.final_splits]
     if SPLIT in evaluated and not getattr(options, "has_target", True):
@@ -235,11 +231,8 @@ def _add_plugins(folders: Sequence[str], path: Path, overrides: Sequence[str]) -
         _check_added(folders, path)
         return list(folders)
     for folder in folders:
-        try:
+        with _blaming("plugins", path, overrides):
             plugins.add_folder(home / folder)
-        except PluginError as error:
-            place = blame("plugins", path, overrides)
-            raise ConfigError(f"{place}{str(error).removeprefix('plugins: ')}") from None
     return [str((home / folder).resolve()) for folder in folders]
 
 
@@ -266,16 +259,23 @@ def _plugin(
     overrides: Sequence[str],
 ) -> tuple[str, BaseModel]:
     name = section.get("name")
-    place = blame(f"{where}.name", path, overrides)
-    if not isinstance(name, str):
-        names = ", ".join(plugins.available(kind))
-        raise ConfigError(f"{place}give the name of {kind.one}: {names}")
-    try:
+    with _blaming(f"{where}.name", path, overrides):
+        if not isinstance(name, str):
+            names = ", ".join(plugins.available(kind))
+            raise PluginError(f"give the name of {kind.one}: {names}")
         options_type = plugins.options_type(kind, name)
-    except PluginError as error:
-        raise ConfigError(f"{place}{error}") from None
     options = {key: value for key, value in section.items() if key != "name"}
     return name, validate_tree(options_type, options, where, path, overrides)
+
+
+@contextmanager
+def _blaming(dotted: str, path: Path, overrides: Sequence[str]) -> Iterator[None]:
+    """Within it, an error of a plug-in names the place that asked for it."""
+    try:
+        yield
+    except PluginError as error:
+        text = str(error).removeprefix("plugins: ")
+        raise ConfigError(f"{blame(dotted, path, overrides)}{text}") from None
 
 
 def validate_tree(
