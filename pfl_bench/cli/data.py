@@ -7,9 +7,9 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,25 +56,23 @@ def _download(arguments: argparse.Namespace) -> int:
         return _download_from_hub(arguments)
     from pfl_bench.data.download import download
 
-    module = plugins.load(plugins.PREPARE, arguments.task)
+    task = arguments.task
+    module = plugins.load(plugins.PREPARE, task)
     files: tuple[RemoteFile, ...] = getattr(module, "FILES", ())
-    prepare = f"pfl-bench data prepare {arguments.task}"
+    prepare = f"pfl-bench data prepare {task} --source DIR --out FILE.h5"
     if not files:
         raise DataError(
-            f"pfl-bench data download {arguments.task}: this task has no download; its README "
-            f"(tasks/{arguments.task}/README.md) says where its files are published. With the "
-            f"files: {prepare} --source DIR --out FILE.h5"
+            f"pfl-bench data download {task}: this task has no download; its README "
+            f"(tasks/{task}/README.md) says where its files are published. With the files: "
+            f"{prepare}"
         )
-    target = Path(arguments.out or Path("data") / arguments.task)
+    target = Path(arguments.out or Path("data") / task)
     advice = (
         f"Without network: put the files ({', '.join(file.name for file in files)}) into a folder "
-        f"DIR yourself and call {prepare} --source DIR --out FILE.h5"
+        f"DIR yourself and call {prepare}"
     )
-    with _kept(target), ProgressPrinter() as progress:
-        paths = download(files, target, progress, advice)
-    note = getattr(module, "FILES_NOTE", f"These are the files of {arguments.task}.")
-    _say_downloaded(paths, target, note, prepare, arguments.task)
-    return 0
+    note = getattr(module, "FILES_NOTE", f"These are the files of {task}.")
+    return _fetch(task, target, note, partial(download, files), advice)
 
 
 def _download_from_hub(arguments: argparse.Namespace) -> int:
@@ -88,34 +86,32 @@ def _download_from_hub(arguments: argparse.Namespace) -> int:
             "Face Hub; leave --from out, or see its README"
         )
     target = Path(arguments.out or Path("data") / f"{task}-hub")
-    prepare = f"pfl-bench data prepare {task}"
     advice = (
         f"Without network: put {dataset.pattern} of https://huggingface.co/datasets/"
-        f"{dataset.repository} into a folder DIR and call {prepare} --source DIR --out FILE.h5"
+        f"{dataset.repository} into a folder DIR and call pfl-bench data prepare {task} "
+        "--source DIR --out FILE.h5"
     )
-    with _kept(target), ProgressPrinter() as progress:
-        paths = download_from_hub(dataset, target, progress, advice)
-    _say_downloaded(paths, target, dataset.note, prepare, task)
-    return 0
+    return _fetch(task, target, dataset.note, partial(download_from_hub, dataset), advice)
 
 
-@contextmanager
-def _kept(target: Path) -> Iterator[None]:
-    """Say, where a download is interrupted, that it can be gone on with."""
+def _fetch(
+    task: str, target: Path, note: str, fetch: Callable[..., list[Path]], advice: str
+) -> int:
+    """Download into a folder and say what is next; of an interrupted download, that it is kept."""
     try:
-        yield
+        with ProgressPrinter() as progress:
+            paths = fetch(target, progress, advice)
     except KeyboardInterrupt:
         print(
             f"What has come is kept in {target}: the same command goes on from there.",
             file=sys.stderr,
         )
         raise
-
-
-def _say_downloaded(paths: list[Path], target: Path, note: str, prepare: str, task: str) -> None:
     print(f"downloaded and verified: {len(paths)} files in {target}", file=sys.stderr)
     print(note)
-    print(f"next: {prepare} --source {shlex.quote(str(target))} --out {task}.h5")
+    source = shlex.quote(str(target))
+    print(f"next: pfl-bench data prepare {task} --source {source} --out {task}.h5")
+    return 0
 
 
 def _generate(arguments: argparse.Namespace) -> int:
