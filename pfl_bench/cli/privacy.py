@@ -35,17 +35,19 @@ def main(arguments: argparse.Namespace) -> int:
         from pfl_bench.cli import privacy_table
 
         return privacy_table.main(arguments, composition)
+    rounds, solved = arguments.rounds, {}
     if arguments.action == "solve":
-        return _solve(arguments, composition)
-    if arguments.action == "calibrate":
+        solution = _solve(arguments, composition)
+        rounds, noise, solved = solution.rounds, solution.noise_multiplier, _solved(solution)
+    elif arguments.action == "calibrate":
         noise = _calibrate(arguments, composition)
     else:
         noise = arguments.noise_multiplier
-    pair = shared.make_pair(arguments, composition, noise, arguments.rounds, arguments.accountant)
-    answer = _answer(arguments, pair, noise, arguments.rounds)
-    if arguments.action == "calibrate":
+    pair = shared.make_pair(arguments, composition, noise, rounds, arguments.accountant)
+    answer = _answer(arguments, pair, noise, rounds) | solved
+    if getattr(arguments, "epsilon", None) is not None:
         answer["target_epsilon"] = arguments.epsilon
-    _print(arguments, answer, pair, arguments.rounds)
+    _print(arguments, answer, pair, rounds)
     return 0
 
 
@@ -62,8 +64,8 @@ def _calibrate(arguments: argparse.Namespace, composition: MechanismComposition)
     )
 
 
-def _solve(arguments: argparse.Namespace, composition: MechanismComposition) -> int:
-    """Find the one number that is left out."""
+def _solve(arguments: argparse.Namespace, composition: MechanismComposition) -> Solution:
+    """Find the one number that is left out, and complete the arguments by it."""
     from privacy.errors import PrivacyError
     from privacy.plan.question import Question
     from privacy.plan.solving import solve
@@ -91,15 +93,7 @@ def _solve(arguments: argparse.Namespace, composition: MechanismComposition) -> 
     # What was left out, population or cohort, is known now.
     arguments.population = solution.participation.population_size
     arguments.cohort = int(arguments.cohort or solution.participation.cohort_size)
-    pair = shared.make_pair(
-        arguments, composition, solution.noise_multiplier, solution.rounds, arguments.accountant
-    )
-    answer = _answer(arguments, pair, solution.noise_multiplier, solution.rounds)
-    answer |= _solved(solution)
-    if arguments.epsilon is not None:
-        answer["target_epsilon"] = arguments.epsilon
-    _print(arguments, answer, pair, solution.rounds)
-    return 0
+    return solution
 
 
 def _solved(solution: Solution) -> dict[str, Any]:

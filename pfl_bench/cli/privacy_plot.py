@@ -90,7 +90,7 @@ def draw(
         for noise in noises
         for name in accountants
     }
-    sides = ("simulated", "actual") if shared.simulates(arguments) else ("simulated",)
+    sides = shared.sides(arguments)
     content = io.BytesIO()
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_PANEL[0] * len(sides), _PANEL[1]), layout="constrained")

@@ -38,6 +38,11 @@ def simulates(arguments: argparse.Namespace) -> bool:
     return arguments.noise_cohort is not None or arguments.users is not None
 
 
+def sides(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The settings of a ``Pair`` that are told apart."""
+    return ("simulated", "actual") if simulates(arguments) else ("simulated",)
+
+
 def scheme_of(arguments: argparse.Namespace) -> SamplingScheme:
     """The sampling scheme; one group alone that takes turns is refused, as no row may have it."""
     scheme = scheme_named(arguments.sampling, arguments.separation, arguments.max_participations)

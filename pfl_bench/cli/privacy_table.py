@@ -95,15 +95,11 @@ def _seen(lines: Sequence[Line]) -> set[str]:
     return {name for line in lines for name in line.pairs}
 
 
-def _sides(arguments: argparse.Namespace) -> tuple[str, ...]:
-    return ("simulated", "actual") if shared.simulates(arguments) else ("simulated",)
-
-
 def _epsilons(
     arguments: argparse.Namespace, accountants: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
     """Header, side and accountant of each column of epsilons."""
-    for side in _sides(arguments):
+    for side in shared.sides(arguments):
         label = f"epsilon ({side})" if shared.simulates(arguments) else "epsilon"
         for name in accountants:
             yield f"{label} {name}", side, name
@@ -112,7 +108,7 @@ def _epsilons(
 def _columns(arguments: argparse.Namespace, accountants: Sequence[str]) -> tuple[Column, ...]:
     from pfl_bench.report.table import Column
 
-    sides = _sides(arguments)
+    sides = shared.sides(arguments)
     deltas = [f"delta ({side})" for side in sides] if len(sides) > 1 else ["delta"]
     return (
         Column("rounds"),
@@ -136,7 +132,7 @@ def _notes(
         + (f", mechanism {arguments.mechanism}" if arguments.mechanism else "")
         + ". Epsilons are rounded up."
     ]
-    for side in _sides(arguments):
+    for side in shared.sides(arguments):
         accounted = getattr(pair, side)
         label = f"{side}: " if shared.simulates(arguments) else ""
         scaled = "" if side == "simulated" else ", noise scaled by the ratio of the cohorts"
@@ -157,7 +153,7 @@ def _table(
     """Epsilons rounded up (CSV: as they are), a dash (CSV: empty) where there is none."""
     from pfl_bench.report.table import Cell, Table
 
-    epsilons, sides = list(_epsilons(arguments, accountants)), _sides(arguments)
+    epsilons, sides = list(_epsilons(arguments, accountants)), shared.sides(arguments)
     rows = []
     for line in lines:
         row: list[str | Cell] = [f"{line.rounds}", f"{line.noise_multiplier!r}"]
@@ -181,7 +177,7 @@ def _json(
     rows = []
     for line in lines:
         row: dict[str, Any] = {"rounds": line.rounds, "noise_multiplier": line.noise_multiplier}
-        for side in _sides(arguments):
+        for side in shared.sides(arguments):
             key = f"epsilon_{side}" if shared.simulates(arguments) else "epsilon"
             row[key] = {
                 name: json_epsilon(getattr(line.pairs[name], side).epsilon)
@@ -197,7 +193,7 @@ def _json(
         "notes": _notes(arguments, lines, refusals),
     }
     pair = next(pair for line in lines for pair in line.pairs.values())
-    for side in _sides(arguments):
+    for side in shared.sides(arguments):
         facts = shared.accounted_to_json(getattr(pair, side))
         kept = ("population_size", "cohort_size", "sampling_probability", "delta")
         document[side if shared.simulates(arguments) else "setting"] = {k: facts[k] for k in kept}
