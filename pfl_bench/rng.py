@@ -42,17 +42,13 @@ def _sequence(seed: int, purpose: Purpose, round_index: int, client: int) -> np.
 def stream(
     seed: int, purpose: Purpose, round_index: int = 0, client: int = 0
 ) -> np.random.Generator:
-    """Open a stream.
+    """Open a stream; the round is 1-based, 0 for what happens once a run.
+
+    ``client`` is the index of a user in the training split, 0 where no client is meant.
 
     The bit generator is Philox, counter-based with a 128-bit key drawn from all parts of the name,
     so that two names give two streams. (torch's CPU generator keeps only 32 bits of a seed: among
     100,000 rounds two would share their noise with probability near 0.7.)
-
-    Args:
-        seed: The run's seed, 0 or larger.
-        purpose: What the stream is for.
-        round_index: Round, 1-based; 0 for what happens once a run.
-        client: Index of the user in the training split; 0 where no client is meant.
     """
     return np.random.Generator(np.random.Philox(_sequence(seed, purpose, round_index, client)))
 

@@ -302,8 +302,7 @@ class _Row:
 
 def _length_of(tree: dict[str, Any]) -> tuple[str, str]:
     """Section and key of the number of rounds."""
-    section = next(name for name in TRAINERS if tree.get(name))
-    return section, "num_rounds" if section in ("federated", "multitask") else "num_epochs"
+    return next((section, key) for section, key in TRAINERS.items() if tree.get(section))
 
 
 def _weights(folder: Path) -> torch.Tensor:

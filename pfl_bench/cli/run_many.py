@@ -292,9 +292,3 @@ def save_table(out: Path, table: Table, arguments: argparse.Namespace, title: st
         print_table(table, text if arguments.format else None)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / f"table.{'tex' if fmt == 'latex' else fmt}", text)
-
-
-def answer_nothing(arguments: argparse.Namespace, done: Sequence[object]) -> None:
-    """Answer ``--json`` of a table of which no run is done."""
-    if arguments.json and not done:
-        answer(json.dumps({"rows": []}))

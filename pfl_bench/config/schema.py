@@ -98,7 +98,13 @@ class Expected(Strict):
         return self
 
 
-TRAINERS = ("federated", "central", "local", "multitask")
+# The sections of trainers, and the key that says how long each trains.
+TRAINERS = {
+    "federated": "num_rounds",
+    "central": "num_epochs",
+    "local": "num_epochs",
+    "multitask": "num_rounds",
+}
 # Why no mechanism covers what a trainer does.
 _NOT_PRIVATE = {
     "local": "local models never leave their clients, so there is no release to noise",

@@ -13,6 +13,7 @@ from typing import Any
 from pfl_bench.config.bundled_rows import bundled_configs
 from pfl_bench.config.loading import ResolvedConfig, resolve
 from pfl_bench.config.row_files import read_typed
+from pfl_bench.config.schema import TRAINERS
 from pfl_bench.config.sweep_file import (
     HalvingOptions,
     Range,
@@ -142,10 +143,8 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
 
 def _length_key(base: ResolvedConfig) -> tuple[str, str]:
     """Section and key of a row's length; ("", "") of a setting that has none."""
-    for section, key in (("federated", "num_rounds"), ("central", "num_epochs")):
-        if base.tree[section]:
-            return section, key
-    return "", ""
+    section = next((name for name in ("federated", "central") if base.tree[name]), "")
+    return section, TRAINERS.get(section, "")
 
 
 def _check_halving(sweep: Sweep, grid: Mapping[str, Any], base: ResolvedConfig, path: Path) -> None:
