@@ -11,7 +11,6 @@ from pfl_bench.cli import privacy_settings as shared
 from pfl_bench.cli import speech
 from pfl_bench.federated.accounting import module_description
 from pfl_bench.types import ConfigError, RunFolderError
-from privacy.calibration import calibrate_noise_multiplier, default_delta
 from privacy.statement.statement import json_epsilon, round_up, small
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def main(arguments: argparse.Namespace) -> int:
         solution = _solve(arguments, composition)
         rounds, noise, solved = solution.rounds, solution.noise_multiplier, _solved(solution)
     elif arguments.action == "calibrate":
-        noise = _calibrate(arguments, composition)
+        noise = shared.calibrated(arguments, composition)
     else:
         noise = arguments.noise_multiplier
     pair = shared.make_pair(arguments, composition, noise, rounds, arguments.accountant)
@@ -49,19 +48,6 @@ def main(arguments: argparse.Namespace) -> int:
         answer["target_epsilon"] = arguments.epsilon
     _print(arguments, answer, pair, rounds)
     return 0
-
-
-def _calibrate(arguments: argparse.Namespace, composition: MechanismComposition) -> float:
-    """Noise of the deployment, for the rounds of the arguments."""
-    size, cohort = arguments.population, arguments.noise_cohort or arguments.cohort
-    return calibrate_noise_multiplier(
-        arguments.epsilon,
-        default_delta(size) if arguments.delta is None else arguments.delta,
-        shared.participation_of(arguments, size, cohort),
-        arguments.rounds,
-        arguments.accountant,
-        composition,
-    )
 
 
 def _solve(arguments: argparse.Namespace, composition: MechanismComposition) -> Solution:

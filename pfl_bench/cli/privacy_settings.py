@@ -16,7 +16,7 @@ from pfl_bench.federated.accounting import DEFAULT_MECHANISM, composition_of, mo
 from pfl_bench.types import ConfigError
 from privacy.accountant import check_accountant, compose_epsilon
 from privacy.amplification import MechanismComposition, Participation, sampled_gaussian
-from privacy.calibration import default_delta
+from privacy.calibration import calibrate_noise_multiplier, default_delta
 from privacy.sampling_scheme import SamplingScheme, scheme_named
 from privacy.statement.statement import NOT_COVERED, PATTERN_NOT_COVERED, Accounted, json_epsilon
 
@@ -91,6 +91,19 @@ def mechanism_composition(arguments: argparse.Namespace) -> MechanismComposition
         (cohort, arguments.noise_cohort or cohort),
         max(rounds) if isinstance(rounds, list) else rounds,
         arguments.separation,
+    )
+
+
+def calibrated(arguments: argparse.Namespace, composition: MechanismComposition) -> float:
+    """Noise multiplier of the deployment for ``--epsilon``."""
+    size, cohort = arguments.population, arguments.noise_cohort or arguments.cohort
+    return calibrate_noise_multiplier(
+        arguments.epsilon,
+        default_delta(size) if arguments.delta is None else arguments.delta,
+        participation_of(arguments, size, cohort),
+        arguments.rounds,
+        arguments.accountant,
+        composition,
     )
 
 

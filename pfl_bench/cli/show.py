@@ -186,10 +186,8 @@ def _planned_privacy(resolved: ResolvedConfig) -> Iterator[str]:
 
 def planned_epsilons(resolved: ResolvedConfig) -> tuple[Accounted, Accounted]:
     """Both settings of a private federated row whose population is a number, without its data."""
-    from pfl_bench.cli.privacy_settings import make_pair
+    from pfl_bench.cli.privacy_settings import calibrated, make_pair
     from pfl_bench.federated.accounting import composition_of
-    from privacy.amplification import Participation
-    from privacy.calibration import calibrate_noise_multiplier, default_delta
 
     privacy, federated = resolved.config.privacy, resolved.config.federated
     assert privacy is not None
@@ -207,6 +205,9 @@ def planned_epsilons(resolved: ResolvedConfig) -> tuple[Accounted, Accounted]:
         separation=federated.separation,
         max_participations=federated.max_participations,
         delta=privacy.delta,
+        epsilon=privacy.epsilon,
+        rounds=federated.num_rounds,
+        accountant=privacy.accountant,
     )
     composition = composition_of(
         name,
@@ -219,13 +220,6 @@ def planned_epsilons(resolved: ResolvedConfig) -> tuple[Accounted, Accounted]:
     noise = privacy.noise_multiplier
     if noise is None:
         assert privacy.epsilon is not None
-        noise = calibrate_noise_multiplier(
-            privacy.epsilon,
-            privacy.delta or default_delta(privacy.population_size),
-            Participation(federated.scheme, privacy.population_size, noise_cohort),
-            federated.num_rounds,
-            privacy.accountant,
-            composition,
-        )
+        noise = calibrated(asked, composition)
     pair = make_pair(asked, composition, noise, federated.num_rounds, privacy.accountant)
     return pair.simulated, pair.actual
