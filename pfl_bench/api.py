@@ -89,11 +89,7 @@ def _of_task(path: Path, task: HeldTask | Mapping[str, Any] | None) -> dict[str,
 
 
 def _held(task: Any) -> HeldTask:
-    """Check an argument ``task``.
-
-    Raises:
-        UserInputError: It is no task.
-    """
+    """Check that an argument ``task`` is a task in memory."""
     from pfl_bench.data.held_task import HeldTask
 
     if not isinstance(task, HeldTask):
