@@ -36,7 +36,10 @@ _MOST_SEGMENTS = 20
 def accounted_rounds(evidence: Evidence, inputs: AuditInputs) -> int:
     """Rounds that the stated epsilons are of: those recorded, or, before the end, those planned."""
     if not inputs.is_final:
-        return int(as_number(inputs.statement.get("rounds")))
+        planned = as_number(inputs.statement.get("rounds"))
+        if not math.isfinite(planned):
+            raise PrivacyError("the statement does not say how many rounds are planned")
+        return int(planned)
     if inputs.configured.unit == "example":
         steps = evidence["steps"]
         return int(steps[-1]) if len(steps) else 0
@@ -107,10 +110,11 @@ def epsilons_by(
 def check_epsilon(evidence: Evidence, inputs: AuditInputs, label: str) -> Finding:
     """One of the two epsilons, derived anew by every accountant."""
     evidence.need_lines()
-    rounds, side = accounted_rounds(evidence, inputs), inputs.side(label)
+    side = inputs.side(label)
     stated, delta = as_number(side.get("epsilon")), as_number(side.get("delta"))
     own, found = str(inputs.statement.get("accountant")), Finding()
     try:
+        rounds = accounted_rounds(evidence, inputs)
         parts = compositions(evidence, inputs, label, rounds)
         values, reasons = epsilons_by(parts, delta)
     except (ValueError, ZeroDivisionError) as error:
@@ -189,8 +193,8 @@ def check_budget(evidence: Evidence, inputs: AuditInputs) -> Finding:
         f"the budget is {budget} in the configuration, {stated} in the statement",
     )
     delta = as_number(inputs.side("simulated").get("delta"))
-    rounds = accounted_rounds(evidence, inputs)
     try:
+        rounds = accounted_rounds(evidence, inputs)
         parts = compositions(evidence, inputs, "simulated", rounds)
         epsilon = compose_epsilon(parts, delta, own)
     except (ValueError, ZeroDivisionError) as error:

@@ -61,8 +61,8 @@ def check_referee(evidence: Evidence, inputs: AuditInputs, label: str) -> Findin
         raise SkippedError("the constants change in mid-run: see constants")
     side, found = inputs.side(label), Finding()
     epsilon, delta = as_number(side.get("epsilon")), as_number(side.get("delta"))
-    rounds = accounted_rounds(evidence, inputs)
     try:
+        rounds = accounted_rounds(evidence, inputs)
         part = compositions(evidence, inputs, label, rounds)[0]
         described = describe(evidence, inputs, label, rounds, part)
     except (ValueError, ZeroDivisionError) as error:

@@ -48,11 +48,10 @@ def tuned_runs(evidence: Evidence, inputs: AuditInputs, runs: int) -> TunedRuns:
     epsilons: dict[str, float | str] = {}
     problems: dict[str, str] = {}
     accountant = str(inputs.statement.get("accountant"))
-    rounds = accounted_rounds(evidence, inputs)
     for label in SIDES:
         delta = as_number(inputs.side(label).get("delta"))
         try:
-            parts = compositions(evidence, inputs, label, rounds)
+            parts = compositions(evidence, inputs, label, accounted_rounds(evidence, inputs))
             together = [repeated(part, runs) for part in parts]
             epsilons[label] = json_epsilon(compose_epsilon(together, delta, accountant))
         except (ValueError, ZeroDivisionError) as error:

@@ -111,6 +111,16 @@ def test_the_whole_audit_of_a_true_ledger_passes() -> None:
     json.dumps([check.to_json_dict() for check in checks], allow_nan=False)
 
 
+def test_a_planned_statement_without_rounds_fails_and_ends_no_audit() -> None:
+    run = replace(TRUE, noise_multiplier=4.0)
+    lines = make_lines(run)
+    inputs = read_inputs(run, lines)
+    statement = {**inputs.statement, "status": "planned", "rounds": None}
+    wrong = failed(audit(digested(lines), replace(inputs, statement=statement)))
+    assert {"rounds", "epsilon_simulated", "epsilon_actual"} <= set(wrong)
+    assert "does not say how many rounds are planned" in wrong["epsilon_actual"]
+
+
 def test_each_check_keeps_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a check may fail in one of twenty runs, it does so no more often: of 60, 11 at most."""
     for module in (check_module,):
