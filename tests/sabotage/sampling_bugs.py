@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.federated import trainer as federated
+from pfl_bench.federated import sampling
 from pfl_bench.federated.sampling import Sampler
 from pfl_bench.simulation.devices.limits import Limits
 from privacy.amplification import Participation
@@ -45,7 +45,7 @@ def fixed_size(patch: Patch) -> None:
     def build(scheme: Any, num_users: int, cohort_size: int, *_: Any) -> Sampler:
         return Sampler(Participation(FixedSize(), num_users, cohort_size))
 
-    patch.setattr(federated, "build_sampler", build)
+    patch.setattr(sampling, "build_sampler", build)
 
 
 class Shuffled:
@@ -67,7 +67,7 @@ def shuffled_passes(patch: Patch) -> None:
     def build(scheme: Any, num_users: int, cohort_size: int, *_: Any) -> Shuffled:
         return Shuffled(num_users, cohort_size)
 
-    patch.setattr(federated, "build_sampler", build)
+    patch.setattr(sampling, "build_sampler", build)
 
 
 def drawing(
