@@ -216,7 +216,10 @@ def _line(row: Record, notes: list[str]) -> list[str | Cell]:
     name = Cell(row["row"], row["row"], detail=row["method"], page_detail=setting)
     epsilons = [Cell("-")] * 2
     if privacy is not None and privacy["unit"] != "nobody":
-        epsilons = [epsilon_cell(**privacy[side]) for side in ("simulated", "actual")]
+        epsilons = [
+            epsilon_cell(as_float(privacy[side]["epsilon"]), as_float(privacy[side]["delta"]))
+            for side in ("simulated", "actual")
+        ]
     seconds = [one for one in row["seconds"] if one is not None]
     spent = Cell("-")
     if cost is not None:

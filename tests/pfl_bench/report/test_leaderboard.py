@@ -14,9 +14,11 @@ import yaml
 
 from pfl_bench.cli.main import main
 from pfl_bench.config.row_differences import settings_digest
-from pfl_bench.report.leaderboard import standings, write_leaderboard
+from pfl_bench.files import to_json_value
+from pfl_bench.report.leaderboard import boards, ranked, standings, write_leaderboard
 from pfl_bench.report.records import lines_of, method_of, records
 from pfl_bench.report.run_folder import read_run, runs_below
+from pfl_bench.report.table import Cell
 from pfl_bench.runs.rows import rows_from_summaries
 from tests.pfl_bench.report.test_report import write_all, write_run
 
@@ -188,6 +190,17 @@ def test_a_record_gives_the_lines_of_the_table_again(tmp_path: Path) -> None:
     (record,) = records(runs)
     wanted = rows_from_summaries([run.summary for run in runs if run.summary is not None])
     assert lines_of(json.loads(json.dumps(record))) == wanted
+
+
+def test_a_record_of_an_infinite_epsilon_is_shown_from_its_file(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", "a", "private_federated")
+    for side in ("simulated", "actual"):
+        change(run / "privacy.json", **{side: {"epsilon": "inf", "delta": 1e-5}})
+    kept = json.loads(json.dumps(to_json_value(records([read_run(run)]))))
+    assert kept[0]["privacy"]["simulated"]["epsilon"] == "inf"
+    (board,) = boards(ranked(kept))
+    (row,) = board.table.rows
+    assert [cell.text for cell in row if isinstance(cell, Cell)].count("inf") == 2
 
 
 def test_methods_are_named_in_a_few_words() -> None:
