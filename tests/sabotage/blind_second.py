@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pfl_bench.client.engines.sequential import SequentialEngine
-from pfl_bench.federated import trainer as federated
+from pfl_bench.federated import sampling
 from pfl_bench.federated.cohort import UpdateAggregator
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.federated.workers.messages import SharedTraining
@@ -60,7 +60,7 @@ def trained_are_the_first(patch: Patch) -> None:
 def groups_dealt_anew(patch: Patch) -> None:
     """The groups are drawn again when a run is resumed."""
     built = [0]
-    real = federated.stream
+    real = sampling.stream
 
     def named(seed: int, purpose: Purpose, index: int = 0, client: int = 0) -> np.random.Generator:
         if purpose is Purpose.SAMPLING and index == 0:
@@ -69,7 +69,7 @@ def groups_dealt_anew(patch: Patch) -> None:
             client = built[0]
         return real(seed, purpose, index, client)
 
-    patch.setattr(federated, "stream", named)
+    patch.setattr(sampling, "stream", named)
 
 
 def begins_where_the_last_ended(patch: Patch) -> None:
