@@ -136,6 +136,11 @@ class Claim:
                 found = self.body(evidence, inputs, *label)
             except SkippedError as error:
                 return Check(name, error.outcome, claim, str(error), error.numbers)
+            except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+                # The same, of what ends in no number: an infinite count, text for a mapping.
+                what = f"{error} ({type(error).__name__})"
+                text = f"no run records such values: with them the check ends in {what}"
+                return Check(name, "failed", claim, text)
         return conclude(name, claim, found)
 
 

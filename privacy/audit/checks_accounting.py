@@ -37,7 +37,7 @@ def accounted_rounds(evidence: Evidence, inputs: AuditInputs) -> int:
     """Rounds that the stated epsilons are of: those recorded, or, before the end, those planned."""
     if not inputs.is_final:
         planned = as_number(inputs.statement.get("rounds"))
-        if not math.isfinite(planned):
+        if not planned.is_integer():
             raise PrivacyError("the statement does not say how many rounds are planned")
         return int(planned)
     if inputs.configured.unit == "example":

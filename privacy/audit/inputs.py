@@ -216,12 +216,15 @@ class AuditInputs:
 
 
 def as_number(value: Any) -> float:
-    """A number of a JSON document; "inf" is infinite, all else NaN."""
+    """A number of a JSON document; "inf" is infinite, all else and what no float holds NaN."""
     if value == "inf":
         return math.inf
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def json_equal(first: Any, second: Any) -> bool:

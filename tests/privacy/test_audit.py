@@ -121,6 +121,25 @@ def test_a_planned_statement_without_rounds_fails_and_ends_no_audit() -> None:
     assert "does not say how many rounds are planned" in wrong["epsilon_actual"]
 
 
+@pytest.mark.parametrize(
+    "value", [10**400, 1e308, 3.5, "x", {"a": 1}, None], ids=lambda v: str(v)[:9]
+)
+def test_values_that_no_run_records_end_no_audit(value: Any) -> None:
+    """They fail checks, whether in a line or in the statement, and all others are made."""
+    run = replace(KINDS["selected"], noise_multiplier=4.0, rounds=5)
+    lines, count = make_lines(run), len(audit(digested(make_lines(run)), read_inputs(run, [])))
+    places = [("separation",), ("num_nonfinite",), ("actual", "noise_multiplier"), ("clip",)]
+    for *sections, key in places:
+        changed, inputs = copy.deepcopy(lines), read_inputs(run, lines)
+        if key == "clip":
+            inputs = replace(inputs, statement={**inputs.statement, key: value})
+        for line in changed if key != "clip" else ():
+            (line[sections[0]] if sections else line)[key] = value
+        checks = audit(digested(changed), inputs)
+        assert failed(checks), key
+        assert len(checks) in (count, 1), key
+
+
 def test_each_check_keeps_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a check may fail in one of twenty runs, it does so no more often: of 60, 11 at most."""
     for module in (check_module,):
