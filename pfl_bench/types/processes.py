@@ -72,7 +72,7 @@ class WorkerGroup(Protocol):
         """
 
     def fail(self, error: Exception) -> None:
-        """Tell the lead, which waits in ``take``, that this rank cannot go on."""
+        """Tell the lead, which waits in ``receive``, that this rank cannot go on."""
 
     def close(self) -> None:
         """Let go of the others: on the lead, the run has ended and so do they."""
