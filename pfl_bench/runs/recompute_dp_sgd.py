@@ -130,6 +130,8 @@ class _Run:
             raise SkippedError("the ledger has no steps: none was taken, or another version ran")
         if seed is None:
             raise IncompleteError("neither environment.json nor a checkpoint has the run's seed")
+        if not 0.0 <= noise_multiplier < math.inf:
+            raise SkippedError("the statement has no noise multiplier that noise has")
         central = resolved.config.central
         assert central is not None
         self._resolved, self._options, self._steps, self._seed = resolved, central, steps, seed

@@ -20,12 +20,16 @@ from pfl_bench.simulation.devices.cohorts import digest_of
 from pfl_bench.simulation.devices.sources import open_devices
 from pfl_bench.types import ClientUpload, LocalResult, Task, TransformsBatches, UserInputError
 from privacy.audit.errors import SkippedError
+from privacy.audit.inputs import as_number
 from privacy.reference.central import Optimizer
 from privacy.reference.client import Learner, Trained
 from privacy.reference.cohort import SCHEMES
 from privacy.reference.devices import SELECTIONS, Devices
 from privacy.reference.noise import Setting
 from privacy.reference.round import MECHANISMS, Rule, State
+
+# The least noise multiplier (but for 0) and simulated cohort: no powers of them are infinite.
+_LEAST = 1e-9
 
 
 class ImpossibleError(Exception):
@@ -148,12 +152,18 @@ class Opened:
         name = resolved.tree["privacy"]["mechanism"]["name"]
         if mechanism_options is None:
             mechanism_options = plugins.load(plugins.MECHANISM, name).Options()
+        simulated = line.get("simulated") or {}
+        multiplier, cohort = (
+            as_number(simulated.get(key)) for key in ("noise_multiplier", "cohort_size")
+        )
+        if not (multiplier == 0.0 or _LEAST <= multiplier <= 1.0 / _LEAST) or not cohort >= _LEAST:
+            raise ImpossibleError("the ledger has no noise multiplier and cohort that noise has")
         setting = Setting(
             name=name,
             options=mechanism_options.model_dump(),
-            multiplier=float(line["simulated"]["noise_multiplier"]),
+            multiplier=multiplier,
             cohort_size=float(options.cohort_size),
-            noise_cohort_size=float(line["simulated"]["cohort_size"]),
+            noise_cohort_size=cohort,
             length=len(self.initial),
             seed=self.seed,
             num_rounds=options.num_rounds,

@@ -54,6 +54,6 @@ def tuned_runs(evidence: Evidence, inputs: AuditInputs, runs: int) -> TunedRuns:
             parts = compositions(evidence, inputs, label, accounted_rounds(evidence, inputs))
             together = [repeated(part, runs) for part in parts]
             epsilons[label] = json_epsilon(compose_epsilon(together, delta, accountant))
-        except (ValueError, ZeroDivisionError) as error:
+        except (ArithmeticError, ValueError) as error:
             problems[label] = str(error)
     return TunedRuns(runs, epsilons, problems)

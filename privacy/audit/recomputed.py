@@ -169,7 +169,7 @@ def compare(
     near = _near(line, made, allowed)
     yield from _sum(line, made, sketch, near, bool(noise))
     carried = copy.deepcopy(allowed)
-    carried.step(made, near / float(line["denominator"]))
+    carried.step(made, near / _denominator(line))
     yield from _central(following, made, sketch, carried.central)
     if saved is not None:
         yield from _saved(saved, made, carried.central)
@@ -251,9 +251,14 @@ def _rounding(line: Mapping[str, Any]) -> float:
     return _ULP + (float(stated) if isinstance(stated, float) else 0.0)
 
 
+def _denominator(line: Mapping[str, Any]) -> float:
+    found = as_number(line.get("denominator"))
+    return found if found > 0.0 else math.nan
+
+
 def carry_on(line: Mapping[str, Any], made: Round, allowed: Allowed) -> None:
     """Go on with what rounding may come to, after a round that was compared."""
-    allowed.step(made, _near(line, made, allowed) / float(line["denominator"]))
+    allowed.step(made, _near(line, made, allowed) / _denominator(line))
 
 
 def shares(made: Round, allowed: Allowed) -> float:
@@ -277,10 +282,10 @@ def _near(line: Mapping[str, Any], made: Round, allowed: Allowed) -> float:
 def _sum(
     line: Mapping[str, Any], made: Round, sketch: Sketch, near: float, is_noise: bool
 ) -> Iterator[str]:
-    if (found := _sketch_of(line.get("release"))) is None:
-        return
     expected = sketch(made.total + made.noise)
-    rest = float(line["denominator"]) * found - expected
+    if (found := _sketch_of(line.get("release"), len(expected))) is None:
+        return
+    rest = _denominator(line) * found - expected
     bound = near * np.array([6.0, 6.0] + [1.0] * (len(expected) - 2))
     if (np.abs(rest) <= bound).all():
         return
@@ -306,9 +311,10 @@ def _client(rest: Array, made: Round, bound: Array) -> str:
 def _central(
     following: Mapping[str, Any] | None, made: Round, sketch: Sketch, allowed: float
 ) -> Iterator[str]:
-    if (found := _sketch_of(following)) is None:
+    expected = sketch(made.central)
+    if (found := _sketch_of(following, len(expected))) is None:
         return
-    rest = np.abs(found - sketch(made.central))
+    rest = np.abs(found - expected)
     bound = allowed * np.array([6.0, 6.0] + [1.0] * (len(rest) - 2))
     if not (rest <= bound).all():
         worst, moved = int(np.argmax(rest / bound)), (made.central - made.before).double().norm()
@@ -329,11 +335,13 @@ def _saved(saved: Tensor, made: Round, allowed: float) -> Iterator[str]:
         )
 
 
-def _sketch_of(record: Any) -> Array | None:
+def _sketch_of(record: Any, length: int) -> Array | None:
+    """A recorded sketch, shape (length,), NaN for one of another length; None for none."""
     if not isinstance(record, Mapping):
         return None
     values = [*(record.get("projections") or []), *(record.get("coordinates") or [])]
-    return np.array(values, dtype=np.float64) if values else None
+    is_whole = len(values) == length
+    return np.array(values if is_whole else [None] * length, np.float64) if values else None
 
 
 def _number(

@@ -100,6 +100,11 @@ class AdaptiveGaussian(Gaussian):
         of_count = setting.options["count_noise_stddev"]
         self.count = setting.noise_cohort_size / 20.0 if of_count is None else float(of_count)
 
+    def flaw(self) -> str:
+        """That the count takes all of the noise multiplier."""
+        taken = 2.0 * self.count <= self.setting.multiplier
+        return "the noise of the count leaves the sum none that is accounted" if taken else ""
+
     @property
     def stddev(self) -> float:
         """Standard deviation that the count leaves of z: z^-2 = z'^-2 + (2 s_b)^-2."""

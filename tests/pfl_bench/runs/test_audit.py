@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import shutil
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,34 @@ def rewrite(folder: Path, change: Callable[[Lines], None]) -> None:
 
 def failed(folder: Path) -> set[str]:
     return {check.name for check in audit_run(folder, 1).checks if check.outcome == "failed"}
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("denominator",), None),
+        (("denominator",), 0),
+        (("simulated", "noise_multiplier"), "x"),
+        (("simulated", "noise_multiplier"), 1e308),
+        (("simulated", "cohort_size"), 0),
+        (("release", "projections"), [1.0]),
+        (("central", "coordinates", 0), None),
+    ],
+    ids=str,
+)
+def test_values_that_no_run_records_fail_an_audit_that_computes_again(
+    copied: Path, capsys: pytest.CaptureFixture[str], place: tuple[Any, ...], value: Any
+) -> None:
+    *sections, key = place
+
+    def change(lines: Lines) -> None:
+        for line in lines:
+            reduce(operator.getitem, sections, line)[key] = value
+
+    rewrite(copied, change)
+    code, out, _ = command(capsys, str(copied), "--recompute", "first")
+    assert code == 1
+    assert "FAILED" in out
 
 
 def test_a_run_passes_and_prints_what_it_rests_on(
