@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,9 @@ _NOT_TRAINING = {
     "federated": ("engine", "engine_lanes", "data_workers", "workers"),
     "central": ("data_workers",),
 }
+
+# What the tensors of a run hold: 64 bits of a whole number, 32 of a float.
+_LARGEST = {int: 2.0**63, float: 3.4e38}
 
 RECORD_NAME = "config.yaml"
 """The configuration in a run folder: the record of a run, which names no code to import."""
@@ -183,6 +186,7 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
         with _blaming("federated.engine", path, overrides):
             plugins.load(plugins.ENGINE, config.federated.engine)
     attack_options = _attack_options(config, path, overrides)
+    _check_numbers(tree, "", path, overrides)
     if config.attack is not None and attack_options is not None:
         own = attack_options.model_dump(mode="json")
         resolved["attack"] = {**config.attack.shared, **own}
@@ -198,6 +202,22 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
         path,
         attack_options=attack_options,
     )
+
+
+def _check_numbers(value: Any, dotted: str, path: Path, overrides: Sequence[str]) -> None:
+    """Refuse numbers, wherever they stand in a configuration, that no tensor holds."""
+    parts: Iterable[tuple[object, Any]] = ()
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, list):
+        parts = enumerate(value)
+    for key, part in parts:
+        _check_numbers(part, f"{dotted}.{key}".lstrip("."), path, overrides)
+    largest = _LARGEST.get(type(value))
+    if largest is not None and largest <= abs(value) < float("inf"):
+        raise ConfigError(
+            f"{blame(dotted, path, overrides)}must be less than {largest:.2g} in size"
+        )
 
 
 def _attack_options(config: RunConfig, path: Path, overrides: Sequence[str]) -> BaseModel | None:

@@ -41,6 +41,12 @@ WRONG = [
     ("federated.local_learning_rate=.nan", "must be a finite number > 0 (given: nan)"),
     ("federated.local_learning_rate=fast", "must be a finite number > 0 (given: 'fast')"),
     ("federated.central_optimizer.momentum=1", "must be a number >= 0 and < 1 (given: 1)"),
+    ("federated.local_learning_rate=1e300", "must be less than 3.4e+38 in size"),
+    ("federated.num_rounds=9223372036854775808", "must be less than 9.2e+18 in size"),
+    (
+        "expected=[{metric: m, tolerance: 1, source: s, value: 4e38}]",
+        "expected.0.value: must be less than 3.4e+38 in size",
+    ),
     ("privacy.population_size=lots", f"{WHOLE}, or 'training_users', or null (given: 'lots')"),
     ("privacy.delta=2", "must be a number > 0 and < 1, or null (given: 2)"),
     ("privacy.accountant=rpd", "must be one of 'rdp', 'pld', 'prv' (given: 'rpd'); did you mean"),
