@@ -15,7 +15,7 @@ from pfl_bench.data.safe_pickle import load_builtin_pickle
 from pfl_bench.data.stored_task import StoredSplit, StoredTask, gather, open_store
 from pfl_bench.data.temporary import new_folder
 from pfl_bench.data.writer import StoreWriter
-from pfl_bench.files import parse_json, regular
+from pfl_bench.files import parse_json, regular, write_atomically
 
 __all__ = [
     "FORMAT",
@@ -33,4 +33,5 @@ __all__ = [
     "open_store",
     "parse_json",
     "regular",
+    "write_atomically",
 ]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from multiprocessing import get_context
 
 import numpy as np
 
 from pfl_bench.types import DataError
+from tasks.common.threads import map_in_order
 from tasks.flair.drawing import Camera, draw_picture
 
 PICTURES_A_BATCH = 256
@@ -73,21 +73,15 @@ def draw_in_order(batches: Iterator[Batch], processes: int) -> Generator[bytes, 
             yield from draw_batch(batch)
         return
     pool = ProcessPoolExecutor(processes, get_context("spawn"), _leave_interrupts_to_the_parent)
-    waiting: deque[Future[list[bytes]]] = deque()
     try:
-        for batch in islice(batches, 2 * processes):
-            waiting.append(pool.submit(draw_batch, batch))
-        while waiting:
-            pictures = waiting.popleft().result()
-            waiting.extend(pool.submit(draw_batch, batch) for batch in islice(batches, 1))
-            yield from pictures
+        with closing(map_in_order(draw_batch, batches, pool, 2 * processes)) as drawn:
+            for _, pictures in drawn:
+                yield from pictures
     except BrokenProcessPool as error:
         raise DataError(
             f"one of {processes} processes that draw has ended, killed or out of memory; run the "
             "command again, with a smaller num_processes if memory is short"
         ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _leave_interrupts_to_the_parent() -> None:

@@ -11,9 +11,7 @@ from pathlib import Path
 
 from pfl_bench.types import DataError
 from tasks.flair.checking import MAX_IMAGE_BYTES, NO_IMAGE, Finding, RawImage, examined, too_large
-from tasks.flair.metadata import read_metadata
-from tasks.flair.reading import Form, ImageTable, Job
-from tasks.flair.spool import Part
+from tasks.flair.reading import Form, ImageTable, Job, read_metadata
 
 FOLDER = "small_images"
 SUFFIXES = (".jpg", ".jpeg")
@@ -25,7 +23,7 @@ SPELLINGS = tuple(
         for letters in product(*zip(suffix, suffix.upper(), strict=True))
     )
 )
-FILES_A_PART = 1000
+PROGRESS_EVERY = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +50,14 @@ def read_images(job: Job) -> FolderImages:
     """Read and check all files; their bytes are read again when the store is written."""
     folder = job.source / FOLDER
     table = ImageTable(job.catalogue)
-    parts = [Part(folder) for _ in SPELLINGS]
     for done, image in enumerate(examined(_files(folder), job.side, job.check), start=1):
         data = image.data or b""
         stem, suffix = os.path.splitext(image.image_id)
         place = SPELLINGS.index(suffix) if suffix in SPELLINGS else 0
-        named = image._replace(image_id=stem, data=None)
-        parts[place].add(named, len(data), zlib.crc32(data))
-        if done % FILES_A_PART == 0:
-            _take(table, parts)
+        table.add(stem, image.finding, (place, 0), len(data), zlib.crc32(data))
+        if done % PROGRESS_EVERY == 0:
             job.progress("reading small_images (files)", done, len(job.catalogue))
-    _take(table, parts)
     return FolderImages(table, list(job.catalogue.entries), folder)
-
-
-def _take(table: ImageTable, parts: list[Part]) -> None:
-    for place, part in enumerate(parts):
-        table.take(part, place)
-        parts[place] = Part(part.blob)
 
 
 def _files(folder: Path) -> Iterator[RawImage]:

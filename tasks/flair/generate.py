@@ -28,8 +28,8 @@ from tasks.common.progress import Progress
 from tasks.flair.drawing import DRAWING, FINE_TO_COARSE, GLYPHS
 from tasks.flair.drawing_pool import PICTURES_A_BATCH, Batch, choose_processes, draw_in_order
 from tasks.flair.labels import RELATIONSHIP
-from tasks.flair.metadata import METADATA
 from tasks.flair.published import COARSE_IMAGES, IMAGE_SIDE, IMAGES, SPLITS, drawing_line
+from tasks.flair.reading import METADATA
 
 Booleans = NDArray[np.bool_]
 

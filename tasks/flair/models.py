@@ -12,8 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from pfl_bench.types import ConfigError, DataFacts
-from tasks.common.names import did_you_mean
+from pfl_bench.types import ConfigError, DataFacts, did_you_mean
 from tasks.common.options import StrictOptions
 from tasks.common.vision.normalization import batchnorm_names, freeze_statistics, use_group_norm
 from tasks.common.vision.small_cnn import SMALL_CNN, small_cnn
@@ -112,7 +111,7 @@ def _check_name(name: str) -> None:
             f"model.name: torchvision's '{name}' is no image classifier in floating point; use "
             "one, such as resnet18"
         )
-    hint = did_you_mean(name, names)
+    hint = did_you_mean(name, names, ".")
     raise ConfigError(
         f"model.name: there is no network '{name}'{hint} There are small_cnn and torchvision's "
         f"{len(names) - 1} classifiers, such as resnet18, mobilenet_v3_small and vit_b_16"

@@ -16,24 +16,11 @@ IMAGES = {"train": 345_879, "val": 39_239, "test": 43_960}
 # Images of all splits that have each coarse label, the commonest first.
 # Source: apple/ml-flair, the outputs of explore_labels.ipynb.
 COARSE_IMAGES = {
-    "structure": 228923,
-    "equipment": 225862,
-    "material": 139733,
-    "outdoor": 131322,
-    "plant": 123363,
-    "food": 110792,
-    "animal": 68858,
-    "liquid": 68677,
-    "art": 37230,
-    "interior_room": 32042,
-    "light": 11326,
-    "recreation": 5651,
-    "celebration": 3769,
-    "fire": 3011,
-    "music": 2571,
-    "games": 1093,
-    "religion": 866,
-}
+    "structure": 228923, "equipment": 225862, "material": 139733, "outdoor": 131322,
+    "plant": 123363, "food": 110792, "animal": 68858, "liquid": 68677, "art": 37230,
+    "interior_room": 32042, "light": 11326, "recreation": 5651, "celebration": 3769, "fire": 3011,
+    "music": 2571, "games": 1093, "religion": 866,
+}  # fmt: skip
 NUM_COARSE = 17
 NUM_FINE = 1_628
 

@@ -1,4 +1,4 @@
-"""Shared by the readers of FLAIR's public forms: their contract and the table of images."""
+"""Shared by the readers of FLAIR's public forms: contract, table of images, published metadata."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -13,13 +14,17 @@ import numpy as np
 
 from pfl_bench.types import DataError
 from tasks.common import forms
+from tasks.common.json_text import json_reason
 from tasks.common.parquet import DamagedInputError
 from tasks.common.progress import Progress
 from tasks.flair.catalogue import Catalogue
 from tasks.flair.checking import NO_IMAGE, Check, Finding, RawImage, examined
+from tasks.flair.labels import RELATIONSHIP, read_relationship
 from tasks.flair.spool import ImageSpool, Part
 
 NOWHERE = -1
+METADATA = "labels_and_metadata.json"
+PROGRESS_EVERY = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +104,32 @@ class ImageTable:
 
     def take(self, part: Part, place: int) -> None:
         """Take in the images of a part; ``place``, at least 0, is the reader's number for it."""
-        start = 0
-        for row, (image, size, checksum) in enumerate(
-            zip(part.ids, part.sizes, part.sums, strict=True)
+        starts = accumulate(part.sizes, initial=0)
+        for row, (image, start, *content) in enumerate(
+            zip(part.ids, starts, part.sizes, part.sums, strict=False)
         ):
-            finding = part.findings.get(row)
-            entry = self._catalogue.entries.get(image)
-            if finding is not None and NO_IMAGE in finding.kinds:
-                self.notes.setdefault(NO_IMAGE, []).append(image)
-            elif entry is None:
-                self.notes.setdefault("not_in_metadata", []).append(image)
-            elif self.place[entry] != NOWHERE:
-                self.notes.setdefault("repeated_images", []).append(image)
-                self._compare(entry, size, checksum)
-            else:
-                self.place[entry], self.start[entry] = place, start
-                self.size[entry], self.checksum[entry] = size, checksum
-                if finding is not None:
-                    self.findings[entry] = finding
-            start += size
+            self.add(image, part.findings.get(row), (place, start), *content)
 
-    def _compare(self, entry: int, size: int, checksum: int) -> None:
-        if (self.size[entry], self.checksum[entry]) != (size, checksum):
-            self.findings[entry] = Finding(
-                ("contradictory",), "several files of that name, with different content"
-            )
+    def add(
+        self, image: str, finding: Finding | None, where: tuple[int, int], size: int, checksum: int
+    ) -> None:
+        """Take in an image: at its place, and from which byte on."""
+        entry = self._catalogue.entries.get(image)
+        if finding is not None and NO_IMAGE in finding.kinds:
+            self.notes.setdefault(NO_IMAGE, []).append(image)
+        elif entry is None:
+            self.notes.setdefault("not_in_metadata", []).append(image)
+        elif self.place[entry] == NOWHERE:
+            self.place[entry], self.start[entry] = where
+            self.size[entry], self.checksum[entry] = size, checksum
+            if finding is not None and finding.kinds:
+                self.findings[entry] = finding
+        else:
+            self.notes.setdefault("repeated_images", []).append(image)
+            if (self.size[entry], self.checksum[entry]) != (size, checksum):
+                self.findings[entry] = Finding(
+                    ("contradictory",), "several files of that name, with different content"
+                )
 
     def is_intact(self, entry: int, data: bytes) -> bool:
         """Whether these are still the bytes that were checked."""
@@ -208,3 +214,44 @@ def fingerprint_of(path: Path) -> list[int]:
     """Size and time of a file: equal means unchanged."""
     state = path.stat()
     return [state.st_size, state.st_mtime_ns]
+
+
+def read_metadata(source: Path, progress: Progress) -> Catalogue:
+    """Read both published files of a folder into a catalogue, which is not yet finished."""
+    for name in (METADATA, RELATIONSHIP):
+        if not (source / name).is_file():
+            raise DataError(
+                f"{source}: {name} is missing; it is published beside the images: fetch it with "
+                "'pfl-bench data download flair', or put it there"
+            )
+    path = source / METADATA
+    catalogue = Catalogue(read_relationship(source / RELATIONSHIP), str(path))
+    _read_entries(path, catalogue, progress)
+    return catalogue
+
+
+def _read_entries(path: Path, catalogue: Catalogue, progress: Progress) -> None:
+    import ijson
+
+    total = path.stat().st_size
+    with path.open("rb") as stream:
+        first = stream.read(64).lstrip()[:1]
+        if first != b"[":
+            raise DataError(
+                f"{path}: begins with {first!r}, but a list of entries begins with '['; get the "
+                "file anew"
+            )
+        stream.seek(0)
+        number = 0
+        try:
+            for number, entry in enumerate(ijson.items(stream, "item", use_float=True), start=1):
+                catalogue.add(entry, f"{path}, entry {number}")
+                if number % PROGRESS_EVERY == 0:
+                    progress(f"reading {METADATA} (bytes)", stream.tell(), total)
+        except (ijson.JSONError, UnicodeDecodeError, OverflowError) as error:
+            raise DataError(
+                f"{path}: not valid JSON after entry {number}, at or shortly before byte "
+                f"{stream.tell()} of {total} ({json_reason(error)}); the file is damaged or cut: "
+                "get it anew"
+            ) from error
+        progress(f"reading {METADATA} (bytes)", total, total)

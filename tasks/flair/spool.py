@@ -12,17 +12,16 @@ import contextlib
 import glob
 import hashlib
 import json
-import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from filelock import FileLock, Timeout
 
-from pfl_bench.data import parse_json
+from pfl_bench.data import parse_json, write_atomically
 from pfl_bench.types import DataError
 from tasks.flair.checking import Finding, RawImage
 
@@ -136,13 +135,15 @@ class ImageSpool:
         """Keep all images of an input; what ``images`` raises leaves nothing of it."""
         blob, index = self._paths(name)
         part = Part(blob)
+
+        def fill(file: BinaryIO) -> None:
+            for image in images:
+                data = image.data or b""
+                file.write(data)
+                part.add(image, len(data), zlib.crc32(data))
+
         try:
-            with self._writing(blob) as file:
-                for image in images:
-                    data = image.data or b""
-                    with self._disk_errors():
-                        file.write(data)
-                    part.add(image, len(data), zlib.crc32(data))
+            write_atomically(blob, fill)
             content = {
                 "key": self._key(name, fingerprint),
                 "ids": part.ids,
@@ -150,14 +151,14 @@ class ImageSpool:
                 "sums": part.sums,
                 "findings": {k: [v.kinds, v.detail] for k, v in part.findings.items()},
             }
-            staged = index.with_suffix(".new")
-            with self._writing(staged) as file, self._disk_errors():
-                file.write(json.dumps(content, separators=(",", ":")).encode())
-            staged.replace(index)
-        except BaseException:
+            write_atomically(index, json.dumps(content, separators=(",", ":")))
+        except OSError as error:
             blob.unlink(missing_ok=True)
-            index.with_suffix(".new").unlink(missing_ok=True)
-            raise
+            raise DataError(
+                f"{self._out}: cannot write temporary data into {self.folder} ({error.strerror}); "
+                "preparing needs about twice the images' size beside the store: free space, or "
+                "choose another disk by --out"
+            ) from error
         return part
 
     def read(self, blob: Path, start: int, size: int) -> bytes:
@@ -176,29 +177,3 @@ class ImageSpool:
     def _paths(self, name: str) -> tuple[Path, Path]:
         stem = hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
         return self.folder / f"{stem}.blob", self.folder / f"{stem}.index"
-
-    @contextlib.contextmanager
-    def _writing(self, path: Path) -> Iterator[BinaryIO]:
-        """Open a file for writing; synchronised to disk when all has gone well."""
-        with self._disk_errors():
-            file = path.open("wb")
-        try:
-            yield file
-            with self._disk_errors():
-                file.flush()
-                os.fsync(file.fileno())
-        finally:
-            with contextlib.suppress(OSError):  # closing repeats a write that failed
-                file.close()
-
-    @contextlib.contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        """Say what to do about a disk that is full."""
-        try:
-            yield
-        except OSError as error:
-            raise DataError(
-                f"{self._out}: cannot write temporary data into {self.folder} ({error.strerror}); "
-                "preparing needs about twice the images' size beside the store: free space, or "
-                "choose another disk by --out"
-            ) from error

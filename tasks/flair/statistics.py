@@ -19,8 +19,14 @@ from tasks.flair.statistics_emd import (
     pixel_histograms,
     summarise,
 )
-from tasks.flair.statistics_labels import LabelCounts, count_labels, describe, largest_share
-from tasks.flair.statistics_published import DESCRIPTION, compare
+from tasks.flair.statistics_labels import (
+    DESCRIPTION,
+    LabelCounts,
+    compare,
+    count_labels,
+    describe,
+    largest_share,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from pfl_bench.data import StoreSplit
 from pfl_bench.types import DataError
 from tasks.common.progress import Progress
+from tasks.common.threads import map_in_order
 from tasks.common.vision.pictures import PictureError, opened
 from tasks.flair.statistics_labels import blocks_of_users
 
@@ -108,12 +110,9 @@ def pixel_histograms(
         return bounds[1]
 
     pool = ThreadPoolExecutor(threads or os.cpu_count() or 1)
-    try:
-        for done in pool.map(fill, _ranges(count, _DECODED_AT_ONCE)):
+    with closing(map_in_order(fill, _ranges(count, _DECODED_AT_ONCE), pool)) as filled:
+        for _, done in filled:
             progress("decoding images", done, count)
-    finally:
-        # After an error or an interruption nobody waits for what has not begun.
-        pool.shutdown(cancel_futures=True)
     return result
 
 

@@ -11,9 +11,16 @@ from pathlib import Path, PurePosixPath
 
 from tasks.common.parquet import DamagedInputError
 from tasks.flair.checking import MAX_IMAGE_BYTES, NO_IMAGE, Finding, RawImage, too_large
-from tasks.flair.metadata import read_metadata
 from tasks.flair.published import NUM_TARBALLS
-from tasks.flair.reading import Form, Input, Job, SpooledImages, fingerprint_of, spool_all
+from tasks.flair.reading import (
+    Form,
+    Input,
+    Job,
+    SpooledImages,
+    fingerprint_of,
+    read_metadata,
+    spool_all,
+)
 
 PATTERNS = ("small_images*.tar.gz", "small_images*.tgz", "small_images*.tar")
 SUFFIXES = (".jpg", ".jpeg")

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pfl_bench.data import Store, StoreSplit, gather, open_store
-from pfl_bench.types import ConfigError, DataError, DataFacts, Examples
+from pfl_bench.types import ConfigError, DataError, DataFacts, Examples, did_you_mean
 from tasks.common.classification import known_facts
-from tasks.common.names import did_you_mean
 from tasks.common.options import StrictOptions
 from tasks.common.partition.split import PartitionedSplit
 from tasks.common.vision.decoding import check_kept
@@ -104,11 +103,9 @@ class FlairSplit(PartitionedSplit):
         absent = np.array([i for i in np.unique(indices) if int(i) not in kept], dtype=np.int64)
         if len(absent):
             kept.update(zip(absent.tolist(), self._decode(absent), strict=True))
-        return (
-            torch.stack([kept[i] for i in indices.tolist()])
-            if len(indices)
-            else self._decode(indices)
-        )
+        if not len(indices):
+            return self._decode(indices)
+        return torch.stack([kept[i] for i in indices.tolist()])
 
     def _decode(self, indices: NDArray[np.int64]) -> Tensor:
         where = f"split {self.name!r}, example"
@@ -182,7 +179,7 @@ def _classes(stored: DataFacts, options: Options) -> tuple[tuple[str, ...], list
     if options.labels != "binary":
         return tuple(names), list(range(len(names)))
     if options.binary_label not in names:
-        hint = did_you_mean(options.binary_label, names)
+        hint = did_you_mean(options.binary_label, names, ".")
         raise ConfigError(
             f"task.binary_label: '{options.binary_label}' is no coarse label{hint} There are: "
             f"{', '.join(names)}"

@@ -45,19 +45,10 @@ class LowRankAdapter(nn.Module):
         else:
             channels = rank * layer.groups
             self.down = nn.Conv2d(
-                layer.in_channels,
-                channels,
-                kernel_size=layer.kernel_size,  # type: ignore[arg-type]
-                stride=layer.stride,  # type: ignore[arg-type]
-                padding=layer.padding,  # type: ignore[arg-type]
-                dilation=layer.dilation,  # type: ignore[arg-type]
-                groups=layer.groups,
-                bias=False,
-                padding_mode=layer.padding_mode,
-            )
-            self.up = nn.Conv2d(
-                channels, layer.out_channels, kernel_size=1, groups=layer.groups, bias=False
-            )
+                layer.in_channels, channels, layer.kernel_size, layer.stride,  # type: ignore[arg-type]
+                layer.padding, layer.dilation, layer.groups, False, layer.padding_mode,  # type: ignore[arg-type]
+            )  # fmt: skip
+            self.up = nn.Conv2d(channels, layer.out_channels, 1, groups=layer.groups, bias=False)
         nn.init.zeros_(self.up.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:

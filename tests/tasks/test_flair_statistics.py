@@ -16,7 +16,7 @@ from pfl_bench.types import ConfigError, DataError
 from tasks.flair import statistics_emd as emd
 from tasks.flair.statistics import NOTICE, Options, format_statistics, statistics
 from tasks.flair.statistics_emd import LabelledImages
-from tasks.flair.statistics_published import DESCRIBED, DESCRIPTION, NOTEBOOK, PAPER, compare
+from tasks.flair.statistics_labels import DESCRIBED, DESCRIPTION, NOTEBOOK, PAPER, compare
 from tests.helpers import REPOSITORY
 
 COARSE = ["art", "food", "structure"]

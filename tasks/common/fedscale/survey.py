@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pfl_bench.types import DataError
+from pfl_bench.types import DataError, did_you_mean
 from tasks.common.fedscale.layout import COLUMNS, NO_LABEL, Row, read_mapping
-from tasks.common.names import did_you_mean
 from tasks.common.progress import Progress
 
 ROWS_A_STEP = 10_000
@@ -55,7 +54,7 @@ class Labels:
             self._by_number.setdefault(row.label_id, ("", ""))
             return row.label_id
         if row.label_name not in self._known:
-            hint = did_you_mean(row.label_name, self._known)
+            hint = did_you_mean(row.label_name, self._known, ".")
             raise DataError(
                 f"{path}, line {row.line}: label_name {row.label_name!r} of sample "
                 f"{row.sample_path!r} is no class of this task{hint} The classes are: "
