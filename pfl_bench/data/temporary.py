@@ -14,7 +14,7 @@ from pathlib import Path
 from pfl_bench.files import is_running
 from pfl_bench.types import DataError
 
-_KINDS = ("partial", "gathering", "comments")
+_KINDS = ("partial", "gathering")
 # After the result's name: of a folder of these kinds, or of ``new_folder``.
 _ENDING = re.compile(rf"^(?:(?:{'|'.join(_KINDS)})-(\d+)-\w+|(\d+)\.partial)$")
 
@@ -23,7 +23,7 @@ class TemporaryFolder:
     """A hidden folder beside a result; those that killed processes left there are removed.
 
     Its process holds a lock on it, which the system lets go of however the process ends. The kind,
-    "partial", "gathering" or "comments", is a part of its name.
+    "partial" or "gathering", is a part of its name.
     """
 
     def __init__(self, out: Path, kind: str) -> None:

@@ -70,7 +70,8 @@ def _write(folder: Path, options: Options, progress: Progress) -> dict[str, int]
     with ExitStack() as files:
         writers = {}
         for split in counts:
-            file = files.enter_context((folder / f"{split}.csv").open("w", encoding="utf-8"))
+            path = folder / f"{split}.csv"
+            file = files.enter_context(path.open("w", encoding="utf-8", newline=""))
             writers[split] = csv.writer(file)
             writers[split].writerow((COLUMNS[0], "data_path", *COLUMNS[2:]))
         for user in range(options.users):

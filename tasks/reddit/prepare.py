@@ -19,10 +19,10 @@ from tasks.common.leaf.json_files import UNSPLIT, find_files
 from tasks.common.leaf.partition import Gathering, Partition, write_partition
 from tasks.common.progress import Progress
 from tasks.reddit import leaf_form, raw_form
+from tasks.reddit.buckets import OverlapFinder
+from tasks.reddit.cleaning import DUMP_OPTIONS, Options
 from tasks.reddit.dumps import LOOKED_FOR as DUMPS_LOOKED_FOR
 from tasks.reddit.dumps import find_dumps
-from tasks.reddit.options import DUMP_OPTIONS, Options
-from tasks.reddit.overlap import OverlapFinder
 from tasks.reddit.sequences import COMMENT_FIELDS, PAD_ID, UNK_ID, Encoder, store_fields, unpack
 from tasks.reddit.vocabulary import TokenCounter, Vocabulary, counted_vocabulary, read_vocabulary
 

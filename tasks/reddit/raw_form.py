@@ -13,10 +13,9 @@ from pfl_bench.types import ConfigError, DataError
 from tasks.common.leaf.json_files import UNSPLIT
 from tasks.common.leaf.partition import Gathering, Partition, PartitionOptions
 from tasks.common.progress import Progress
-from tasks.reddit.cleaning import Cleaner, Cleaning, tokenizer_name
+from tasks.reddit.buckets import AuthorBuckets, Cleaned
+from tasks.reddit.cleaning import Cleaner, Cleaning, Options, tokenizer_name
 from tasks.reddit.dumps import LOOKED_FOR, read_comments
-from tasks.reddit.grouping import AuthorBuckets, Cleaned
-from tasks.reddit.options import Options
 from tasks.reddit.sequences import cut, pack_tokens
 
 _SHOWN = 3
@@ -44,7 +43,7 @@ def gather(
     facts: Counter[str] = Counter()
     incomplete: list[str] = []
     total, done = sum(path.stat().st_size for path in paths), 0
-    with AuthorBuckets(gathering.out) as buckets:
+    with AuthorBuckets(gathering.out.absolute().parent) as buckets:
         numbers: dict[str, int] = {}
         for path in paths:
 

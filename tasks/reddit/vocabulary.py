@@ -36,8 +36,9 @@ class Vocabulary:
 def cannot_write(folder: Path, error: OSError) -> DataError:
     """The refusal where temporary data cannot be written."""
     return DataError(
-        f"cannot write temporary data into {folder} ({error.strerror}); free space or choose "
-        "another disk by --out"
+        f"cannot write temporary data into {folder} ({error.strerror}): the output's folder must "
+        "exist, be writable and have room for about the size of the unpacked comments' text, three "
+        "times; free space or choose another one by --out"
     )
 
 

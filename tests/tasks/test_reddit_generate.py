@@ -12,8 +12,8 @@ from pfl_bench.cli.main import main
 from pfl_bench.data import Store
 from pfl_bench.types import DataError
 from tasks.common.text.drawing import comment_counts
+from tasks.reddit.cleaning import Options as PrepareOptions
 from tasks.reddit.generate import Options, generate
-from tasks.reddit.options import Options as PrepareOptions
 from tasks.reddit.prepare import prepare
 from tasks.reddit.statistics import Options as StatisticsOptions
 from tasks.reddit.statistics import statistics

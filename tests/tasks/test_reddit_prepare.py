@@ -13,7 +13,7 @@ import pytest
 from pfl_bench.cli.main import main
 from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError
-from tasks.reddit.options import Options
+from tasks.reddit.cleaning import Options
 from tasks.reddit.prepare import prepare
 from tasks.reddit.statistics import Options as StatisticsOptions
 from tasks.reddit.statistics import statistics
