@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from privacy.reference.central import Optimizer
 from privacy.reference.client import Learner, Trained
 from privacy.reference.cohort import SCHEMES
 from privacy.reference.devices import SELECTIONS, Devices
-from privacy.reference.noise import Setting
+from privacy.reference.noise import Gaussian, Setting
 from privacy.reference.round import MECHANISMS, Rule, State
 
 # The least noise multiplier (but for 0) and simulated cohort: no powers of them are infinite.
@@ -57,7 +59,7 @@ class Opened:
         environment: Mapping[str, Any],
     ) -> None:
         self.resolved, self.lines = resolved, lines
-        why = _unknown(resolved) or ("" if self.lines else "the ledger has no round")
+        why = _unknown(resolved, len(lines)) or ("" if lines else "the ledger has no round")
         why = why or ("" if seed is not None else "no file has the seed of cohorts and noise")
         if why:
             raise ImpossibleError(why)
@@ -143,16 +145,16 @@ class Opened:
             raise ImpossibleError("no checkpoint has the columns that the noise is made by")
         return load(self.checkpoints[max(self.checkpoints)])["trainer"]["mechanism"]["columns"]
 
-    def at(self, step: int) -> tuple[Rule, State]:
-        """Start of the round after so many rounds."""
-        resolved, line = self.resolved, self.lines[0]
-        options = resolved.config.federated
+    @functools.cached_property
+    def _mechanism(self) -> Gaussian:
+        """The mechanism as the run begins with it; copies share draws of correlated noise."""
+        options = self.resolved.config.federated
         assert options is not None
-        mechanism_options = resolved.mechanism_options
-        name = resolved.tree["privacy"]["mechanism"]["name"]
-        if mechanism_options is None:
-            mechanism_options = plugins.load(plugins.MECHANISM, name).Options()
-        simulated = line.get("simulated") or {}
+        own = self.resolved.mechanism_options
+        name = self.resolved.tree["privacy"]["mechanism"]["name"]
+        if own is None:
+            own = plugins.load(plugins.MECHANISM, name).Options()
+        simulated = self.lines[0].get("simulated") or {}
         multiplier, cohort = (
             as_number(simulated.get(key)) for key in ("noise_multiplier", "cohort_size")
         )
@@ -160,7 +162,7 @@ class Opened:
             raise ImpossibleError("the ledger has no noise multiplier and cohort that noise has")
         setting = Setting(
             name=name,
-            options=mechanism_options.model_dump(),
+            options=own.model_dump(),
             multiplier=multiplier,
             cohort_size=float(options.cohort_size),
             noise_cohort_size=cohort,
@@ -169,6 +171,13 @@ class Opened:
             num_rounds=options.num_rounds,
             strategy=self._strategy(),
         )
+        return MECHANISMS[name](setting)
+
+    def at(self, step: int) -> tuple[Rule, State]:
+        """Start of the round after so many rounds."""
+        resolved = self.resolved
+        options = resolved.config.federated
+        assert options is not None
         algorithm = build_algorithm(resolved, options)
         algorithm.begin(self._split.num_users, self.initial)
         transforms = {} if algorithm.transform is None else {"algorithm": algorithm.transform}
@@ -176,7 +185,7 @@ class Opened:
         self.transforms = transforms
         state = State(
             self.initial.clone(),
-            MECHANISMS[name](setting),
+            copy.copy(self._mechanism),
             Optimizer(options.central_optimizer, len(self.initial)),
             self._devices_of(algorithm, transforms),
         )
@@ -220,11 +229,13 @@ class Opened:
         return rule, state
 
 
-def _unknown(resolved: ResolvedConfig) -> str:
+def _unknown(resolved: ResolvedConfig, rounds: int) -> str:
     """Reason why a configuration's rounds cannot be computed again; empty if they can."""
     config, options = resolved.config, resolved.config.federated
     if options is None:
         return "steps of example-level DP are not in the ledger"
+    if rounds > options.num_rounds:
+        return "the ledger has more rounds than were configured"
     name = resolved.tree["privacy"]["mechanism"]["name"]
     if name not in MECHANISMS:
         return f"the reference does not have the mechanism {name}"

@@ -1,7 +1,7 @@
 """Noise that is correlated over rounds: which draws make a round's noise, with what weights.
 
-The noise of T rounds is C^-1 Z for a lower triangular C. Row t of Z are the first P draws of the
-stream of round t. A user in one round moves C X by a column of C, so that z is the multiplier of
+The noise X of T rounds is C^-1 Z for a lower triangular C. Row t of Z are the first P draws of the
+stream of round t. Rounds are solved one after another, for row t of X from row t of C X = Z. A user in one round moves C X by a column of C, so that z is the multiplier of
 one round if no column has a norm above 1; numbers that are found by a search are taken as they
 are recorded, and checked for that.
 
@@ -23,8 +23,11 @@ Source: Choquette-Choo et al. 2023, algorithm 1; Dvijotham et al. 2024 (buffers)
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import defaultdict
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,8 +38,6 @@ from privacy.reference.noise import Gaussian, Setting
 from privacy.reference.streams import NOISE, stream
 
 Array = NDArray[np.float64]
-# Of each draw of P numbers, by its round and its place in the round's stream.
-Weights = dict[tuple[int, int], float]
 
 
 def series(power: float, count: int) -> Array:
@@ -46,17 +47,13 @@ def series(power: float, count: int) -> Array:
 
 
 def columns(setting: Setting) -> Array:
-    """C, shape (T, bands): row s has C[s, s], C[s + 1, s], and so on."""
+    """C, shape (T, bands): row s has C[s, s], C[s + 1, s], and so on; not of an inverse."""
     rounds, options, strategy = setting.num_rounds, setting.options, setting.strategy
     if setting.name == "column_normalized_banded":
         return np.asarray(strategy, dtype=np.float64)
     if setting.name == "buffered_toeplitz":
         f, w, q = (np.array(strategy[key]) for key in ("first", "weights", "decays"))
         column = f * np.array([1.0, *(w @ q ** (n - 1) for n in range(1, rounds))])
-    elif setting.name == "banded_inverse_square_root":
-        inverse = np.broadcast_to(series(0.5, options["bands"]), (rounds, options["bands"]))
-        column = inverse_row(inverse, rounds)[::-1]
-        column /= np.linalg.norm(column)
     elif options["strategy"] == "square_root":
         column = series(-0.5, options["bands"])
         column /= np.linalg.norm(column)
@@ -65,53 +62,103 @@ def columns(setting: Setting) -> Array:
     return np.broadcast_to(column, (rounds, len(column)))
 
 
-def inverse_row(c: Array, number: int) -> Array:
-    """Row of C^-1, shape (number,), by substitution from its end."""
-    bands = c.shape[1]
-    row = np.zeros(number + bands)
-    for s in reversed(range(number)):
-        row[s] = (float(s == number - 1) - row[s + 1 : s + bands] @ c[s, 1:]) / c[s, 0]
-    return row[:number]
+def banded(c: Array, draws: Iterable[Any]) -> Iterator[Any]:
+    """X of a banded C, shape (T, bands)."""
+    before: deque[Any] = deque(maxlen=c.shape[1] - 1)
+    for t, draw in enumerate(draws):
+        x = (draw - sum(c[t - k, k] * old for k, old in enumerate(before, start=1))) / c[t, 0]
+        before.appendleft(x)
+        yield x
 
 
-def of_tree(size: int, number: int) -> Weights:
-    """Of nodes, by the round that completes one and its level; trees of ``size`` rounds."""
-    weights: Weights = defaultdict(float)
+def inverse_banded(column: Array, rounds: int, draws: Iterable[Array]) -> Iterator[Array]:
+    """X where a multiple of C^-1 has these coefficients in each column, shape (bands,)."""
+    one = [1.0] + [0.0] * (rounds - 1)
+    norm = math.hypot(*banded(np.broadcast_to(column, (rounds, len(column))), one))
+    recent: deque[Array] = deque(maxlen=len(column))
+    for draw in draws:
+        recent.appendleft(draw)
+        yield norm * sum(a * z for a, z in zip(column, recent, strict=False))
 
-    def estimate(last: int, level: int, share: float) -> None:
-        own = 1.0
-        for _ in range(level):
-            own = 1.0 / (1.0 + 0.5 / own)
-        weights[last, level] += share * own
-        if level:
-            for child in (last - (1 << (level - 1)), last):
-                estimate(child, level - 1, share * (1.0 - own))
 
-    for prefix, sign in ((number, 1.0), (number - 1, -1.0)):
-        at = (number - 1) // size * size
-        while at < prefix:
-            level = (prefix - at).bit_length() - 1
-            at += 1 << level
-            estimate(at, level, sign)
-    return {node: weight for node, weight in weights.items() if weight}
+def buffered(f: float, w: Array, q: Array, draws: Iterable[Array]) -> Iterator[Array]:
+    """X where buffer i has the sum over n of q_i^(n - 1) times the row n rounds before."""
+    buffers = np.zeros((len(w), 1))
+    for draw in draws:
+        x = draw / f - w @ buffers
+        buffers = q[:, None] * buffers + x
+        yield x
+
+
+def tree(size: int, draws: Iterable[Iterator[Array]]) -> Iterator[Array]:
+    """Noise of trees of ``size`` rounds, of each round's draws."""
+    nodes: list[Array] = []
+    for t, of_round in enumerate(draws):
+        if t % size == 0:
+            nodes, before = [], np.zeros(1)
+        node, own, completed = next(of_round), 1.0, t % size + 1
+        while completed % 2 == 0:
+            own, completed = 1.0 / (1.0 + 0.5 / own), completed // 2
+            node = own * next(of_round) + (1.0 - own) * (nodes.pop() + node)
+        nodes.append(node)
+        prefix = np.sum(nodes, axis=0)
+        yield prefix - before
+        before = prefix
+
+
+def noises(setting: Setting) -> Iterator[Array]:
+    """Noise of each round of a run, shape (P + 2T,): behind it are its weights of all draws."""
+    rounds, options = setting.num_rounds, setting.options
+    numbers = itertools.count()
+
+    def drawn(number: int) -> Iterator[Array]:
+        source = stream(setting.seed, NOISE, number)
+        for draw in numbers:
+            weight = np.eye(1, 2 * rounds, draw)[0]
+            yield np.append(source.standard_normal(setting.length), weight)
+
+    draws = map(drawn, range(1, rounds + 1))
+    if setting.name == "tree_aggregation":
+        return tree(options["restart_every"] or rounds, draws)
+    if setting.name == "banded_inverse_square_root":
+        return inverse_banded(series(0.5, options["bands"]), rounds, map(next, draws))
+    if setting.name == "buffered_toeplitz":
+        f, w, q = (np.array(setting.strategy[key]) for key in ("first", "weights", "decays"))
+        return buffered(float(f), w, q, map(next, draws))
+    return banded(columns(setting), map(next, draws))
+
+
+class Noises:
+    """Noise of the round that was asked for last; a later one goes on from there."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting, self._number = setting, 0
+
+    def at(self, number: int) -> Array:
+        """That of a round, from 1, as ``noises`` has it."""
+        if not 0 < self._number <= number:
+            self._made, self._number = noises(self._setting), 0
+        while self._number < number:
+            self._last, self._number = next(self._made), self._number + 1
+        return self._last
 
 
 class Correlated(Gaussian):
-    """Adds the weighted draws of this round and of rounds before it."""
+    """Adds the weighted draws of this round and of rounds before it; copies share the draws."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._noises = Noises(setting)
 
     def begin(self, number: int) -> None:
-        """Find the round's weights; what substitution rounds from 0 is left out."""
+        """Begin a round, from 1 to T: its draws, and what it weighs each by."""
         super().begin(number)
-        if self.setting.name == "tree_aggregation":
-            self.weights = of_tree(self.setting.options["restart_every"] or number, number)
-        else:
-            row = inverse_row(columns(self.setting), number)
-            self.weights = {(s + 1, 0): w for s, w in enumerate(row.tolist()) if abs(w) > 1e-12}
+        self._unit, self._weights = np.split(self._noises.at(number), [self.setting.length])
 
     def flaw(self) -> str:
         """That a column has a norm above 1, an element below 0, or too many elements."""
         name, planned = self.setting.name, self.setting.num_rounds
-        if name == "tree_aggregation":
+        if name in ("tree_aggregation", "banded_inverse_square_root"):
             return ""
         c, most = columns(self.setting), planned
         if name in ("banded_matrix_factorization", "column_normalized_banded"):
@@ -124,14 +171,8 @@ class Correlated(Gaussian):
     @property
     def stddev(self) -> float:
         """That of all weighted draws together."""
-        return super().stddev * math.hypot(*self.weights.values())
+        return super().stddev * float(np.linalg.norm(self._weights))
 
     def noise(self, rng: np.random.Generator) -> Tensor:
-        """All weighted draws, each taken anew from the stream of its round; shape (P,)."""
-        total = torch.zeros(self.setting.length, dtype=torch.float64)
-        for number in {number for number, _ in self.weights}:
-            source = stream(self.setting.seed, NOISE, number)
-            for place in range(1 + max(j for t, j in self.weights if t == number)):
-                draw = torch.from_numpy(source.standard_normal(self.setting.length))
-                total += self.weights.get((number, place), 0.0) * draw
-        return super().stddev * total
+        """All weighted draws; shape (P,)."""
+        return super().stddev * torch.from_numpy(self._unit)
