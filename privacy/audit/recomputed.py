@@ -13,6 +13,7 @@ rounding of its noise.
 - The release less sum and noise, in two projections on signs and eight coordinates: A = R S + 8 e s
   root P for a coordinate, 6 A for a projection, of which a difference is less with probability
   2e-9. A difference of length d passes both projections with probability about (6 A / d)^2.
+- Lengths of the least and the most noise of a client's report: A.
 - The next central parameters: four times as far as the steps so far move them when each coordinate
   of each mean update is off by A / root P, all in the directions of one drawn vector of signs, and
   what float32 holds. So momentum adds up what is off, and an adaptive optimizer's step of an
@@ -168,6 +169,7 @@ def compare(
         return
     near = _near(line, made, allowed)
     yield from _sum(line, made, sketch, near, bool(noise))
+    yield from _reports(line, made, near)
     carried = copy.deepcopy(allowed)
     carried.step(made, near / _denominator(line))
     yield from _central(following, made, sketch, carried.central)
@@ -242,6 +244,15 @@ def _noise(line: Mapping[str, Any], made: Round, relative: float) -> Iterator[st
                 f"noise vector: its {key.replace('_', ' of ')} of {count} elements differ by "
                 f"{far:.3g} standard deviations, where rounding explains {allowed:.2g}{where}"
             )
+
+
+def _reports(line: Mapping[str, Any], made: Round, near: float) -> Iterator[str]:
+    record = line.get("reports")
+    # Of huge models one client's report is measured.
+    if not isinstance(record, Mapping) or not record.get("count") == len(made.lengths) > 0:
+        return
+    yield from _number("least noise of a report", record, "quietest", min(made.lengths), near)
+    yield from _number("most noise of a report", record, "loudest", max(made.lengths), near)
 
 
 def _rounding(line: Mapping[str, Any]) -> float:

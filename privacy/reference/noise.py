@@ -54,6 +54,7 @@ class Gaussian:
         self.setting = setting
         self.ratio = setting.cohort_size / setting.noise_cohort_size
         self.bound = float(setting.options["clip_norm"])  # S, of the coming round
+        self.lengths: list[float] = []  # of the noise of each report; empty without reports
 
     def begin(self, number: int) -> None:
         """Begin a round, from 1."""

@@ -39,13 +39,14 @@ class LocalGaussian(Gaussian):
         """Begin a round, without a report."""
         super().begin(number)
         self.reports = torch.zeros(self.setting.length, dtype=torch.float64)
-        self.margin, self.count = math.inf, 0
+        self.margin, self.lengths = math.inf, []
 
     def report(self, user: int, clipped: Tensor) -> None:
         """Add what a user's report differs from its clipped update by, shape (P,), float64."""
         rng = stream(self.setting.seed, CLIENT_NOISE, self.number, user)
-        self.reports += self._randomized(clipped, rng) - clipped
-        self.count += 1
+        noise = self._randomized(clipped, rng) - clipped
+        self.reports += noise
+        self.lengths.append(float(noise.norm()))
 
     def _randomized(self, clipped: Tensor, rng: np.random.Generator) -> Tensor:
         return clipped + super().stddev * torch.from_numpy(rng.standard_normal(len(clipped)))
@@ -57,7 +58,7 @@ class LocalGaussian(Gaussian):
     @property
     def stddev(self) -> float:
         """Of all reports that came."""
-        return math.sqrt(self.count) * super().stddev
+        return math.sqrt(len(self.lengths)) * super().stddev
 
 
 class PrivUnit(LocalGaussian):
@@ -111,4 +112,4 @@ class PrivUnit(LocalGaussian):
         """That of an element's root mean square, at most."""
         if self.setting.multiplier == 0.0:
             return 0.0
-        return math.sqrt(self.count / self.setting.length) * self.bound / self.threshold
+        return math.sqrt(len(self.lengths) / self.setting.length) * self.bound / self.threshold

@@ -92,6 +92,7 @@ class Round:
     stddev: float = 0.0  # of an element's noise
     margin: float = math.inf  # as the mechanism has it, and ``follows``
     follows: float = 0.0
+    lengths: list[float] = field(default_factory=list)  # as the mechanism has them
     fraction: float | None = None  # noisy, of updates within the bound
     gradient: Tensor = field(default_factory=lambda: torch.empty(0))  # of the central step, float32
     rate: float = 0.0  # of the central step
@@ -137,6 +138,7 @@ def recompute(
     rng = stream(rule.seed, NOISE, number)
     made.noise, made.stddev = mechanism.noise(rng), mechanism.stddev
     made.margin, made.follows = mechanism.margin, mechanism.follows
+    made.lengths = mechanism.lengths
     made.fraction = mechanism.move(bits, rng)
     mean = (made.total + made.noise) / o.cohort_size
     made.rate = rate(o.central_learning_rate, o.central_schedule, number, o.num_rounds)

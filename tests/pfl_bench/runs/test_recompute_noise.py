@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 import torch
 
+from pfl_bench.federated.cohort import UpdateAggregator
 from privacy.mechanisms import column_normalized_banded
 from privacy.noise import banded_columns
 from privacy.noise.tree_factorization import tree_noise_profile
+from privacy.reference import correlated
 from privacy.reference.correlated import Correlated
 from privacy.reference.noise import Setting
 from privacy.reference.reports import PrivUnit
 from privacy.reference.round import MECHANISMS
+from privacy.reference.streams import NOISE, stream
 from tests.pfl_bench.runs.test_recompute import again, make
 from tests.sabotage.paper_bugs import BUGS
 from tests.sabotage.paper_planting import drive
@@ -129,6 +132,84 @@ def test_columns_above_one_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder = make(tmp_path / "run", **APART, privacy__mechanism=mechanism)
     (problem, *_) = again(folder).problems
     assert problem == "round 1: a column of the strategy has norm 1.5, above 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "strategy"),
+    [
+        ("banded_matrix_factorization", {"bands": 3, "strategy": "optimal"}, [0.9, 0.3, 0.1]),
+        ("banded_matrix_factorization", {"bands": 9, "strategy": "square_root"}, None),
+        ("column_normalized_banded", {"bands": 3}, banded_columns.optimized_columns(9, 3)),
+        ("buffered_toeplitz", {}, {"first": 0.7, "weights": [0.3, 0.1], "decays": [0.9, 0.2]}),
+        ("banded_inverse_square_root", {"bands": 3}, None),
+    ],
+)
+def test_noise_of_all_rounds_is_that_of_the_matrix(
+    name: str, options: dict[str, Any], strategy: Any
+) -> None:
+    setting = Setting(name, {"clip_norm": 1.0, **options}, 1.0, 1.0, 1.0, 5, 7, 9, strategy)
+    draws = np.stack([stream(7, NOISE, number).standard_normal(5) for number in range(1, 10)])
+    if name == "banded_inverse_square_root":
+        inverse = sum(a * np.eye(9, k=-k) for k, a in enumerate(correlated.series(0.5, 3)))
+        inverse *= np.linalg.norm(np.linalg.inv(inverse)[:, 0])
+    else:
+        c = np.zeros((9, 9))
+        for s, column in enumerate(correlated.columns(setting)):
+            c[s : s + len(column), s] = column[: 9 - s]
+        inverse = np.linalg.inv(c)
+    mechanism = Correlated(setting)
+    # A round before those that were asked for last is drawn from the first round on.
+    for number in (6, 9, 9, 2, 3):
+        mechanism.begin(number)
+        made = mechanism.noise(np.random.default_rng(0)).numpy()
+        np.testing.assert_allclose(made, inverse[number - 1] @ draws, atol=1e-12)
+        assert mechanism.stddev == pytest.approx(float(np.linalg.norm(inverse[number - 1])))
+
+
+def test_draws_are_made_once_for_all_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mechanism = {"name": "tree_aggregation", "clip_norm": 2.0}
+    folder = make(tmp_path / "run", **APART, privacy__mechanism=mechanism)
+    drawn: list[int] = []
+
+    def opened(seed: int, purpose: int, number: int) -> np.random.Generator:
+        drawn.append(number)
+        return stream(seed, purpose, number)
+
+    monkeypatch.setattr(correlated, "stream", opened)
+    assert again(folder).rounds == list(range(1, 10))
+    assert drawn == list(range(1, 10))
+
+
+def test_more_rounds_than_configured_are_not_computed(tmp_path: Path) -> None:
+    mechanism = {"name": "banded_matrix_factorization", "bands": 3, "clip_norm": 2.0}
+    folder = make(tmp_path / "run", **APART, privacy__mechanism=mechanism)
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("num_rounds: 9", "num_rounds: 8"))
+    assert again(folder).reasons == ["the ledger has more rounds than were configured"]
+
+
+def test_halved_noise_of_one_report_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = UpdateAggregator._client_noise
+
+    class Half:
+        def __init__(self, rng: np.random.Generator) -> None:
+            self._rng = rng
+
+        def standard_normal(self, size: int) -> np.ndarray:
+            return 0.5 * self._rng.standard_normal(size)
+
+    def halved(self: Any, index: int, client: int) -> Any:
+        rng = noise(self, index, client)
+        return rng if client % 9 else Half(rng)
+
+    monkeypatch.setattr(UpdateAggregator, "_client_noise", halved)
+    mechanism = {"name": "local_gaussian", "clip_norm": 2.0}
+    problems = again(make(tmp_path / "run", **LOCAL, privacy__mechanism=mechanism)).problems
+    assert any(": least noise of a report: " in problem for problem in problems), problems
 
 
 def test_noise_of_a_tree_is_as_large_as_the_papers_estimate() -> None:
