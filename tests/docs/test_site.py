@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,27 @@ def test_a_broken_link_ends_the_build(link: str, code: int, tmp_path: Path) -> N
     assert "A heading" in text
     assert "//fonts." not in text
     assert "unpkg.com" not in text
+
+
+@pytest.mark.slow
+def test_a_release_stands_beside_earlier_ones(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        return subprocess.check_output(["git", *arguments], cwd=tmp_path, text=True)
+
+    (tmp_path / "docs").mkdir()
+    config = tmp_path / "mkdocs.yml"
+    config.write_text("site_name: small\ntheme: {name: material, font: false}\n", encoding="utf-8")
+    git("init", "-q")
+    git("config", "user.name", "t")
+    git("config", "user.email", "t@t.invalid")
+    for number in ("0.1.0", "0.2.0"):
+        (tmp_path / "docs" / "index.md").write_text(f"# The {number}\n", encoding="utf-8")
+        git("add", "-A")
+        git("commit", "-qm", number)
+        assert SITE.release(config, number) == 0
+    versions = json.loads(git("show", "gh-pages:versions.json"))
+    assert [(one["version"], one["aliases"]) for one in versions] == [
+        ("0.2.0", ["latest"]), ("0.1.0", []),
+    ]  # fmt: skip
+    assert "The 0.1.0" in git("show", "gh-pages:0.1.0/index.html")
+    assert "latest" in git("show", "gh-pages:index.html")
