@@ -72,7 +72,7 @@ def write_report(
     """Write one page on run folders, as ``pfl-bench report`` does.
 
     Args:
-        runs: A run folder or several; seeds of one row have the same name.
+        runs: A run folder, a folder of such, or several; seeds of one row have the same name.
         out: The page; an existing one is replaced by ``force``.
         figures: Folder for each picture as SVG and PDF; None for none.
         force: See ``out``.
@@ -84,13 +84,14 @@ def write_report(
         UserInputError: A folder holds no run, or ``out`` exists.
     """
     from pfl_bench.report import page as pages
+    from pfl_bench.report.run_folder import named_runs
 
     page = given_path(out, "out")
     _check_new(page, force)
     pictures = None if figures is None else given_path(figures, "figures")
     if pictures is not None:
         _check_new(pictures, force)
-    return pages.write_report(_folders(runs), page, pictures)
+    return pages.write_report(named_runs(_folders(runs)), page, pictures)
 
 
 @in_python()

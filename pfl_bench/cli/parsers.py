@@ -184,7 +184,9 @@ def _add_audit(commands: Commands) -> None:
 
 def _add_report(commands: Commands) -> None:
     report = commands.add_parser("report", help="one self-contained page of run folders")
-    report.add_argument("runs", nargs="+", metavar="RUN_DIR")
+    report.add_argument(
+        "runs", nargs="+", metavar="RUN_DIR", help="run folders, or folders of such"
+    )
     add_out(report, None, "FILE.html", default="report.html")
     report.add_argument(
         "--figures", metavar="DIR", type=path_text, help="also each figure for a paper: SVG and PDF"

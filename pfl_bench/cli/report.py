@@ -9,12 +9,12 @@ from pathlib import Path
 from pfl_bench.cli.speech import say
 from pfl_bench.cli.targets import check_empty, check_new
 from pfl_bench.report.page import write_page
-from pfl_bench.report.run_folder import read_runs
+from pfl_bench.report.run_folder import named_runs, read_runs
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Write the page of one or more run folders."""
-    out, folders = Path(arguments.out), [Path(run) for run in arguments.runs]
+    out, folders = Path(arguments.out), named_runs(map(Path, arguments.runs))
     # A run's own page is made of its folder alone, and can be made anew at any time.
     is_own = out.name == "report.html" and [out.parent.resolve()] == [p.resolve() for p in folders]
     if not is_own:

@@ -42,6 +42,14 @@ class HeldTask:
         """Let configurations find it."""
         _HELD[self.facts.checksum + self.code] = self
 
+    def __repr__(self) -> str:
+        """Name, sizes of its splits and model, in a line."""
+        sizes = [
+            f"{name} {split.num_users} users, {split.num_examples} examples"
+            for name, split in self.splits.items()
+        ]
+        return f"HeldTask({'; '.join([self.name, *sizes, f'model {self.model_name}'])})"
+
     @property
     def split_names(self) -> tuple[str, ...]:
         """Names of the splits."""

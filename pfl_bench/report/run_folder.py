@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,16 @@ def runs_below(folder: Path) -> list[Path]:
             f"{folder} {what}; give a folder that `pfl-bench run --out` or `pfl-bench table` wrote"
         )
     return found
+
+
+def named_runs(folders: Iterable[Path]) -> list[Path]:
+    """Run folders that are named, and those below other folders that are; each once, in order."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        holds_runs = folder.is_dir() and not (folder / "config.yaml").exists()
+        for path in runs_below(folder) if holds_runs else [folder]:
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
 
 
 def read_run(path: Path) -> RunRecord:

@@ -15,6 +15,7 @@ from pathlib import Path
 FOLDER = "docs/tutorials"
 OUTPUT = "output"
 VARIES = "output (numbers vary)"
+INSTALL = "%pip install -q pfl-bench  # or a wheel: pfl_bench-0.1.0-py3-none-any.whl"
 _BLOCK = re.compile(r"^```(\w+)(?: ([^\n]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -62,8 +63,9 @@ def as_script(page: str) -> str:
 
 
 def as_notebook(page: str) -> str:
-    """A tutorial as a notebook (nbformat 4), whose cells save files by ``%%writefile``."""
+    """A tutorial as a notebook (nbformat 4), which installs, and saves files by ``%%writefile``."""
     import jupytext
+    from nbformat.v4 import new_code_cell
 
     def written(match: re.Match[str]) -> str:
         block = Block(*match.groups(default=""))
@@ -77,6 +79,7 @@ def as_notebook(page: str) -> str:
         "display_name": "Python 3",
         "language": "python",
     }
+    notebook.cells.insert(0, new_code_cell(INSTALL))
     for index, cell in enumerate(notebook.cells):
         # Random otherwise: two builds would differ.
         cell["id"] = f"cell-{index}"

@@ -33,8 +33,10 @@ def test_a_tutorial_runs_as_it_is_written(
     assert len(shown) >= 2, "a tutorial shows what its code prints"
 
 
-def test_there_are_the_four_tutorials() -> None:
-    assert [page.stem for page in PAGES] == ["first_table", "own_method", "own_task", "statement"]
+def test_there_are_the_five_tutorials() -> None:
+    assert [page.stem for page in PAGES] == [
+        "first_table", "notebook", "own_method", "own_task", "statement",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -45,7 +47,8 @@ def test_a_tutorial_is_a_notebook_too(page: Path) -> None:
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     written = [block for block in TUTORIALS.blocks(read(page)) if block.path is not None]
     ran = [block for block in TUTORIALS.blocks(read(page)) if block.language in ("python", "bash")]
-    assert len(cells) == len({*written, *ran})
+    assert cells[0] == TUTORIALS.INSTALL
+    assert len(cells) == len({*written, *ran}) + 1
     saved = [cell for cell in cells if cell.startswith("%%writefile ")]
     assert saved == [f"%%writefile {one.path}\n{one.text.rstrip()}" for one in written]
     assert all("outputs" not in cell or not cell["outputs"] for cell in notebook["cells"])

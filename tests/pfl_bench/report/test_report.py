@@ -18,7 +18,7 @@ import yaml
 from pfl_bench.config.row_differences import settings_digest
 from pfl_bench.report.curves import mean_curve
 from pfl_bench.report.page import write_report
-from pfl_bench.report.run_folder import read_run
+from pfl_bench.report.run_folder import named_runs, read_run
 from pfl_bench.types import RunFolderError
 
 PRIVACY: dict[str, Any] = {
@@ -329,6 +329,15 @@ def test_no_noise_is_no_guarantee(tmp_path: Path) -> None:
     (folder / "privacy.json").write_text(json.dumps(statement))
     text = Page(write_report([folder], tmp_path / "a.html").read_text()).text
     assert "That is no guarantee." in text
+
+
+def test_runs_below_a_folder_are_reported(tmp_path: Path) -> None:
+    inner = [write_run(tmp_path / "runs" / str(k), f"row-{k}", "federated") for k in range(3)]
+    assert named_runs([tmp_path / "runs", inner[1]]) == inner
+    assert named_runs([inner[2], tmp_path / "runs"]) == [inner[2], *inner[:2]]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunFolderError, match="empty holds no run folder"):
+        named_runs([tmp_path / "empty"])
 
 
 @pytest.mark.parametrize(
