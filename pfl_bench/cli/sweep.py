@@ -6,13 +6,14 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from pfl_bench.cli import run_many
 from pfl_bench.cli.main import EXIT_DONE
 from pfl_bench.cli.speech import say
+from pfl_bench.cli.sweep_optuna import Proposals
 from pfl_bench.cli.sweep_results import Result, command_of, result_of, table_of
 from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.sweeps import Combination, LoadedSweep, load_sweep
@@ -20,6 +21,7 @@ from pfl_bench.files import write_json
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.selection import (
     NOT_COVERED,
+    adaptive_problem,
     best_of,
     composed_epsilons,
     covers,
@@ -27,15 +29,16 @@ from pfl_bench.runs.selection import (
     record_choice,
 )
 from pfl_bench.types import ConfigError
+from privacy.audit.inputs import SIDES
 from privacy.statement.statement import round_up, small
 
 _COVERS = (
-    "That is the honest price where the runs were fixed in advance or by earlier releases: it "
-    "covers everything that they release, and whatever is chosen from it by held-out users' data "
-    "or by public data, for the unit of the training data. Held-out users are not covered: the "
-    "choice reads their data without noise. Runs of other sweeps on the same data add to it. Where "
-    "the best run alone is to be published, a sweep with a selection may cost less (pfl-bench "
-    "privacy tuning)."
+    "That is the honest price where the runs were fixed in advance, or by earlier releases and "
+    "held-out users' data: it covers everything that they release, and whatever is chosen from "
+    "it by held-out users' data or by public data, for the unit of the training data. Held-out "
+    "users are not covered: the choice reads their data without noise. Runs of other sweeps on the "
+    "same data add to it. Where the best run alone is to be published, a sweep with a selection "
+    "may cost less (pfl-bench privacy tuning)."
 )
 
 
@@ -71,10 +74,10 @@ class Ran:
 
 def run_sweep(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
     """Run what is not done of a sweep without a selection; print and save table and joint price."""
-    ran = _run(sweep, arguments, out)
+    ran = (_run if sweep.optuna is None else _run_proposed)(sweep, arguments, out)
     if ran.results:
         run_many.save_table(out, table_of(sweep, ran.results), arguments, str(arguments.sweep))
-        words = [_words(sweep, ran, out), *_price(ran.runs, out)]
+        words = [_words(sweep, ran, out), *_price(sweep, ran.runs, out)]
         print("\n" + "\n\n".join(words), file=_stream(arguments))
     return ran
 
@@ -109,6 +112,38 @@ def _run(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
     return Ran(results, runs, is_whole and rounds is None, batch.exit_code())
 
 
+def _run_proposed(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
+    """Run the points that Optuna proposes, until one fails or is not waited for."""
+    assert sweep.optuna is not None
+    if arguments.only is not None:
+        raise ConfigError(f"--only {arguments.only}: Optuna compares its runs; leave --only out")
+    trials, proposals = sweep.optuna.trials, Proposals(sweep.optuna, sweep.grid)
+    runs: dict[str, tuple[Combination, dict[str, Any] | None]] = {}
+    results: dict[str, Result] = {}
+    code, asked = EXIT_DONE, 0
+    while asked < trials and len(results) == len(runs):
+        proposed = proposals.ask(min(sweep.optuna.batch, trials - asked))
+        points = [sweep.point(number, one) for number, one in enumerate(proposed, asked + 1)]
+        asked += len(points)
+        new = {point.slug: point for point in points if point.slug not in runs}
+        if new:
+            say(f"{sweep.path}: {asked} of {trials} trials: {', '.join(new)}")
+            plans = [(out / slug, point.resolved) for slug, point in new.items()]
+            batch = run_many.run_all(plans, arguments, out)
+            for point, summary in zip(new.values(), batch.summaries, strict=True):
+                runs[point.slug] = point, summary
+                if summary is not None:
+                    results[point.slug] = result_of(point, summary)
+            summaries = tuple(summary for _, summary in runs.values())
+            code = replace(batch, summaries=summaries).exit_code()
+        if len(results) == len(runs):
+            sign = 1 if lower_is_better(sweep.metric, summaries[0]) else -1
+            proposals.tell([sign * results[point.slug].value for point in points])
+    found = list(results.values())
+    found = best_first(sweep, found, summaries) if found else []
+    return Ran(found, list(runs.values()), len(results) == len(runs), code)
+
+
 def best_first(
     sweep: LoadedSweep, results: list[Result], summaries: Sequence[dict[str, Any] | None]
 ) -> list[Result]:
@@ -136,8 +171,9 @@ def _words(sweep: LoadedSweep, ran: Ran, out: Path) -> str:
     """The chosen combination, and how to test it."""
     best = ran.results[0]
     if not ran.is_whole:
+        total = sweep.optuna.trials if sweep.optuna else len(sweep.combinations)
         return (
-            f"{len(ran.results)} of {len(sweep.combinations)} combinations are in this table: the "
+            f"{len(ran.results)} of {total} combinations are in this table: the "
             "best is not chosen before all runs are finished."
         )
     if math.isnan(best.value):
@@ -149,7 +185,9 @@ def _words(sweep: LoadedSweep, ran: Ran, out: Path) -> str:
     )
 
 
-def _price(ran: Sequence[tuple[Combination, dict[str, Any] | None]], out: Path) -> list[str]:
+def _price(
+    sweep: LoadedSweep, ran: Sequence[tuple[Combination, dict[str, Any] | None]], out: Path
+) -> list[str]:
     """The joint cost of all private runs, in words and in ``composition.json``."""
     runs = [
         (combination, summary["privacy"])
@@ -159,7 +197,10 @@ def _price(ran: Sequence[tuple[Combination, dict[str, Any] | None]], out: Path) 
     if not runs:
         return []
     accountant = runs[0][1]["accountant"]
+    is_adaptive = sweep.optuna is not None or sweep.halving is not None
     epsilons, problems = composed_epsilons(runs, accountant)
+    if is_adaptive and (why := adaptive_problem(sweep, out)):
+        epsilons, problems = {}, dict.fromkeys(SIDES, why)
     record = {"runs": len(runs), "accountant": accountant, "epsilon": epsilons}
     write_json(out / "composition.json", {**record, "problems": problems, "covers": _COVERS})
     told = [f"epsilon ({side}) {round_up(float(one), 4)}" for side, one in epsilons.items()]

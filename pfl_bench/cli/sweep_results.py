@@ -52,7 +52,7 @@ def table_of(sweep: LoadedSweep, results: list[Result]) -> Table:
 
     private = any(result.epsilons != (None, None) for result in results)
     unit = "epoch" if sweep.base.config.central is not None else "round"
-    headings = ["run", *sweep.keys, f"best {sweep.metric}", f"at {unit}"]
+    headings = ["run", *sweep.grid, f"best {sweep.metric}", f"at {unit}"]
     headings += ["epsilon (simulated)", "epsilon (actual)"] if private else []
     lines = []
     for result in results:

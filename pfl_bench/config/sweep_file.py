@@ -50,7 +50,7 @@ class SelectionOptions(Strict):
 
 
 class Range(Strict):
-    """Values from ``low`` to ``high``, of which a random search draws.
+    """Values from ``low`` to ``high``, of which a random search or Optuna draws.
 
     Numbers have four significant digits; those between whole bounds are whole.
 
@@ -72,17 +72,24 @@ class Range(Strict):
             raise ValueError(f"low {self.low} must be above 0 on a logarithmic scale")
         return self
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its values are whole numbers."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
     def draw(self, rng: random.Random) -> int | float:
         """Draw a value."""
-        is_whole = isinstance(self.low, int) and isinstance(self.high, int)
         # So that the ends are rounded to as often as what is between them.
-        low, high = (self.low - 0.5, self.high + 0.5) if is_whole else (self.low, self.high)
+        low, high = (self.low - 0.5, self.high + 0.5) if self.is_whole else (self.low, self.high)
         if self.log:
             value = math.exp(rng.uniform(math.log(low), math.log(high)))
         else:
             value = rng.uniform(low, high)
-        value = min(max(value, self.low), self.high)
-        return round(value) if is_whole else float(f"{value:.4g}")
+        return self.rounded(min(max(value, self.low), self.high))
+
+    def rounded(self, value: float) -> int | float:
+        """A value of the range as a run has it."""
+        return round(value) if self.is_whole else float(f"{value:.4g}")
 
 
 class RandomOptions(Strict):
@@ -95,6 +102,22 @@ class RandomOptions(Strict):
 
     runs: PositiveInt
     seed: Annotated[int, Field(ge=0)] = 0
+
+
+class OptunaOptions(Strict):
+    """Points that a sampler of Optuna proposes by the results of earlier ones.
+
+    Attributes:
+        trials: How many points; one that is proposed again is not trained again.
+        sampler: Optuna's name of it, its settings being Optuna's own.
+        batch: Points that are proposed at once, and run beside each other by ``--launcher``.
+        seed: Of the sampler.
+    """
+
+    trials: PositiveInt
+    sampler: Literal["tpe", "gp", "random"] = "tpe"
+    batch: PositiveInt = 1
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
 
 class HalvingOptions(Strict):
@@ -124,8 +147,9 @@ class Sweep(Strict):
         metric: What the best model of each run is chosen by, and the best run, such as
             "val/c_ap": higher is better; of losses, perplexities and standard deviations, by
             client or stratum too, lower.
-        grid: The values of each dotted key: a list, or with ``random`` also a range.
+        grid: The values of each dotted key: a list, or with ``random`` or ``optuna`` also a range.
         random: Draws points of the grid; None to run all of them.
+        optuna: Proposes points of the grid, one after another; None to run all of them.
         halving: Runs all points for few rounds, and the best for more; None to run each once.
         selection: How many points are drawn from the grid, where the choice is to have a price;
             None to run all of them.
@@ -138,6 +162,7 @@ class Sweep(Strict):
         dict[str, Annotated[list[Scalar], Field(min_length=1)] | Range], Field(min_length=1)
     ]
     random: RandomOptions | None = None
+    optuna: OptunaOptions | None = None
     halving: HalvingOptions | None = None
     selection: SelectionOptions | None = None
 
@@ -145,14 +170,30 @@ class Sweep(Strict):
 def points_of(
     grid: Mapping[str, list[Scalar] | Range], sweep: Sweep, path: Path
 ) -> Iterator[dict[str, Scalar]]:
-    """The points of a grid that are run: all of them, or those that a random search draws."""
+    """The points of a grid that are run: all of them, or those that a random search draws.
+
+    Of Optuna's these are points to check before any run: each value and each end is in one of them.
+    """
+    if sweep.optuna is not None:
+        others = (name for name in ("random", "halving", "selection") if getattr(sweep, name))
+        if other := next(others, None):
+            raise ConfigError(
+                f"{path}: optuna: {other} chooses among points too; leave one of them out"
+            )
+        ends = {
+            key: [values.low, values.high] if isinstance(values, Range) else values
+            for key, values in grid.items()
+        }
+        for place in range(max(map(len, ends.values()))):
+            yield {key: values[min(place, len(values) - 1)] for key, values in ends.items()}
+        return
     lists = {key: values for key, values in grid.items() if not isinstance(values, Range)}
     if sweep.random is None:
         if len(lists) < len(grid):
             key = next(key for key in grid if key not in lists)
             raise ConfigError(
-                f"{path}: grid.{key}: has a range, which only a random search draws from; give a "
-                "list of values, or add `random: {runs: 20}`"
+                f"{path}: grid.{key}: has a range, which only a random search or Optuna draws "
+                "from; give a list of values, or add `random: {runs: 20}`"
             )
         for values in itertools.product(*lists.values()):
             yield dict(zip(lists, values, strict=True))

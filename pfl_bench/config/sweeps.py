@@ -16,6 +16,7 @@ from pfl_bench.config.row_files import read_typed
 from pfl_bench.config.schema import TRAINERS
 from pfl_bench.config.sweep_file import (
     HalvingOptions,
+    OptunaOptions,
     Range,
     Scalar,
     SelectionOptions,
@@ -35,7 +36,7 @@ class Combination:
     """One point of the grid.
 
     Attributes:
-        number: Its place in the grid, from 1.
+        number: Its place in the grid, or in Optuna's order, from 1.
         slug: Its values as the name of a folder.
         overrides: What ``pfl-bench run`` takes to train it.
         resolved: The configuration, which tests nothing.
@@ -54,18 +55,37 @@ class LoadedSweep:
 
     Attributes:
         base: The row as it stands, with the overrides of the command.
-        keys: Keys of the grid.
-        combinations: The points of the grid, the last key fastest; of a random search as drawn.
+        tree: The row as its file has it.
+        shared: Overrides of all runs.
+        grid: The values of each key.
+        combinations: The points of the grid, the last key fastest; of a random search as drawn; of
+            Optuna's, whose points are not known yet, some that have each value and each end.
     """
 
     path: Path
     row: Path
     metric: str
     base: ResolvedConfig
-    keys: tuple[str, ...]
-    combinations: tuple[Combination, ...]
+    tree: Mapping[str, Any]
+    shared: tuple[str, ...]
+    grid: Mapping[str, list[Scalar] | Range]
+    combinations: tuple[Combination, ...] = ()
     selection: SelectionOptions | None = None
     halving: HalvingOptions | None = None
+    optuna: OptunaOptions | None = None
+
+    def point(self, number: int, values: dict[str, Scalar]) -> Combination:
+        """A point of the grid, which is the ``number``-th, from 1; ConfigError if it is wrong."""
+        texts = (*self.shared, *(override_text(key, value) for key, value in values.items()))
+        slug = _slug(values)
+        own = (
+            "evaluation.final_splits=[]",
+            f"evaluation.select_best={self.metric}",
+            "expected=[]",
+            f"name={self.base.config.name}-{re.sub('[^A-Za-z0-9._-]', '-', slug)}",
+        )
+        resolved = _resolved(self.tree, self.row, (*texts, *own))
+        return Combination(number, values, slug, texts, resolved)
 
     def rungs(self) -> list[int | None]:
         """Rounds of the runs of each step of halving; the last step's, None, are the row's."""
@@ -123,22 +143,10 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
         _check_selection(sweep, base, path)
     if sweep.halving is not None:
         _check_halving(sweep, grid, base, path)
-    combinations = []
-    for number, point in enumerate(points, start=1):
-        texts = (*shared, *(override_text(key, value) for key, value in point.items()))
-        slug = _slug(point)
-        own = (
-            "evaluation.final_splits=[]",
-            f"evaluation.select_best={sweep.metric}",
-            "expected=[]",
-            f"name={base.config.name}-{re.sub('[^A-Za-z0-9._-]', '-', slug)}",
-        )
-        resolved = _resolved(tree, row, (*texts, *own))
-        combinations.append(Combination(number, point, slug, texts, resolved))
-    found = tuple(combinations)
-    return LoadedSweep(
-        path, row, sweep.metric, base, tuple(grid), found, sweep.selection, sweep.halving
-    )
+    chosen_by = {name: getattr(sweep, name) for name in ("selection", "halving", "optuna")}
+    loaded = LoadedSweep(path, row, sweep.metric, base, tree, shared, grid, **chosen_by)
+    found = tuple(loaded.point(number, values) for number, values in enumerate(points, start=1))
+    return replace(loaded, combinations=found)
 
 
 def _length_key(base: ResolvedConfig) -> tuple[str, str]:

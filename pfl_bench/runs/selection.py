@@ -82,11 +82,7 @@ def _record(sweep: LoadedSweep, out: Path) -> dict[str, Any]:
     points = rng.integers(1, len(sweep.combinations) + 1, number)
     seeds = _distinct_seeds(rng, number)
     _check_rounds(sweep)
-    plans = [
-        planned(combination.resolved, out / f"{combination.slug},planned")
-        for combination in sweep.combinations
-    ]
-    distinct = [plan for index, plan in enumerate(plans) if plan not in plans[:index]]
+    distinct = _distinct_plans(sweep, out)
     _check_held_out(sweep, distinct)
     return {
         "format_version": _VERSION,
@@ -104,6 +100,14 @@ def _record(sweep: LoadedSweep, out: Path) -> dict[str, Any]:
         **_price(sweep, distinct, trials),
         "plans": distinct,
     }
+
+
+def _distinct_plans(sweep: LoadedSweep, out: Path) -> list[dict[str, Any]]:
+    plans = [
+        planned(combination.resolved, out / f"{combination.slug},planned")
+        for combination in sweep.combinations
+    ]
+    return [plan for index, plan in enumerate(plans) if plan not in plans[:index]]
 
 
 def _distinct_seeds(rng: np.random.Generator, number: int) -> list[int]:
@@ -129,7 +133,7 @@ def _check_held_out(sweep: LoadedSweep, plans: Sequence[Mapping[str, Any]]) -> N
     """Check that scores come from units that are not in the training data."""
     if any(plan["unit"] == "user" and plan["split_by"] != "user" for plan in plans):
         raise ConfigError(
-            f"{sweep.path}: selection: {sweep.metric} is computed from the training users' own "
+            f"{sweep.path}: {sweep.metric} is computed from the training users' own "
             "examples, because the data are split within users, so that choosing by it would not "
             "be covered for any user; use data that are split by user (for digits: "
             "task.split_by=user)"
@@ -188,6 +192,35 @@ def best_of(values: Sequence[float], is_lower_better: bool) -> int | None:
     """Place of the best score: the first among equals; None if none is a number."""
     scores = np.asarray([-value if is_lower_better else value for value in values])
     return None if np.isnan(scores).all() else int(np.nanargmax(scores))
+
+
+def adaptive_problem(sweep: LoadedSweep, out: Path) -> str | None:
+    """Say why runs that earlier results choose have no price by composition; None if they do.
+
+    Guarantee: adaptive composition bounds runs that are chosen one after another by what earlier
+    ones release, if each has the same events whatever is chosen. (Where the choice also decides how
+    much is spent, the sum of what was spent bounds nothing.) Scores count as chosen by releases
+    alone if they are computed from held-out users' data, or from examples that no training unit is.
+    A random number of trials (``privacy.tuning``) is no help: its trials are drawn independently.
+
+    Source: Zhu, Dong and Wang 2022, "Optimal accounting of differential privacy via characteristic
+    function", theorem 10; Rogers et al. 2016, "Privacy odometers and filters", of adaptive costs.
+    """
+    try:
+        plans = _distinct_plans(sweep, out)
+        _check_held_out(sweep, plans)
+        compose = compose_of(sweep.combinations[0].resolved)
+        for side in SIDES:
+            parts = [plan_composition(compose, plan, side) for plan in plans]
+            if any(part != parts[0] for part in parts):
+                return (
+                    "the grid has points of several costs (noise, rounds, sampling), and earlier "
+                    "results choose among them; leave those keys out of the grid, or draw points "
+                    "by `random`"
+                )
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def composed_epsilons(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from dp_accounting import dp_event, rdp
 
 import pfl_bench
+from pfl_bench.cli import run_many
 from pfl_bench.cli.main import main
 from pfl_bench.config.sweeps import load_sweep, override_text
 from pfl_bench.config.yaml_text import apply_override
@@ -20,6 +23,7 @@ from pfl_bench.types import ConfigError
 
 Capture = pytest.CaptureFixture[str]
 RATE, EPOCHS = "federated.central_learning_rate", "federated.local_epochs"
+RANGE = {"low": 0.001, "high": 10.0, "log": True}
 
 
 @pytest.fixture
@@ -303,3 +307,132 @@ def test_a_combination_that_fails_is_exit_1(
     printed = capsys.readouterr()
     assert "61" in printed.err
     assert "1 of 2 combinations are in this table" in printed.out
+
+
+def test_optuna_proposes_points_and_goes_on_after_a_stop(
+    sweep_file: Callable[..., Path],
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    grid = {RATE: RANGE, EPOCHS: {"low": 1, "high": 2}, "federated.local_batch_size": [5, 10]}
+    path = sweep_file(grid=grid, optuna={"trials": 13, "seed": 3})
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    found = pfl_bench.sweep(path, whole)
+    assert [one["value"] for one in found] == sorted((one["value"] for one in found), reverse=True)
+    assert all(0.001 <= one[RATE] <= 10.0 for one in found)
+    assert {one[EPOCHS] for one in found} == {1, 2}
+    train, begun = run_many._train, []
+
+    def killed(run_folder: Path, resolved: Any) -> dict[str, Any]:
+        begun.append(run_folder)
+        if len(begun) == 12:
+            raise KeyboardInterrupt
+        return train(run_folder, resolved)
+
+    monkeypatch.setattr(run_many, "_train", killed)
+    assert main(["sweep", str(path), "--out", str(broken)]) == 130
+    monkeypatch.setattr(run_many, "_train", train)
+    capsys.readouterr()
+    assert main(["sweep", str(path), "--out", str(broken)]) == 0
+    printed = capsys.readouterr()
+    assert "13 of 13 trials" in printed.err
+    # The eleventh and later ones rest on results.
+    assert (broken / "table.md").read_text() == (whole / "table.md").read_text()
+    best = max(found, key=lambda one: one["value"])
+    assert f"is run {best['number']}." in printed.out
+    assert f"{RATE}={best[RATE]}" in printed.out
+    assert "Privacy" not in printed.out
+
+
+def test_a_batch_of_optuna_is_told_together_and_a_point_is_trained_once(
+    sweep_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    options = {"trials": 5, "batch": 2, "sampler": "random"}
+    path = sweep_file(metric="val/loss", grid={EPOCHS: [1, 2]}, optuna=options)
+    found = pfl_bench.sweep(path, tmp_path / "o")
+    assert [one[EPOCHS] for one in found] == [2, 1]
+    assert found[0]["value"] < found[1]["value"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "overrides", "words"),
+    [
+        ({RATE: [0.5, 1.0], "privacy.mechanism.clip_norm": [0.25, 0.5]}, [], None),
+        (
+            {"privacy.noise_multiplier": {"low": 1.0, "high": 4.0}, "privacy.epsilon": [None]},
+            [],
+            "several costs",
+        ),
+        ({RATE: [0.5, 1.0]}, ["task.split_by=example"], "training users' own examples"),
+    ],
+)
+def test_points_that_results_choose_have_a_price_where_composition_gives_one(
+    grid: dict[str, Any],
+    overrides: list[str],
+    words: str | None,
+    sweep_file: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    path = sweep_file("private_federated", grid=grid, optuna={"trials": 3, "seed": 1})
+    row = yaml.safe_load((path.parent / "../private_federated.yaml").read_text())
+    mechanism = {"name": "gaussian", "clip_norm": 0.5}
+    row["privacy"] |= {"nonce": None, "mechanism": mechanism}
+    (path.parent / "../private_federated.yaml").write_text(yaml.safe_dump(row))
+    out = tmp_path / "o"
+    assert main(["sweep", str(path), *overrides, "--out", str(out)]) == 0
+    record = json.loads((out / "composition.json").read_text())
+    if words is not None:
+        assert record["epsilon"] == {}
+        assert all(words in why for why in record["problems"].values())
+        return
+    statements = [json.loads(path.read_text()) for path in out.glob("*/privacy.json")]
+    assert record["runs"] == len(statements)
+    for side in ("simulated", "actual"):
+        said = statements[0][side]
+        event = dp_event.GaussianDpEvent(said["noise_multiplier"])
+        sampled = dp_event.PoissonSampledDpEvent(said["sampling_probability"], event)
+        accountant = rdp.RdpAccountant()
+        accountant.compose(sampled, len(statements) * statements[0]["rounds"])
+        expected = accountant.get_epsilon(said["delta"])
+        assert record["epsilon"][side] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "words"),
+    [
+        ({"random": {"runs": 2}}, [], "optuna: random chooses among points too"),
+        ({"halving": {"rounds": 1}}, [], "optuna: halving chooses among points too"),
+        ({"optuna": {"trials": 0}}, [], "optuna.trials"),
+        ({"optuna": {"trials": 2, "sampler": "tp"}}, [], "optuna.sampler"),
+        ({"grid": {RATE: {"low": -1.0, "high": 1.0}}}, [], "must be a finite number > 0"),
+        ({}, ["--only", "1"], "Optuna compares its runs"),
+    ],
+)
+def test_an_optuna_sweep_that_cannot_be_is_refused(
+    changes: dict[str, Any],
+    arguments: list[str],
+    words: str,
+    sweep_file: Callable[..., Path],
+    tmp_path: Path,
+    capsys: Capture,
+) -> None:
+    path = sweep_file(**{"grid": {RATE: RANGE}, "optuna": {"trials": 2}, **changes})
+    assert main(["sweep", str(path), *arguments, "--out", str(tmp_path / "o")]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+def test_optuna_that_is_not_installed_is_named(
+    sweep_file: Callable[..., Path],
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    path = sweep_file(optuna={"trials": 2})
+    assert main(["sweep", str(path), "--out", str(tmp_path / "o")]) == 2
+    assert "pip install 'pfl-bench[optuna]'" in capsys.readouterr().err
