@@ -9,37 +9,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from pfl_bench.client.flat_model import batchnorm_layers
 from pfl_bench.config.loading import ResolvedConfig, load_config
-from pfl_bench.federated.parts import build_model, build_task
 from pfl_bench.files import read_json, write_json
 from pfl_bench.runs.audit_file import AUDIT_FILE, AUDIT_VERSION, LEDGER_FILE, ledger_digest
 from pfl_bench.runs.audit_inputs import (
     central_optimizer,
     missing_files,
     plugin_records,
-    read_environment,
     read_metric_columns,
     read_saved,
 )
-from pfl_bench.runs.audit_rebuilt import Opened, read_seed, rebuild
+from pfl_bench.runs.audit_rebuilt import OpenedRun, open_run, read_seed, rebuild
 from pfl_bench.runs.audit_replay import make_replay
 from pfl_bench.runs.base_plan import compose_by, configured_of
-from pfl_bench.runs.checkpoint import steps_saved
 from pfl_bench.runs.membership import read_attacks
 from pfl_bench.runs.recompute import SECONDS, Mode, Recomputation, recompute_run
 from pfl_bench.runs.recompute_dp_sgd import recompute_dp_sgd
-from pfl_bench.types import RunFolderError, UserInputError
+from pfl_bench.types import RunFolderError
 from privacy.audit.auditor import audit_with_evidence
 from privacy.audit.check import OUTCOMES, Check, verdict
-from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import AuditInputs, DataAtHand, Replay, SeedRecord, as_number
+from privacy.audit.inputs import AuditInputs, Replay, SeedRecord, as_number
 from privacy.audit.outside import COVERS, TunedRuns, tuned_runs
 from privacy.audit.selected import check_selection
 from privacy.ledger import iterate_ledger
-from privacy.plan.plan import tensor_digest
 from privacy.statement.statement import PrivacyStatement
 
 # For so long an audit computes steps of DP-SGD again.
@@ -129,26 +121,27 @@ def audit_run(
     privacy.errors.PrivacyError if the statement is damaged, or ``num_tuned_runs`` is not allowed.
     """
     resolved, statement = _read_claim(folder, data)
-    inputs = _inputs(folder, resolved, statement)
+    run = open_run(folder, resolved)
+    inputs = _inputs(run, statement)
     # Before it is read: lines that a run adds meanwhile make the audit stale.
     digest = ledger_digest(folder)
     checks, evidence = audit_with_evidence(iterate_ledger(folder / LEDGER_FILE), inputs)
     seeds = inputs.seed.values if isinstance(inputs.seed, SeedRecord) else {}
     seed = next(iter(seeds.values()), None)
     if resolved.config.central is None:
-        again = recompute_run(
-            folder, resolved, seed, "none" if evidence is None else recompute, seconds
-        )
+        again = recompute_run(run, seed, "none" if evidence is None else recompute, seconds)
         checks = [*checks, again.to_check()] if again.mode != "none" else checks
     else:
-        again = recompute_run(folder, resolved, seed, "none")
+        again = recompute_run(run, seed, "none")
         again.mode, again.unit = recompute, "steps"
         # Batches and noise are drawn for as long again as sums are computed.
         limits = {"none": _RECOMPUTE_SECONDS, "first": 0.0, "all": math.inf}
         steps = {}
         if evidence is not None:
             wanted = limits.get(recompute, seconds / 2.0)
-            steps = _recomputed(folder, resolved, evidence, inputs, seed, wanted)
+            multiplier = as_number(statement.get("noise_multiplier"))
+            made = recompute_dp_sgd(run, evidence, multiplier, seed, wanted)
+            steps = {check.name: check for check in made}
             again.of = len(evidence.steps)
             found = steps["recompute"].numbers.get("steps", 0)
             again.rounds = list(range(1, int(found) + 1))
@@ -166,24 +159,6 @@ def audit_run(
     )
     write_json(folder / AUDIT_FILE, done.to_json_dict())
     return done
-
-
-def _recomputed(
-    folder: Path,
-    resolved: ResolvedConfig,
-    evidence: Evidence,
-    inputs: AuditInputs,
-    seed: int | None,
-    seconds: float,
-) -> dict[str, Check]:
-    """The checks that take the steps of DP-SGD again, by name."""
-    multiplier = as_number(inputs.statement.get("noise_multiplier"))
-    environment = read_environment(folder)
-    checkpoints = steps_saved(folder / "checkpoints")
-    checks = recompute_dp_sgd(
-        resolved, environment, evidence, multiplier, seed, seconds, checkpoints
-    )
-    return {check.name: check for check in checks}
 
 
 def _read_claim(folder: Path, data: str | None) -> tuple[ResolvedConfig, dict[str, Any]]:
@@ -223,12 +198,11 @@ def _read_claim(folder: Path, data: str | None) -> tuple[ResolvedConfig, dict[st
     return resolved, statement
 
 
-def _inputs(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]) -> AuditInputs:
+def _inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
+    folder, resolved, data = run.folder, run.resolved, run.data
     configured = configured_of(resolved)
-    environment = read_environment(folder)
     saved, seed = read_saved(folder)
-    data, opened = _data(resolved, configured.unit, environment)
-    record = read_seed(folder, resolved, environment, seed, opened)
+    record = read_seed(run, seed)
     is_federated = resolved.config.federated is not None
     replay: Replay | str = "central training draws no cohorts"
     if is_federated:
@@ -247,40 +221,7 @@ def _inputs(folder: Path, resolved: ResolvedConfig, statement: Mapping[str, Any]
         central_optimizer=central_optimizer(resolved, data),
         replay=replay,
         seed=record,
-        rebuilt=rebuild(
-            folder, resolved, "final" if statement["status"] == "final" else "planned", opened
-        ),
+        rebuilt=rebuild(run, "final" if statement["status"] == "final" else "planned"),
         missing=missing_files(folder, statement["status"] == "final", is_federated),
-        plugins=plugin_records(environment, resolved),
+        plugins=plugin_records(run.environment, resolved),
     )
-
-
-def _data(
-    resolved: ResolvedConfig, unit: str, environment: Mapping[str, Any]
-) -> tuple[DataAtHand, Opened | str]:
-    """Data and model of today, and facts of both; in words, why they cannot be opened."""
-    device = torch.device("cpu")
-    try:
-        task = build_task(resolved, device)
-        split = task.split("train")
-    except (UserInputError, OSError) as error:
-        why = f"the data cannot be opened ({error}); --data names the file"
-        return DataAtHand(why_absent=why), why
-    units = split.num_users if unit == "user" else split.num_examples
-    checksum = task.facts.checksum
-    try:
-        model = build_model(resolved, task, device)
-    except (UserInputError, OSError, ValueError) as error:
-        why = f"the model cannot be built ({error})"
-        return DataAtHand(units, checksum, why_absent=why), why
-    # A model that is drawn otherwise by this machine or this version is not the run's.
-    recorded = environment.get("model")
-    known = isinstance(recorded, Mapping) and recorded.get("initial_digest") == model.initial_digest
-    at_hand = DataAtHand(
-        units,
-        checksum,
-        model.num_parameters,
-        batchnorm_layers(model.module),
-        initial_sha256=tensor_digest(model.vector) if known else None,
-    )
-    return at_hand, (task, model)

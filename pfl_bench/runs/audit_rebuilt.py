@@ -1,60 +1,106 @@
-"""A run's privacy statement and its seed's parts, from configuration and data of today."""
+"""Data and model of a run, its seed's parts and its privacy statement, as they are made today."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.client.flat_model import FlatModel
+import torch
+
+from pfl_bench.client.flat_model import FlatModel, batchnorm_layers
 from pfl_bench.client.forward import Forward
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.federated import private_seed
-from pfl_bench.federated.parts import FederatedParts, RunParts
+from pfl_bench.federated.parts import FederatedParts, RunParts, build_model, build_task
 from pfl_bench.federated.privacy_session import make_federated_plan
 from pfl_bench.federated.sampling import build_participants
+from pfl_bench.runs.audit_inputs import read_environment
 from pfl_bench.simulation.devices.cohorts import digest_of
 from pfl_bench.simulation.devices.devices import Devices
 from pfl_bench.simulation.devices.sources import open_devices
 from pfl_bench.trainers.central import make_central_plan
 from pfl_bench.types import Task, UserInputError
-from privacy.audit.inputs import Rebuilt, SeedRecord
+from privacy.audit.inputs import DataAtHand, Rebuilt, SeedRecord
 from privacy.errors import PrivacyError
+from privacy.plan.plan import tensor_digest
 from privacy.statement.statement import PrivacyStatement, Status
 
-Opened = tuple[Task, FlatModel]
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run's folder, and its data and model as they are built today, on the CPU.
+
+    Attributes:
+        environment: Content of ``environment.json``.
+        data: Facts of data and model.
+        opened: Data and model; in words, why they cannot be opened.
+    """
+
+    folder: Path
+    resolved: ResolvedConfig
+    environment: Mapping[str, Any]
+    data: DataAtHand
+    opened: tuple[Task, FlatModel] | str
+
+    def recorded(self, *path: str) -> Any:
+        """A member of a member ... of the environment; None if it has not got it."""
+        part: Any = self.environment
+        for key in path:
+            part = part.get(key) if isinstance(part, Mapping) else None
+        return part
+
+    @property
+    def is_known_model(self) -> bool:
+        """Whether the model is built with the parameters that the run began with."""
+        begun = self.recorded("model", "initial_digest")
+        return not isinstance(self.opened, str) and begun == self.opened[1].initial_digest
 
 
-def read_seed(
-    folder: Path,
-    resolved: ResolvedConfig,
-    environment: Mapping[str, Any],
-    saved: int | None,
-    opened: Opened | str,
-) -> SeedRecord:
+def open_run(folder: Path, resolved: ResolvedConfig) -> OpenedRun:
+    """Open data and model of a run; RunFolderError if ``environment.json`` is damaged."""
+    environment, device = read_environment(folder), torch.device("cpu")
+    try:
+        task = build_task(resolved, device)
+        split = task.split("train")
+    except (UserInputError, OSError) as error:
+        why = f"the data cannot be opened ({error}); --data names the file"
+        return OpenedRun(folder, resolved, environment, DataAtHand(why_absent=why), why)
+    units = split.num_users if resolved.config.central is None else split.num_examples
+    data = DataAtHand(units, task.facts.checksum)
+    try:
+        model = build_model(resolved, task, device)
+    except (UserInputError, OSError, ValueError) as error:
+        why = f"the model cannot be built ({error})"
+        return OpenedRun(folder, resolved, environment, replace(data, why_absent=why), why)
+    layers = batchnorm_layers(model.module)
+    data = replace(data, num_parameters=model.num_parameters, batchnorm_layers=layers)
+    run = OpenedRun(folder, resolved, environment, data, (task, model))
+    # A model that is drawn otherwise by this machine or this version is not the run's.
+    digest = tensor_digest(model.vector) if run.is_known_model else None
+    return replace(run, data=replace(data, initial_sha256=digest))
+
+
+def read_seed(run: OpenedRun, saved: int | None) -> SeedRecord:
     """Read a run's private seed from all places that have it, and its parts once more.
 
-    ``saved`` is the newest checkpoint's; ``opened`` are data and model, or why they are not at
-    hand.
+    ``saved`` is the newest checkpoint's.
     """
-    recorded = environment.get("private_seed")
-    recorded = recorded if isinstance(recorded, Mapping) else {}
-    parts = recorded.get("parts")
+    resolved, parts = run.resolved, run.recorded("private_seed", "parts")
     nonce = None if resolved.config.privacy is None else resolved.config.privacy.nonce
-    values = {"environment.json": _number(recorded.get("value"))}
+    values = {"environment.json": _number(run.recorded("private_seed", "value"))}
     if isinstance(parts, Mapping):
         values["its parts"] = private_seed.value_of(resolved.config.seed, nonce, parts)
     values["the checkpoint"] = saved
-    engine = environment.get("engine")
     return SeedRecord(
         values={where: value for where, value in values.items() if value is not None},
         configured=resolved.config.seed,
         nonce=nonce,
         parts=parts if isinstance(parts, Mapping) else None,
-        engine=str(engine.get("name") or "") if isinstance(engine, Mapping) else "",
-        today=opened if isinstance(opened, str) else _parts_today(folder, resolved, *opened),
+        engine=str(run.recorded("engine", "name") or ""),
+        today=run.opened if isinstance(run.opened, str) else _parts_today(run, *run.opened),
     )
 
 
@@ -66,13 +112,11 @@ def _number(value: Any) -> int | None:
     return number if number >= 0 else None
 
 
-def _parts_today(
-    folder: Path, resolved: ResolvedConfig, task: Task, model: FlatModel
-) -> Mapping[str, Any] | str:
+def _parts_today(run: OpenedRun, task: Task, model: FlatModel) -> Mapping[str, Any] | str:
     try:
-        devices = _devices(resolved, task)
+        devices = devices_of(run.resolved, task)
         # As it is written there: what this version fills in has not decided the run.
-        written = replace(resolved, tree=read_yaml(folder / "config.yaml"))
+        written = replace(run.resolved, tree=read_yaml(run.folder / "config.yaml"))
         return private_seed.derive(
             written,
             task.facts.checksum,
@@ -84,28 +128,27 @@ def _parts_today(
         return f"the parts of the seed cannot be computed anew ({error})"
 
 
-def _devices(resolved: ResolvedConfig, task: Task) -> Devices | None:
+def devices_of(resolved: ResolvedConfig, task: Task) -> Devices | None:
+    """Open the devices that a run simulates, if it does; UserInputError if they are not sound."""
     systems = resolved.config.systems
     if systems is None:
         return None
     return open_devices(systems.source, task.split("train").num_users)
 
 
-def rebuild(
-    folder: Path, resolved: ResolvedConfig, status: Status, opened: Opened | str
-) -> Rebuilt | str:
+def rebuild(run: OpenedRun, status: Status) -> Rebuilt | str:
     """State anew what a run guarantees, from its configuration and its data alone.
 
-    Of ``folder`` nothing is read. Gives the statement, or why the configuration has none; in words,
+    Of its folder nothing is read. Gives the statement, or why the configuration has none; in words,
     such as those of ``opened``, why that is not known.
     """
-    if isinstance(opened, str):
-        return opened
+    if isinstance(run.opened, str):
+        return run.opened
     try:
-        if resolved.config.central is not None:
-            stated = _central_statement(resolved, *opened, status)
+        if run.resolved.config.central is not None:
+            stated = _central_statement(run.resolved, *run.opened, status)
         else:
-            stated = _federated_statement(folder, resolved, *opened, status)
+            stated = _federated_statement(run.folder, run.resolved, *run.opened, status)
     except (UserInputError, PrivacyError) as error:
         return Rebuilt(None, f"the configuration cannot be run: {error}")
     except OSError as error:
@@ -136,7 +179,7 @@ def _federated_statement(
     # Nothing is computed by it: any machine has this one.
     forward = Forward(model.module, task, model.device)
     parts = FederatedParts.of(RunParts(resolved, task, model, forward))
-    devices = _devices(resolved, task)
+    devices = devices_of(resolved, task)
     participants = build_participants(parts, devices, resolved.config.seed, folder)
     plan = make_federated_plan(parts, participants)
     return None if plan is None else plan.statement(plan.planned_rounds, status)

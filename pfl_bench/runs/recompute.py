@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from pfl_bench.client import machine
-from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.files import read_metrics
 from pfl_bench.profiling import one_thread
-from pfl_bench.runs.audit_inputs import METRICS_FILE, read_environment
+from pfl_bench.runs.audit_inputs import METRICS_FILE
+from pfl_bench.runs.audit_rebuilt import OpenedRun
 from pfl_bench.runs.checkpoint import load
-from pfl_bench.runs.recompute_start import ImpossibleError, Opened
+from pfl_bench.runs.recompute_start import ImpossibleError, Starts
 from pfl_bench.types import ConfigError
 from privacy.audit.check import Check
 from privacy.audit.recomputed import (
@@ -108,11 +106,7 @@ class _OutOfTimeError(Exception):
 
 @one_thread()
 def recompute_run(
-    folder: Path,
-    resolved: ResolvedConfig,
-    seed: int | None,
-    mode: Mode = "sample",
-    seconds: float = SECONDS,
+    run: OpenedRun, seed: int | None, mode: Mode = "sample", seconds: float = SECONDS
 ) -> Recomputation:
     """Compute rounds of a federated run again, by the plain reference.
 
@@ -123,13 +117,12 @@ def recompute_run(
     if not 0.0 < seconds < float("inf"):
         raise ConfigError(f"--recompute-seconds {seconds:g}: must be above 0, such as 8")
     started, done = time.monotonic(), Recomputation(mode)
-    environment = read_environment(folder)
-    parts = (environment.get("private_seed") or {}).get("parts") or {}
-    done.code = {"run": str(parts.get("code", "")), "audit": machine.code_digest()}
+    code = run.recorded("private_seed", "parts", "code") or ""
+    done.code = {"run": str(code), "audit": machine.code_digest()}
     if mode == "none":
         return done
     try:
-        work = _Work(folder, resolved, seed, environment, done)
+        work = _Work(run, seed, done)
         work.go(started + seconds if mode == "sample" else float("inf"))
     except ImpossibleError as error:
         done.reasons.append(str(error))
@@ -140,22 +133,15 @@ def recompute_run(
 class _Work:
     """The rounds of one run."""
 
-    def __init__(
-        self,
-        folder: Path,
-        resolved: ResolvedConfig,
-        seed: int | None,
-        environment: Mapping[str, Any],
-        done: Recomputation,
-    ) -> None:
+    def __init__(self, run: OpenedRun, seed: int | None, done: Recomputation) -> None:
         self._done = done
         try:
-            lines = read_ledger(folder / "ledger.jsonl")
+            lines = read_ledger(run.folder / "ledger.jsonl")
         except LedgerError as error:
             raise ImpossibleError(f"the ledger is not sound ({error})") from None
         done.of = len(lines)
-        self._run = Opened(folder, lines, resolved, seed, environment)
-        metrics = folder / METRICS_FILE
+        self._run = Starts(run, lines, seed)
+        metrics = run.folder / METRICS_FILE
         rows = read_metrics(metrics) if metrics.is_file() else []
         self._metrics = {row["round"]: row for row in rows}
 

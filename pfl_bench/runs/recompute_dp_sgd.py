@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,11 @@ from torch import Tensor, nn
 
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.optimizers import rate_factor
-from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.profiling import one_thread
 from pfl_bench.rng import Purpose, stream, torch_seed
-from pfl_bench.runs.checkpoint import load
-from pfl_bench.runs.recompute_start import noise_generator, opened_model, random_layer
+from pfl_bench.runs.audit_rebuilt import OpenedRun
+from pfl_bench.runs.checkpoint import load, steps_saved
+from pfl_bench.runs.recompute_start import noise_generator, random_layer
 from pfl_bench.types import FederatedSplit, NormalizesByStatistics
 from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.errors import IncompleteError, SkippedError
@@ -87,24 +86,20 @@ class _Comparison:
 
 @one_thread()
 def recompute_dp_sgd(
-    resolved: ResolvedConfig,
-    environment: Mapping[str, Any],
+    opened: OpenedRun,
     evidence: Evidence,
     noise_multiplier: float,
     seed: int | None,
     seconds: float,
-    checkpoints: Mapping[int, Path],
 ) -> list[Check]:
     """Take the steps of a run of DP-SGD again; gives the checks of ``CHECKS``, in that order.
 
-    ``noise_multiplier`` is z as the run states it; ``seed`` is None where no file has it;
-    checkpoints are by the epoch after which they were saved. Sums and parameters are computed for
-    ``seconds``, but one step at least; after as long again, the drawing of batches and noise ends
-    too.
+    ``noise_multiplier`` is z as the run states it; ``seed`` is None where no file has it. Sums and
+    parameters are computed for ``seconds``, but one step at least; after as long again, the drawing
+    of batches and noise ends too.
     """
     try:
-        run = _Run(resolved, environment, evidence.steps, noise_multiplier, seed)
-        run.share(checkpoints, seconds)
+        run = _Run(opened, evidence.steps, noise_multiplier, seed, seconds)
     except SkippedError as error:
         return [Check(name, error.outcome, claim, str(error)) for name, claim in CHECKS.items()]
     started = time.monotonic()
@@ -120,11 +115,11 @@ class _Run:
 
     def __init__(
         self,
-        resolved: ResolvedConfig,
-        environment: Mapping[str, Any],
+        run: OpenedRun,
         steps: StepColumns,
         noise_multiplier: float,
         seed: int | None,
+        seconds: float,
     ) -> None:
         if not len(steps) or steps.missing:
             raise SkippedError("the ledger has no steps: none was taken, or another version ran")
@@ -132,10 +127,16 @@ class _Run:
             raise IncompleteError("neither environment.json nor a checkpoint has the run's seed")
         if not 0.0 <= noise_multiplier < math.inf:
             raise SkippedError("the statement has no noise multiplier that noise has")
-        central = resolved.config.central
+        if isinstance(run.opened, str):
+            raise SkippedError(run.opened)
+        if not run.is_known_model:
+            raise SkippedError(
+                "the model that is built today is not the one that the run began with"
+            )
+        resolved, central = run.resolved, run.resolved.config.central
         assert central is not None
         self._resolved, self._options, self._steps, self._seed = resolved, central, steps, seed
-        task, self._model = opened_model(resolved, environment)
+        task, self._model = run.opened
         model = self._model
         self._split: FederatedSplit = task.split("train")
         self._forward = Forward(model.module, task, model.device)
@@ -157,7 +158,7 @@ class _Run:
         self._width = -(-model.num_parameters // BLOCKS)
         self._total = per_epoch * central.num_epochs
         self._relative = ROUNDING[resolved.config.precision]
-        self._generator, self._no_noise = noise_generator(environment)
+        self._generator, self._no_noise = noise_generator(run)
         self._no_sums = random_layer(model.module)
         self._no_steps = self._no_noise
         if central.optimizer.name != "sgd":
@@ -169,11 +170,9 @@ class _Run:
         # Of momentum and parameters: how far rounding may have moved them, beyond their own.
         self._turned = self._apart = 0.0
         self._found = {name: _Comparison() for name in CHECKS}
-
-    def share(self, checkpoints: Mapping[int, Path], seconds: float) -> None:
-        """Share the time for sums out among the starts: the first step, and checkpoints."""
-        per_epoch, count = self.settings.steps_per_epoch, len(self._steps)
-        self._checkpoints = {e: path for e, path in checkpoints.items() if e * per_epoch < count}
+        # By their epoch: with the first step, the starts among which the time for sums is shared.
+        saved = steps_saved(run.folder / "checkpoints")
+        self._checkpoints = {e: path for e, path in saved.items() if e * per_epoch < len(steps)}
         self._share, self._goes_on, self._spent = seconds / (1 + len(self._checkpoints)), True, 0.0
 
     def take(self, index: int) -> None:

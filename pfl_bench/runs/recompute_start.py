@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from pfl_bench import plugins
-from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.central_gradient import private_gradient
-from pfl_bench.federated.parts import build_algorithm, build_compression, build_model, build_task
+from pfl_bench.federated.parts import build_algorithm, build_compression
+from pfl_bench.runs.audit_rebuilt import OpenedRun, devices_of
 from pfl_bench.runs.checkpoint import load, steps_saved
 from pfl_bench.simulation.devices.cohorts import digest_of
-from pfl_bench.simulation.devices.sources import open_devices
-from pfl_bench.types import ClientUpload, LocalResult, Task, TransformsBatches, UserInputError
-from privacy.audit.errors import SkippedError
+from pfl_bench.types import ClientUpload, LocalResult, TransformsBatches, UserInputError
 from privacy.audit.inputs import as_number
 from privacy.reference.central import Optimizer
 from privacy.reference.client import Learner, Trained
@@ -38,8 +35,8 @@ class ImpossibleError(Exception):
     """Nothing can be computed again, for the reason that the message has."""
 
 
-class Opened:
-    """A run whose rounds are to be computed again, opened from its ledger's lines and environment.
+class Starts:
+    """A run whose rounds are to be computed again, from its ledger's lines.
 
     Attributes:
         checkpoints: By the round after which they were saved.
@@ -50,55 +47,35 @@ class Opened:
         ImpossibleError: Lines, seed, data, devices or model are not there, or not the run's.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        lines: list[dict[str, Any]],
-        resolved: ResolvedConfig,
-        seed: int | None,
-        environment: Mapping[str, Any],
-    ) -> None:
-        self.resolved, self.lines = resolved, lines
-        why = _unknown(resolved, len(lines)) or ("" if lines else "the ledger has no round")
-        why = why or ("" if seed is not None else "no file has the seed of cohorts and noise")
-        if why:
-            raise ImpossibleError(why)
+    def __init__(self, run: OpenedRun, lines: list[dict[str, Any]], seed: int | None) -> None:
+        self.resolved, self.lines = run.resolved, lines
+        why = _unknown(run.resolved, len(lines)) or ("" if lines else "the ledger has no round")
+        if not why and seed is None:
+            why = "no file has the seed of cohorts and noise"
+        if why or isinstance(run.opened, str):
+            raise ImpossibleError(why or str(run.opened))
         assert seed is not None
         self.seed = seed
-        self.checkpoints = steps_saved(folder / "checkpoints")
-        self._open(environment)
-
-    def _open(self, environment: Mapping[str, Any]) -> None:
-        resolved, device = self.resolved, torch.device("cpu")
-        try:
-            self._task: Task = build_task(resolved, device)
-            self._split = self._task.split("train")
-        except (UserInputError, OSError) as error:
-            raise ImpossibleError(
-                f"the data cannot be opened ({error}); --data names the file"
-            ) from None
-        if self._task.facts.checksum != self.lines[0].get("data"):
+        self.checkpoints = steps_saved(run.folder / "checkpoints")
+        self._task, model = run.opened
+        self._split = self._task.split("train")
+        if self._task.facts.checksum != lines[0].get("data"):
             raise ImpossibleError("the data are not those of the ledger")
-        systems = resolved.config.systems
-        if systems is not None:
-            try:
-                self._traces = open_devices(systems.source, self._split.num_users)
-            except (UserInputError, OSError) as error:
-                raise ImpossibleError(f"the devices cannot be opened ({error})") from None
-            parts = (environment.get("private_seed") or {}).get("parts") or {}
-            if parts.get("simulated_devices") != digest_of(self._traces):
-                raise ImpossibleError("the devices are not those that the run began with")
         try:
-            module = build_model(resolved, self._task, device).module
-        except (UserInputError, OSError, ValueError) as error:
-            raise ImpossibleError(f"the model cannot be built ({error})") from None
-        ran_on = str((environment.get("hardware") or {}).get("device", "cpu"))
-        drops = [m for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+            self._traces = devices_of(run.resolved, self._task)
+        except (UserInputError, OSError) as error:
+            raise ImpossibleError(f"the devices cannot be opened ({error})") from None
+        begun = run.recorded("private_seed", "parts", "simulated_devices")
+        if self._traces is not None and begun != digest_of(self._traces):
+            raise ImpossibleError("the devices are not those that the run began with")
+        ran_on = str(run.recorded("hardware", "device") or "cpu")
+        modules = model.module.modules()
+        drops = [m for m in modules if isinstance(m, nn.modules.dropout._DropoutNd)]
         if any(layer.p > 0 for layer in drops) and not ran_on.startswith("cpu"):
             raise ImpossibleError(
                 f"dropout was drawn by the generator of another device ({ran_on})"
             )
-        self._learner = self._learner_of(module)
+        self._learner = self._learner_of(model.module)
         weights = [weight.detach() for weight in self._learner.weights]
         self.initial = self._learner.flat(weights).clone()
 
@@ -119,7 +96,7 @@ class Opened:
     def _devices_of(self, algorithm: Any, transforms: Mapping[str, Any]) -> Devices | None:
         """Devices as the run began with them; None where users are drawn."""
         config, length = self.resolved.config, 4.0 * len(self.initial)
-        if config.systems is None:
+        if config.systems is None or self._traces is None:
             return None
         sent = [transform.expected_bytes for transform in transforms.values()]
         return Devices(
@@ -268,28 +245,9 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
             optimizer.second = state[key].double()
 
 
-def opened_model(
-    resolved: ResolvedConfig, environment: Mapping[str, Any]
-) -> tuple[Task, FlatModel]:
-    """Data and initial model of the run, on the CPU."""
-    device = torch.device("cpu")
-    try:
-        task = build_task(resolved, device)
-        model = build_model(resolved, task, device)
-    except (UserInputError, OSError, ValueError) as error:
-        raise SkippedError(f"the data or the model cannot be opened ({error})") from error
-    recorded = environment.get("model")
-    begun = recorded.get("initial_digest") if isinstance(recorded, Mapping) else None
-    if begun != model.initial_digest:
-        raise SkippedError("the model that is built today is not the one that the run began with")
-    return task, model
-
-
-def noise_generator(environment: Mapping[str, Any]) -> tuple[torch.Generator | None, str]:
+def noise_generator(run: OpenedRun) -> tuple[torch.Generator | None, str]:
     """The generator of the run's noise, not seeded yet; in words, why it is not at hand."""
-    part: Any = environment
-    for key in ("private_seed", "parts", "arithmetic", "device"):
-        part = part.get(key) if isinstance(part, Mapping) else None
+    part = run.recorded("private_seed", "parts", "arithmetic", "device")
     if part in (None, "cpu"):
         return torch.Generator(), ""
     if torch.cuda.is_available():

@@ -180,13 +180,13 @@ def test_one_step_is_computed_however_short_the_time(tmp_path: Path) -> None:
 
 
 def test_steps_after_a_checkpoint_are_computed(tmp_path: Path, monkeypatch: Patch) -> None:
-    real = recompute_dp_sgd._Run.share
+    real = recompute_dp_sgd._Run.__init__
 
-    def share(self: Any, checkpoints: Any, seconds: float) -> None:
-        real(self, checkpoints, seconds)
+    def begin(self: Any, *arguments: Any) -> None:
+        real(self, *arguments)
         self._share = 0.0  # one step from each start
 
-    monkeypatch.setattr(recompute_dp_sgd._Run, "share", share)
+    monkeypatch.setattr(recompute_dp_sgd._Run, "__init__", begin)
     changes: dict[str, Any] = {
         "central__num_epochs": 3,
         "central__optimizer": {"name": "sgd", "momentum": 0.9},

@@ -18,7 +18,7 @@ from pfl_bench.client.engines import sequential
 from pfl_bench.config.loading import load_config
 from pfl_bench.federated import cohort as training
 from pfl_bench.runs.audit import audit_run
-from pfl_bench.runs.audit_inputs import read_environment
+from pfl_bench.runs.audit_rebuilt import open_run
 from pfl_bench.runs.recompute import Mode, Recomputation, recompute_run
 from pfl_bench.runs.runner import run
 from pfl_bench.types import Examples, LocalTraining
@@ -53,8 +53,8 @@ def make(folder: Path, **changes: Any) -> Path:
 
 
 def again(folder: Path, mode: Mode = "all", seconds: float = 60.0) -> Recomputation:
-    seed = int(read_environment(folder)["private_seed"]["value"], 16)
-    return recompute_run(folder, load_config(folder / "config.yaml"), seed, mode, seconds)
+    opened = open_run(folder, load_config(folder / "config.yaml"))
+    return recompute_run(opened, int(opened.recorded("private_seed", "value"), 16), mode, seconds)
 
 
 LAPLACE = {
