@@ -91,20 +91,10 @@ def central_optimizer(resolved: ResolvedConfig, data: DataAtHand) -> CentralOpti
                 f"{gradient.whose} needs the numbers of users and parameters, and the data or the "
                 "model are not at hand"
             )
-    chosen, schedule = options.central_optimizer, options.central_schedule
-    rounds = options.num_rounds
+    schedule, rounds = options.central_schedule, options.num_rounds
     factors = [rate_factor(schedule, number, rounds) for number in range(1, rounds + 1)]
-    return CentralOptimizer(
-        name=chosen.name,
-        momentum=chosen.momentum,
-        beta1=chosen.beta1,
-        beta2=chosen.beta2,
-        epsilon=chosen.epsilon,
-        epsilon_hat=chosen.epsilon_hat,
-        weight_decay=chosen.weight_decay,
-        rates=options.central_learning_rate * np.array(factors),
-        gradient=gradient,
-    )
+    rates = options.central_learning_rate * np.array(factors)
+    return CentralOptimizer(options.central_optimizer, rates, gradient)
 
 
 class _OwnGradient:

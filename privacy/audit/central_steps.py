@@ -1,26 +1,25 @@
-"""Central optimizers in numpy, coordinate by coordinate, independent of those that runs use.
+"""The central steps of all rounds, coordinate by coordinate, by the reference's optimizers.
 
 Guarantee: none of its own. ``steps_of`` gives the step of each round from the recorded parameters
 before it and the recorded releases, with the optimizer's state built up from the first round. The
 gradient of a round is the release with its sign changed, or what the algorithm's own function makes
 of the release where there is one.
-
-Source: torch.optim's documentation (SGD, Adam, AdamW, Adagrad); Zaheer et al. 2018 and Reddi et al.
-2021, algorithm 2 (Yogi); Kingma and Ba 2015, section 2 (epsilon hat).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from privacy.reference.central import Optimizer
 
 Array = NDArray[np.float64]
 
-# Yogi's second moment starts there.
-_YOGI_START = 1e-6
 # Nearer than this times the root of the rounds, relative, rounding decides the sign by which Yogi's
 # second moment moves: the rounding of each round adds up like a random walk.
 _UNDECIDED = 1e-6
@@ -30,13 +29,7 @@ _UNDECIDED = 1e-6
 class CentralOptimizer:
     """The central step as configured."""
 
-    name: str  # "sgd", "adam", "adamw", "adagrad" or "yogi"
-    momentum: float  # of sgd
-    beta1: float  # of adam, adamw, yogi
-    beta2: float  # of adam, adamw, yogi
-    epsilon: float  # of all but sgd
-    epsilon_hat: bool  # whether epsilon is added before the bias is corrected (adam)
-    weight_decay: float  # penalty; decoupled for adamw
+    options: Any  # ``pfl_bench.config.training.OptimizerOptions``, of which fields are read
     rates: Array  # shape (T,): the learning rate of each round
     # An algorithm's own function, from the coordinates of all releases, shape (T, k), to those of
     # the gradients; None for the releases with their sign changed.
@@ -45,7 +38,7 @@ class CentralOptimizer:
     @property
     def is_linear(self) -> bool:
         """Whether a step is linear in parameters and releases, so that projections follow it."""
-        return self.name == "sgd" and self.gradient is None
+        return self.options.name == "sgd" and self.gradient is None
 
 
 def steps_of(optimizer: CentralOptimizer, before: Array, release: Array) -> tuple[Array, Array]:
@@ -54,49 +47,18 @@ def steps_of(optimizer: CentralOptimizer, before: Array, release: Array) -> tupl
     ``before`` and ``release`` are coordinates (or, for sgd, projections) of the parameters before
     each step and of the releases. All have shape (T, k); NaN where a step cannot be told.
     """
-    decay = optimizer.weight_decay
     own = -release if optimizer.gradient is None else optimizer.gradient(release)
-    gradient = own + (0.0 if optimizer.name == "adamw" else decay) * before
-    rates = optimizer.rates[: len(before), None]
-    if optimizer.name == "sgd":
-        return (
-            -rates * _moving(gradient, optimizer.momentum, 1.0),
-            rates * _moving(np.abs(gradient), optimizer.momentum, 1.0),
-        )
-    if optimizer.name == "adagrad":
-        scale = rates / (np.sqrt(np.cumsum(gradient**2, axis=0)) + optimizer.epsilon)
-        return -scale * gradient, scale * np.abs(gradient)
-    first = _moving(gradient, optimizer.beta1, 1.0 - optimizer.beta1)
-    size = _moving(np.abs(gradient), optimizer.beta1, 1.0 - optimizer.beta1)
-    if optimizer.name == "yogi":
-        scale = rates / (np.sqrt(_yogi_seconds(gradient, optimizer.beta2)) + optimizer.epsilon)
-        return -scale * first, scale * size
-    number = np.arange(1.0, len(before) + 1.0)[:, None]
-    first_bias, second_bias = 1.0 - optimizer.beta1**number, 1.0 - optimizer.beta2**number
-    second = _moving(gradient**2, optimizer.beta2, 1.0 - optimizer.beta2)
-    epsilon = optimizer.epsilon / (np.sqrt(second_bias) if optimizer.epsilon_hat else 1.0)
-    scale = rates / first_bias / (np.sqrt(second / second_bias) + epsilon)
-    step = -scale * first
-    if optimizer.name == "adamw":
-        step = step - rates * decay * before
-    return step, scale * size
-
-
-def _moving(values: Array, keep: float, weight: float) -> Array:
-    """Averages a_t = keep a_(t-1) + weight v_t, from 0; shape (T, k)."""
-    from scipy import signal
-
-    return np.asarray(signal.lfilter([weight], [1.0, -keep], values, axis=0))
-
-
-def _yogi_seconds(gradient: Array, beta2: float) -> Array:
-    """Second moments; NaN from where rounding decides by which sign one moves."""
-    squares, made = gradient**2, np.empty_like(gradient)
-    second = np.full(gradient.shape[1:], _YOGI_START)
-    for index, square in enumerate(squares):
-        difference = square - second
-        second = second + (1.0 - beta2) * np.sign(difference) * square
-        near = _UNDECIDED * np.sqrt(index + 1.0) * square
-        second[np.abs(difference) < near] = np.nan
-        made[index] = second
-    return made
+    options, width = optimizer.options, before.shape[1]
+    steps, sizes = Optimizer(options, width), Optimizer(options, width)
+    decay, zero = 0.0 if options.name == "adamw" else options.weight_decay, torch.zeros(width)
+    step, scale = np.empty_like(before), np.empty_like(before)
+    for t, (x, g, rate) in enumerate(
+        zip(torch.from_numpy(before), torch.from_numpy(own), optimizer.rates, strict=False)
+    ):
+        whole = g + decay * x
+        if options.name == "yogi":
+            near = (steps.second - whole**2).abs() < _UNDECIDED * (t + 1.0) ** 0.5 * whole**2
+            steps.second[near] = torch.nan
+        step[t] = steps.step(x, g, rate) - x
+        scale[t] = -sizes.step(zero, whole.abs(), rate)
+    return step, scale

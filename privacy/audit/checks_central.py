@@ -64,7 +64,9 @@ def check_central_step(evidence: Evidence, inputs: AuditInputs) -> Finding:
         compared |= seen
     number = int(compared.sum())
     kinds = "two projections of the whole model and " if optimizer.is_linear else ""
-    text = f"{optimizer.name} taken anew in {number} of {evidence.rounds} rounds, on {kinds}"
+    text = (
+        f"{optimizer.options.name} taken anew in {number} of {evidence.rounds} rounds, on {kinds}"
+    )
     text += "eight coordinates"
     left = np.flatnonzero(~(np.isfinite(before.norm) & np.isfinite(after.norm))) + 1
     if len(left) and not found.problems:
@@ -97,12 +99,13 @@ def _compare(
     allowed = _OF_STEP * scale + _OF_PARAMETERS * np.abs(before.coordinates + step)
     yield "coordinates", *_differs(before.coordinates + step, after.coordinates, allowed)
     if optimizer.is_linear:
-        step, _ = steps_of(optimizer, before.projections, release.projections)
-        norms = np.stack([before.norm, release.norm], axis=1)
         # Of norms, the largest that releases and penalties come to.
-        _, scale = steps_of(optimizer, norms[:, :1], -norms[:, 1:])
-        allowed = _OF_RELEASES * scale + _OF_PARAMETERS * (norms[:, :1] + scale)
-        yield "projections", *_differs(before.projections + step, after.projections, allowed)
+        along = np.column_stack([-release.norm, release.projections])
+        norm = before.norm[:, None]
+        step, scale = steps_of(optimizer, np.hstack([norm, before.projections]), along)
+        allowed = _OF_RELEASES * scale[:, :1] + _OF_PARAMETERS * (norm + scale[:, :1])
+        expected = before.projections + step[:, 1:]
+        yield "projections", *_differs(expected, after.projections, allowed)
 
 
 def _differs(
