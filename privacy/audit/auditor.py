@@ -65,7 +65,7 @@ _OBSERVED = (
     checks_release.check_batchnorm,
 )
 # Those of them that a ledger of DP-SGD, which has a line an epoch, can show by itself.
-_OF_EXAMPLES = ("clip_path", "batchnorm")
+_OF_EXAMPLES = (checks_clipping.check_clip_path, checks_release.check_batchnorm)
 
 
 def audit(lines: Iterable[tuple[Mapping[str, Any], str]], inputs: AuditInputs) -> list[Check]:
@@ -132,11 +132,8 @@ def _observed_checks(evidence: Evidence, inputs: AuditInputs) -> Iterator[Check]
         "no law is tested on the record of example-level DP: where data and seed are at hand, "
         "its steps are computed again (cohort_replay, noise_replay, recompute)"
     )
-    for check in _OBSERVED:
-        if check.name not in _OF_EXAMPLES:
-            claim = "What a round did is what is claimed of it."
-            yield Check(check.name, "skipped", claim, reason)
-    for check in _OBSERVED:
-        if check.name in _OF_EXAMPLES:
-            yield check(evidence, inputs)
+    claim = "What a round did is what is claimed of it."
+    others = [check.name for check in _OBSERVED if check not in _OF_EXAMPLES]
+    yield from (Check(name, "skipped", claim, reason) for name in others)
+    yield from (check(evidence, inputs) for check in _OF_EXAMPLES)
     yield checks_noise.check_statistics(evidence, inputs)

@@ -23,9 +23,10 @@ from privacy.audit.checks_noise import observed
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, Replay, SeedRecord
+from privacy.audit.recomputed_noise import sums_of
 from privacy.errors import PrivacyError
 from privacy.recording.central_record import users_digest
-from privacy.recording.observation import ParticipationHistory, segment_sums
+from privacy.recording.observation import ParticipationHistory
 
 # A digest of 256 bits is shorter than this with probability 2**-56.
 _LEAST_BITS = 200
@@ -249,15 +250,10 @@ def _has_sums(evidence: Evidence, line: int, noise: NDArray[np.float64], roundin
 
     Noise, and the rounding of an element, are in standard deviations.
     """
-    count, near = len(noise), _ROUNDINGS * rounding
-    root = math.sqrt(count)
-    segments = segment_sums(noise)
-    found = evidence["noise.segments"][line, : len(segments)]
-    differences = np.abs(found - segments)
-    sum_of = abs(evidence["noise.sum"][line] - noise.sum())
-    squares = abs(evidence["noise.sum_squares"][line] - noise @ noise)
-    return bool(
-        (differences <= near).all()
-        and sum_of <= near * root
-        and squares <= near * (2.0 * root + near * count)
+    sums = sums_of(noise, _ROUNDINGS * rounding)
+    # The head was compared, to what may be seen of it.
+    del sums["head"]
+    return all(
+        (np.abs(np.atleast_1d(evidence[f"noise.{key}"][line])[: len(own)] - own) <= allowed).all()
+        for key, (own, allowed) in sums.items()
     )

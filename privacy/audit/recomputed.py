@@ -35,7 +35,6 @@ import copy
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -44,6 +43,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privacy.audit.inputs import as_number
+from privacy.audit.recomputed_noise import (
+    ULP,
+    noise_problems,
+    recorded_number,
+    report_problems,
+    rounding_of,
+)
 from privacy.reference.central import Optimizer
 from privacy.reference.round import Round
 
@@ -52,8 +58,6 @@ from privacy.reference.round import Round
 ROUNDING = {"float32": 2.0**-14, "tf32": 2.0**-5, "bfloat16": 2.0**-4}
 # From here on a difference would say little.
 MOST = 0.2
-_ULP = 2.0**-24
-_SEGMENTS = 16
 _SIGNS = 20_250
 _COLUMNS = 256
 _EXACT = 1e-9
@@ -136,7 +140,7 @@ class Allowed:
         off = made.gradient.double() + signs * (gradient / math.sqrt(len(signs)))
         after = self._disturbed.step(made.before.double() + self._shift, off, made.rate)
         self._shift = after - made.central.double()
-        self._float32 += 8.0 * _ULP * float(made.central.double().norm())
+        self._float32 += 8.0 * ULP * float(made.central.double().norm())
         self.central = 4.0 * float(self._shift.norm()) + self._float32
 
 
@@ -163,13 +167,13 @@ def compare(
                 f"{len(made.users)} that the seed draws"
             )
     yield from _clients(line, metrics, made, allowed)
-    noise = list(_noise(line, made, allowed.relative))
+    noise = list(noise_problems(line, made, allowed.relative))
     yield from noise
     if allowed.relative >= 1.0:
         return
     near = _near(line, made, allowed)
     yield from _sum(line, made, sketch, near, bool(noise))
-    yield from _reports(line, made, near)
+    yield from report_problems(line, made, near)
     carried = copy.deepcopy(allowed)
     carried.step(made, near / _denominator(line))
     yield from _central(following, made, sketch, carried.central)
@@ -191,75 +195,28 @@ def _clients(
     finite = [one for one in made.contributions if math.isfinite(one.norm)]
     trained = [one.trained for one in finite if one.trained is not None]
     clipped, near = sum(one.norm > made.bound for one in finite), undecided(made, relative)
-    yield from _number("clipping bound", line, "clip_norm", made.bound, _EXACT * made.bound)
+    yield from recorded_number("clipping bound", line, "clip_norm", made.bound, _EXACT * made.bound)
     if allowed.relative >= 1.0:
         return
-    yield from _number("contributions", line, "num_contributions", len(finite))
-    yield from _number("updates clipped", line, "num_clipped", clipped, near)
+    yield from recorded_number("contributions", line, "num_contributions", len(finite))
+    yield from recorded_number("updates clipped", line, "num_clipped", clipped, near)
     if finite:
         largest, most = max(finite, key=lambda one: one.norm), max(one.clipped for one in finite)
         whose, off = f"largest norm of an update (user {largest.user}'s)", 4.0 * relative
-        yield from _number(whose, line, "largest_norm", largest.norm, off * largest.norm)
+        yield from recorded_number(whose, line, "largest_norm", largest.norm, off * largest.norm)
         what = "largest norm of a clipped update"
-        yield from _number(what, line, "largest_clipped_norm", most, off * most)
+        yield from recorded_number(what, line, "largest_clipped_norm", most, off * most)
     if trained:
         loss = math.fsum(one.loss for one in trained) / len(trained)
         off = (4.0 * relative + 1e-5) * abs(loss)
-        yield from _number("mean training loss", metrics, "train/loss", loss, off)
+        yield from recorded_number("mean training loss", metrics, "train/loss", loss, off)
     for what, name in (("examples seen", "num_examples"), ("local steps", "num_steps")):
         total = sum(getattr(one, name) for one in trained)
-        yield from _number(what, metrics, f"train/{name}", total)
+        yield from recorded_number(what, metrics, f"train/{name}", total)
     if made.fraction is not None:
         share = _EXACT + near / max(1, len(made.users))
         key = "noisy_fraction_unclipped"
-        yield from _number("count of unclipped updates", line, key, made.fraction, share)
-
-
-def _noise(line: Mapping[str, Any], made: Round, relative: float) -> Iterator[str]:
-    stddev, key = made.stddev, "update_noise_stddev"
-    yield from _number("noise's standard deviation", line, key, stddev, _EXACT * stddev)
-    record = line.get("noise")
-    if not isinstance(record, Mapping) or not stddev > 0.0:
-        return
-    unit = made.noise.numpy() / stddev
-    count, near = len(unit), 64.0 * _rounding(line) + made.follows * relative
-    ends = [count * k // _SEGMENTS for k in range(_SEGMENTS + 1)]
-    pairs = [(a, b) for a, b in pairwise(ends) if b > a]
-    ours = {
-        "head": (unit[:8], near * 4.0),
-        "segments": (np.array([unit[a:b].sum() / math.sqrt(b - a) for a, b in pairs]), near),
-        "sum": (np.array([unit.sum()]), near * math.sqrt(count)),
-        "sum_squares": (np.array([unit @ unit]), near * (2.0 * math.sqrt(count) + near * count)),
-    }
-    for key, (expected, allowed) in ours.items():
-        found = np.atleast_1d(np.array(record.get(key), dtype=np.float64))
-        same = found.shape == expected.shape
-        far = float(np.abs(found - expected).max()) if same else math.inf
-        if not far <= allowed:
-            where = ""
-            if key == "segments" and same:
-                k = int(np.argmax(np.abs(found - expected)))
-                where = f", most in elements {pairs[k][0]} to {pairs[k][1] - 1}"
-            yield (
-                f"noise vector: its {key.replace('_', ' of ')} of {count} elements differ by "
-                f"{far:.3g} standard deviations, where rounding explains {allowed:.2g}{where}"
-            )
-
-
-def _reports(line: Mapping[str, Any], made: Round, near: float) -> Iterator[str]:
-    record = line.get("reports")
-    # Of huge models one client's report is measured.
-    if not isinstance(record, Mapping) or not record.get("count") == len(made.lengths) > 0:
-        return
-    yield from _number("least noise of a report", record, "quietest", min(made.lengths), near)
-    yield from _number("most noise of a report", record, "loudest", max(made.lengths), near)
-
-
-def _rounding(line: Mapping[str, Any]) -> float:
-    """e: what a line states, which follows from the release's length, and float32's own."""
-    record = line.get("noise")
-    stated = record.get("rounding") if isinstance(record, Mapping) else None
-    return _ULP + (float(stated) if isinstance(stated, float) else 0.0)
+        yield from recorded_number("count of unclipped updates", line, key, made.fraction, share)
 
 
 def _denominator(line: Mapping[str, Any]) -> float:
@@ -286,8 +243,8 @@ def _near(line: Mapping[str, Any], made: Round, allowed: Allowed) -> float:
     """A."""
     relative = allowed.each * allowed.rounds
     near = relative * _scale(made) + allowed.relative * made.follows * made.stddev + allowed.total
-    near += 8.0 * _rounding(line) * made.stddev * math.sqrt(len(made.total))
-    return near + 8.0 * _ULP * float((made.total + made.noise).norm())
+    near += 8.0 * rounding_of(line) * made.stddev * math.sqrt(len(made.total))
+    return near + 8.0 * ULP * float((made.total + made.noise).norm())
 
 
 def _sum(
@@ -353,16 +310,3 @@ def _sketch_of(record: Any, length: int) -> Array | None:
     values = [*(record.get("projections") or []), *(record.get("coordinates") or [])]
     is_whole = len(values) == length
     return np.array(values if is_whole else [None] * length, np.float64) if values else None
-
-
-def _number(
-    what: str, record: Mapping[str, Any], key: str, expected: float, allowed: float = 0.0
-) -> Iterator[str]:
-    """That a number is recorded as it was computed again; nothing where it is not recorded."""
-    if key not in record:
-        return
-    found = as_number(record[key])
-    is_lost = not (math.isfinite(expected) or math.isfinite(found))
-    if not (is_lost or abs(found - expected) <= allowed):
-        near = f", where rounding explains {allowed:.2g}" if allowed else ""
-        yield f"{what}: {record[key]!r} is recorded, but computed again it is {expected:.12g}{near}"

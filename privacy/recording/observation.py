@@ -162,9 +162,3 @@ class ParticipationHistory:
             )
         self._counts = state["counts"].numpy().copy()
         self._last = state["last"].numpy().copy()
-
-
-def segment_sums(noise: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sums of segments of a vector, shape (P,), over the roots of their lengths; (16,) at most."""
-    ends = [len(noise) * k // SEGMENTS for k in range(SEGMENTS + 1)]
-    return np.array([noise[a:b].sum() / math.sqrt(b - a) for a, b in pairwise(ends) if b > a])
