@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.config.yaml_text import parse_yaml
+from pfl_bench.data import held_task
 from pfl_bench.files import read_json, read_metrics, read_text
 from pfl_bench.runs.rows import as_float, mark_edited, rows_from_summaries
 from pfl_bench.types import RunFolderError
@@ -73,8 +74,11 @@ class RunRecord:
 
     @property
     def task(self) -> str:
-        """Name of the task; empty where nothing says it."""
+        """Name of the task, of one in memory its user's; empty where nothing says it."""
         task = (self.summary or self.config).get("task", "")
+        section = self.config.get("task")
+        if task == held_task.NAME and isinstance(section, Mapping):
+            return str(section.get("title", task))
         return str(task.get("name", "") if isinstance(task, Mapping) else task)
 
     @property
